@@ -1,0 +1,67 @@
+# Every target is a line of `make help`. A fresh machine needs only python >= 3.11, make and git.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+UV_VERSION := 0.13.9
+UV := $(shell command -v uv || echo .tools/bin/uv)
+PY := .venv/bin/python
+SOURCES := operator runtime dev bench examples tests
+
+.PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-head clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.tools/bin/uv:
+	python3 -m pip install --quiet --target .tools uv==$(UV_VERSION)
+
+.venv/.synced: pyproject.toml uv.lock README.md | $(if $(filter .tools/%,$(UV)),.tools/bin/uv)
+	$(UV) sync --frozen --quiet
+	@touch $@
+
+setup: .venv/.synced ## install the locked Python environment (5 GB, torch)
+
+lint: .venv/.synced ## ruff, mypy --strict, import-linter, generated copies in step
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+	cmp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml || { echo "the chart's CRD differs from crds/: run 'make sync'"; exit 1; }
+
+format: .venv/.synced ## let ruff rewrite the code
+	$(PY) -m ruff check --fix $(SOURCES)
+	$(PY) -m ruff format $(SOURCES)
+
+test: .venv/.synced ## all levels: unit, contract, s3, api, cluster (root and Linux for the last; see dev/README.md)
+	@$(PY) dev/cluster.py build
+	$(PY) -m pytest tests/unit tests/contract tests/s3 tests/api tests/cluster
+
+test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 2 minutes
+	$(PY) -m pytest tests/unit tests/contract
+
+demo: .venv/.synced ## the main job: a spot node is reclaimed mid-training on a local real cluster (CLUSTER=existing: on yours)
+	@PYTHONPATH=dev $(PY) -m demo
+
+demo-local: .venv/.synced ## the same without a cluster or root: SIGTERM, resume, equal digests, in a folder
+	@$(PY) dev/demo_local.py
+
+cluster-up: .venv/.synced ## start the local cluster: real API server, two spot nodes, S3; load our images
+	@$(PY) dev/cluster.py up
+
+cluster-status: ## what runs, where its logs are, disk used
+	@$(PY) dev/cluster.py status
+
+cluster-down: ## end the local cluster; keeps binaries and images
+	@$(PY) dev/cluster.py down
+
+binaries: ## build the pinned Kubernetes, etcd, Helm and S3 server binaries
+	@$(PY) dev/cluster.py build
+
+sync: ## copy crds/ into the chart
+	cp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml
+
+bench-head: .venv/.synced ## 1000 races for HEAD on the real S3 server behind a fault proxy
+	$(PY) bench/head_race.py --rounds 1000
+
+clean: ## remove what this checkout made (not the cluster's binaries)
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,80 @@
+"""From what was seen to the demo's table and its JSON line. Pure; called by the story at its end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from demo.record import Attempt, JobRecord
+from demo.timeline import table, unix
+
+Raw = dict[str, Any]
+
+
+def attempts_table(status: Raw) -> str:
+    """The attempts as the operator's status tells them."""
+    rows = [
+        [
+            str(a["number"]),
+            a.get("node", ""),
+            a.get("zone", ""),
+            a.get("cause", ""),
+            str(a.get("exitCode", "")),
+            str(a.get("startStep", "")),
+            str(a.get("lastStep", "")),
+            str(a.get("durableStep", "")),
+            "yes" if a.get("charged") else "no",
+        ]
+        for a in status.get("attempts", [])
+    ]
+    header = ["attempt", "node", "zone", "cause", "exit", "from", "to", "durable", "charged"]
+    return table(header, rows)
+
+
+def repeated_and_skipped(attempts: list[Attempt]) -> tuple[int, int]:
+    """Optimizer steps that more than one attempt did, and steps up to the last that none did."""
+    done = [step for attempt in attempts for step in attempt.losses]
+    return len(done) - len(set(done)), max(done, default=0) - len(set(done))
+
+
+def losses_equal(interrupted: JobRecord, baseline: JobRecord) -> bool:
+    """Whether each step's loss is equal to the last digit printed."""
+    ours = {s: v for a in interrupted.attempts.values() for s, v in a.losses.items()}
+    theirs = {s: v for a in baseline.attempts.values() for s, v in a.losses.items()}
+    return bool(ours) and ours == theirs
+
+
+def figures(job: Raw, record: JobRecord, published: float | None) -> Raw:
+    """The measured part of the JSON line; None where the run did not show it."""
+    first, last = record.attempts[min(record.attempts)], record.attempts[max(record.attempts)]
+    status, told, resumed = job["status"], _message(first), _message(last)
+    repeated, skipped = repeated_and_skipped(list(record.attempts.values()))
+    return {
+        "outcome": status.get("phase"),
+        "attempts": status.get("attempt"),
+        "interruptions": status.get("interruptions", 0),
+        "failures": status.get("failures", 0),
+        "notice_to_sigterm_s": _difference(_event_time(first, "sigterm"), published),
+        "sigterm_to_durable_s": told.get("durableSeconds"),
+        "delete_to_running_s": _difference(last.running_at or None, first.delete_at or None),
+        "resume_to_first_step_s": resumed.get("firstStepSeconds"),
+        "repeated_steps": repeated,
+        "skipped_steps": skipped,
+    }
+
+
+def _message(attempt: Attempt) -> Raw:
+    try:
+        found = json.loads(attempt.message)
+        return found if isinstance(found, dict) else {}
+    except ValueError:
+        return {}
+
+
+def _event_time(attempt: Attempt, name: str) -> float | None:
+    event = attempt.event(name)
+    return unix(event["at"]) if event else None
+
+
+def _difference(later: float | None, earlier: float | None) -> float | None:
+    return None if later is None or earlier is None else round(later - earlier, 3)

@@ -1,0 +1,224 @@
+"""The words that operator and runtime share: environment, exit codes, S3 keys, termination message.
+
+Standard library only. It is the one module of `spottrain` that the operator may import, and the one
+place where either side may spell such a word (design.md section 3).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum, StrEnum
+from typing import Any, Final
+
+
+class Env(StrEnum):
+    """Environment variables that the operator sets on the trainer's container."""
+
+    JOB_NAME = "SPOTTRAIN_JOB_NAME"
+    JOB_NAMESPACE = "SPOTTRAIN_JOB_NAMESPACE"
+    JOB_UID = "SPOTTRAIN_JOB_UID"
+    ATTEMPT = "SPOTTRAIN_ATTEMPT"
+    """Number of this start, from 1. Fences a stale pod out of HEAD."""
+    CHECKPOINT_URI = "SPOTTRAIN_CHECKPOINT_URI"
+    """`s3://bucket/prefix`, `file:///folder` or a plain path."""
+    CHECKPOINT_ENDPOINT = "SPOTTRAIN_CHECKPOINT_ENDPOINT"
+    """URL of an S3-compatible server; absent means AWS."""
+    CHECKPOINT_INTERVAL = "SPOTTRAIN_CHECKPOINT_INTERVAL"
+    """`500steps`, `90s`, `10m` or `1h`."""
+    CHECKPOINT_KEEP = "SPOTTRAIN_CHECKPOINT_KEEP"
+    """Committed checkpoints kept, at least 2."""
+    CHECKPOINT_ON_EXISTING = "SPOTTRAIN_CHECKPOINT_ON_EXISTING"
+    """What to do with another job's released HEAD: `OnExisting`."""
+    KNOWN_DURABLE_STEP = "SPOTTRAIN_KNOWN_DURABLE_STEP"
+    """Last step that the operator knows to be durable; absent when it knows of none. Forbids a new start."""
+    GATE_UNTIL = "SPOTTRAIN_GATE_UNTIL"
+    """Unix seconds until which this pod waits for its predecessor to release HEAD; 0 = do not wait."""
+    GRACE_SECONDS = "SPOTTRAIN_GRACE_SECONDS"
+    """terminationGracePeriodSeconds of this pod."""
+    TRAINING = "SPOTTRAIN_TRAINING"
+    """spec.training as JSON (fields of `config.Training`)."""
+    DEADLINE_FILE = "SPOTTRAIN_DEADLINE_FILE"
+    """Path of the downward-API file that carries the termination deadline."""
+    TERMINATION_MESSAGE = "SPOTTRAIN_TERMINATION_MESSAGE"
+    """Path to which the termination message is written."""
+    PROGRESS_PORT = "SPOTTRAIN_PROGRESS_PORT"
+    """Port of `/progress` and `/metrics`; absent = not served."""
+    CACHE_DIR = "SPOTTRAIN_CACHE_DIR"
+    """Writable folder for compile caches and downloads."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `spottrain run`. Any other non-zero code is a failure, and is charged."""
+
+    DONE = 0
+    FAILED = 1
+    BAD_CONFIGURATION = 64
+    """Permanent: configuration or state that no restart mends (EX_USAGE of sysexits.h)."""
+    INTERRUPTED = 75
+    """Interrupted; nothing lost since the last commit (EX_TEMPFAIL)."""
+    SUPERSEDED = 76
+    """A newer attempt owns HEAD."""
+    INTERRUPTED_LOST = 79
+    """Interrupted; the work since the last commit is lost."""
+
+
+class Outcome(StrEnum):
+    """`outcome` of the termination message. It outranks the exit code."""
+
+    DONE = "done"
+    INTERRUPTED = "interrupted"
+    INTERRUPTED_LOST = "interruptedLost"
+    SUPERSEDED = "superseded"
+    BAD_CONFIGURATION = "badConfiguration"
+    FAILED = "failed"
+
+
+EXIT_CODE_OF: Final[dict[Outcome, ExitCode]] = {
+    Outcome.DONE: ExitCode.DONE,
+    Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
+    Outcome.INTERRUPTED_LOST: ExitCode.INTERRUPTED_LOST,
+    Outcome.SUPERSEDED: ExitCode.SUPERSEDED,
+    Outcome.BAD_CONFIGURATION: ExitCode.BAD_CONFIGURATION,
+    Outcome.FAILED: ExitCode.FAILED,
+}
+
+
+class OnExisting(StrEnum):
+    """`spec.checkpoint.onExisting`: what a job does with the released HEAD of another job."""
+
+    FAIL = "fail"
+    RESUME = "resume"
+    FRESH = "fresh"
+
+
+class Reason(StrEnum):
+    """Why a run could not go on: `reason` of the termination message, and of the job's condition."""
+
+    BAD_CONFIGURATION = "BadConfiguration"
+    SCRIPT_NOT_FOUND = "ScriptNotFound"
+    SCRIPT_FAILED = "ScriptFailed"
+    STORE_DENIED = "StoreDenied"
+    """Credentials missing, wrong or without permission (401, 403)."""
+    BUCKET_NOT_FOUND = "BucketNotFound"
+    STORE_UNAVAILABLE = "StoreUnavailable"
+    """The store did not answer, or answered 5xx, for longer than the retries last."""
+    STORE_UNSUITABLE = "StoreUnsuitable"
+    """The store has no conditional PUT."""
+    URI_IN_USE = "CheckpointURIInUse"
+    """Another job owns HEAD of this URI, or has left it and onExisting is `fail`."""
+    CHECKPOINT_MISSING = "CheckpointMissing"
+    """The operator knows of a durable step, but HEAD is absent or lists no checkpoint that can be read."""
+    CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    CHECKPOINT_INCOMPATIBLE = "CheckpointIncompatible"
+
+
+MESSAGE_LIMIT: Final = 4096
+"""Bytes of a termination message that the kubelet keeps (Kubernetes API, terminationMessagePath)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TerminationMessage:
+    """What a trainer leaves behind when it ends; JSON in the container's termination message."""
+
+    outcome: Outcome
+    reason: str = ""
+    """CamelCase, of `Reason` where one fits."""
+    message: str = ""
+    """A sentence: what, where and what to do."""
+    attempt: int = 0
+    step: int | None = None
+    """Optimizer steps done when it ended."""
+    totalSteps: int | None = None
+    startStep: int | None = None
+    """Step from which this attempt went on: what its predecessors had made durable."""
+    durableStep: int | None = None
+    """Last step that HEAD names."""
+    key: str = ""
+    """Key of that checkpoint, below the URI."""
+    signalledAt: float | None = None
+    """Unix seconds at which it learnt of its end (SIGTERM or the deadline file)."""
+    durableSeconds: float | None = None
+    """Seconds from there until HEAD named the last step."""
+    firstStepSeconds: float | None = None
+    """Seconds from the end of the restore to the end of the first optimizer step."""
+    startupSeconds: float | None = None
+    """Seconds from process start to the end of the first optimizer step."""
+    outputURI: str = ""
+    """Where the final weights are."""
+
+    def to_json(self) -> str:
+        """JSON of at most MESSAGE_LIMIT bytes; a longer `message` is cut, never the rest."""
+        values = {k: v for k, v in asdict(self).items() if v is not None and v != ""}
+        text = json.dumps(values)
+        while len(text.encode()) > MESSAGE_LIMIT and values.get("message"):
+            over = len(text.encode()) - MESSAGE_LIMIT
+            values["message"] = str(values["message"])[: -(over + 1)]
+            text = json.dumps(values)
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> TerminationMessage | None:
+        """The message, or None where `text` is not one of ours (a traceback, another program's words)."""
+        try:
+            raw: Any = json.loads(text)
+            known = {f.name for f in fields(cls)}
+            return cls(**{k: v for k, v in raw.items() if k in known} | {"outcome": Outcome(raw["outcome"])})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What `/progress` answers, and `status.progress` shows."""
+
+    state: str
+    """Starting, Gated, Restoring, Compiling, Training, Evaluating, Saving, Done."""
+    attempt: int
+    step: int = 0
+    totalSteps: int = 0
+    loss: float | None = None
+    samplesPerSecond: float | None = None
+    etaSeconds: float | None = None
+    durableStep: int | None = None
+    durableTime: str = ""
+    """RFC 3339."""
+    startStep: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        """Raises ValueError, KeyError or TypeError where `text` is no progress of ours."""
+        raw = json.loads(text)
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in raw.items() if k in known})
+
+
+# --- keys below the checkpoint URI -----------------------------------------------------------------
+HEAD_KEY: Final = "HEAD"
+CHECKPOINTS_PREFIX: Final = "checkpoints/"
+FINAL_PREFIX: Final = "final/"
+MANIFEST_NAME: Final = "manifest.json"
+
+
+def checkpoint_key(term: int, step: int, nonce: str) -> str:
+    """Folder of one checkpoint: never the same twice, ordered by no one (HEAD orders)."""
+    return f"{CHECKPOINTS_PREFIX}t{term:06d}-s{step:09d}-{nonce}/"
+
+
+def term_of_key(key: str) -> int | None:
+    """The term in a checkpoint's key, or None where the key is not of that form."""
+    name = key.removeprefix(CHECKPOINTS_PREFIX)
+    head = name.split("-", 1)[0]
+    return int(head[1:]) if key != name and head[:1] == "t" and head[1:].isdigit() else None
+
+
+# --- inside the pod ---------------------------------------------------------------------------------
+PROGRESS_PORT: Final = 9477
+PODINFO_DIR: Final = "/etc/spottrain"
+DEADLINE_NAME: Final = "termination-deadline"
+CACHE_DIR: Final = "/cache"
+DEADLINE_ANNOTATION: Final = "spottrain.io/termination-deadline"
+"""RFC 3339 with fractions; the file of the downward API holds the same text."""

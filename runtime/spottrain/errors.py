@@ -1,0 +1,66 @@
+"""Errors that end a run, each with the outcome and reason that go into the termination message.
+
+    RunError                 anything that ends the run with a sentence
+    ├── ConfigurationError   64: no restart mends it (bad URI, bad value, foreign HEAD, lost checkpoints)
+    ├── StoreError           the store refused or did not answer
+    │   ├── StoreDenied      64: 401, 403, no credentials
+    │   ├── BucketNotFound   64
+    │   ├── StoreUnsuitable  64: no conditional PUT
+    │   └── StoreUnavailable 1: 5xx or no answer for longer than the retries last; a restart may mend it
+    ├── CheckpointError      64: missing, damaged beyond fall-back, or not for this model
+    └── Superseded           76: a newer attempt owns HEAD
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from spottrain.contract import Outcome, Reason
+
+
+class RunError(Exception):
+    """Ends the run. `str(error)` is a sentence: what, where and what to do."""
+
+    outcome: ClassVar[Outcome] = Outcome.FAILED
+    reason: str = Reason.SCRIPT_FAILED
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        if reason is not None:
+            self.reason = reason
+
+
+class ConfigurationError(RunError):
+    outcome = Outcome.BAD_CONFIGURATION
+    reason = Reason.BAD_CONFIGURATION
+
+
+class StoreError(RunError):
+    outcome = Outcome.BAD_CONFIGURATION
+
+
+class StoreDenied(StoreError):
+    reason = Reason.STORE_DENIED
+
+
+class BucketNotFound(StoreError):
+    reason = Reason.BUCKET_NOT_FOUND
+
+
+class StoreUnsuitable(StoreError):
+    reason = Reason.STORE_UNSUITABLE
+
+
+class StoreUnavailable(StoreError):
+    outcome = Outcome.FAILED
+    reason = Reason.STORE_UNAVAILABLE
+
+
+class CheckpointError(RunError):
+    outcome = Outcome.BAD_CONFIGURATION
+    reason = Reason.CHECKPOINT_DAMAGED
+
+
+class Superseded(RunError):
+    outcome = Outcome.SUPERSEDED
+    reason = "Superseded"

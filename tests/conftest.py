@@ -1,0 +1,36 @@
+"""For every level: counts the seconds of each, and prints them before pytest's closing line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+LEVELS = ("unit", "contract", "s3", "api", "cluster")
+TESTS = Path(__file__).parent
+_seconds: dict[str, float] = defaultdict(float)
+_counts: dict[str, int] = defaultdict(int)
+
+
+def _level(nodeid: str) -> str:
+    parts = Path(nodeid).parts
+    return parts[1] if len(parts) > 1 and parts[1] in LEVELS else "other"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cheap levels first, whatever order the folders were named in."""
+    items.sort(key=lambda item: LEVELS.index(level) if (level := _level(item.nodeid)) in LEVELS else 0)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[_level(report.nodeid)] += report.duration
+    _counts[_level(report.nodeid)] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for level in LEVELS:
+        if level in _seconds:
+            terminalreporter.write_line(
+                f"level {level:<9} {_counts[level]:4d} tests {_seconds[level]:7.1f} s (fixtures included)"
+            )
