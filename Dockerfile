@@ -1,0 +1,83 @@
+# Two images from one file and one lock: `operator` (no torch, no boto3) and `runtime` (no kopf, no Kubernetes
+# client). Each ends in a check that fails when the other's dependencies got in. The code is the last, small
+# layer, so that a change of code rebuilds and loads in seconds. Built by dev/localcluster/images.py, or by
+# `docker build --target runtime .`.
+ARG BASE_IMAGE=debian:bookworm-slim
+# Whom the build trusts when it fetches packages; a machine behind a proxy mounts its own bundle and names it.
+ARG CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
+
+FROM ${BASE_IMAGE} AS base
+RUN export DEBIAN_FRONTEND=noninteractive && apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+
+# What each image installs, with checksums, as uv.lock says. The layers below are keyed by these files and not by
+# pyproject.toml, so that a changed lint rule does not fetch torch again.
+FROM base AS lock
+ARG CA_BUNDLE
+RUN python3 -m venv /opt/uv && PIP_CERT=$CA_BUNDLE /opt/uv/bin/pip install -q --no-cache-dir uv==0.13.9
+COPY pyproject.toml uv.lock /lock/
+RUN cd /lock && export UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1 \
+    && export="/opt/uv/bin/uv export --quiet --frozen --no-dev --no-emit-project --no-header --no-annotate" \
+    && mkdir /out \
+    && $export --extra operator > /out/operator.txt \
+    && $export --extra runtime > /out/runtime.txt \
+    && $export --extra runtime --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
+    && touch -d @0 /out/*
+
+# The tools of an install, in one place. uv is lent to a layer and leaves with it.
+FROM base AS installer
+ARG CA_BUNDLE
+RUN { echo '#!/bin/sh -e'; \
+      echo 'python3 -m venv /tmp/uv'; \
+      echo 'PIP_CERT=$CA_BUNDLE /tmp/uv/bin/pip install -q --no-cache-dir uv==0.13.9'; \
+      echo '[ -d /opt/venv ] || /usr/bin/python3 -m venv --without-pip /opt/venv'; \
+      echo 'export SSL_CERT_FILE=$CA_BUNDLE UV_PYTHON=/opt/venv/bin/python3 UV_NO_CACHE=1'; \
+      echo '/tmp/uv/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r $1'; \
+      echo 'echo /opt/spottrain/lib > /opt/venv/lib/python3.11/site-packages/spottrain.pth'; \
+      echo 'rm -rf /tmp/uv'; } > /usr/local/bin/install-locked \
+    && chmod +x /usr/local/bin/install-locked
+
+FROM installer AS operator
+ARG CA_BUNDLE
+RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp spottrain
+COPY --from=lock /out/operator.txt /opt/spottrain/
+RUN install-locked /opt/spottrain/operator.txt
+COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py /opt/spottrain/lib/spottrain/
+COPY operator/spottrain_operator /opt/spottrain/lib/spottrain_operator
+RUN python3 -m compileall -q /opt/spottrain/lib \
+    && python3 -c "import kopf, kubernetes.aio, spottrain.contract, spottrain_operator" \
+    && for foreign in torch boto3; do \
+         if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the operator image"; exit 1; fi; \
+       done
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "spottrain_operator"]
+
+FROM installer AS runtime
+ARG CA_BUNDLE
+# torch.compile builds C++ at run time: a compiler and Python's headers are part of the product.
+RUN export DEBIAN_FRONTEND=noninteractive && apt-get update \
+    && apt-get install -y --no-install-recommends g++ python3-dev \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin \
+    && useradd --uid 1000 --user-group --no-create-home --home-dir /tmp spottrain
+# Two layers, CUDA's libraries and then the rest: a build tool holds a layer up to four times while it commits it.
+COPY --from=lock /out/cuda.txt /opt/spottrain/
+RUN install-locked /opt/spottrain/cuda.txt
+COPY --from=lock /out/runtime.txt /opt/spottrain/
+RUN install-locked /opt/spottrain/runtime.txt \
+    && printf '%s\n' '#!/opt/venv/bin/python3' 'import sys' 'from spottrain.__main__ import main' 'sys.exit(main())' \
+       > /opt/venv/bin/spottrain \
+    && chmod +x /opt/venv/bin/spottrain
+COPY runtime/spottrain /opt/spottrain/lib/spottrain
+COPY examples /opt/spottrain/examples
+RUN python3 -m compileall -q /opt/spottrain/lib \
+    && python3 -c "import torch, boto3, safetensors, spottrain" \
+    && for foreign in kopf kubernetes; do \
+         if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the runtime image"; exit 1; fi; \
+       done
+# The root file system is mounted read-only; whatever writes, writes below /tmp or a volume of the pod.
+ENV HOME=/tmp
+USER 1000:1000
+WORKDIR /opt/spottrain
+ENTRYPOINT ["spottrain", "run"]

@@ -1,0 +1,3 @@
+module spottrain.dev/gomods/pause
+
+go 1.24.0
