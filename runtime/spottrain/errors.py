@@ -1,14 +1,14 @@
 """Errors that end a run, each with the outcome and reason that go into the termination message.
 
-    RunError                 anything that ends the run with a sentence
-    ├── ConfigurationError   64: no restart mends it (bad URI, bad value, foreign HEAD, lost checkpoints)
-    ├── StoreError           the store refused or did not answer
-    │   ├── StoreDenied      64: 401, 403, no credentials
-    │   ├── BucketNotFound   64
-    │   ├── StoreUnsuitable  64: no conditional PUT
-    │   └── StoreUnavailable 1: 5xx or no answer for longer than the retries last; a restart may mend it
-    ├── CheckpointError      64: missing, damaged beyond fall-back, or not for this model
-    └── Superseded           76: a newer attempt owns HEAD
+RunError                 anything that ends the run with a sentence
+├── ConfigurationError   64: no restart mends it (bad URI, bad value, foreign HEAD, lost checkpoints)
+├── StoreError           the store refused or did not answer
+│   ├── StoreDenied      64: 401, 403, no credentials
+│   ├── BucketNotFound   64
+│   ├── StoreUnsuitable  64: no conditional PUT
+│   └── StoreUnavailable 1: 5xx or no answer for longer than the retries last; a restart may mend it
+├── CheckpointError      64: missing, damaged beyond fall-back, or not for this model
+└── Superseded           76: a newer attempt owns HEAD
 """
 
 from __future__ import annotations

@@ -1,0 +1,204 @@
+"""What a run is told: environment variables of the operator, or flags on a laptop. Read once, by `__main__`.
+
+Every bad value is a `ConfigurationError` that names the variable or field, what it holds and what it may.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from spottrain.contract import Env, OnExisting
+from spottrain.errors import ConfigurationError
+
+T = TypeVar("T")
+
+DEFAULT_INTERVAL: Final = "10m"
+DEFAULT_KEEP: Final = 3
+DEFAULT_GRACE: Final = 30.0
+"""Kubernetes' own default of terminationGracePeriodSeconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """Time between periodic saves: either `steps` or `seconds` is set."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        match = re.fullmatch(r"([1-9][0-9]*)(steps|s|m|h)", text)
+        if match is None:
+            raise ConfigurationError(
+                f"checkpoint interval {text!r} is not understood: write 500steps, 90s, 10m or 1h"
+            )
+        number, unit = int(match[1]), match[2]
+        if unit == "steps":
+            return cls(steps=number)
+        return cls(seconds=float(number * {"s": 1, "m": 60, "h": 3600}[unit]))
+
+    def due(self, *, steps: int, seconds: float) -> bool:
+        """Whether a save is due so many steps and seconds after the last one."""
+        if self.steps is not None:
+            return steps >= self.steps
+        return self.seconds is not None and seconds >= self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """`spec.training` of the manifest; what is set here wins over the arguments of `Trainer`."""
+
+    precision: str | None = None
+    microBatchSize: int | None = None
+    globalBatchSize: int | None = None
+    compile: bool | None = None
+    clipGradNorm: float | None = None
+    warmupSteps: int | None = None
+    maxSteps: int | None = None
+    seed: int | None = None
+    deterministic: bool | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Training:
+        try:
+            raw = json.loads(text or "{}")
+        except ValueError as error:
+            raise ConfigurationError(f"{Env.TRAINING} is not JSON ({error}): {text[:80]!r}") from error
+        if not isinstance(raw, dict):
+            raise ConfigurationError(f"{Env.TRAINING} must be a JSON object, and is {text[:80]!r}")
+        for name, value in raw.items():
+            if name not in _RULES:
+                raise ConfigurationError(
+                    f"spec.training.{name} is not a field; the fields are {', '.join(_RULES)}"
+                )
+            wanted, holds = _RULES[name]
+            if value is not None and not holds(value):
+                raise ConfigurationError(f"spec.training.{name} must be {wanted}, and is {json.dumps(value)}")
+        return cls(**raw)
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+_RULES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "precision": ("bf16 or fp32", lambda v: v in ("bf16", "fp32")),
+    "microBatchSize": ("a whole number, at least 1", lambda v: _whole(v, 1)),
+    "globalBatchSize": ("a whole number, at least 1", lambda v: _whole(v, 1)),
+    "compile": ("true or false", lambda v: isinstance(v, bool)),
+    "clipGradNorm": ("a number above 0", _positive),
+    "warmupSteps": ("a whole number, at least 0", lambda v: _whole(v, 0)),
+    "maxSteps": ("a whole number, at least 1", lambda v: _whole(v, 1)),
+    "seed": ("a whole number, at least 0", lambda v: _whole(v, 0)),
+    "deterministic": ("true or false", lambda v: isinstance(v, bool)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One start of one job: who it is, where its checkpoints are, how it may end."""
+
+    job: str
+    namespace: str = ""
+    job_uid: str
+    attempt: int | None = None
+    """None on a laptop: one above the attempt that HEAD names."""
+    checkpoint_uri: str | None = None
+    """None: nothing is saved, and an interruption loses the run."""
+    endpoint: str | None = None
+    interval: Interval = field(default_factory=lambda: Interval.parse(DEFAULT_INTERVAL))
+    keep: int = DEFAULT_KEEP
+    on_existing: OnExisting = OnExisting.FAIL
+    known_durable_step: int | None = None
+    gate_until: float = 0.0
+    """Unix seconds."""
+    training: Training = field(default_factory=Training)
+    termination_message: Path | None = None
+    progress_port: int | None = None
+    cache_dir: Path | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], *, script: str) -> Run:
+        """The operator's variables; without a job UID this is a person's own run of `script`."""
+        local = Env.JOB_UID not in env
+        name = Path(script).stem or "run"
+        uri = env.get(Env.CHECKPOINT_URI) or (f"checkpoints/{name}" if local else None)
+        return cls(
+            job=env.get(Env.JOB_NAME) or name,
+            namespace=env.get(Env.JOB_NAMESPACE, ""),
+            job_uid=env.get(Env.JOB_UID) or f"local-{name}",
+            attempt=_read(env, Env.ATTEMPT, _count(1), None if local else 1),
+            checkpoint_uri=uri,
+            endpoint=env.get(Env.CHECKPOINT_ENDPOINT) or None,
+            interval=Interval.parse(env.get(Env.CHECKPOINT_INTERVAL) or DEFAULT_INTERVAL),
+            keep=_read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
+            on_existing=_read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
+            known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
+            gate_until=_read(env, Env.GATE_UNTIL, _seconds, 0.0),
+            training=Training.from_json(env.get(Env.TRAINING, "")),
+            termination_message=_read(env, Env.TERMINATION_MESSAGE, Path, None),
+            progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
+            cache_dir=_read(env, Env.CACHE_DIR, Path, None),
+        )
+
+
+def grace_seconds(env: Mapping[str, str]) -> float:
+    """Seconds from SIGTERM to SIGKILL. Never raises: it is needed before anything can be told."""
+    try:
+        return _seconds(env.get(Env.GRACE_SECONDS, "")) or DEFAULT_GRACE
+    except ValueError:
+        return DEFAULT_GRACE
+
+
+def deadline_file(env: Mapping[str, str]) -> Path | None:
+    return Path(env[Env.DEADLINE_FILE]) if env.get(Env.DEADLINE_FILE) else None
+
+
+def _read(env: Mapping[str, str], name: Env, parse: Callable[[str], T], default: Any) -> Any:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}={text!r}: {error}") from error
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"must be a whole number, at least {least}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise ValueError("must be a number of seconds, at least 0")
+    return value
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) <= 65535:
+        raise ValueError("must be a port, 0 to 65535 (0 = any free one)")
+    return int(text)
+
+
+def _on_existing(text: str) -> OnExisting:
+    if text not in list(OnExisting):
+        raise ValueError(f"must be one of {', '.join(OnExisting)}")
+    return OnExisting(text)

@@ -1,0 +1,117 @@
+"""Where the training runs and what makes it repeatable: device, seeds, random state. Called by `trainer`.
+
+`seed()` is also for the user's script, so that the model's first weights are the same in every run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+
+from spottrain import log
+from spottrain.contract import Env
+
+_seeded: int | None = None
+
+TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def seed(default: int = 0) -> int:
+    """Seeds Python, NumPy (if imported) and torch, and returns the seed: the manifest's, else `default`."""
+    from spottrain.config import Training
+
+    global _seeded
+    wanted = Training.from_json(os.environ.get(Env.TRAINING, "")).seed
+    value = default if wanted is None else wanted
+    random.seed(value)
+    torch.manual_seed(value)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(value % 2**32)
+    _seeded = value
+    return value
+
+
+def seed_in_use() -> int:
+    """What `seed()` was last given; without such a call, seeds now."""
+    return seed() if _seeded is None else _seeded
+
+
+def choose(wanted: str | torch.device | None = None) -> torch.device:
+    """The wanted device, else the first CUDA device, else the CPU; says which."""
+    device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    log.event("device", device=device, name=name, threads=torch.get_num_threads(), torch=torch.__version__)
+    return device
+
+
+def make_deterministic() -> None:
+    """Every kernel repeatable, or an error that names the one which is not.
+
+    The number of threads is kept as it is and logged: on a CPU it decides the order of sums, so resume is
+    bit-exact between processes with equally many.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    log.event("deterministic", threads=torch.get_num_threads())
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=TYPES[precision])
+
+
+def random_state() -> dict[str, Any]:
+    """All random state of this process (and its CUDA device) as plain values and tensors."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        kind, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
+        state["numpy"] = (kind, keys.tolist(), int(position), int(has_gauss), float(gauss))
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+class Boundary:
+    """What the forward passes of a partial step change: the random state, and buffers such as running means.
+
+    Taken before a step of several micro-batches, and restored when a stop cuts it short.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        saved = model.state_dict(keep_vars=True)
+        self._random = random_state()
+        self._buffers = [(buffer, buffer.clone()) for name, buffer in model.named_buffers() if name in saved]
+
+    def restore(self) -> None:
+        set_random_state(self._random)
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Moves every tensor in nested tuples, lists and dicts; everything else stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(item, device) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(item, device) for item in value)
+    return value

@@ -1,0 +1,143 @@
+"""How a run learns that it must end: SIGTERM, SIGINT or the deadline file, whichever comes first.
+
+First thing that `__main__` sets up, before any slow import, so only the standard library is used here.
+The handler sets a flag and nothing else. The training loop polls `stopping`; where the main thread cannot
+poll (an import, data preparation, a compilation) it declares with `let_end` how another thread may end the
+process in its place. The watcher also forces the exit when a save does not finish in time.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from spottrain import log
+
+POLL_SECONDS: Final = 0.25
+"""How often the deadline file is read; a stat and a read of a few bytes."""
+FORCED_EXIT_SHARE: Final = 0.9
+"""Share of the budget after which the exit is forced, so that our own last words come before SIGKILL."""
+LEAST_BUDGET: Final = 2.0
+"""Seconds given to a save even when the deadline has passed: SIGKILL comes when it comes."""
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interruption:
+    """The flag, the deadline and the watcher thread.
+
+    `grace`: seconds from SIGTERM to SIGKILL. `deadline_file`: downward-API file that is absent or empty
+    until somebody writes an RFC 3339 time into it.
+    """
+
+    def __init__(self, *, grace: float, deadline_file: Path | None = None) -> None:
+        self.grace = grace
+        self.deadline_file = deadline_file
+        self.signalled_at: float | None = None
+        self.deadline = float("inf")
+        self.source = ""
+        self.forced: Callable[[], None] = lambda: None
+        """Called once when the budget is spent; must end the process."""
+        self._ending: Callable[[], None] | None = None
+        self._turn = threading.Lock()
+        self._signal_seen = False
+
+    @property
+    def stopping(self) -> bool:
+        return self.signalled_at is not None
+
+    @property
+    def forced_exit_at(self) -> float:
+        """Unix seconds; infinite while nobody has asked for an end."""
+        if self.signalled_at is None:
+            return float("inf")
+        return self.signalled_at + FORCED_EXIT_SHARE * max(self.deadline - self.signalled_at, LEAST_BUDGET)
+
+    def seconds_left(self) -> float:
+        """Seconds until the forced exit."""
+        return self.forced_exit_at - time.time()
+
+    def install(self) -> None:
+        """Handlers, then one look at the file: PID 1 ignores a SIGTERM that came before its handler."""
+        self._wakeup, signal_end = socket.socketpair()
+        self._wakeup.setblocking(False)
+        signal_end.setblocking(False)
+        self._signal_end = signal_end
+        for signum in SIGNALS:
+            signal.signal(signum, self._handle)
+        # The wake-up socket tells the watcher even while the main thread is inside a long C call.
+        signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
+        self._read_deadline_file()
+        threading.Thread(target=self._watch, name="spottrain-interruption", daemon=True).start()
+
+    def let_end(self, end: Callable[[], None] | None) -> None:
+        """From here on a stop makes another thread call `end`, which ends the process (None: nothing).
+
+        A caller that comes here while `end` runs waits for ever, that is, until the process is gone.
+        """
+        with self._turn:
+            self._ending = end
+
+    def _handle(self, signum: int, _frame: object) -> None:
+        self._note_signal(signum)
+
+    def _note_signal(self, signum: int) -> None:
+        if self._signal_seen:
+            return
+        self._signal_seen = True
+        self._note(signal.Signals(signum).name, time.time() + self.grace)
+
+    def _note(self, source: str, deadline: float) -> None:
+        self.deadline = min(self.deadline, deadline)
+        if self.signalled_at is None:
+            self.source = source
+            self.signalled_at = time.time()
+
+    def _read_deadline_file(self) -> None:
+        if self.deadline_file is None:
+            return
+        try:
+            text = self.deadline_file.read_text().strip()
+            if text:
+                self._note("deadline-file", datetime.fromisoformat(text).timestamp())
+        except (OSError, ValueError):
+            pass  # absent, or half of a time: the next look is POLL_SECONDS away
+
+    def _watch(self) -> None:
+        announced = False
+        while True:
+            ready, _, _ = select.select([self._wakeup], [], [], POLL_SECONDS)
+            for signum in self._wakeup.recv(4096) if ready else b"":
+                if signum in SIGNALS:
+                    self._note_signal(signum)
+            self._read_deadline_file()
+            if not self.stopping:
+                continue
+            if not announced:
+                announced = True
+                self._announce()
+            if time.time() >= self.forced_exit_at:
+                self.forced()
+
+    def _announce(self) -> None:
+        log.event(
+            "sigterm" if self._signal_seen else "deadline",
+            source=self.source,
+            deadline=log.rfc3339(self.deadline),
+            forced_exit=log.rfc3339(self.forced_exit_at),
+        )
+        # A thread of its own: `end` may talk to a store that does not answer, and the watchdog must go on.
+        threading.Thread(target=self._end_when_endable, name="spottrain-end", daemon=True).start()
+
+    def _end_when_endable(self) -> None:
+        while True:
+            with self._turn:
+                if self._ending is not None:
+                    self._ending()
+            time.sleep(0.05)

@@ -1,0 +1,35 @@
+"""One line per happening on stdout: for people to read, for `dev/demo_local.py` and the tests to parse.
+
+2026-11-21T12:03:04.123Z event=claimed term=2 step=120 key=checkpoints/t000002-s000000120-ab/
+2026-11-21T12:03:05.009Z step=121/400 loss=2.34567890 lr=0.0003 samples/s=812
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+
+
+def rfc3339(seconds: float) -> str:
+    """Unix seconds as UTC with milliseconds."""
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+
+def event(name: str, /, **facts: object) -> None:
+    """`event=name key=value ...`; values with blanks are quoted, None is left out."""
+    line("event=" + name, **facts)
+
+
+def line(head: str, /, **facts: object) -> None:
+    words = [f"{key}={_word(value)}" for key, value in facts.items() if value is not None]
+    # One write per line: threads of ours share stdout, and a line torn in two is read by nobody.
+    sys.stdout.write(" ".join([rfc3339(time.time()), head, *words]) + "\n")
+    sys.stdout.flush()
+
+
+def _word(value: object) -> str:
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "\n=') else text

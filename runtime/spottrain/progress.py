@@ -1,0 +1,168 @@
+"""What a run knows about itself (`Board`), and the small HTTP server that tells it to the operator.
+
+The training thread, the upload thread and the entry point write to the board; the server, the termination
+message and the watchdog read it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+from spottrain import log
+from spottrain.contract import Outcome, Progress, TerminationMessage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """One consistent view of a run. Steps are optimizer steps; times are Unix seconds, durations seconds."""
+
+    attempt: int = 0
+    state: str = "Starting"
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None
+    samples_per_second: float | None = None
+    steps_per_second: float | None = None
+    start_step: int | None = None
+    durable_step: int | None = None
+    durable_time: float | None = None
+    key: str = ""
+    saves: int = 0
+    save_failures: int = 0
+    last_failure: str = ""
+    save_seconds: float | None = None
+    first_step_seconds: float | None = None
+    startup_seconds: float | None = None
+    output_uri: str = ""
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps done that no committed checkpoint holds."""
+        return self.step - max(self.durable_step or 0, self.start_step or 0)
+
+
+class Board:
+    """The current facts; replaced as a whole, so that a reader never sees half of a change."""
+
+    def __init__(self, attempt: int = 0) -> None:
+        self._facts = Facts(attempt=attempt)
+        self._lock = threading.Lock()
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
+
+    def update(self, **changes: Any) -> None:
+        with self._lock:
+            self._facts = replace(self._facts, **changes)
+
+    def save_failed(self, error: str) -> None:
+        with self._lock:
+            failures = self._facts.save_failures + 1
+            self._facts = replace(self._facts, save_failures=failures, last_failure=error)
+
+    def progress(self) -> Progress:
+        facts = self._facts
+        left = facts.total_steps - facts.step
+        finite = facts.loss is not None and math.isfinite(facts.loss)
+        return Progress(
+            state=facts.state,
+            attempt=facts.attempt,
+            step=facts.step,
+            totalSteps=facts.total_steps,
+            loss=facts.loss if finite else None,  # JSON knows no NaN
+            samplesPerSecond=facts.samples_per_second,
+            etaSeconds=left / facts.steps_per_second if facts.steps_per_second else None,
+            durableStep=facts.durable_step,
+            durableTime=log.rfc3339(facts.durable_time) if facts.durable_time else "",
+            startStep=facts.start_step,
+        )
+
+    def message(
+        self,
+        outcome: Outcome,
+        text: str,
+        *,
+        reason: str = "",
+        signalled_at: float | None = None,
+        durable_seconds: float | None = None,
+    ) -> TerminationMessage:
+        """The termination message: `text` and everything that is known now."""
+        facts = self._facts
+        if facts.save_failures:
+            text += f" {facts.save_failures} save(s) failed on the way, the last with: {facts.last_failure}"
+        return TerminationMessage(
+            outcome=outcome,
+            reason=reason,
+            message=text,
+            attempt=facts.attempt,
+            step=facts.step if facts.total_steps else None,
+            totalSteps=facts.total_steps or None,
+            startStep=facts.start_step,
+            durableStep=facts.durable_step,
+            key=facts.key,
+            signalledAt=signalled_at,
+            durableSeconds=durable_seconds,
+            firstStepSeconds=facts.first_step_seconds,
+            startupSeconds=facts.startup_seconds,
+            outputURI=facts.output_uri,
+        )
+
+    def metrics(self) -> str:
+        """Prometheus text format."""
+        facts = self._facts
+        gauges: dict[str, float | None] = {
+            "spottrain_attempt": facts.attempt,
+            "spottrain_step": facts.step,
+            "spottrain_total_steps": facts.total_steps,
+            "spottrain_loss": facts.loss,
+            "spottrain_samples_per_second": facts.samples_per_second,
+            "spottrain_durable_step": facts.durable_step,
+            "spottrain_save_seconds": facts.save_seconds,
+        }
+        counters = {
+            "spottrain_saves_total": facts.saves,
+            "spottrain_save_failures_total": facts.save_failures,
+        }
+        lines = [f"# TYPE {k} gauge\n{k} {v}" for k, v in gauges.items() if v is not None]
+        lines += [f"# TYPE {k} counter\n{k} {v}" for k, v in counters.items()]
+        lines.append(f'# TYPE spottrain_state gauge\nspottrain_state{{state="{facts.state}"}} 1')
+        return "\n".join(lines) + "\n"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    board: ClassVar[Board]
+
+    def do_GET(self) -> None:
+        if self.path == "/progress":
+            kind, text = "application/json", self.board.progress().to_json()
+        elif self.path == "/metrics":
+            kind, text = "text/plain; version=0.0.4", self.board.metrics()
+        else:
+            return self.send_error(404)
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent: the operator polls every few seconds."""
+
+
+def serve(board: Board, port: int) -> int | None:
+    """Serves in a daemon thread and returns the port; None where it is taken, which stops no training."""
+    handler = type("Handler", (_Handler,), {"board": board})
+    try:
+        server = ThreadingHTTPServer(("", port), handler)
+    except OSError as error:
+        log.event("progress-not-served", port=port, error=str(error))
+        return None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="spottrain-progress", daemon=True).start()
+    return int(server.server_address[1])

@@ -1,0 +1,70 @@
+"""How to train: the arguments of `Trainer`, overridden by `spec.training`. Made by `trainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spottrain import log
+from spottrain.config import Training
+from spottrain.errors import ConfigurationError
+
+_MANIFEST_NAME: Final = {
+    "precision": "precision",
+    "micro_batch_size": "microBatchSize",
+    "batch_size": "globalBatchSize",
+    "compile": "compile",
+    "clip_grad_norm": "clipGradNorm",
+    "warmup_steps": "warmupSteps",
+    "max_steps": "maxSteps",
+    "seed": "seed",
+    "deterministic": "deterministic",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    batch_size: int
+    micro_batch_size: int | None
+    """None: the batch size, that is, no accumulation."""
+    max_steps: int | None
+    epochs: int | None
+    precision: str
+    compile: bool
+    clip_grad_norm: float | None
+    warmup_steps: int
+    seed: int
+    deterministic: bool
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigurationError(f"precision {self.precision!r} is not known: use fp32 or bf16")
+        for name in ("batch_size", "micro_batch_size", "max_steps", "epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"Trainer({name}={value}): must be at least 1")
+        if self.warmup_steps < 0:
+            raise ConfigurationError(f"Trainer(warmup_steps={self.warmup_steps}): must be at least 0")
+        if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
+            raise ConfigurationError(f"Trainer(clip_grad_norm={self.clip_grad_norm}): must be above 0")
+        if self.max_steps is None and self.epochs is None:
+            raise ConfigurationError(
+                "the training has no end: give Trainer max_steps or epochs, or set spec.training.maxSteps"
+            )
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Whichever ends first."""
+        ends = (self.max_steps, self.epochs and self.epochs * steps_per_epoch)
+        return min(end for end in ends if end is not None)
+
+
+def resolve(manifest: Training, **arguments: Any) -> Settings:
+    """The manifest wins, and each change that it makes is logged."""
+    wins = {name: getattr(manifest, theirs) for name, theirs in _MANIFEST_NAME.items()}
+    wins = {name: value for name, value in wins.items() if value is not None}
+    if "max_steps" in wins:
+        arguments["epochs"] = None  # maxSteps alone says when it ends
+    for name, value in wins.items():
+        if value != arguments[name]:
+            log.event("override", setting=name, manifest=value, script=arguments[name])
+    return Settings(**arguments | wins)

@@ -1,0 +1,155 @@
+"""A store in a folder: laptops, shared file systems and tests. Opened by `store.open`.
+
+Same interface and same guarantees as S3: a write appears whole or not at all (temporary file, fsync,
+rename), and conditional writes are serialised by flock on one lock file. The ETag is the content's SHA-256.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
+from spottrain.store import AlreadyExists, Body, KeyMissing, Object, PreconditionFailed
+
+PRIVATE: Final = ".spottrain"
+"""Folder of the lock and the temporary files; no key lies in it."""
+
+
+class FolderStore:
+    def __init__(self, root: Path, *, uri: str = "") -> None:
+        self.uri = uri or root.as_uri()
+        self._root = root
+        self._private = root / PRIVATE
+        with self._said(""):
+            self._private.mkdir(parents=True, exist_ok=True)
+
+    def get(self, key: str) -> Object | None:
+        with self._said(key):
+            try:
+                body = self._path(key).read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._private.stat()  # a folder that was unmounted is no empty folder
+                return None
+        return Object(body=body, etag=_etag(body))
+
+    def put(self, key: str, body: Body) -> None:
+        self._publish(key, body, lambda path: None)
+
+    def put_if_absent(self, key: str, body: Body) -> str:
+        def absent(path: Path) -> None:
+            if path.exists():
+                raise AlreadyExists(key)
+
+        return self._publish(key, body, absent)
+
+    def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        def matches(path: Path) -> None:
+            if not path.is_file():
+                raise KeyMissing(key)
+            if _etag(path.read_bytes()) != etag:
+                raise PreconditionFailed(key)
+
+        return self._publish(key, body, matches)
+
+    def list(self, prefix: str) -> list[str]:
+        with self._said(prefix):
+            return sorted(key for key in self._keys() if key.startswith(prefix))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._said(f"({len(keys)} keys)"), self._locked():
+            for key in keys:
+                self._remove(self._path(key))
+
+    def probe(self) -> None:
+        with self._said(""), _temporary(self._private, b"probe"), self._locked():
+            pass
+
+    def _publish(self, key: str, body: Body, condition: Callable[[Path], None]) -> str:
+        """Write a temporary file, then move it to `key` unless `condition`, called under the lock, raises."""
+        path = self._path(key)
+        with self._said(key), _temporary(self._private, body) as written, self._locked():
+            condition(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(written, path)
+            _fsync_folders(path.parent, self._root)
+        return _etag(body)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """flock belongs to the open file, so it holds between threads as between processes."""
+        with (self._private / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if not all(parts) or not {".", "..", PRIVATE}.isdisjoint(parts):
+            raise ValueError(f"not a key: {key!r}")
+        return self._root / key
+
+    def _keys(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self._root):
+            if Path(folder) == self._root:
+                folders.remove(PRIVATE)
+            for name in names:
+                yield (Path(folder) / name).relative_to(self._root).as_posix()
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == self._root or not folder.is_dir() or any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+    @contextlib.contextmanager
+    def _said(self, key: str) -> Iterator[None]:
+        """Turn the file system's errors into the store's."""
+        where = f"{self._root}/{key}"
+        try:
+            yield
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigurationError(
+                f"{where} cannot be used: {error.strerror}; a file is in the way"
+            ) from error
+        except PermissionError as error:
+            raise StoreDenied(
+                f"{where}: {error.strerror}; check the owner and mode of the folder for user {os.getuid()}"
+            ) from error
+        except OSError as error:
+            raise StoreUnavailable(f"{where}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path, body: Body) -> Iterator[Path]:
+    path = folder / secrets.token_hex(8)
+    try:
+        with path.open("xb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _fsync_folders(folder: Path, root: Path) -> None:
+    """A rename is durable once its folder is, and a new folder once its own is."""
+    for each in (folder, *folder.parents):
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if each == root:
+            return
+
+
+def _etag(body: Body) -> str:
+    return hashlib.sha256(body).hexdigest()

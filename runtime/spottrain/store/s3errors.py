@@ -1,0 +1,123 @@
+"""What an S3 error means for the run, told by its code, and the sentence for it. Called by `s3.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import urllib3.exceptions
+from botocore import exceptions as boto
+
+from spottrain.errors import (
+    BucketNotFound,
+    ConfigurationError,
+    RunError,
+    StoreDenied,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+from spottrain.store import KeyMissing, PreconditionFailed
+
+POLICY: Final = (
+    "check that its policy allows s3:ListBucket on the bucket and s3:GetObject, s3:PutObject and "
+    "s3:DeleteObject on the prefix"
+)
+DENIED: Final[Mapping[str, str]] = {
+    "AccessDenied": POLICY,
+    "InvalidAccessKeyId": "the store does not know this AWS_ACCESS_KEY_ID; check it, and the endpoint",
+    "XAdminUserNotFound": "the store does not know this AWS_ACCESS_KEY_ID; check it",  # versitygw, with 404
+    "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY, and that no proxy rewrites the Host header",
+    "ExpiredToken": "the temporary credentials have expired; check what should renew them",
+    "TokenRefreshRequired": "the temporary credentials have expired; check what should renew them",
+    "InvalidToken": "check AWS_SESSION_TOKEN; it must belong to the access key",
+    "RequestTimeTooSkewed": "the clock of this node and the store's differ too much; check its time service",
+}
+MOVED: Final = frozenset(
+    {
+        "PermanentRedirect",
+        "TemporaryRedirect",
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+    }
+)
+PASSING: Final = frozenset({"RequestTimeout", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted"})
+"""4xx codes that a second try may mend."""
+NO_CREDENTIALS: Final = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+    boto.UnauthorizedSSOTokenError,
+    boto.ProfileNotFound,
+)
+NO_ANSWER: Final = (
+    boto.ConnectionError,  # nobody there
+    boto.HTTPClientError,  # connect, read, TLS, proxy
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    boto.ChecksumError,
+    boto.FlexibleChecksumError,
+    urllib3.exceptions.HTTPError,  # botocore lets it out when the body of an error stalls
+)
+FAILURES: Final = (boto.ClientError, boto.BotoCoreError, urllib3.exceptions.HTTPError)
+"""All that a call of botocore raises."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where it happened, for the sentence."""
+
+    bucket: str
+    key: str
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key} at {self.endpoint}"
+
+
+def translate(error: Exception, place: Place) -> Exception:
+    """The store's own exception for one of botocore's."""
+    if isinstance(error, boto.ClientError):
+        return _answered(error, place)
+    if isinstance(error, NO_CREDENTIALS):
+        return StoreDenied(
+            f"no credentials for {place} ({error}); set checkpoint.credentialsSecret, AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or give the service account a role"
+        )
+    if isinstance(error, NO_ANSWER):
+        return StoreUnavailable(f"{place} did not answer: {error}")
+    return ConfigurationError(f"{place} cannot be used: {error}")
+
+
+def _answered(error: boto.ClientError, place: Place) -> Exception:
+    response: Any = error.response
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = f"{place}: {status} {code}: {response.get('Error', {}).get('Message', '')}"
+    if status == 412 or (status == 409 and code not in PASSING):
+        return PreconditionFailed(said)
+    if code == "NoSuchKey":
+        return KeyMissing(said)
+    return _refused(code, status, said)
+
+
+def _refused(code: str, status: int, said: str) -> RunError:
+    # 403 is never "none".
+    if code in DENIED or status in (401, 403):
+        return StoreDenied(f"the store denied {said}; {DENIED.get(code, POLICY)}")
+    if not code or code.isdigit():
+        # A broken-off reply, or a server that is no S3; neither says anything about the key.
+        return StoreUnavailable(f"no answer that is S3's from {said}; if this lasts, check the endpoint")
+    if code == "NoSuchBucket":
+        return BucketNotFound(
+            f"there is no such bucket: {said}; create it, or check the URI and the endpoint"
+        )
+    if code in MOVED:
+        return ConfigurationError(f"the bucket lies in another region: {said}; set AWS_REGION")
+    if code == "NotImplemented" or status == 501:
+        return StoreUnsuitable(f"the store lacks what checkpoints need: {said}")
+    if status >= 500 or status in (408, 429) or code in PASSING:
+        return StoreUnavailable(f"the store could not answer: {said}")
+    return ConfigurationError(f"the store refused {said}; check the URI and the endpoint")

@@ -1,0 +1,33 @@
+"""One real S3 server for the level, and a fresh bucket, endpoint and proxy for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import s3server
+from tests.support.faultproxy import FaultProxy
+from tests.support.s3server import S3Server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3server.running(tmp_path_factory.mktemp("s3")) as it:
+        yield it
+
+
+@pytest.fixture
+def bucket(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in s3server.credentials().items():
+        monkeypatch.setenv(name, value)
+    name = tmp_path.name.replace("_", "-").lower()[:50]
+    server.make_bucket(name)
+    return name
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(server.port).running(clients=2) as it:
+        yield it

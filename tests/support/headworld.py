@@ -1,0 +1,316 @@
+"""Every reachable state of a small world in which several attempts share one HEAD.
+
+Used by tests/unit/runtime/test_head_model.py and bench/head_explore.py. The processes run the very code of
+`spottrain.head` and `spottrain.cas`; only the store, the network and time are modelled:
+
+* the store is strongly consistent, its ETag is a function of the content (the worst case: equal content,
+  equal ETag), and what is modelled of a checkpoint is its shard and its manifest;
+* any process may pause for any time at any point, so a gate that opens early, a ghost and a slow network are
+  all just orders in which the moves of the processes interleave;
+* a PUT of HEAD may go unanswered and land later or never, be answered and land a second time later, or be
+  turned away with 409 although nothing changed; each of these costs one of the scenario's `faults`;
+* a process may crash at any point, its request in the air or not; each costs one of `crashes`.
+
+States are tuples of small integers (every part is interned), so that a million of them fit and hash fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from spottrain.cas import (
+    Absent,
+    Finished,
+    Found,
+    Missing,
+    NoAnswer,
+    Put,
+    Reading,
+    Refused,
+    Reply,
+    Request,
+    Step,
+    Stored,
+    Writing,
+    begin,
+)
+from spottrain.contract import checkpoint_key
+from spottrain.errors import RunError, Superseded
+from spottrain.head import (
+    Claiming,
+    ClaimPolicy,
+    Committing,
+    Entry,
+    Head,
+    Identity,
+    Intent,
+    Releasing,
+    State,
+    Tenure,
+    orphans,
+)
+
+from tests.support.headrules import Violation, check_change, check_end, check_finished
+
+UNCONDITIONAL: Final = "any ETag"
+"""`if_match` of a PUT without a condition; only a broken protocol sends it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The protocol under test; a mutant replaces one part."""
+
+    claiming: Callable[[Identity, ClaimPolicy], Intent] = lambda who, policy: Claiming(who=who, policy=policy)
+    committing: Callable[[Tenure, Entry, int], Intent] = lambda tenure, entry, keep: Committing(
+        tenure=tenure, entry=entry, keep=keep
+    )
+    releasing: Callable[[Tenure, bool], Intent] = lambda tenure, done: Releasing(tenure=tenure, done=done)
+    request: Callable[[Any], Request] = lambda step: step.request
+    on: Callable[[Any, Reply, str], Step] = lambda step, reply, nonce: step.on(reply, nonce)
+    orphans: Callable[[Iterable[str], Head, Tenure], list[str]] = orphans
+    nonce: Callable[[str, int], str] = lambda name, number: f"{name}{number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    name: str
+    people: tuple[Identity, ...]
+    policies: tuple[ClaimPolicy, ...] = ()
+    commits: int = 1
+    keep: int = 2
+    faults: int = 1
+    crashes: int = 1
+    sweep: bool = False
+    fall_back: bool = False
+    """A restore may find its newest checkpoint damaged."""
+    vanish: bool = False
+    """Somebody may delete HEAD by hand, once."""
+    head: Head | None = None
+
+    def policy(self, index: int) -> ClaimPolicy:
+        return self.policies[index] if self.policies else ClaimPolicy()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    index: int
+    phase: str = "claim"
+    """claim, restore, sweep, list, delete, idle, shard, manifest, commit, prune, release, ended."""
+    step: Step | None = None
+    tenure: Tenure | None = None
+    known: Found | None = None
+    entry: Entry | None = None
+    at_step: int = 0
+    saves: int = 0
+    bodies: int = 0
+    keys: tuple[str, ...] = ()
+    """Keys that this process is about to delete."""
+    read: Head | None = None
+    ended: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    head: Head | None
+    parts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    label: str
+    process: Process
+    store: Store
+    flies: Put | None = None
+    faults: int = 0
+    crashes: int = 0
+
+
+class Ids:
+    """Things to small integers and back."""
+
+    def __init__(self) -> None:
+        self.of: dict[Hashable, int] = {}
+        self.things: list[Any] = []
+
+    def __call__(self, thing: Hashable) -> int:
+        number = self.of.get(thing)
+        if number is None:
+            number = self.of[thing] = len(self.things)
+            self.things.append(thing)
+        return number
+
+
+def parts_of(key: str) -> tuple[str, str]:
+    return f"{key}shard", f"{key}manifest"
+
+
+@dataclass
+class World:
+    """The moves of one scenario under one set of rules."""
+
+    scenario: Scenario
+    rules: Rules = field(default_factory=Rules)
+    etags: Ids = field(default_factory=Ids)
+
+    def first(self) -> tuple[Store, tuple[Process, ...]]:
+        head = self.scenario.head
+        parts = frozenset(part for key in (head.keys if head else ()) for part in parts_of(key))
+        return Store(head=head, parts=parts), tuple(
+            self._walk(Process(index=i), "claim", self.rules.claiming(who, self.scenario.policy(i)))
+            for i, who in enumerate(self.scenario.people)
+        )
+
+    def read(self, store: Store) -> Found | Absent:
+        return Found(head=store.head, etag=str(self._etag(store.head))) if store.head else Absent()
+
+    def apply(self, put: Put, store: Store) -> tuple[Store, Reply]:
+        """What the store makes of a PUT of HEAD; checks that the change is a lawful one."""
+        etag = self._etag(store.head)
+        if put.if_match != UNCONDITIONAL:
+            if put.if_match is not None and store.head is None:
+                return store, Missing()
+            if put.if_match != etag:
+                return store, Refused()
+        check_change(store.head, put.head)
+        after = replace(store, head=put.head)
+        check_complete(after)
+        return after, Stored(etag=str(self._etag(put.head)))
+
+    def _etag(self, head: Head | None) -> str | None:
+        return None if head is None else f"e{self.etags(head)}"
+
+    # --- the moves of one process -----------------------------------------------------------------
+    def moves(self, process: Process, store: Store) -> Iterator[Move]:
+        if process.phase == "ended":
+            return
+        yield Move("crash", ended(process, "crashed"), store, crashes=1)
+        if process.step is not None:
+            yield from self._talk(process, store)
+        else:
+            yield from getattr(self, f"_{process.phase}")(process, store)
+
+    def _talk(self, process: Process, store: Store) -> Iterator[Move]:
+        request = self.rules.request(process.step)
+        if not isinstance(request, Put):
+            yield Move("get", self._hear(process, self.read(store), store), store)
+            if process.phase == "commit" and isinstance(process.step, Reading) and process.step.sent:
+                yield Move("give up", replace(process, phase="idle", step=None, known=None), store)
+            return
+        after, reply = self.apply(request, store)
+        heard = self._hear(process, reply, after)
+        yield Move("put", heard, after)
+        yield Move("put, to land twice", heard, after, flies=request, faults=1)
+        yield Move("put, unanswered", self._hear(process, NoAnswer(), store), store, flies=request, faults=1)
+        yield Move("put, 409", self._hear(process, Refused(), store), store, faults=1)
+        yield Move("crash, put in the air", ended(process, "crashed"), store, flies=request, crashes=1)
+
+    def _hear(self, process: Process, reply: Reply, store: Store) -> Process:
+        nonce = self.rules.nonce("abc"[process.index], process.bodies)
+        try:
+            step = self.rules.on(process.step, reply, nonce)
+        except RunError as error:
+            check_end(process.phase, process.tenure, error, store.head)
+            return ended(process, type(error).__name__)
+        if isinstance(step, Finished):
+            return self._finish(process, step, store)
+        new = isinstance(step, Writing) and not isinstance(process.step, Writing) and step.body.nonce == nonce
+        return replace(process, step=step, bodies=process.bodies + new)
+
+    def _finish(self, process: Process, done: Finished, store: Store) -> Process:
+        tenure = process.tenure
+        if process.phase == "claim":
+            if done.head.state is State.DONE:
+                return ended(process, "was done")
+            tenure = Tenure(who=self.scenario.people[process.index], term=done.head.term)
+        assert tenure is not None
+        check_finished(process.phase, tenure, process.entry, store.head)
+        known = Found(head=done.head, etag=done.etag)
+        process = replace(process, step=None, known=known, tenure=tenure, keys=done.dropped)
+        if process.phase == "release":
+            return ended(process, "released")
+        return replace(process, phase="restore" if process.phase == "claim" else "prune", entry=None)
+
+    def _walk(self, process: Process, phase: str, intent: Intent) -> Process:
+        nonce = self.rules.nonce("abc"[process.index], process.bodies)
+        step = begin(intent, nonce, process.known)
+        return replace(
+            process, phase=phase, step=step, known=None, bodies=process.bodies + isinstance(step, Writing)
+        )
+
+    def _restore(self, process: Process, store: Store) -> Iterator[Move]:
+        assert process.known is not None
+        entries = process.known.head.resumable
+        after = replace(process, phase="sweep" if self.scenario.sweep else "idle")
+        for entry in entries[: 2 if self.scenario.fall_back else 1]:
+            yield Move(f"restore {entry.step}", replace(after, at_step=entry.step), store)
+        if not entries:
+            yield Move("start afresh", after, store)
+
+    def _sweep(self, process: Process, store: Store) -> Iterator[Move]:
+        yield Move("sweep: read HEAD", replace(process, phase="list", read=store.head), store)
+
+    def _list(self, process: Process, store: Store) -> Iterator[Move]:
+        assert process.read is not None and process.tenure is not None
+        doomed = tuple(sorted(self.rules.orphans(store.parts, process.read, process.tenure)))
+        yield Move("sweep: list", replace(process, phase="delete", keys=doomed, read=None), store)
+
+    def _delete(self, process: Process, store: Store) -> Iterator[Move]:
+        yield self._deleted("sweep: delete", process, store, process.keys)
+
+    def _prune(self, process: Process, store: Store) -> Iterator[Move]:
+        yield self._deleted("prune", process, store, [part for key in process.keys for part in parts_of(key)])
+
+    def _deleted(self, label: str, process: Process, store: Store, parts: Iterable[str]) -> Move:
+        after = replace(store, parts=store.parts.difference(parts))
+        check_complete(after)
+        return Move(label, replace(process, phase="idle", keys=()), after)
+
+    def _idle(self, process: Process, store: Store) -> Iterator[Move]:
+        assert process.tenure is not None
+        if process.saves < self.scenario.commits:
+            yield Move("train", self._trained(process, process.tenure), store)
+        done = process.saves == self.scenario.commits
+        yield Move("stop", self._begin_release(process, False), store)
+        if done:
+            yield Move("done", self._begin_release(process, True), store)
+
+    def _begin_release(self, process: Process, done: bool) -> Process:
+        assert process.tenure is not None
+        try:
+            return self._walk(process, "release", self.rules.releasing(process.tenure, done))
+        except Superseded:
+            return ended(process, "Superseded")
+
+    def _trained(self, process: Process, tenure: Tenure) -> Process:
+        step = process.at_step + 1
+        key = checkpoint_key(tenure.term, step, f"{'abc'[process.index]}k{process.saves}")
+        entry = Entry(key=key, step=step, time=0.0, bytes=1)
+        return replace(process, phase="shard", entry=entry, at_step=step, saves=process.saves + 1)
+
+    def _shard(self, process: Process, store: Store) -> Iterator[Move]:
+        yield self._uploaded(process, store, 0, replace(process, phase="manifest"))
+
+    def _manifest(self, process: Process, store: Store) -> Iterator[Move]:
+        assert process.tenure is not None and process.entry is not None
+        intent = self.rules.committing(process.tenure, process.entry, self.scenario.keep)
+        yield self._uploaded(process, store, 1, self._walk(process, "commit", intent))
+
+    def _uploaded(self, process: Process, store: Store, part: int, after: Process) -> Move:
+        assert process.entry is not None
+        if store.head is not None and process.entry.key in store.head.keys:
+            raise Violation(f"{process.entry.key} is written again while HEAD names it")
+        parts = store.parts | {parts_of(process.entry.key)[part]}
+        return Move(("upload shard", "upload manifest")[part], after, replace(store, parts=parts))
+
+
+def ended(process: Process, how: str) -> Process:
+    """Forgets the rest, so that histories that no longer matter are one state."""
+    return Process(index=process.index, phase="ended", ended=how)
+
+
+def check_complete(store: Store) -> None:
+    for key in store.head.keys if store.head else ():
+        if not store.parts.issuperset(parts_of(key)):
+            raise Violation(f"HEAD names {key}, but its objects are not all there")

@@ -1,0 +1,81 @@
+"""The real S3 server (versitygw over a folder) on loopback. Used by tests/s3 and bench/head_race.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ACCESS_KEY: Final = "spottrain-test"
+SECRET_KEY: Final = "spottrain-test-secret"
+STATE: Final = Path(os.environ.get("SPOTTRAIN_DEV_DIR", Path.home() / ".cache/spottrain/dev"))
+START_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class S3Server:
+    port: int
+    folder: Path
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def make_bucket(self, name: str) -> None:
+        (self.folder / name).mkdir(exist_ok=True)
+
+
+def credentials(access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
+    """Environment of a client; nothing on this machine may add to it."""
+    nowhere = os.devnull
+    return {
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
+        "AWS_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": nowhere,
+        "AWS_SHARED_CREDENTIALS_FILE": nowhere,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[S3Server]:
+    binary = STATE / "bin" / "versitygw"
+    if not binary.is_file():
+        raise RuntimeError(f"{binary} is missing; `make binaries` builds it")
+    server = S3Server(port=_free_port(), folder=folder / "data")
+    server.folder.mkdir(parents=True)
+    log = folder / "versitygw.log"
+    environment = os.environ | {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    command = [str(binary), "--port", f"127.0.0.1:{server.port}", "--quiet", "posix", str(server.folder)]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process,
+    ):
+        try:
+            _wait(process, server.port, log)
+            yield server
+        finally:
+            process.kill()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    give_up = time.monotonic() + START_SECONDS
+    while time.monotonic() < give_up and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"versitygw did not start on port {port}: {log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,131 @@
+"""Builders for tests that start `spottrain run` as a real process on a folder store."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Env
+
+from tests.unit.runtime.zygote import Run, Zygote
+
+# Two threads of OpenMP spin against each other on busy cores; one is faster, and sums in one order.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+SCRIPT = """\
+import os, sys, time
+import torch, spottrain
+
+spottrain.seed(3)
+PAUSE = float(os.environ.get("PAUSE", "0"))
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, i):
+        generator = torch.Generator().manual_seed(i)
+        x = torch.randn(4, generator=generator)
+        return x + 0.01 * torch.randn(4), x.sum()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, int(os.environ.get("WIDTH", "16")))
+        self.norm = torch.nn.BatchNorm1d(self.first.out_features)
+        self.drop = torch.nn.Dropout(0.1)
+        self.last = torch.nn.Linear(self.first.out_features, 1)
+
+    def forward(self, x):
+        return self.last(self.drop(self.norm(self.first(x)).relu())).squeeze(-1)
+
+
+def loss(model, batch):
+    time.sleep(PAUSE)
+    if not model.training:
+        print("in-evaluation", flush=True)
+        time.sleep(float(os.environ.get("EVAL_PAUSE", "0")))
+    return torch.nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+
+
+model = Model()
+trainer = spottrain.Trainer(
+    model=model,
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    train_set=Augmented(),
+    eval_set=Augmented() if "EVAL" in os.environ else None,
+    loss=loss,
+    max_steps=24,
+    batch_size=8,
+    log_every=1,
+    workers=int(os.environ.get("WORKERS", "0")),
+    drop_last="DROP_LAST" in os.environ,
+    deterministic=True,
+)
+trainer.fit()
+print("after fit")
+"""
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+class Lab:
+    """One folder with a checkpoint URI, scripts and the runs made in it."""
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self.folder = folder
+        self._zygote = zygote
+        self._runs: list[Run] = []
+
+    def run(
+        self,
+        script: str = SCRIPT,
+        *,
+        at: str = "store",
+        attempt: int | None = None,
+        training: str = "{}",
+        interval: str = "7steps",
+        args: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> Run:
+        """Starts `spottrain run` on `script` as job `job`; `at` names the checkpoint folder."""
+        path = self.folder / "train.py"
+        path.write_text(script)
+        basic: dict[str, str] = {
+            Env.JOB_NAME: "job",
+            Env.JOB_UID: f"uid-{at}",
+            Env.ATTEMPT: str(attempt or len(self._runs) + 1),
+            Env.CHECKPOINT_URI: str(self.folder / at) if at else "",
+            Env.CHECKPOINT_INTERVAL: interval,
+            Env.TRAINING: training,
+        }
+        return self.start([str(path), *args], {**basic, **(env or {})})
+
+    def start(self, argv: list[str], env: dict[str, str]) -> Run:
+        """`spottrain run ARGV...` in the lab's folder."""
+        run = Run(self._zygote, self.folder, argv, env, len(self._runs) + 1)
+        self._runs.append(run)
+        return run
+
+    def close(self) -> None:
+        for run in self._runs:
+            if run.code is None:
+                run.send(signal.SIGKILL)
+                run.end()
+
+
+@pytest.fixture
+def lab(zygote: Zygote, tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(zygote, tmp_path)
+    yield lab
+    lab.close()

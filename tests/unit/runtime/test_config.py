@@ -1,0 +1,146 @@
+"""Every bad setting has a sentence that names it, what it holds and what it may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spottrain.config import Interval, Run, Training, grace_seconds
+from spottrain.contract import Env
+from spottrain.data import Plan
+from spottrain.errors import ConfigurationError
+from spottrain.schedule import shape
+from spottrain.settings import Settings, resolve
+
+IN_A_POD: dict[str, str] = {
+    Env.JOB_UID: "uid",
+    Env.JOB_NAME: "job",
+    Env.ATTEMPT: "2",
+    Env.CHECKPOINT_URI: "s3://b/p",
+}
+ARGUMENTS: dict[str, Any] = {
+    "batch_size": 8,
+    "micro_batch_size": None,
+    "max_steps": 10,
+    "epochs": None,
+    "precision": "fp32",
+    "compile": False,
+    "clip_grad_norm": None,
+    "warmup_steps": 0,
+    "seed": 0,
+    "deterministic": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "SPOTTRAIN_TRAINING is not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"warmup": 3}', "spec.training.warmup is not a field; the fields are precision,"),
+        ('{"precision": "fp16"}', 'spec.training.precision must be bf16 or fp32, and is "fp16"'),
+        ('{"microBatchSize": 0}', "microBatchSize must be a whole number, at least 1, and is 0"),
+        ('{"globalBatchSize": 1.5}', "globalBatchSize must be a whole number, at least 1"),
+        ('{"maxSteps": true}', "maxSteps must be a whole number, at least 1, and is true"),
+        ('{"clipGradNorm": 0}', "clipGradNorm must be a number above 0"),
+        ('{"warmupSteps": -1}', "warmupSteps must be a whole number, at least 0"),
+        ('{"compile": "yes"}', "compile must be true or false"),
+        ('{"seed": "1"}', "seed must be a whole number"),
+        ('{"deterministic": 1}', "deterministic must be true or false"),
+    ],
+)
+def test_bad_training_settings(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Training.from_json(text)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({Env.CHECKPOINT_INTERVAL: "10 minutes"}, "write 500steps, 90s, 10m or 1h"),
+        ({Env.CHECKPOINT_KEEP: "1"}, "SPOTTRAIN_CHECKPOINT_KEEP='1': must be a whole number, at least 2"),
+        ({Env.CHECKPOINT_ON_EXISTING: "maybe"}, "must be one of fail, resume, fresh"),
+        ({Env.ATTEMPT: "zero"}, "SPOTTRAIN_ATTEMPT='zero'"),
+        ({Env.GATE_UNTIL: "soon"}, "must be a number of seconds"),
+        ({Env.PROGRESS_PORT: "99999"}, "must be a port"),
+        ({Env.KNOWN_DURABLE_STEP: "-1"}, "must be a whole number, at least 0"),
+    ],
+)
+def test_bad_variables(env: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Run.from_env(IN_A_POD | env, script="train.py")
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"max_steps": None}, "the training has no end"),
+        ({"max_steps": None, "epochs": 0}, "Trainer(epochs=0): must be at least 1"),
+        ({"batch_size": 0}, "Trainer(batch_size=0): must be at least 1"),
+        ({"precision": "fp16"}, "precision 'fp16' is not known"),
+        ({"clip_grad_norm": -1.0}, "Trainer(clip_grad_norm=-1.0): must be above 0"),
+        ({"warmup_steps": -1}, "Trainer(warmup_steps=-1): must be at least 0"),
+    ],
+)
+def test_bad_arguments_of_the_trainer(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Settings(**ARGUMENTS | change)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ((0, 8, 8), "the training set is empty"),
+        ((7, 8, 8), "has 7 sample(s), fewer than one batch of 8: lower globalBatchSize"),
+        ((50, 8, 3), "globalBatchSize 8 is no multiple of microBatchSize 3"),
+    ],
+)
+def test_bad_sizes(sizes: tuple[int, int, int], says: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Plan(size=sizes[0], batch_size=sizes[1], micro_batch_size=sizes[2])
+    assert says in str(error.value)
+
+
+def test_bad_schedules() -> None:
+    with pytest.raises(ConfigurationError, match="schedule 'linear' is not known"):
+        shape("linear", warmup_steps=0, total_steps=5)
+    with pytest.raises(ConfigurationError, match="warmupSteps 5 must be below the number of steps, 5"):
+        shape("cosine", warmup_steps=5, total_steps=5)
+
+
+def test_the_manifest_wins_and_max_steps_alone_ends_the_training() -> None:
+    manifest = Training.from_json('{"maxSteps": 5, "precision": "bf16"}')
+    settings = resolve(manifest, **ARGUMENTS | {"max_steps": None, "epochs": 1})
+    assert settings.precision == "bf16"
+    assert settings.total_steps(steps_per_epoch=2) == 5
+
+
+def test_the_operator_s_variables_are_read() -> None:
+    more: dict[str, str] = {
+        Env.CHECKPOINT_INTERVAL: "2h",
+        Env.KNOWN_DURABLE_STEP: "7",
+        Env.GATE_UNTIL: "12.5",
+    }
+    run = Run.from_env(IN_A_POD | more, script="/opt/train.py")
+    assert (run.job, run.job_uid, run.attempt, run.checkpoint_uri) == ("job", "uid", 2, "s3://b/p")
+    assert (run.interval.seconds, run.known_durable_step, run.gate_until) == (7200.0, 7, 12.5)
+
+
+def test_in_a_pod_without_a_uri_nothing_is_saved_and_on_a_laptop_a_folder_is_used() -> None:
+    assert Run.from_env({Env.JOB_UID: "u"}, script="a/b.py").checkpoint_uri is None
+    laptop = Run.from_env({}, script="a/b.py")
+    assert (laptop.checkpoint_uri, laptop.job_uid, laptop.attempt) == ("checkpoints/b", "local-b", None)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("nonsense", 30.0), ("0", 30.0), ("15", 15.0)])
+def test_the_grace_is_always_a_number(text: str, seconds: float) -> None:
+    assert grace_seconds({Env.GRACE_SECONDS: text}) == seconds
+
+
+def test_an_interval_is_due_by_steps_or_by_time() -> None:
+    assert not Interval.parse("5steps").due(steps=4, seconds=1e9)
+    assert Interval.parse("5steps").due(steps=5, seconds=0)
+    assert Interval.parse("2m").due(steps=1, seconds=120)

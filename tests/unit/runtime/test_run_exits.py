@@ -1,0 +1,140 @@
+"""Every way out of `spottrain run` has its exit code and a message that says what, where and what to do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+
+import pytest
+from spottrain.contract import Env, ExitCode, Outcome, Progress
+
+from tests.unit.runtime.conftest import SCRIPT, Lab
+
+
+def test_a_script_that_is_not_there_is_named_with_the_folder_it_was_sought_in(lab: Lab) -> None:
+    missing = lab.start(["nowhere/train.py"], {})
+    assert missing.end() == ExitCode.BAD_CONFIGURATION
+    assert missing.message.reason == "ScriptNotFound"
+    assert "nowhere/train.py" in missing.message.message and str(lab.folder) in missing.message.message
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("x = 1\nraise ValueError('two is odd')", "ValueError: two is odd (LAB/train.py:2)"),
+        ("def f():\n    import json\n    json.loads('{')\nf()", "(LAB/train.py:3)"),
+        ("x = 1\n\ny = = 2", "train.py:3"),
+        ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
+    ],
+)
+def test_a_script_that_raises_is_a_failure_with_last_line_and_place(lab: Lab, script: str, says: str) -> None:
+    run = lab.run(script)
+    assert run.end() == ExitCode.FAILED
+    assert run.message.outcome is Outcome.FAILED and run.message.reason == "ScriptFailed"
+    assert says.replace("LAB", str(lab.folder)) in run.message.message
+    assert "Traceback" in run.log or "SyntaxError" in run.log
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "outcome"),
+    [
+        ("print(1)", 0, Outcome.DONE),
+        ("import sys; sys.exit()", 0, Outcome.DONE),
+        ("import sys; sys.exit(3)", 3, Outcome.FAILED),
+        ("import sys; sys.exit('no data')", 1, Outcome.FAILED),
+    ],
+)
+def test_a_script_that_ends_without_training_keeps_its_code(
+    lab: Lab, script: str, code: int, outcome: Outcome
+) -> None:
+    run = lab.run(script)
+    assert run.end() == code
+    assert run.message.outcome is outcome
+
+
+def test_the_script_gets_its_arguments_and_its_folder(lab: Lab) -> None:
+    (lab.folder / "beside.py").write_text("HERE = 5")
+    run = lab.run("import sys, beside; print(sys.argv[1:], beside.HERE, __name__)", args=("--lr", "0.1"))
+    assert run.end() == 0
+    assert "['--lr', '0.1'] 5 __main__" in run.log
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({Env.TRAINING: '{"warmup": 3}'}, "spec.training.warmup is not a field"),
+        ({Env.CHECKPOINT_URI: "ftp://x"}, "ftp://x"),
+        ({Env.KNOWN_DURABLE_STEP: "5"}, "step 5 of job is known to be durable"),
+        ({Env.TRAINING: '{"globalBatchSize": 51}'}, "has 50 sample(s), fewer than one batch of 51"),
+    ],
+)
+def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str], says: str) -> None:
+    run = lab.run(env=env)
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert run.message.outcome is Outcome.BAD_CONFIGURATION
+    assert says in run.message.message
+    assert not run.losses
+
+
+def test_a_second_fit_is_refused(lab: Lab) -> None:
+    run = lab.run(SCRIPT.replace("trainer.fit()", "trainer.fit(); trainer.fit()"))
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert "fit() was called a second time" in run.message.message
+
+
+def test_the_manifest_wins_over_the_script_and_says_so(lab: Lab) -> None:
+    run = lab.run(training='{"maxSteps": 3, "globalBatchSize": 4, "seed": 9, "clipGradNorm": 1}')
+    assert run.end() == ExitCode.DONE, run.log
+    assert max(run.losses) == 3
+    assert "event=override setting=max_steps manifest=3 script=24" in run.log
+    assert "event=override setting=batch_size manifest=4 script=8" in run.log
+
+
+def test_a_periodic_save_that_fails_does_not_end_the_training_and_is_told(lab: Lab) -> None:
+    broken = """\
+from spottrain.errors import StoreUnavailable
+from spottrain.store.folder import FolderStore
+put = FolderStore.put_if_absent
+puts = []
+def put_if_absent(self, key, body):
+    if "checkpoints/" in key and puts.append(key) is None and len(puts) == 1:
+        raise StoreUnavailable("the store answers 503")
+    return put(self, key, body)
+FolderStore.put_if_absent = put_if_absent
+"""
+    run = lab.run(broken + SCRIPT, env={"PAUSE": "0.02"})
+    assert run.end() == ExitCode.DONE, run.log
+    assert "event=save-failed step=7" in run.log and "event=committed step=14" in run.log
+    assert "1 save(s) failed on the way, the last with: the store answers 503" in run.message.message
+
+
+def test_a_failing_script_gives_head_up_and_keeps_what_was_saved(lab: Lab) -> None:
+    run = lab.run(SCRIPT.replace("time.sleep(PAUSE)", "assert trainer.step < 10, 'broken data'"))
+    assert run.end() == ExitCode.FAILED
+    assert "AssertionError: broken data" in run.message.message
+    assert run.message.durableStep == 7
+    head = json.loads((lab.folder / "store" / "HEAD").read_text())
+    assert head["state"] == "released"
+
+
+def test_progress_and_metrics_are_served(lab: Lab) -> None:
+    run = lab.run(env={Env.PROGRESS_PORT: "0", "PAUSE": "0.1"}).until("step=3/")
+    port = run.log.split("event=progress-served port=")[1].split()[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
+        progress = Progress.from_json(answer.read().decode())
+    assert progress.state == "Training" and progress.step >= 2 and progress.totalSteps == 24
+    assert progress.attempt == 1 and progress.loss is not None and progress.etaSeconds is not None
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        assert "spottrain_total_steps 24" in answer.read().decode()
+
+
+def test_on_a_laptop_the_same_command_goes_on_from_ctrl_c(lab: Lab) -> None:
+    (lab.folder / "train.py").write_text(SCRIPT)
+    first = lab.start(["--interval", "90s", "train.py"], {"PAUSE": "0.05"}).until("step=5/")
+    assert first.send(signal.SIGINT).end() == ExitCode.INTERRUPTED
+    assert "the same command goes on from there" in first.log
+    second = lab.start(["--interval", "90s", "train.py"], {})
+    assert second.end() == ExitCode.DONE, second.log
+    assert "attempt=2" in second.log and min(second.losses) == max(first.losses) + 1
+    assert (lab.folder / "checkpoints" / "train" / "final" / "model.safetensors").exists()

@@ -1,0 +1,209 @@
+"""SIGTERM at every moment of a run: it ends promptly, loses nothing that can be kept, and says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Env, ExitCode, Outcome
+
+from tests.unit.runtime.conftest import SCRIPT, Lab
+from tests.unit.runtime.zygote import Run
+
+SLOW_STEPS = {"PAUSE": "0.05"}
+
+# A user's script may replace anything, so it is where a test makes the store slow or broken.
+STORE = """\
+import time
+from spottrain.errors import StoreUnavailable
+from spottrain.store.folder import FolderStore
+put = FolderStore.put_if_absent
+puts = []
+def put_if_absent(self, key, body):
+    if "checkpoints/" in key:
+        puts.append(key)
+        print("putting", key, flush=True)
+        {act}
+    return put(self, key, body)
+FolderStore.put_if_absent = put_if_absent
+"""
+
+
+def store_that(act: str) -> str:
+    return STORE.format(act=act) + SCRIPT
+
+
+def head_state(lab: Lab) -> str:
+    return str(json.loads((lab.folder / "store" / "HEAD").read_text())["state"])
+
+
+def end_promptly(run: Run, seconds: float = 3) -> int:
+    began = time.monotonic()
+    code = run.send().end()
+    assert time.monotonic() - began < seconds, f"it took too long:\n{run.log}"
+    return code
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "print('here', flush=True)\nimport time; time.sleep(60)",
+        "print('here', flush=True)\nimport subprocess; subprocess.run(['sleep', '60'])",
+        "print('here', flush=True)\ntry:\n  import time; time.sleep(60)\nexcept BaseException: pass",
+    ],
+)
+def test_while_the_script_prepares_it_ends_with_75_at_once(lab: Lab, script: str) -> None:
+    run = lab.run(script).until("here")
+    assert end_promptly(run) == ExitCode.INTERRUPTED
+    assert run.message.outcome is Outcome.INTERRUPTED
+    assert run.message.signalledAt is not None
+    assert not (lab.folder / "store" / "HEAD").exists()
+
+
+def test_while_a_module_is_imported_it_ends_with_75_at_once(lab: Lab) -> None:
+    (lab.folder / "heavy.py").write_text("print('here', flush=True)\nimport time; time.sleep(60)")
+    assert end_promptly(lab.run("import heavy").until("here")) == ExitCode.INTERRUPTED
+
+
+def test_in_the_first_step_as_in_a_compilation_it_gives_head_up_and_ends_with_75(lab: Lab) -> None:
+    first = lab.run(attempt=1, env=SLOW_STEPS).until("step=5/")
+    assert first.send().end() == ExitCode.INTERRUPTED
+    run = lab.run(attempt=2, env={"PAUSE": "60"}).until("event=restored")
+    time.sleep(0.2)
+    assert end_promptly(run) == ExitCode.INTERRUPTED
+    assert head_state(lab) == "released"
+    assert run.message.startStep == run.message.step == run.message.durableStep == max(first.losses)
+
+
+def test_between_steps_it_saves_the_step_it_is_at(lab: Lab) -> None:
+    run = lab.run(env=SLOW_STEPS).until("step=5/")
+    assert end_promptly(run) == ExitCode.INTERRUPTED
+    assert run.message.step == run.message.durableStep == max(run.losses)
+    assert run.message.key.startswith("checkpoints/t000001-s00000000")
+    assert run.message.durableSeconds is not None and 0 <= run.message.durableSeconds < 3
+    assert head_state(lab) == "released"
+
+
+def test_inside_an_accumulation_the_partial_step_is_dropped(lab: Lab) -> None:
+    run = lab.run(training='{"microBatchSize": 2}', env={"PAUSE": "0.1"}).until("step=2/")
+    time.sleep(0.3)
+    assert end_promptly(run) == ExitCode.INTERRUPTED
+    assert run.message.durableStep == max(run.losses)
+
+
+def test_in_an_evaluation_it_stops_after_the_batch(lab: Lab) -> None:
+    run = lab.run(env={"EVAL": "1", "EVAL_PAUSE": "0.5"}).until("in-evaluation")
+    assert end_promptly(run) == ExitCode.INTERRUPTED
+    assert "event=evaluated" not in run.log
+    assert run.message.durableStep == max(run.losses)
+    again = lab.run(attempt=2, env={"EVAL": "1"})
+    assert again.end() == ExitCode.DONE
+    assert f"event=evaluated step={run.message.step} " in again.log, "the evaluation cut short is done again"
+
+
+def test_during_an_upload_the_newest_step_is_saved(lab: Lab) -> None:
+    run = lab.run(store_that("time.sleep(0.5)"), interval="3steps", env=SLOW_STEPS).until("putting")
+    assert end_promptly(run, 6) == ExitCode.INTERRUPTED
+    assert run.message.durableStep == max(run.losses)
+
+
+def test_an_upload_that_takes_too_long_is_given_up_for_the_newest_step(lab: Lab) -> None:
+    script = store_that("time.sleep(20 if len(puts) == 1 else 0)")
+    run = lab.run(script, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "6"}).until("putting")
+    assert end_promptly(run, 6) == ExitCode.INTERRUPTED
+    assert run.message.durableStep == max(run.losses) > 3
+
+
+def test_twice_changes_nothing(lab: Lab) -> None:
+    run = lab.run(store_that("time.sleep(0.3)"), env=SLOW_STEPS).until("step=5/").send().until("putting")
+    run.send().send(signal.SIGINT)
+    assert run.end() == ExitCode.INTERRUPTED
+    assert run.log.count("event=sigterm") == 1
+
+
+def test_a_signal_to_the_whole_group_leaves_the_loader_workers_alone(lab: Lab) -> None:
+    run = lab.run(env=SLOW_STEPS | {"WORKERS": "2"}).until("step=5/")
+    os.killpg(run.pid, signal.SIGTERM)
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.durableStep == max(run.losses)
+
+
+def test_a_save_that_does_not_finish_is_cut_off_before_the_deadline_with_79(lab: Lab) -> None:
+    script = store_that("time.sleep(60 if len(puts) > 2 else 0)")
+    run = lab.run(script, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "3"})
+    run.until("event=committed").until("step=5/")
+    began = time.time()
+    assert run.send().end() == ExitCode.INTERRUPTED_LOST
+    assert 2.4 < time.time() - began < 3.0, "at 0.9 of the grace"
+    assert run.message.outcome is Outcome.INTERRUPTED_LOST
+    assert run.message.durableStep == 3
+    again = lab.run(attempt=2)
+    assert again.end() == ExitCode.DONE and min(again.losses) == 4
+
+
+def test_a_store_that_fails_for_a_while_is_tried_again_until_it_holds(lab: Lab) -> None:
+    script = store_that("if len(puts) < 4: raise StoreUnavailable('the store answers 503')")
+    run = lab.run(script, interval="1h", env=SLOW_STEPS).until("step=5/")
+    assert end_promptly(run, 6) == ExitCode.INTERRUPTED
+    assert "event=save-failed" in run.log and run.message.durableStep == max(run.losses)
+
+
+def test_without_a_checkpoint_uri_an_interruption_loses_the_run_and_says_so(lab: Lab) -> None:
+    run = lab.run(at="", env=SLOW_STEPS).until("step=5/")
+    assert end_promptly(run) == ExitCode.INTERRUPTED_LOST
+    assert "no checkpoint URI" in run.message.message
+
+
+def test_a_time_in_the_deadline_file_is_a_stop_signal(lab: Lab) -> None:
+    file = lab.folder / "deadline"
+    file.write_text("")
+    run = lab.run(env=SLOW_STEPS | {Env.DEADLINE_FILE: str(file)}).until("step=5/")
+    time.sleep(0.5)
+    assert run.code is None, "an empty file says nothing"
+    file.write_text((datetime.now(UTC) + timedelta(seconds=20)).isoformat())
+    assert run.end() == ExitCode.INTERRUPTED
+    assert "event=deadline source=deadline-file" in run.log
+
+
+def test_a_deadline_that_was_written_before_the_start_ends_the_run_before_it_trains(lab: Lab) -> None:
+    file: Path = lab.folder / "deadline"
+    file.write_text("2026-01-02T03:04:05.678901+00:00")
+    run = lab.run("import time; time.sleep(60)", env={Env.DEADLINE_FILE: str(file)})
+    assert run.end(5) == ExitCode.INTERRUPTED
+
+
+def test_the_earlier_of_deadline_and_grace_holds(lab: Lab) -> None:
+    file = lab.folder / "deadline"
+    script = store_that("time.sleep(60)")
+    env = SLOW_STEPS | {Env.DEADLINE_FILE: str(file), Env.GRACE_SECONDS: "60"}
+    run = lab.run(script, interval="1h", env=env).until("step=3/").send().until("putting")
+    file.write_text((datetime.now(UTC) + timedelta(seconds=2)).isoformat())
+    assert run.end(6) == ExitCode.INTERRUPTED_LOST
+
+
+def test_at_the_gate_it_ends_with_75_and_claims_nothing(lab: Lab) -> None:
+    lab.run(attempt=1, env={"PAUSE": "0.3"}).until("event=claimed")
+    waiting = lab.run(attempt=2, env={Env.GATE_UNTIL: str(time.time() + 60)}).until("event=device")
+    time.sleep(0.5)
+    assert "event=claimed" not in waiting.log
+    assert end_promptly(waiting) == ExitCode.INTERRUPTED
+    assert json.loads((lab.folder / "store" / "HEAD").read_text())["attempt"] == 1
+
+
+def test_after_the_training_it_is_done(lab: Lab) -> None:
+    run = lab.run(SCRIPT + "time.sleep(60)\n").until("after fit")
+    assert end_promptly(run) == ExitCode.DONE
+    assert run.message.outcome is Outcome.DONE
+
+
+def test_the_finally_blocks_of_the_script_run_after_the_save(lab: Lab) -> None:
+    guarded = "try:\n    trainer.fit()\nfinally:\n    print('closing', flush=True)"
+    script = SCRIPT.replace("trainer.fit()", guarded)
+    run = lab.run(script, env=SLOW_STEPS).until("step=5/")
+    assert run.send().end() == ExitCode.INTERRUPTED
+    assert run.log.index("event=released") < run.log.index("closing")

@@ -1,0 +1,160 @@
+"""A run that was interrupted and went on equals one that was not: every loss, and the final weights."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import spottrain
+from spottrain.contract import ExitCode, Outcome
+from spottrain.state import digest
+
+from tests.unit.runtime.conftest import Lab
+from tests.unit.runtime.zygote import Zygote
+
+CELLS = {
+    "fp32": ({}, {}),
+    "fp32, accumulation 4": ({"microBatchSize": 2}, {}),
+    "bf16": ({"precision": "bf16"}, {}),
+    "bf16, accumulation 4, 2 loader workers": ({"precision": "bf16", "microBatchSize": 2}, {"WORKERS": "2"}),
+    "fp32, 2 loader workers, evaluation": ({}, {"WORKERS": "2", "EVAL": "1"}),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: str) -> None:
+    training, env = CELLS[cell]
+    plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env)
+    assert plain.end() == ExitCode.DONE, plain.log
+
+    slow = env | {"PAUSE": "0.02"}
+    first = lab.run(attempt=1, training=json.dumps(training), env=slow).until("step=9/")
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    second = lab.run(attempt=2, training=json.dumps(training), interval="4steps", env=slow)
+    second.until("event=committed").until(f"step={min(second.losses) + 5}/")
+    assert second.send(signal.SIGKILL).end() == -signal.SIGKILL
+    third = lab.run(attempt=3, training=json.dumps(training), env=env)
+    assert third.end() == ExitCode.DONE, third.log
+
+    assert first.message.step == first.message.durableStep == min(second.losses) - 1
+    assert min(third.losses) == min(second.losses) + 4, "a kill costs what was done since the last commit"
+    assert first.losses | second.losses | third.losses == plain.losses
+    assert third.digest == plain.digest
+
+
+def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None:
+    zygote.ask(preload="torch._inductor.compile_fx")
+    training, env = '{"compile": true}', {"DROP_LAST": "1", "PAUSE": "0.01"}
+    plain = lab.run(at="plain", attempt=1, training=training, env=env)
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    first = lab.run(attempt=1, training=training, env=env).until("step=9/", 120)
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    second = lab.run(attempt=2, training=training, env=env)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses
+    assert second.digest == plain.digest
+
+
+def test_the_final_weights_and_their_manifest_are_written_and_load(lab: Lab) -> None:
+    run = lab.run()
+    assert run.end() == ExitCode.DONE, run.log
+    final = lab.folder / "store" / "final"
+    weights = spottrain.load_weights(final / "model.safetensors")
+    manifest = json.loads((final / "manifest.json").read_text())
+    assert manifest["digest"] == digest(weights) == run.digest
+    assert manifest["step"] == 24
+    assert run.message.outcome is Outcome.DONE
+    assert run.message.outputURI == str(final) + "/"
+    assert run.message.firstStepSeconds is not None and run.message.startupSeconds is not None
+
+
+def test_a_job_that_is_done_ends_with_0_and_trains_nothing(lab: Lab) -> None:
+    assert lab.run(attempt=1).end() == ExitCode.DONE
+    again = lab.run(attempt=2)
+    assert again.end() == ExitCode.DONE
+    assert not again.losses and "after fit" not in again.log
+    assert again.message.outcome is Outcome.DONE and "done already" in again.message.message
+
+
+def test_a_run_that_died_between_final_weights_and_release_ends_when_started_again(lab: Lab) -> None:
+    first = lab.run(attempt=1)
+    assert first.end() == ExitCode.DONE
+    head = lab.folder / "store" / "HEAD"
+    head.write_text(head.read_text().replace('"done"', '"active"'))
+    again = lab.run(attempt=2)
+    assert again.end() == ExitCode.DONE, again.log
+    assert not again.losses and again.digest == first.digest
+    assert '"done"' in head.read_text()
+
+
+def test_nothing_is_saved_before_the_first_step(lab: Lab) -> None:
+    run = lab.run(interval="1s", env={"PAUSE": "0.1"}).until("step=3/")
+    assert not list(lab.folder.glob("store/checkpoints/*-s000000000-*"))
+    run.send().end()
+    assert not list(lab.folder.glob("store/checkpoints/*-s000000000-*"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab) -> None:
+    assert lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=16/").send().end() == ExitCode.INTERRUPTED
+    newest = _newest(lab)
+    shard = newest / "00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    again = lab.run(attempt=2)
+    assert again.end() == ExitCode.DONE
+    assert "event=damaged" in again.log and "00000.safetensors has a wrong checksum" in again.log
+    assert min(again.losses) == 15, "the one at step 14"
+
+
+@pytest.mark.parametrize("harm", ["shard cut", "shard gone", "manifest gone", "manifest changed"])
+def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(lab: Lab, harm: str) -> None:
+    assert lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").send().end() == ExitCode.INTERRUPTED
+    for folder in lab.folder.glob("store/checkpoints/*"):
+        _harm(folder, harm)
+    before = {path: path.read_bytes() for path in lab.folder.glob("store/checkpoints/**/*") if path.is_file()}
+    again = lab.run(attempt=2)
+    assert again.end() == ExitCode.BAD_CONFIGURATION
+    assert again.message.reason == "CheckpointDamaged"
+    assert "Nothing was overwritten" in again.message.message
+    assert before == {p: p.read_bytes() for p in lab.folder.glob("store/checkpoints/**/*") if p.is_file()}
+
+
+def test_another_model_is_refused_with_the_tensor_and_both_shapes(lab: Lab) -> None:
+    assert lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").send().end() == ExitCode.INTERRUPTED
+    again = lab.run(attempt=2, env={"WIDTH": "8"})
+    assert again.end() == ExitCode.BAD_CONFIGURATION
+    assert again.message.reason == "CheckpointIncompatible"
+    assert "first.weight has shape (16, 4) in the checkpoint and (8, 4) in the model" in again.message.message
+
+
+def test_a_late_attempt_is_fenced_out(lab: Lab) -> None:
+    assert lab.run(attempt=2, env={"PAUSE": "0.02"}).until("step=9/").send().end() == ExitCode.INTERRUPTED
+    late = lab.run(attempt=1)
+    assert late.end() == ExitCode.SUPERSEDED
+    assert late.message.outcome is Outcome.SUPERSEDED
+
+
+def test_an_owner_that_is_overtaken_commits_nothing_more_and_ends_with_76(lab: Lab) -> None:
+    ghost = lab.run(attempt=1, interval="1steps", env={"PAUSE": "0.2"}).until("committed step=2")
+    successor = lab.run(attempt=2, interval="1steps")
+    assert successor.end() == ExitCode.DONE, successor.log
+    assert ghost.end() == ExitCode.SUPERSEDED, ghost.log
+    assert ghost.message.outcome is Outcome.SUPERSEDED
+
+
+def _newest(lab: Lab) -> Path:
+    head = json.loads((lab.folder / "store" / "HEAD").read_text())
+    return Path(lab.folder / "store" / head["checkpoints"][0]["key"])
+
+
+def _harm(folder: Path, harm: str) -> None:
+    shard, manifest = folder / "00000.safetensors", folder / "manifest.json"
+    if harm == "shard cut":
+        shard.write_bytes(shard.read_bytes()[:100])
+    elif harm == "shard gone":
+        shard.unlink()
+    elif harm == "manifest gone":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text().replace('"step":', '"stop":', 1))

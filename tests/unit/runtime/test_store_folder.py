@@ -1,0 +1,124 @@
+"""FolderStore keeps the promises of the S3 store: whole objects, conditions that hold between processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from pathlib import Path
+
+import pytest
+from spottrain import store
+from spottrain.errors import ConfigurationError, StoreUnavailable
+from spottrain.store import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.store.folder import FolderStore
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_a_path_and_a_file_uri_open_the_same_folder(tmp_path: Path, form: str) -> None:
+    store.open(form.format(tmp_path / "with space")).put("k", b"1")
+    assert (tmp_path / "with space" / "k").read_bytes() == b"1"
+
+
+def test_a_file_uri_may_be_percent_encoded(tmp_path: Path) -> None:
+    store.open(f"file://{tmp_path}/with%20space").put("k", b"1")
+    assert (tmp_path / "with space" / "k").exists()
+
+
+@pytest.mark.parametrize("uri", ["", "gs://bucket/x", "file://relative/x", "s3:///prefix", "http://host/x"])
+def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="checkpoint URI"):
+        store.open(uri)
+
+
+def test_a_file_in_the_way_is_a_bad_configuration(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="in the way"):
+        FolderStore(tmp_path / "file" / "store")
+
+
+def test_a_new_store_passes_the_probe_and_is_empty(folder: FolderStore) -> None:
+    folder.probe()
+    assert folder.list("") == []
+    assert folder.get("HEAD") is None
+
+
+def test_what_was_put_is_read_listed_and_deleted(folder: FolderStore) -> None:
+    folder.put("a/b/1", b"one")
+    folder.put("a/2", memoryview(b"two"))
+    folder.put("ab", bytearray(b"three"))
+    found = folder.get("a/2")
+    assert found is not None and found.body == b"two"
+    assert folder.list("a/") == ["a/2", "a/b/1"]
+    assert folder.get("a/b") is None
+    folder.delete(["a/b/1", "a/2", "never/there"])
+    assert folder.list("") == ["ab"]
+
+
+def test_put_if_absent_refuses_what_exists(folder: FolderStore) -> None:
+    etag = folder.put_if_absent("k", b"1")
+    with pytest.raises(AlreadyExists):
+        folder.put_if_absent("k", b"2")
+    assert folder.get("k") == Object(body=b"1", etag=etag)
+
+
+def test_put_if_match_wants_the_very_etag_and_never_creates(folder: FolderStore) -> None:
+    first = folder.put_if_absent("k", b"1")
+    second = folder.put_if_match("k", b"2", first)
+    with pytest.raises(PreconditionFailed):
+        folder.put_if_match("k", b"3", first)
+    with pytest.raises(KeyMissing):
+        folder.put_if_match("other", b"3", second)
+    assert folder.get("k") == Object(body=b"2", etag=second)
+
+
+def test_a_refused_write_leaves_no_temporary_file(folder: FolderStore, tmp_path: Path) -> None:
+    folder.put("k", b"1")
+    with pytest.raises(AlreadyExists):
+        folder.put_if_absent("k", b"2")
+    assert [p.name for p in (tmp_path / "store/.spottrain").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("key", ["../outside", "a//b", "/etc/passwd", "", ".spottrain/lock", "a/."])
+def test_no_key_leads_out_of_the_folder(folder: FolderStore, key: str) -> None:
+    with pytest.raises(ValueError, match="not a key"):
+        folder.put(key, b"")
+
+
+def test_a_folder_that_went_away_is_not_an_empty_one(folder: FolderStore, tmp_path: Path) -> None:
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+    with pytest.raises(StoreUnavailable):
+        folder.get("HEAD")
+
+
+def increments(root: Path, times: int) -> None:
+    """Add to a number by read and conditional write."""
+    it = FolderStore(root)
+    for _ in range(times):
+        while True:
+            found = it.get("n")
+            assert found is not None
+            try:
+                it.put_if_match("n", str(int(found.body) + 1).encode(), found.etag)
+                break
+            except PreconditionFailed:
+                continue
+
+
+def test_conditional_writes_lose_no_update_between_processes_and_threads(tmp_path: Path) -> None:
+    FolderStore(tmp_path).put("n", b"0")
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=increments, args=(tmp_path, 40))
+    process.start()
+    threads = [threading.Thread(target=increments, args=(tmp_path, 40)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    process.join(timeout=60)
+    for thread in threads:
+        thread.join(timeout=60)
+    found = FolderStore(tmp_path).get("n")
+    assert found is not None and int(found.body) == 120
