@@ -1,0 +1,1 @@
+"""The spottrain operator: TrainingJob in, pods on spot nodes out."""

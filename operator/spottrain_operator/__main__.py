@@ -1,0 +1,39 @@
+"""`python3 -m spottrain_operator`: the operator of one cluster. The chart's Deployment runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+import kopf
+
+from spottrain_operator.handlers import registry
+from spottrain_operator.service import Service
+from spottrain_operator.settings import Settings
+
+
+async def run(settings: Settings) -> None:
+    await kopf.operator(
+        registry=registry(Service(settings)),
+        clusterwide=not settings.namespaces,
+        namespaces=list(settings.namespaces),
+        standalone=True,
+    )
+
+
+def main() -> int:
+    settings = Settings.from_env(os.environ)
+    logging.basicConfig(
+        level=settings.log_level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it names every object it sees
+    asyncio.run(run(settings))
+    return 0  # by a signal; a watch that is broken beyond repair raises, and a restart is cheap
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The agent's few calls of the API server: its node, and the trainer pods on it. Called by loop."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from spottrain_operator import names
+from spottrain_operator.agent.plan import Node, Patch, Pod
+
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class ApiError(Exception):
+    """The API server did not do what it was asked; the text says what and why. Worth another try."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Where the API server is, and how to be believed there."""
+
+    url: str
+    token_file: Path
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def in_cluster(cls) -> Endpoint:
+        """Of the pod that this process runs in; raises KeyError or OSError outside one."""
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        return cls(
+            url=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+            token_file=_ACCOUNT / "token",
+            tls=ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt")),
+        )
+
+
+class Api:
+    """One node and its trainer pods."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: Endpoint,
+        *,
+        node: str,
+        namespaces: tuple[str, ...] = (),
+        timeout: float = 5.0,
+    ) -> None:
+        self._session = session
+        self._endpoint = endpoint
+        self._node = node
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._lists = [f"/api/v1/namespaces/{n}/pods" for n in namespaces] or ["/api/v1/pods"]
+
+    async def node(self) -> Node:
+        body = await self._call("GET", f"/api/v1/nodes/{self._node}")
+        return Node(
+            resource_version=body["metadata"]["resourceVersion"],
+            taints=tuple(body.get("spec", {}).get("taints") or ()),
+            annotations=body["metadata"].get("annotations") or {},
+        )
+
+    async def patch_node(self, patch: Patch) -> None:
+        await self._call("PATCH", f"/api/v1/nodes/{self._node}", patch=patch)
+
+    async def pods(self) -> list[Pod]:
+        """From the API server's cache (resourceVersion 0): cheap, and read again each second of a notice."""
+        query = {
+            "labelSelector": names.POD_SELECTOR,
+            "fieldSelector": f"spec.nodeName={self._node}",
+            "resourceVersion": "0",
+        }
+        replies = [await self._call("GET", path, query=query) for path in self._lists]
+        return [_pod(item) for reply in replies for item in reply["items"]]
+
+    async def patch_pod(self, pod: Pod, patch: Patch) -> bool:
+        """False where that pod is gone, which is no error. One of the same name and another UID is (422)."""
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        return bool(await self._call("PATCH", path, patch=patch, may_be_gone=True))
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        patch: Patch | None = None,
+        may_be_gone: bool = False,
+    ) -> dict[str, Any]:
+        """The reply's JSON; {} for a 404 where the object may be gone."""
+        if patch is not None:
+            query = {"fieldManager": names.AGENT_FIELD_MANAGER}
+        try:
+            async with self._session.request(
+                method,
+                self._endpoint.url + path,
+                params=query,
+                json=patch,
+                headers=self._headers(patch),
+                ssl=self._endpoint.tls or True,
+                timeout=self._timeout,
+            ) as reply:
+                if reply.status == 404 and may_be_gone:
+                    return {}
+                if reply.status >= 300:
+                    raise ApiError(f"{method} {path}: {reply.status} {(await reply.text())[:300]}")
+                body: dict[str, Any] = await reply.json()
+                return body
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
+            raise ApiError(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
+
+    def _headers(self, patch: Patch | None) -> dict[str, str]:
+        # The kubelet replaces the token about hourly, so it is read anew.
+        headers = {"Authorization": f"Bearer {self._endpoint.token_file.read_text().strip()}"}
+        return headers if patch is None else headers | {"Content-Type": "application/merge-patch+json"}
+
+
+def _pod(item: Mapping[str, Any]) -> Pod:
+    meta = item["metadata"]
+    return Pod(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        phase=item.get("status", {}).get("phase", "Pending"),
+        annotations=meta.get("annotations") or {},
+    )

@@ -1,0 +1,234 @@
+"""Carries out a Plan: what must precede the status, the status once, what follows from it, events last.
+
+Called by reconcile.py. A refusal of a pod is remembered for the next plan; anything else that goes wrong
+is raised, and the queue plans again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from spottrain_operator.api import Job, JobKey
+from spottrain_operator.caches import Caches
+from spottrain_operator.cluster import Cluster
+from spottrain_operator.errors import ApiError, Conflict
+from spottrain_operator.memory import Memory
+from spottrain_operator.metrics import ATTEMPTS_ENDED, ATTEMPTS_STARTED
+from spottrain_operator.model import (
+    Action,
+    Annotate,
+    Check,
+    Create,
+    Delete,
+    Event,
+    Plan,
+    PodView,
+    Refusal,
+    Release,
+)
+from spottrain_operator.names import (
+    API_VERSION,
+    DEADLINE_ANNOTATION,
+    FIELD_MANAGER,
+    KIND,
+    SOURCE_ANNOTATION,
+    Reason,
+)
+from spottrain_operator.observe import fetch_job
+from spottrain_operator.views import pod_view
+from spottrain_operator.wire import rfc3339
+
+logger = logging.getLogger(__name__)
+
+RETRY_QUOTA = timedelta(seconds=20)
+RETRY_REFUSED = timedelta(seconds=30)
+"""What admission refuses today (a service account that is not there yet) it may accept tomorrow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hands:
+    """What carrying out needs."""
+
+    cluster: Cluster
+    caches: Caches
+    memory: Memory
+    now: datetime
+
+
+async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
+    """Whether another look is worth it at once."""
+    for action in plan.before:
+        await _do(action, job.key, hands)
+    if plan.status is not None:
+        await _write_status(job, plan, hands)
+    elif any(isinstance(a, Create) for a in plan.after):
+        await _confirm(job, hands)
+    news = [await _do(action, job.key, hands) for action in plan.after]
+    await _tell(job, plan.events, hands)
+    return any(news)
+
+
+async def _write_status(job: Job, plan: Plan, hands: Hands) -> None:
+    assert plan.status is not None
+    key = job.key
+    try:
+        raw = await hands.cluster.apply_status(
+            key.namespace,
+            key.name,
+            uid=key.uid,
+            resource_version=job.resource_version,
+            status=plan.status.to_json(),
+        )
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+        await fetch_job(key, hands.caches, hands.cluster)
+        raise Conflict(f"{key} has changed: {error}") from error
+    hands.caches.jobs.put(Job.parse(raw))
+    _count_endings(job, plan)
+    logger.info("%s: %s: %s (attempt %s)", key, plan.reason, plan.message, plan.status.attempt)
+
+
+def _count_endings(job: Job, plan: Plan) -> None:
+    assert plan.status is not None
+    known = {r.number for r in job.status.attempts if r.cause}
+    for record in plan.status.attempts:
+        if record.cause and record.number not in known:
+            ATTEMPTS_ENDED.labels(record.cause).inc()
+
+
+async def _confirm(job: Job, hands: Hands) -> None:
+    """A pod is made without a write of status after a crash or a wait: is the status still as we know it?"""
+    live = await fetch_job(job.key, hands.caches, hands.cluster)
+    if live is None or live.deleting or live.status.attempt != job.status.attempt or live.status.terminal:
+        raise Conflict(f"{job.key} has changed")
+
+
+async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
+    match action:
+        case Check(manifest=manifest, generation=generation):
+            return await _check(manifest, generation, key, hands)
+        case Create(manifest=manifest, generation=generation):
+            return await _create(manifest, generation, key, hands)
+        case _:
+            await _touch(action, hands)
+            return False
+
+
+async def _touch(action: Annotate | Delete | Release, hands: Hands) -> None:
+    """Something done to a pod that exists. If it is gone by now, there is nothing to do to it."""
+    pod, cluster = action.pod, hands.cluster
+    try:
+        match action:
+            case Annotate(notice=notice):
+                deadline = rfc3339(notice.deadline, timespec="microseconds")
+                words = {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
+                await cluster.annotate_pod(pod.namespace, pod.name, uid=pod.uid, annotations=words)
+            case Delete(grace=grace):
+                await cluster.delete_pod(pod.namespace, pod.name, uid=pod.uid, grace=grace)
+            case Release():
+                await cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+        logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error)
+
+
+# --- making pods --------------------------------------------------------------------------------------
+async def _check(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
+    meta = {k: v for k, v in manifest["metadata"].items() if k != "name"}
+    trial = manifest | {"metadata": meta | {"generateName": f"{manifest['metadata']['name'][:50]}-"}}
+    try:
+        await hands.cluster.create_pod(trial, dry_run=True)
+    except ApiError as error:
+        hands.memory.refusals[key] = _refusal(error, generation, hands.now)
+        # A full quota now says nothing about the template.
+        if not hands.memory.refusals[key].accepted:
+            return True
+    hands.memory.admit(key, generation)
+    return True
+
+
+async def _create(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
+    try:
+        raw = await hands.cluster.create_pod(manifest)
+    except ApiError as error:
+        if error.status != 409:
+            hands.memory.refusals[key] = _refusal(error, generation, hands.now)
+            return True
+        return await _adopt(manifest, generation, key, hands)
+    hands.memory.refusals.pop(key, None)
+    ATTEMPTS_STARTED.inc()
+    _remember(raw, hands)
+    return False  # its events will say when there is something to write
+
+
+async def _adopt(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
+    """The name exists: ours from before a crash, or a stranger's."""
+    name = manifest["metadata"]["name"]
+    raw = await hands.cluster.get_pod(key.namespace, name)
+    if raw is None:
+        raise Conflict(f"pod {name} came and went")
+    pod = _remember(raw, hands)
+    if pod is None or pod.job != key:
+        hands.memory.refusals[key] = Refusal(
+            generation=generation,
+            reason=Reason.POD_NAME_TAKEN,
+            message=f"pod {name} exists and is not this job's; delete it",
+            at=hands.now,
+            retry=RETRY_REFUSED,
+        )
+    return True
+
+
+def _remember(raw: dict[str, Any], hands: Hands) -> PodView | None:
+    pod = pod_view(raw)
+    if pod is not None:
+        hands.caches.pods.put(pod)
+    return pod
+
+
+def _refusal(error: ApiError, generation: int, now: datetime) -> Refusal:
+    """What the API server's no means; raises the error where it means nothing about the pod."""
+    words = str(error)
+    if error.status == 403:
+        quota = "exceeded quota" in words
+        reason, retry = (Reason.QUOTA_EXCEEDED, RETRY_QUOTA) if quota else (Reason.REFUSED, RETRY_REFUSED)
+        return Refusal(generation=generation, reason=reason, message=words, at=now, retry=retry)
+    if error.status in (400, 422):
+        reason = Reason.INVALID_TEMPLATE
+        return Refusal(
+            generation=generation, reason=reason, message=f"spec.template: {words}", at=now, retry=None
+        )
+    raise error
+
+
+# --- events -------------------------------------------------------------------------------------------
+async def _tell(job: Job, events: tuple[Event, ...], hands: Hands) -> None:
+    for event in events:
+        try:
+            await hands.cluster.create_event(job.key.namespace, _event(job, event))
+        except ApiError as error:
+            logger.warning("%s: event %s is lost: %s", job.key, event.reason, error)
+
+
+def _event(job: Job, event: Event) -> dict[str, Any]:
+    key, now = job.key, rfc3339(datetime.now(UTC), timespec="seconds")
+    involved = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": key.uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{key.name[:200]}.{uuid.uuid4().hex[:12]}", "namespace": key.namespace},
+        "involvedObject": involved | {"namespace": key.namespace},
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1000],
+        "source": {"component": FIELD_MANAGER},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

@@ -1,0 +1,125 @@
+"""What the watches have told: jobs, pods and nodes, as small views.
+
+Fed by handlers and by resync; read by observe. An older resourceVersion never replaces a newer one, so
+replies to our own writes can go in at once. kopf gives no DELETED for what vanished during a relist, so
+resync.py prunes what a fresh LIST does not hold.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from spottrain_operator.api import Job, JobKey
+from spottrain_operator.model import NodeView, PodView
+
+
+class JobCache:
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, Job] = {}
+
+    def get(self, key: JobKey) -> Job | None:
+        return self._jobs.get(key)
+
+    def put(self, job: Job) -> bool:
+        """Whether it was news."""
+        old = self._jobs.get(job.key)
+        if old is not None and old.resource_version >= job.resource_version:
+            return False
+        self._jobs[job.key] = job
+        return True
+
+    def drop(self, key: JobKey) -> None:
+        self._jobs.pop(key, None)
+
+    def keys(self) -> tuple[JobKey, ...]:
+        return tuple(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(tuple(self._jobs.values()))
+
+
+class PodCache:
+    def __init__(self) -> None:
+        self._pods: dict[JobKey, dict[str, PodView]] = defaultdict(dict)
+        self._on_node: dict[str, dict[str, JobKey]] = defaultdict(dict)
+
+    def of(self, key: JobKey) -> tuple[PodView, ...]:
+        return tuple(sorted(self._pods.get(key, {}).values(), key=lambda p: p.attempt))
+
+    def put(self, pod: PodView) -> bool:
+        pods = self._pods[pod.job]
+        old = pods.get(pod.uid)
+        if old is not None and old.resource_version >= pod.resource_version:
+            return False
+        pods[pod.uid] = pod
+        if pod.node:
+            self._on_node[pod.node][pod.uid] = pod.job
+        return True
+
+    def drop(self, pod: PodView) -> None:
+        pods = self._pods.get(pod.job, {})
+        pods.pop(pod.uid, None)
+        if not pods:
+            self._pods.pop(pod.job, None)
+        on_node = self._on_node.get(pod.node, {})
+        on_node.pop(pod.uid, None)
+        if not on_node:
+            self._on_node.pop(pod.node, None)
+
+    def replace(self, key: JobKey, pods: Iterable[PodView]) -> None:
+        """A live LIST of one job's pods: what it does not hold is gone."""
+        live = {pod.uid: pod for pod in pods}
+        for old in self.of(key):
+            if old.uid not in live:
+                self.drop(old)
+        for pod in live.values():
+            self.put(pod)
+
+    def jobs_on(self, node: str) -> set[JobKey]:
+        return set(self._on_node.get(node, {}).values())
+
+    def keys(self) -> tuple[JobKey, ...]:
+        return tuple(self._pods)
+
+    def __iter__(self) -> Iterator[PodView]:
+        return (pod for pods in tuple(self._pods.values()) for pod in tuple(pods.values()))
+
+
+class NodeCache:
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeView] = {}
+        self._noticed: set[str] = set()
+
+    def get(self, name: str) -> NodeView | None:
+        return self._nodes.get(name)
+
+    def put(self, node: NodeView) -> bool:
+        """Whether anything that decisions need has changed; a node's heartbeats change nothing."""
+        old = self._nodes.get(node.name)
+        if old is not None and old.resource_version >= node.resource_version:
+            return False
+        self._nodes[node.name] = node
+        (self._noticed.add if node.notice else self._noticed.discard)(node.name)
+        return old is None or _essence(old) != _essence(node)
+
+    def drop(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        self._noticed.discard(name)
+
+    def noticed(self) -> dict[str, NodeView]:
+        return {name: self._nodes[name] for name in self._noticed}
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._nodes)
+
+
+def _essence(node: NodeView) -> tuple[object, ...]:
+    return (node.ready, node.hostname, node.zone, node.instance_type, node.notice)
+
+
+class Caches:
+    def __init__(self) -> None:
+        self.jobs = JobCache()
+        self.pods = PodCache()
+        self.nodes = NodeCache()

@@ -1,0 +1,196 @@
+"""The only module that talks to the API server. Called by observe, apply, resync and reconcile.
+
+Plain dicts go in and out: the client's pydantic models cost memory and time on every object. What is used
+of the official client is its login, TLS and connections.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from spottrain_operator.errors import ApiError
+from spottrain_operator.metrics import REQUESTS
+from spottrain_operator.names import FIELD_MANAGER, GROUP, OUTCOME_FINALIZER, PLURAL, POD_SELECTOR, VERSION
+
+Json = dict[str, Any]
+
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+JSON = "application/json"
+PAGE = 500
+TIMEOUT = 30.0
+"""Seconds for one request; a server that takes longer is tried again by the queue."""
+
+
+class Cluster(Protocol):
+    """What the operator asks of Kubernetes. Every call raises ApiError on a refusal or on silence."""
+
+    async def get_job(self, namespace: str, name: str) -> Json | None: ...
+
+    async def get_node(self, name: str) -> Json | None: ...
+
+    async def get_pod(self, namespace: str, name: str) -> Json | None: ...
+
+    async def list_pods(self, namespace: str, selector: str) -> list[Json]: ...
+
+    def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
+        """All jobs, pods of ours, or nodes: page by page."""
+
+    async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json: ...
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace: int | None) -> None: ...
+
+    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> None: ...
+
+    async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        """Takes our finalizer off."""
+
+    async def apply_status(
+        self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
+    ) -> Json: ...
+
+    async def create_event(self, namespace: str, event: Json) -> None: ...
+
+
+class KubeCluster:
+    """`Cluster` by the official client's asyncio side."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+        self._rest: Any = api.rest_client
+
+    @classmethod
+    async def connect(cls) -> KubeCluster:
+        """In a pod by its service account, elsewhere by $KUBECONFIG."""
+        try:
+            config.load_incluster_config()  # type: ignore[no-untyped-call]
+        except config.ConfigException:
+            await config.load_kube_config()  # type: ignore[no-untyped-call]
+        return cls(client.ApiClient())
+
+    async def close(self) -> None:
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    # --- reads ---
+    async def get_job(self, namespace: str, name: str) -> Json | None:
+        return await self._get(_job(namespace, name))
+
+    async def get_node(self, name: str) -> Json | None:
+        return await self._get(f"/api/v1/nodes/{name}")
+
+    async def get_pod(self, namespace: str, name: str) -> Json | None:
+        return await self._get(_pods(namespace, name))
+
+    async def list_pods(self, namespace: str, selector: str) -> list[Json]:
+        page = await self._call("GET", _pods(namespace), query={"labelSelector": selector})
+        items: list[Json] = page["items"]
+        return items
+
+    async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
+        for path in _collections(kind, namespaces):
+            query: dict[str, str] = {"limit": str(PAGE)}
+            if kind == "pods":
+                query["labelSelector"] = POD_SELECTOR
+            while True:
+                page = await self._call("GET", path, query=query)
+                for item in page["items"]:
+                    yield item
+                if not (more := page["metadata"].get("continue")):
+                    break
+                query["continue"] = more
+
+    # --- writes ---
+    async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json:
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        if dry_run:
+            query["dryRun"] = "All"
+        path = _pods(manifest["metadata"]["namespace"])
+        return await self._call("POST", path, query=query, body=manifest)
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace: int | None) -> None:
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        await self._call("DELETE", _pods(namespace, name), body=options)
+
+    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> None:
+        body = {"metadata": {"uid": uid, "annotations": annotations}}
+        await self._patch(_pods(namespace, name), body, MERGE)
+
+    async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        body = {"metadata": {"uid": uid, "$deleteFromPrimitiveList/finalizers": [OUTCOME_FINALIZER]}}
+        await self._patch(_pods(namespace, name), body, STRATEGIC)
+
+    async def apply_status(
+        self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
+    ) -> Json:
+        meta = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(resource_version)}
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainingJob", "metadata": meta, "status": status}
+        return await self._patch(f"{_job(namespace, name)}/status", body, APPLY, {"force": "true"})
+
+    async def create_event(self, namespace: str, event: Json) -> None:
+        await self._call("POST", f"/api/v1/namespaces/{namespace}/events", body=event)
+
+    # --- one request ---
+    async def _patch(self, path: str, body: Json, kind: str, query: dict[str, str] | None = None) -> Json:
+        query = {"fieldManager": FIELD_MANAGER, **(query or {})}
+        return await self._call("PATCH", path, query=query, body=body, kind=kind)
+
+    async def _get(self, path: str) -> Json | None:
+        try:
+            return await self._call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _call(
+        self,
+        verb: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Json | None = None,
+        kind: str = JSON,
+    ) -> Json:
+        url = f"{self._api.configuration.host}{path}{'?' + urlencode(query) if query else ''}"
+        headers = {"Accept": JSON, "Content-Type": kind, "User-Agent": FIELD_MANAGER}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, verb, body)
+        try:
+            reply = await self._rest.request(verb, url, headers=headers, body=body, _request_timeout=_TIMEOUT)
+            answer = json.loads(await reply.read() or b"{}")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            REQUESTS.labels(verb, "none").inc()
+            raise ApiError(0, f"{verb} {path}: {type(error).__name__} {error}") from error
+        REQUESTS.labels(verb, reply.status).inc()
+        if reply.status >= 400:
+            words = answer.get("message") or f"{verb} {path}: status {reply.status}"
+            raise ApiError(reply.status, words, answer.get("details"))
+        result: Json = answer
+        return result
+
+
+_TIMEOUT = aiohttp.ClientTimeout(total=TIMEOUT)
+
+
+def _pods(namespace: str, name: str = "") -> str:
+    return f"/api/v1/namespaces/{namespace}/pods" + (f"/{name}" if name else "")
+
+
+def _job(namespace: str, name: str) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+
+
+def _collections(kind: str, namespaces: tuple[str, ...]) -> list[str]:
+    """Paths to list: one per watched namespace, or one for the whole cluster."""
+    root = f"/apis/{GROUP}/{VERSION}" if kind == PLURAL else "/api/v1"
+    if kind == "nodes" or not namespaces:
+        return [f"{root}/{kind}"]
+    return [f"{root}/namespaces/{namespace}/{kind}" for namespace in namespaces]

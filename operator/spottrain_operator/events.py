@@ -1,0 +1,45 @@
+"""Kubernetes Events that a change of status is worth: only what a person acts on. Pure; called by plan.py."""
+
+from __future__ import annotations
+
+from spottrain_operator import render
+from spottrain_operator.api import ConditionStatus, Status
+from spottrain_operator.model import Event, Observed
+from spottrain_operator.names import Condition, Reason
+
+WARN_WHEN = {
+    Condition.ACCEPTED: "False",
+    Condition.SCHEDULED: "False",
+    Condition.INTERRUPTED: "True",
+    Condition.SUCCEEDED: None,
+    Condition.FAILED: "True",
+}
+QUIET = frozenset({Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED})
+
+
+def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
+    old = o.job.status
+    found = [*_attempt(old, new), *_grace(o, old, new)]
+    for kind, warn in WARN_WHEN.items():
+        before, after = old.condition(kind), new.condition(kind)
+        if after is not None and after.reason not in QUIET and _differs(before, after):
+            found.append(Event(warning=after.status == warn, reason=after.reason, message=after.message))
+    return tuple(found)
+
+
+def _differs(before: ConditionStatus | None, after: ConditionStatus) -> bool:
+    return before is None or (before.status, before.reason) != (after.status, after.reason)
+
+
+def _attempt(old: Status, new: Status) -> list[Event]:
+    if new.attempt == old.attempt:
+        return []
+    since = f", from step {new.known_durable_step}" if new.known_durable_step is not None else ""
+    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{since}")]
+
+
+def _grace(o: Observed, old: Status, new: Status) -> list[Event]:
+    note = render.grace_note(o.job.spec, o.default_pool) if o.job.spec else ""
+    if not note or old.attempt or not new.attempt:
+        return []
+    return [Event(warning=True, reason=Reason.GRACE_CHANGED, message=note)]

@@ -1,0 +1,241 @@
+"""What plan.py sees and what it answers: frozen values without behaviour of weight.
+
+observe.py makes an Observed, plan.py turns it into a Plan, apply.py carries the Plan out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from spottrain.contract import Progress
+
+from spottrain_operator.api import Job, JobKey, Pool, Status
+from spottrain_operator.names import Cause, Reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a container ended, as the kubelet tells it."""
+
+    exit_code: int
+    reason: str = ""
+    message: str = ""
+    started: datetime | None = None
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Why a container does not run yet, in the kubelet's words."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """An announced end of a node or pod."""
+
+    deadline: datetime
+    source: str
+    seen: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodView:
+    """What decisions need of a pod."""
+
+    name: str
+    namespace: str
+    uid: str
+    job: JobKey
+    resource_version: int
+    attempt: int
+    created: datetime
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    node: str = ""
+    ip: str = ""
+    grace: int = 30
+    others_run: bool = False
+    """Whether a container beside the trainer's runs."""
+    memory_limit: str = ""
+    """Of the trainer's container."""
+    deleted: datetime | None = None
+    """deletionTimestamp: the request to delete it plus `deletion_grace`."""
+    deletion_grace: int = 0
+    holds_outcome: bool = False
+    """Whether our finalizer is on it."""
+    notice: Notice | None = None
+    running_since: datetime | None = None
+    waiting: Waiting | None = None
+    ended: Ended | None = None
+    unschedulable: str = ""
+    disruption: str = ""
+    """Reason and message of DisruptionTarget=True."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeView:
+    """What decisions need of a node."""
+
+    name: str
+    resource_version: int
+    ready: bool = True
+    hostname: str = ""
+    zone: str = ""
+    instance_type: str = ""
+    notice: Notice | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """The API server's no to a pod of ours, remembered so that plan.py can say it and wait."""
+
+    generation: int
+    reason: Reason
+    message: str
+    at: datetime
+    retry: timedelta | None
+    """None: only a change of the job can mend it."""
+
+    @property
+    def accepted(self) -> bool:
+        """A full quota or a missing account speaks of the cluster at this moment, not of the job."""
+        return self.reason is Reason.QUOTA_EXCEEDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Times that the settings may change."""
+
+    margin: timedelta = timedelta(seconds=2)
+    """Between the end of a pod's grace and its node's deadline."""
+    told_lead: timedelta = timedelta(seconds=1)
+    """Between a pod's annotation and its DELETE: an update in the same instant never reaches its file."""
+    gate_slack: timedelta = timedelta(seconds=10)
+    """Beyond the old pod's deletion deadline before the next attempt stops waiting for it."""
+    dead_slack: timedelta = timedelta(seconds=30)
+    """Beyond a pod's deletion deadline before a node that is not ready is taken for dead."""
+    progress_interval: timedelta = timedelta(seconds=60)
+    """Between two writes of status that carry nothing but progress."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """An answer of a trainer's /progress."""
+
+    progress: Progress
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """Everything that a decision about one job rests on."""
+
+    now: datetime
+    job: Job
+    pods: tuple[PodView, ...] = ()
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    """Those of the job's pods, and all with a notice. A pod's node that is not here does not exist."""
+    default_pool: Pool
+    admitted: bool = False
+    """The API server has accepted a dry run of this generation's pod."""
+    refusal: Refusal | None = None
+    sample: Sample | None = None
+    told_at: datetime | None = None
+    """When this process first saw the deadline on the current attempt's pod."""
+    limits: Limits = Limits()
+
+
+# --- what can be done -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Annotate:
+    """Tell the trainer its deadline, before the DELETE: an update in the same instant would not reach it."""
+
+    pod: PodView
+    notice: Notice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delete:
+    pod: PodView
+    grace: int | None = None
+    """None: the pod's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """Take our finalizer off: its outcome is in the status, or nobody wants it."""
+
+    pod: PodView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """Dry run of the pod."""
+
+    manifest: dict[str, Any]
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Create:
+    manifest: dict[str, Any]
+    generation: int
+    attempt: int
+
+
+Action = Annotate | Delete | Release | Check | Create
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """A Kubernetes Event on the job."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """Why an attempt ended."""
+
+    cause: Cause
+    evidence: str
+    charged: bool = False
+    reason: str = ""
+    """For the job's condition where the trainer gave one; else the cause."""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """One rule's answer."""
+
+    reason: str
+    message: str
+    status: Status
+    before: tuple[Action, ...] = ()
+    """Must have happened before the status says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Carried out in this order: before, status, after, events."""
+
+    reason: str
+    message: str
+    before: tuple[Action, ...] = ()
+    status: Status | None = None
+    """None: nothing to write."""
+    after: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    recheck_after: timedelta | None = None

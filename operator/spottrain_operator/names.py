@@ -1,0 +1,161 @@
+"""Every Kubernetes word that more than one file spells: labels, annotations, taints, conditions, reasons.
+
+Read by the operator, by the notice agent and by the tests. Words shared with the runtime are in
+`spottrain.contract`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from typing import Final
+
+from spottrain import contract
+
+DOMAIN: Final = "spottrain.io"
+GROUP: Final = "spottrain.io"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "TrainingJob"
+PLURAL: Final = "trainingjobs"
+
+FIELD_MANAGER: Final = "spottrain-operator"
+AGENT_FIELD_MANAGER: Final = "spottrain-agent"
+
+# --- pods -------------------------------------------------------------------------------------------
+JOB_LABEL: Final = f"{DOMAIN}/job"
+JOB_UID_LABEL: Final = f"{DOMAIN}/job-uid"
+ATTEMPT_LABEL: Final = f"{DOMAIN}/attempt"
+ROLE_LABEL: Final = f"{DOMAIN}/role"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "spottrain"
+ROLE_TRAINER: Final = "trainer"
+POD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{ROLE_LABEL}={ROLE_TRAINER}"
+"""Label selector of every pod that trains."""
+
+OUTCOME_FINALIZER: Final = f"{DOMAIN}/outcome"
+"""Set in the POST of a pod, removed once the job's status holds how it ended."""
+TRAINER_CONTAINER: Final = "trainer"
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
+
+# --- the end that is coming: written by the agent, read by the operator ------------------------------
+DEADLINE_ANNOTATION: Final = contract.DEADLINE_ANNOTATION
+"""On pod and node: RFC 3339 UTC with microseconds."""
+SOURCE_ANNOTATION: Final = f"{DOMAIN}/termination-source"
+"""On pod and node: who says so, e.g. `AWS spot/instance-action`."""
+NOTICE_SEEN_ANNOTATION: Final = f"{DOMAIN}/notice-seen"
+"""On the node: when the agent first read the notice (RFC 3339)."""
+TERMINATING_TAINT: Final = f"{DOMAIN}/terminating"
+"""Key of the node's taint; its value is the deadline in unix seconds, its effect NoSchedule."""
+
+# --- nodes: what a status shows of them --------------------------------------------------------------
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
+
+
+class Platform(StrEnum):
+    """`spec.capacity.pools[].platform`: decides how much warning a spot node gives."""
+
+    AWS = "AWS"
+    GCP = "GCP"
+    GKE = "GKE"
+    AZURE = "Azure"
+
+
+NOTICE_WINDOW: Final[dict[Platform, int]] = {
+    Platform.AWS: 110,
+    Platform.GCP: 25,
+    Platform.GKE: 15,
+    Platform.AZURE: 25,
+}
+"""Seconds of grace that a pod can count on after a notice: the platform's warning less its detection."""
+ON_DEMAND_WINDOW: Final = 110
+
+
+class Condition(StrEnum):
+    """Types in `status.conditions`."""
+
+    ACCEPTED = "Accepted"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    CHECKPOINT_DURABLE = "CheckpointDurable"
+    INTERRUPTED = "Interrupted"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Phase(StrEnum):
+    """`status.phase`: for printing only; decisions read conditions and counters."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    GATED = "Gated"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    WAITING = "Waiting"
+    INVALID = "Invalid"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Cause(StrEnum):
+    """`status.attempts[].cause`: why an attempt ended."""
+
+    DONE = "Done"
+    BAD_CONFIGURATION = "BadConfiguration"
+    SPOT_NOTICE = "SpotNotice"
+    NODE_LOST = "NodeLost"
+    NODE_SHUTDOWN = "NodeShutdown"
+    DISRUPTED = "Disrupted"
+    POD_DELETED = "PodDeleted"
+    POD_REJECTED = "PodRejected"
+    INTERRUPTED = "Interrupted"
+    SUPERSEDED = "Superseded"
+    OUT_OF_MEMORY = "OutOfMemory"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Reasons of conditions and events that are the operator's own words."""
+
+    VALID = "Valid"
+    INVALID_SPEC = "InvalidSpec"
+    INVALID_TEMPLATE = "InvalidTemplate"
+    REFUSED = "RefusedByAdmission"
+    SECRET_MISSING = "SecretMissing"
+    POD_NAME_TAKEN = "PodNameTaken"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    UNSCHEDULABLE = "Unschedulable"
+    BOUND = "Bound"
+    WAITING_FOR_POD = "WaitingForPod"
+    WAITING_FOR_BACKOFF = "WaitingForBackoff"
+    CONTAINER_STARTING = "ContainerStarting"
+    CANNOT_START = "CannotStart"
+    TRAINING = "Training"
+    GATED = "WaitingForPredecessor"
+    ENDED = "Ended"
+    NO_CHECKPOINT = "NoCheckpointYet"
+    DURABLE = "Durable"
+    RECOVERED = "Recovered"
+    COMPLETED = "Completed"
+    TOO_MANY_FAILURES = "TooManyFailures"
+    TOO_MANY_INTERRUPTIONS = "TooManyInterruptions"
+    ATTEMPT_STARTED = "AttemptStarted"
+    GRACE_CHANGED = "GracePeriodMismatch"
+
+
+NAME_LIMIT: Final = 63
+"""A pod's name is also its host name (RFC 1123 label)."""
+
+
+def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
+    """Deterministic, so that a crash between status write and POST can only recreate the same pod."""
+    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
+    suffix = f"-{uid_hash}-{attempt}-{rank}"
+    return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+
+
+def job_label(job: str) -> str:
+    """A job's name as a label value, which ends at 63 characters; the UID label tells twins apart."""
+    return job[:NAME_LIMIT].rstrip("-._")

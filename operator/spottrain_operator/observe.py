@@ -1,0 +1,87 @@
+"""Caches, and where they may lie the API server, to one Observed. Called by reconcile.py. Decides nothing."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from spottrain_operator.api import Job, JobKey, Pool
+from spottrain_operator.caches import Caches
+from spottrain_operator.cluster import Cluster
+from spottrain_operator.memory import Memory
+from spottrain_operator.model import Limits, NodeView, Observed, PodView
+from spottrain_operator.names import JOB_UID_LABEL
+from spottrain_operator.views import node_view, pod_view
+
+
+async def find_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
+    """From the cache; live where it is not there, because a pod's event may come before its job's."""
+    return caches.jobs.get(key) or await fetch_job(key, caches, cluster)
+
+
+async def fetch_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
+    raw = await cluster.get_job(key.namespace, key.name) if key.name else None
+    job = Job.parse(raw) if raw is not None else None
+    if job is None or job.key != key:
+        caches.jobs.drop(key)
+        return None
+    caches.jobs.put(job)
+    return caches.jobs.get(key)
+
+
+async def live_pods(key: JobKey, caches: Caches, cluster: Cluster) -> tuple[PodView, ...]:
+    raws = await cluster.list_pods(key.namespace, f"{JOB_UID_LABEL}={key.uid}")
+    caches.pods.replace(key, [v for raw in raws if (v := pod_view(raw)) is not None and v.job == key])
+    return caches.pods.of(key)
+
+
+async def observe(
+    job: Job,
+    *,
+    caches: Caches,
+    cluster: Cluster,
+    memory: Memory,
+    default_pool: Pool,
+    limits: Limits,
+    now: datetime,
+) -> Observed:
+    pods = caches.pods.of(job.key)
+    if _seems_lost(job, pods):
+        pods = await live_pods(job.key, caches, cluster)
+    current = next((p for p in pods if p.attempt == job.status.attempt), None)
+    return Observed(
+        now=now,
+        job=job,
+        pods=pods,
+        nodes=await _nodes(pods, caches, cluster),
+        default_pool=default_pool,
+        admitted=memory.admitted(job),
+        refusal=memory.refusals.get(job.key),
+        sample=memory.samples.get(job.key),
+        told_at=memory.told_at(current, now) if current else None,
+        limits=limits,
+    )
+
+
+def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
+    """The current attempt had a pod, and the cache has none: too grave to take the cache's word."""
+    record = job.status.record(job.status.attempt)
+    seen = record is not None and record.started is not None and not job.status.terminal
+    return seen and not any(p.attempt == job.status.attempt for p in pods)
+
+
+async def _nodes(pods: tuple[PodView, ...], caches: Caches, cluster: Cluster) -> dict[str, NodeView]:
+    """The pods' nodes and all with a notice. Only the API server's own word makes a node gone."""
+    nodes = caches.nodes.noticed()
+    for name in {p.node for p in pods if p.node}:
+        node = caches.nodes.get(name) or await _fetch_node(name, caches, cluster)
+        if node is not None:
+            nodes[name] = node
+    return nodes
+
+
+async def _fetch_node(name: str, caches: Caches, cluster: Cluster) -> NodeView | None:
+    raw = await cluster.get_node(name)
+    if raw is None:
+        return None
+    caches.nodes.put(node_view(raw))
+    return caches.nodes.get(name)

@@ -1,0 +1,196 @@
+"""Why an attempt ended: the first row of a table that holds (design.md section 4). Pure.
+
+Called by plan.py. The trainer's own word comes first (done, then bad configuration), then evidence from
+outside whose time window overlaps the pod's, then the exit code. So a trainer that exits 0 on SIGTERM is
+no success, and a crash in the last seconds of a reclaimed node is no failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from spottrain.contract import ExitCode, Outcome, TerminationMessage
+
+from spottrain_operator.model import Ending, Notice, Observed, PodView
+from spottrain_operator.names import Cause
+from spottrain_operator.policies.gone import ended, node_dead
+from spottrain_operator.wire import rfc3339, well_typed
+
+AFTERMATH: Final = timedelta(seconds=60)
+"""A node may outlive its deadline by this, and what ends in it still ends by the notice."""
+SKEW: Final = timedelta(seconds=5)
+"""Between the clocks of nodes and API server; container times are whole seconds besides."""
+SHUTDOWN_REASONS: Final = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
+LOST_REASONS: Final = frozenset({"NodeLost"})
+MAX_WORDS: Final = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One pod that is over (or is to be given up), and all that is known of it."""
+
+    pod: PodView
+    o: Observed
+    word: TerminationMessage | None
+
+    @property
+    def end(self) -> datetime:
+        """When the trainer ended; now, where nobody can tell."""
+        finished = self.pod.ended.finished if self.pod.ended else None
+        return finished or self.o.now
+
+    @property
+    def notices(self) -> Iterator[Notice]:
+        node = self.o.nodes.get(self.pod.node)
+        yield from (n for n in (self.pod.notice, node.notice if node else None) if n is not None)
+
+
+Rule = Callable[[Case], Ending | None]
+
+
+def why(pod: PodView, o: Observed) -> Ending:
+    case = Case(pod=pod, o=o, word=word_of(pod))
+    found = next((e for rule in RULES if (e := rule(case)) is not None), None)
+    return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended without a trace")
+
+
+def word_of(pod: PodView) -> TerminationMessage | None:
+    """The trainer's termination message; None where what lies there is not one of ours."""
+    try:
+        word = TerminationMessage.from_json(pod.ended.message) if pod.ended and pod.ended.message else None
+    except RecursionError:  # [[[[[[...
+        return None
+    return word if word is not None and well_typed(word) else None
+
+
+def notice_of(pod: PodView, o: Observed) -> Notice | None:
+    """The announced end that is still to come for this pod: of its own, else of its node."""
+    case = Case(pod=pod, o=o, word=None)
+    return next((n for n in case.notices if n.deadline > o.now), None)
+
+
+# --- the trainer's own word --------------------------------------------------------------------------
+def _done(case: Case) -> Ending | None:
+    if case.word is None or case.word.outcome is not Outcome.DONE:
+        return None
+    return Ending(cause=Cause.DONE, evidence="the trainer says that it is done")
+
+
+def _bad_configuration(case: Case) -> Ending | None:
+    word, code = case.word, case.pod.ended.exit_code if case.pod.ended else None
+    if word is not None and word.outcome is Outcome.BAD_CONFIGURATION:
+        sentence = word.message or "the trainer refuses its configuration"
+        return Ending(cause=Cause.BAD_CONFIGURATION, evidence=sentence, charged=True, reason=word.reason)
+    if word is None and code == ExitCode.BAD_CONFIGURATION:
+        return Ending(cause=Cause.BAD_CONFIGURATION, evidence=_told(case, f"exit code {code}"), charged=True)
+    return None
+
+
+# --- evidence from outside ---------------------------------------------------------------------------
+def _noticed(case: Case) -> Ending | None:
+    for notice in case.notices:
+        seen, last = (notice.seen or case.pod.created) - SKEW, notice.deadline + AFTERMATH
+        if case.pod.created <= last and seen <= case.end <= last:
+            return by_notice(notice)
+    return None
+
+
+def by_notice(notice: Notice) -> Ending:
+    source, when = notice.source or "notice", rfc3339(notice.deadline, timespec="seconds")
+    return Ending(cause=Cause.SPOT_NOTICE, evidence=f"{source}: the node ends at {when}")
+
+
+def _disrupted(case: Case) -> Ending | None:
+    really = case.pod.deleted is not None or case.pod.phase in ("Succeeded", "Failed")
+    if not case.pod.disruption or not really:
+        return None
+    shutdown = case.pod.reason in SHUTDOWN_REASONS
+    return Ending(cause=Cause.NODE_SHUTDOWN if shutdown else Cause.DISRUPTED, evidence=case.pod.disruption)
+
+
+def _node_gone(case: Case) -> Ending | None:
+    sentence = node_dead(case.pod, case.o) if not ended(case.pod) else ""
+    return Ending(cause=Cause.NODE_LOST, evidence=sentence) if sentence else None
+
+
+def _pod_reason(case: Case) -> Ending | None:
+    pod = case.pod
+    said = f"{pod.reason}: {pod.message}" if pod.message else pod.reason
+    if pod.reason in SHUTDOWN_REASONS:
+        return Ending(cause=Cause.NODE_SHUTDOWN, evidence=said)
+    if pod.reason in LOST_REASONS:
+        return Ending(cause=Cause.NODE_LOST, evidence=said)
+    if pod.reason and pod.reason != "Evicted" and pod.phase == "Failed" and pod.ended is None:
+        # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet refused it, the trainer never ran.
+        return Ending(cause=Cause.POD_REJECTED, evidence=said)
+    return None
+
+
+def _deleted(case: Case) -> Ending | None:
+    pod = case.pod
+    if pod.deleted is None:
+        return None
+    asked = pod.deleted - timedelta(seconds=pod.deletion_grace)
+    if pod.ended is not None and case.end < asked - SKEW:
+        return None  # it had ended before anyone asked
+    return Ending(cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {rfc3339(asked)}")
+
+
+# --- the exit code -----------------------------------------------------------------------------------
+def _own_outcome(case: Case) -> Ending | None:
+    outcome = case.word.outcome if case.word else None
+    code = case.pod.ended.exit_code if case.pod.ended else None
+    if outcome is Outcome.SUPERSEDED or (outcome is None and code == ExitCode.SUPERSEDED):
+        return Ending(cause=Cause.SUPERSEDED, evidence=_told(case, "a newer attempt owns the checkpoints"))
+    stopped = outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
+    if stopped or (outcome is None and code in (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST)):
+        return Ending(cause=Cause.INTERRUPTED, evidence=_told(case, f"exit code {code}"))
+    if outcome is None and code == ExitCode.DONE:
+        return Ending(cause=Cause.DONE, evidence="exit code 0")
+    return None
+
+
+def _out_of_memory(case: Case) -> Ending | None:
+    pod = case.pod
+    if pod.ended is None or pod.ended.reason != "OOMKilled":
+        return None
+    limit = f"its limit is {pod.memory_limit}" if pod.memory_limit else "it has no limit, so the node ran out"
+    return Ending(
+        cause=Cause.OUT_OF_MEMORY,
+        charged=True,
+        evidence=f"out of memory (exit code {pod.ended.exit_code}, OOMKilled): {limit};"
+        " raise resources.limits.memory or lower training.microBatchSize",
+    )
+
+
+def _failed(case: Case) -> Ending | None:
+    pod, word = case.pod, case.word
+    if pod.ended is None and pod.phase != "Failed":
+        return None
+    known = f"exit code {pod.ended.exit_code}" if pod.ended else pod.reason or "phase Failed"
+    reason = word.reason if word else pod.reason
+    return Ending(cause=Cause.FAILED, evidence=_told(case, known), charged=True, reason=reason)
+
+
+def _told(case: Case, known: str) -> str:
+    """What is known, with what the trainer (or its last log lines) said."""
+    pod = case.pod
+    said = case.word.message if case.word else (pod.ended.message if pod.ended else "") or pod.message
+    return f"{known}: {said.strip()[-MAX_WORDS:]}" if said.strip() else known
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _done,
+    _bad_configuration,
+    _noticed,
+    _disrupted,
+    _node_gone,
+    _pod_reason,
+    _deleted,
+    _own_outcome,
+    _out_of_memory,
+    _failed,
+)

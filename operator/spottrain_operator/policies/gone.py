@@ -1,0 +1,38 @@
+"""Whether a pod has ended, or can only be declared so because its node is dead. Pure.
+
+Called by plan, status, conditions and cause.
+"""
+
+from __future__ import annotations
+
+from spottrain_operator.model import Observed, PodView
+
+
+def ended(pod: PodView) -> bool:
+    """Its trainer will do nothing more, by the kubelet's word or because no kubelet ever had it."""
+    never_bound = pod.deleted is not None and not pod.node
+    return pod.ended is not None or pod.phase in ("Succeeded", "Failed") or never_bound
+
+
+def alive(pod: PodView) -> bool:
+    """Some container of it runs or may run, even if the trainer has ended."""
+    return pod.others_run or not ended(pod)
+
+
+def node_dead(pod: PodView, o: Observed) -> str:
+    """Why no kubelet will ever speak for this pod, as a sentence; "" while one may."""
+    if not pod.node:
+        return ""
+    node = o.nodes.get(pod.node)
+    if node is None:
+        return f"node {pod.node} does not exist any more"
+    overdue = pod.deleted is not None and o.now > pod.deleted + o.limits.dead_slack
+    return (
+        f"node {pod.node} is not ready, and the pod is past its grace period"
+        if overdue and not node.ready
+        else ""
+    )
+
+
+def over(pod: PodView, o: Observed) -> bool:
+    return ended(pod) or bool(node_dead(pod, o))

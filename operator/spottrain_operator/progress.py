@@ -1,0 +1,93 @@
+"""Asks trainers how far they are, beside the reconciles and never in their way. Run by service.py.
+
+What it learns lies in `Memory.samples`; a job is woken only when its status is worth a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import aiohttp
+from spottrain.contract import PROGRESS_PORT, Progress
+
+from spottrain_operator.api import Status
+from spottrain_operator.caches import Caches
+from spottrain_operator.memory import Memory
+from spottrain_operator.model import PodView, Sample
+from spottrain_operator.policies.gone import ended
+from spottrain_operator.status import progress_due
+from spottrain_operator.wire import well_typed
+from spottrain_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+LIMIT = 64 * 1024
+"""Bytes of an answer; it comes from a container that anyone may have written."""
+NO_ANSWER = (
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+AT_ONCE = 64
+"""Trainers that are asked at the same time."""
+
+
+class Poller:
+    def __init__(
+        self,
+        *,
+        caches: Caches,
+        memory: Memory,
+        queue: WorkQueue,
+        interval: float,
+        write_interval: timedelta,
+        now: Callable[[], datetime],
+        port: int = PROGRESS_PORT,
+    ) -> None:
+        self._caches, self._memory, self._queue = caches, memory, queue
+        self._interval, self._write_interval = interval, write_interval
+        self._now, self._port = now, port
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self) -> None:
+        """Until cancelled: each round asks every running trainer once, spread over the interval."""
+        async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session:
+            while True:
+                pods = [p for p in self._caches.pods if p.running_since and p.ip and not ended(p)]
+                asks = [self._ask_later(session, pod) for pod in pods]
+                await asyncio.gather(asyncio.sleep(self._interval), *asks)
+
+    async def _ask_later(self, session: aiohttp.ClientSession, pod: PodView) -> None:
+        await asyncio.sleep(random.uniform(0, self._interval))
+        async with self._slots:
+            progress = await self._ask(session, pod)
+        job = self._caches.jobs.get(pod.job)
+        if progress is not None and job is not None and progress.attempt == pod.attempt:
+            self._keep(pod, job.status, progress)
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | None:
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        try:
+            async with session.get(f"http://{host}:{self._port}/progress", allow_redirects=False) as reply:
+                text = (await reply.content.read(LIMIT)).decode()
+            progress = Progress.from_json(text)
+        except NO_ANSWER:
+            return None  # it may not listen yet, be gone, or be no program of ours
+        return progress if well_typed(progress) else None
+
+    def _keep(self, pod: PodView, status: Status, progress: Progress) -> None:
+        sample = Sample(progress=progress, at=self._now())
+        if pod.attempt == status.attempt:
+            self._memory.samples[pod.job] = sample
+            if progress_due(status, sample, self._write_interval):
+                self._queue.add(pod.job)

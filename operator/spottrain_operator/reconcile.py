@@ -1,0 +1,73 @@
+"""One look at one job: observe, plan, apply.
+
+Called by the work queue's workers, with nothing but the job's key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from spottrain_operator.api import JobKey, Pool
+from spottrain_operator.apply import Hands, apply
+from spottrain_operator.caches import Caches
+from spottrain_operator.cluster import Cluster
+from spottrain_operator.errors import ApiError, Conflict
+from spottrain_operator.memory import Memory
+from spottrain_operator.model import Limits
+from spottrain_operator.observe import find_job, live_pods, observe
+from spottrain_operator.plan import plan
+
+logger = logging.getLogger(__name__)
+AT_ONCE = timedelta(0)
+SOON = timedelta(milliseconds=100)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reconciler:
+    cluster: Cluster
+    caches: Caches
+    memory: Memory
+    default_pool: Pool
+    limits: Limits
+    now: Callable[[], datetime]
+
+    async def __call__(self, key: JobKey) -> timedelta | None:
+        """When to look again at the latest, though nothing happens."""
+        job = await find_job(key, self.caches, self.cluster)
+        if job is None:
+            await self._release_orphans(key)
+            return None
+        observed = await observe(
+            job,
+            caches=self.caches,
+            cluster=self.cluster,
+            memory=self.memory,
+            default_pool=self.default_pool,
+            limits=self.limits,
+            now=self.now(),
+        )
+        made = plan(observed)
+        hands = Hands(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
+        try:
+            again = await apply(job, made, hands)
+        except Conflict as conflict:
+            logger.info("%s", conflict)
+            return SOON
+        return AT_ONCE if again else made.recheck_after
+
+    async def _release_orphans(self, key: JobKey) -> None:
+        """The job is gone: nobody wants its pods' outcome, and our finalizer would hold them for ever."""
+        self.memory.forget(key)
+        for pod in await live_pods(key, self.caches, self.cluster):
+            if pod.holds_outcome:
+                await self._release(pod.namespace, pod.name, pod.uid)
+
+    async def _release(self, namespace: str, name: str, uid: str) -> None:
+        try:
+            await self.cluster.release_pod(namespace, name, uid=uid)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise

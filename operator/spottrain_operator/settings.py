@@ -1,0 +1,75 @@
+"""The operator's settings, from environment variables that the chart sets. Read once, by __main__.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from spottrain_operator import wire
+from spottrain_operator.api import Pool
+from spottrain_operator.model import Limits
+from spottrain_operator.names import Platform
+
+DEFAULT_POOL = Pool(name="default", platform=Platform.AWS)
+PREFIX = "SPOTTRAIN_OPERATOR_"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    namespaces: tuple[str, ...] = ()
+    """Watched; none = all. NAMESPACES, separated by commas."""
+    default_pool: Pool = DEFAULT_POOL
+    """For jobs without capacity.pools. DEFAULT_POOL, as JSON with the fields of spec.capacity.pools[]."""
+    workers: int = 16
+    """Jobs that are worked on at the same time. WORKERS."""
+    resync_seconds: float = 300
+    """Between two complete LISTs, which repair what a watch has missed. RESYNC_SECONDS."""
+    progress_seconds: float = 10
+    """Between two looks at a trainer's progress. PROGRESS_SECONDS."""
+    progress_write_seconds: float = 60
+    """Between two writes of status that carry nothing but progress. PROGRESS_WRITE_SECONDS."""
+    deadline_margin_seconds: float = 2
+    """Between the end of a pod's grace and its node's deadline. DEADLINE_MARGIN_SECONDS."""
+    dead_slack_seconds: float = 30
+    """Beyond a pod's grace before a node that is not ready is taken for dead. DEAD_SLACK_SECONDS."""
+    health_port: int = 8080
+    """/livez, /readyz, /metrics. HEALTH_PORT; 0 = any free one."""
+    log_level: str = "INFO"
+    """LOG_LEVEL."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        """Raises ValueError or InvalidSpec, naming what is wrong."""
+        given = {k.removeprefix(PREFIX).lower(): v for k, v in env.items() if k.startswith(PREFIX) and v}
+        values: dict[str, object] = {}
+        for name, text in given.items():
+            if name == "namespaces":
+                values[name] = tuple(n.strip() for n in text.split(",") if n.strip())
+            elif name == "default_pool":
+                values[name] = wire.decode(Pool, wire.encode(DEFAULT_POOL) | json.loads(text))
+            elif name in _NUMBERS:
+                values[name] = _NUMBERS[name](text)
+            elif name == "log_level":
+                values[name] = text.upper()
+        return cls(**values)  # type: ignore[arg-type]
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            margin=timedelta(seconds=self.deadline_margin_seconds),
+            dead_slack=timedelta(seconds=self.dead_slack_seconds),
+            progress_interval=timedelta(seconds=self.progress_write_seconds),
+        )
+
+
+_NUMBERS = {
+    "workers": int,
+    "health_port": int,
+    "resync_seconds": float,
+    "progress_seconds": float,
+    "progress_write_seconds": float,
+    "deadline_margin_seconds": float,
+    "dead_slack_seconds": float,
+}

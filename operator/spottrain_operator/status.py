@@ -1,0 +1,178 @@
+"""How a Status changes: conditions, attempt records, what pods and progress tell. Pure; called by plan.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from spottrain.contract import Progress, TerminationMessage
+
+from spottrain_operator.api import (
+    AttemptRecord,
+    ConditionStatus,
+    OutputStatus,
+    ProgressStatus,
+    Status,
+)
+from spottrain_operator.model import NodeView, Observed, PodView, Sample
+from spottrain_operator.names import Condition
+from spottrain_operator.policies.cause import word_of
+from spottrain_operator.policies.gone import over
+
+KEPT_ATTEMPTS = 20
+MESSAGE_LIMIT = 8000
+
+
+def with_condition(
+    status: Status, kind: Condition, value: bool, reason: str, message: str, *, o: Observed
+) -> Status:
+    """The condition set; its lastTransitionTime moves only when its value does."""
+    old = status.condition(kind)
+    text = "True" if value else "False"
+    flipped = old is None or old.status != text
+    new = ConditionStatus(
+        type=kind,
+        status=text,
+        reason=reason,
+        message=message[:MESSAGE_LIMIT],
+        last_transition_time=o.now.replace(microsecond=0)
+        if old is None or flipped
+        else old.last_transition_time,
+        observed_generation=o.job.generation,
+    )
+    others = tuple(c for c in status.conditions if c.type != kind)
+    order = list(Condition)
+    return replace(
+        status, conditions=tuple(sorted((*others, new), key=lambda c: order.index(Condition(c.type))))
+    )
+
+
+def with_record(status: Status, record: AttemptRecord) -> Status:
+    others = [r for r in status.attempts if r.number != record.number]
+    return replace(status, attempts=tuple(sorted((*others, record), key=lambda r: r.number))[-KEPT_ATTEMPTS:])
+
+
+def with_pods(status: Status, o: Observed) -> Status:
+    """What each pod tells of its attempt: node, start, end, steps. Never touches cause or counters."""
+    for pod in o.pods:
+        record = status.record(pod.attempt)
+        if record is not None:
+            word = word_of(pod)
+            status = with_record(status, _observed_record(record, pod, o))
+            status = _known_durable(status, word.durableStep if word else None)
+    return status
+
+
+def _observed_record(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
+    node = o.nodes.get(pod.node) or NodeView(name=pod.node, resource_version=0)
+    record = replace(
+        record,
+        started=record.started or pod.created,
+        node=record.node or pod.node,
+        zone=record.zone or node.zone,
+        instance_type=record.instance_type or node.instance_type,
+    )
+    return _ended_record(record, pod, o) if over(pod, o) and record.ended is None else record
+
+
+def _ended_record(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
+    finished = pod.ended.finished if pod.ended else None
+    record = replace(
+        record,
+        ended=finished or o.now.replace(microsecond=0),
+        exit_code=pod.ended.exit_code if pod.ended else None,
+    )
+    word = word_of(pod)
+    return _with_steps(record, word.startStep, word.step, word.durableStep) if word else record
+
+
+def _with_steps(
+    record: AttemptRecord, start: int | None, last: int | None, durable: int | None
+) -> AttemptRecord:
+    return replace(
+        record,
+        start_step=_or(record.start_step, start),
+        last_step=_larger(record.last_step, last),
+        durable_step=_larger(record.durable_step, durable),
+    )
+
+
+def with_vanished(status: Status, o: Observed) -> Status:
+    """Earlier attempts whose pod object is gone for good will tell nothing more."""
+    present = {pod.attempt for pod in o.pods}
+    for record in status.attempts:
+        if record.number < status.attempt and record.ended is None and record.number not in present:
+            status = with_record(status, replace(record, ended=o.now.replace(microsecond=0)))
+    return status
+
+
+def with_back_fill(status: Status) -> Status:
+    """Where an attempt went on from is what the one before it had saved, which it may not have told."""
+    for before, after in zip(status.attempts, status.attempts[1:], strict=False):
+        if after.start_step is not None:
+            status = with_record(status, _with_steps(before, None, after.start_step, after.start_step))
+            status = _known_durable(status, after.start_step or None)
+    return status
+
+
+def _known_durable(status: Status, step: int | None) -> Status:
+    return replace(status, known_durable_step=_larger(status.known_durable_step, step))
+
+
+def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
+    progress = sample.progress
+    record = status.record(progress.attempt)
+    if record is not None:
+        steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
+        status = with_record(status, steps)
+    status = _known_durable(status, progress.durableStep)
+    return replace(status, progress=_progress_status(progress, o, sample.at))
+
+
+def _progress_status(progress: Progress, o: Observed, at: datetime) -> ProgressStatus:
+    return ProgressStatus(
+        state=progress.state,
+        step=progress.step,
+        total_steps=progress.totalSteps,
+        loss=progress.loss,
+        samples_per_second=progress.samplesPerSecond,
+        eta_seconds=progress.etaSeconds,
+        durable_step=progress.durableStep,
+        durable_time=progress.durableTime,
+        checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
+        time=at.replace(microsecond=0),
+    )
+
+
+def with_final_word(status: Status, o: Observed, word: TerminationMessage | None) -> Status:
+    """The last message of a finished job: its final step, and where its weights are."""
+    if word is None:
+        return status
+    old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
+    progress = replace(
+        old,
+        state="Done",
+        eta_seconds=0.0,
+        step=_or(word.step, old.step),
+        total_steps=_or(word.totalSteps, old.total_steps),
+        durable_step=_larger(word.durableStep, old.durable_step),
+        checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
+    )
+    output = OutputStatus(uri=word.outputURI) if word.outputURI else status.output
+    return replace(status, progress=progress, output=output)
+
+
+def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
+    """Whether progress alone is worth a write: a new state at once, steps once in a while."""
+    old = status.progress
+    if old is None or old.time is None or old.state != sample.progress.state:
+        return True
+    return sample.at - old.time >= interval
+
+
+def _or(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
+
+
+def _larger(first: int | None, second: int | None) -> int | None:
+    return max((x for x in (first, second) if x is not None), default=None)

@@ -1,0 +1,121 @@
+"""Between JSON in camelCase and frozen dataclasses in snake_case. Called by api.py only.
+
+What is None or empty is left out of the JSON; what is unknown in the JSON is left out of the dataclass.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from spottrain_operator.errors import InvalidSpec
+
+T = TypeVar("T")
+SPECIAL: Final = {"checkpoint_uri": "checkpointURI"}
+"""Names that camelCase alone does not give."""
+
+
+def camel(name: str) -> str:
+    if name in SPECIAL:
+        return SPECIAL[name]
+    first, *rest = name.rstrip("_").split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def timestamp(text: str) -> datetime:
+    """RFC 3339 with any number of fractional digits; raises ValueError."""
+    value = datetime.fromisoformat(text)
+    if value.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return value.astimezone(UTC)
+
+
+def rfc3339(value: datetime, *, timespec: str = "auto") -> str:
+    return value.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def encode(value: Any) -> Any:
+    if is_dataclass(value):
+        pairs = ((camel(f.name), encode(getattr(value, f.name))) for f in fields(value))
+        return {name: item for name, item in pairs if item not in (None, "", [], {})}
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [encode(item) for item in value] if isinstance(value, tuple) else value
+
+
+def decode(cls: type[T], raw: Any, path: str = "") -> T:
+    """`raw` as a `cls`; raises InvalidSpec, naming the path, where it is none."""
+    if not isinstance(raw, Mapping):
+        raise InvalidSpec(f"{path or 'the object'} must be a mapping, not {type(raw).__name__}")
+    values = {}
+    for name, hint in _hints(cls).items():
+        item = raw.get(camel(name))
+        if item is not None:
+            values[name] = _value(hint, item, f"{path}.{camel(name)}" if path else camel(name))
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise InvalidSpec(f"{path or 'the object'} lacks a field: {error}") from error
+
+
+_known_hints: Final[dict[type, dict[str, Any]]] = {}
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    if cls not in _known_hints:
+        _known_hints[cls] = get_type_hints(cls)
+    return _known_hints[cls]
+
+
+def _value(hint: Any, raw: Any, path: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _value(next(a for a in args if a is not type(None)), raw, path)
+    if origin is tuple:
+        return tuple(_value(args[0], item, f"{path}[{i}]") for i, item in enumerate(_expect(list, raw, path)))
+    if hint is Any:
+        return raw
+    return _expect(dict, raw, path) if origin is not None else _scalar(hint, raw, path)
+
+
+def _scalar(hint: Any, raw: Any, path: str) -> Any:
+    if is_dataclass(hint):
+        return decode(cast(type, hint), raw, path)
+    try:
+        if hint is datetime:
+            return timestamp(_expect(str, raw, path))
+        if issubclass(hint, Enum):
+            return hint(raw)
+    except ValueError as error:
+        raise InvalidSpec(f"{path}: {error}") from error
+    return _expect(hint, raw, path)
+
+
+def _expect(kind: Any, raw: Any, path: str) -> Any:
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is int):
+        raise InvalidSpec(f"{path} must be {kind.__name__}, not {type(raw).__name__}")
+    return raw
+
+
+def well_typed(value: Any) -> bool:
+    """Whether a flat dataclass from a trainer holds what its hints say, and numbers that JSON can carry."""
+    try:
+        pairs = [(hint, getattr(value, name)) for name, hint in _hints(type(value)).items()]
+        return all(item is None or _sane(_value(hint, item, "")) for hint, item in pairs)
+    except InvalidSpec:
+        return False
+
+
+def _sane(item: Any) -> bool:
+    if isinstance(item, int):
+        return 0 <= item < 2**53
+    return math.isfinite(item) if isinstance(item, float) else True

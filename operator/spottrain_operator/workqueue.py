@@ -1,0 +1,112 @@
+"""The work queue: which jobs to look at, when, and never two workers on one.
+
+Called by handlers, resync and service. client-go's semantics: a key that is added while it is being
+worked on is worked on once more afterwards; a key that fails comes back after an exponential delay of its
+own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from spottrain_operator.api import JobKey
+from spottrain_operator.metrics import QUEUE_DEPTH, RECONCILE_ERRORS, RECONCILE_SECONDS
+
+Work = Callable[[JobKey], Awaitable[timedelta | None]]
+"""Does the work; answers when to come back at the latest, or None."""
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY = 0.05
+LONGEST_DELAY = 60.0
+
+
+class WorkQueue:
+    def __init__(self, *, first_delay: float = FIRST_DELAY, longest_delay: float = LONGEST_DELAY) -> None:
+        self._first, self._longest = first_delay, longest_delay
+        self._ready: deque[JobKey] = deque()
+        self._dirty: set[JobKey] = set()
+        self._working: set[JobKey] = set()
+        self._failures: dict[JobKey, int] = {}
+        self._due: dict[JobKey, float] = {}
+        self._later: list[tuple[float, int, JobKey]] = []
+        self._count = itertools.count()
+        self._changed = asyncio.Event()
+
+    def add(self, key: JobKey) -> None:
+        if key in self._dirty:
+            return
+        self._dirty.add(key)
+        if key not in self._working:
+            self._ready.append(key)
+            self._changed.set()
+        QUEUE_DEPTH.set(len(self._dirty))
+
+    def add_after(self, key: JobKey, seconds: float) -> None:
+        """The earliest of several delays counts."""
+        due = asyncio.get_running_loop().time() + seconds
+        if self._due.get(key, due + 1) > due:
+            self._due[key] = due
+            heapq.heappush(self._later, (due, next(self._count), key))
+            self._changed.set()
+
+    async def take(self) -> JobKey:
+        while not self._ready:
+            self._changed.clear()
+            timeout = self._move_due()
+            if not self._ready:
+                await _wait(self._changed, timeout)
+        key = self._ready.popleft()
+        self._dirty.discard(key)
+        self._working.add(key)
+        return key
+
+    def _move_due(self) -> float | None:
+        """Delayed keys whose time has come are ready; answers the seconds until the next one."""
+        now = asyncio.get_running_loop().time()
+        while self._later and self._later[0][0] <= now:
+            due, _, key = heapq.heappop(self._later)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self.add(key)
+        return self._later[0][0] - now if self._later else None
+
+    def done(self, key: JobKey, *, failed: bool = False) -> None:
+        self._working.discard(key)
+        if key in self._dirty:
+            self._ready.append(key)
+            self._changed.set()
+        if not failed:
+            self._failures.pop(key, None)
+            return
+        times = self._failures[key] = self._failures.get(key, 0) + 1
+        self.add_after(key, min(self._longest, self._first * 2 ** min(times - 1, 20)))
+
+    async def work(self, do: Work) -> None:
+        """One worker; runs until cancelled."""
+        while True:
+            key = await self.take()
+            failed = True
+            try:
+                with RECONCILE_SECONDS.time():
+                    again = await do(key)
+                failed = False
+                if again is not None:
+                    self.add_after(key, again.total_seconds())
+            except Exception:
+                RECONCILE_ERRORS.inc()
+                logger.exception("%s: reconcile failed, will be tried again", key)
+            finally:
+                self.done(key, failed=failed)
+
+
+async def _wait(event: asyncio.Event, timeout: float | None) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout)
+    except TimeoutError:
+        return

@@ -1,0 +1,220 @@
+"""One job in a test, what the world does to it, and the operator's process.
+
+Used by the tests of this folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from spottrain_operator.names import (
+    DEADLINE_ANNOTATION,
+    NOTICE_SEEN_ANNOTATION,
+    POD_SELECTOR,
+    SOURCE_ANNOTATION,
+)
+
+from tests.api.kube import MERGE, Json, Kube, jobs, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+STRATEGIC = "application/strategic-merge-patch+json"
+_nodes = itertools.count(1)
+
+
+def job_body(name: str, **spec: Any) -> Json:
+    container = {"name": "trainer", "image": "example.com/train:1"}
+    defaults = {"template": {"spec": {"containers": [container]}}, "checkpoint": {"uri": "s3://bucket/run"}}
+    return {"metadata": {"name": name}, "spec": defaults | {"failurePolicy": {"backoffSeconds": 1}} | spec}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    kube: Kube
+    namespace: str
+    job: str
+    nodes: list[str] = field(default_factory=list)
+
+    # --- the job ---
+    def create(self, **spec: Any) -> Json:
+        return self.kube.create_job(self.namespace, job_body(self.job, **spec))
+
+    def raw(self) -> Json:
+        raw = self.kube.get(jobs(self.namespace, self.job))
+        assert raw is not None, f"job {self.job} is gone"
+        return raw
+
+    def status(self) -> Json:
+        status: Json = self.raw().get("status", {})
+        return status
+
+    def condition(self, kind: str) -> Json:
+        found = (c for c in self.status().get("conditions", ()) if c["type"] == kind)
+        return next(found, {})
+
+    def wait_condition(self, kind: str, status: str, reason: str = "") -> Json:
+        def look() -> Json | None:
+            found = self.condition(kind)
+            fits = found.get("status") == status and (not reason or found["reason"] == reason)
+            return found if fits else None
+
+        found: Json = wait_for(f"{self.job}: {kind}={status} {reason}", look)
+        return found
+
+    def wait_attempt(self, number: int) -> Json:
+        """Its pod."""
+        pod: Json = wait_for(f"the pod of attempt {number} of {self.job}", lambda: self.pod(number))
+        return pod
+
+    def counters(self) -> tuple[int, int, int]:
+        status = self.status()
+        return status["attempt"], status["failures"], status["interruptions"]
+
+    # --- its pods ---
+    def pods(self) -> list[Json]:
+        selector = f"{POD_SELECTOR},spottrain.io/job={self.job}"
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={selector}"
+        pods: list[Json] = self.kube.call("GET", path)["items"]
+        return pods
+
+    def pod(self, attempt: int) -> Json | None:
+        return next(
+            (p for p in self.pods() if p["metadata"]["labels"]["spottrain.io/attempt"] == str(attempt)), None
+        )
+
+    def path(self, pod: Json) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+
+    # --- the world ---
+    def add_node(self) -> str:
+        name = f"node-{next(_nodes)}"
+        self.kube.call(
+            "POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
+        )
+        self.kube.call("PATCH", f"/api/v1/nodes/{name}/status", _ready(True), kind=STRATEGIC)
+        return name
+
+    def bind(self, pod: Json, node: str = "") -> str:
+        """The scheduler's and the kubelet's part: bound, and running."""
+        node = node or self.add_node()
+        meta = {"name": pod["metadata"]["name"]}
+        self.kube.call(
+            "POST", f"{self.path(pod)}/binding", {"metadata": meta, "target": {"kind": "Node", "name": node}}
+        )
+        running = {"running": {"startedAt": _now()}}
+        self._report(pod, "Running", running)
+        return node
+
+    def report_waiting(self, pod: Json, reason: str, message: str) -> None:
+        self._report(pod, "Pending", {"waiting": {"reason": reason, "message": message}})
+
+    def end(self, pod: Json, code: int, message: str = "") -> None:
+        """The kubelet's report of the trainer's end; then it lets go of a pod that is to be deleted."""
+        state = {
+            "terminated": {"exitCode": code, "message": message, "finishedAt": _now(), "startedAt": _now()}
+        }
+        self._report(pod, "Failed" if code else "Succeeded", state)
+        live = self.kube.get(self.path(pod))
+        if live is not None and "deletionTimestamp" in live["metadata"]:
+            self.delete(pod, 0)
+
+    def delete(self, pod: Json, grace: int = 30) -> None:
+        self.kube.call(
+            "DELETE",
+            self.path(pod),
+            {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace},
+        )
+
+    def give_notice(self, node: str, seconds: float = 60) -> None:
+        """What the agent writes."""
+        now = datetime.now(UTC)
+        notes = {
+            DEADLINE_ANNOTATION: (now + timedelta(seconds=seconds)).isoformat(),
+            SOURCE_ANNOTATION: "AWS spot/instance-action",
+            NOTICE_SEEN_ANNOTATION: now.isoformat(),
+        }
+        self.kube.call("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"annotations": notes}}, kind=MERGE)
+
+    def _report(self, pod: Json, phase: str, state: Json) -> None:
+        container = {
+            "name": "trainer",
+            "image": "x",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+            "state": state,
+        }
+        status = {"status": {"phase": phase, "containerStatuses": [container]}}
+        self.kube.call("PATCH", f"{self.path(pod)}/status", status, kind=MERGE)
+
+
+def _ready(ready: bool) -> Json:
+    return {"status": {"conditions": [{"type": "Ready", "status": str(ready)}]}}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class OperatorProcess:
+    """`python -m spottrain_operator` for one namespace. SIGKILL is its only end in tests that ask for one."""
+
+    def __init__(self, *, kubeconfig: Path, namespace: str) -> None:
+        self.namespace = namespace
+        self._env = os.environ | {
+            "KUBECONFIG": str(kubeconfig),
+            "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'runtime'}",
+            "SPOTTRAIN_OPERATOR_NAMESPACES": namespace,
+            "SPOTTRAIN_OPERATOR_HEALTH_PORT": "0",
+            "SPOTTRAIN_OPERATOR_DEAD_SLACK_SECONDS": "1",
+        }
+        self.log = Path(tempfile.mkstemp(prefix="operator-", suffix=".log")[1])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "spottrain_operator"]
+            self._process = subprocess.Popen(command, env=self._env, stderr=log, stdout=log)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait_ready(self) -> None:
+        def look() -> bool:
+            assert self.running, f"the operator has ended:\n{self.log.read_text()[-3000:]}"
+            return "caches are filled" in self.log.read_text()
+
+        wait_for("the operator to be ready", look)
+
+    def stop(self) -> int:
+        """By SIGTERM, as the kubelet does it."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(timeout=20)
+
+    def __enter__(self) -> OperatorProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.kill()
+        if kind is None:
+            self.log.unlink()

@@ -1,0 +1,112 @@
+"""What the API server itself accepts and refuses: every example, immutability, and the rules on status."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from spottrain_operator.names import API_VERSION
+
+from tests.api.kube import MERGE, Json, Kube, Refused, jobs
+from tests.api.scene import job_body
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "crds" / "examples"
+VALID = sorted((EXAMPLES / "valid").glob("*.yaml"))
+INVALID = sorted((EXAMPLES / "invalid").glob("*.yaml"))
+DRY = "fieldValidation=Strict&dryRun=All"
+
+
+@pytest.mark.parametrize("file", VALID, ids=lambda f: f.stem)
+def test_a_valid_example_is_accepted(kube: Kube, file: Path) -> None:
+    kube.create_job("default", yaml.safe_load(file.read_text()), query=DRY)
+
+
+@pytest.mark.parametrize("file", INVALID, ids=lambda f: f.stem)
+def test_an_invalid_example_is_refused_with_the_words_it_names(kube: Kube, file: Path) -> None:
+    comment, _, _ = file.read_text().partition("\n")
+    with pytest.raises(Refused) as refused:
+        kube.create_job("default", yaml.safe_load(file.read_text()), query=DRY)
+    assert comment.removeprefix("# breaks: ") in str(refused.value)
+
+
+def test_defaults_are_filled_in(kube: Kube) -> None:
+    spec = kube.create_job("default", job_body("defaults"), query=DRY)["spec"]
+    assert spec["gpusPerWorker"] == 1 and spec["training"] == {}
+    assert spec["checkpoint"] == {
+        "uri": "s3://bucket/run",
+        "interval": "10m",
+        "keep": 3,
+        "onExisting": "fail",
+    }
+    assert spec["capacity"] == {"type": "spot", "replaceDuringNotice": True}
+    assert spec["failurePolicy"] == {"maxFailures": 3, "maxInterruptions": 100, "backoffSeconds": 1}
+
+
+OTHER = {"spec": {"containers": [{"name": "trainer", "image": "other"}]}}
+CHANGES: list[tuple[Json, str]] = [
+    ({"template": OTHER}, "template is immutable"),
+    ({"training": {"seed": 3}}, "training is immutable"),
+    ({"gpusPerWorker": 2}, "gpusPerWorker is immutable"),
+    ({"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri is immutable"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=[w for _, w in CHANGES])
+def test_what_a_running_attempt_would_not_see_cannot_change(
+    kube: Kube, namespace: str, change: Json, words: str
+) -> None:
+    kube.create_job(namespace, job_body("fixed"))
+    with pytest.raises(Refused, match=words):
+        kube.call("PATCH", jobs(namespace, "fixed"), {"spec": change}, kind=MERGE)
+
+
+def test_what_acts_from_the_next_attempt_on_can_change(kube: Kube, namespace: str) -> None:
+    kube.create_job(namespace, job_body("open"))
+    change = {
+        "checkpoint": {"keep": 7, "interval": "30s"},
+        "failurePolicy": {"maxFailures": 9},
+        "capacity": {"replaceDuringNotice": False},
+    }
+    changed = kube.call("PATCH", jobs(namespace, "open"), {"spec": change}, kind=MERGE)
+    assert changed["spec"]["checkpoint"]["keep"] == 7 and changed["metadata"]["generation"] == 2
+
+
+def _condition(kind: str, status: str = "True") -> Json:
+    return {"type": kind, "status": status, "reason": "Test", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+STATUS: Json = {"attempt": 3, "failures": 1, "interruptions": 1, "conditions": [_condition("Succeeded")]}
+
+
+def _without(status: Json, *names: str) -> Json:
+    return {k: v for k, v in status.items() if k not in names}
+
+
+BAD_STATUS: list[tuple[str, Json | None, str]] = [
+    ("attempt down", STATUS | {"attempt": 2}, "attempt never goes down"),
+    ("attempt away", _without(STATUS, "attempt"), "attempt never goes down"),
+    ("failures down", STATUS | {"failures": 0}, "failures never goes down"),
+    ("interruptions down", STATUS | {"interruptions": 0}, "interruptions never goes down"),
+    ("success taken back", STATUS | {"conditions": [_condition("Succeeded", "False")]}, "stay True"),
+    ("success removed", STATUS | {"conditions": []}, "stay True"),
+    ("conditions removed", _without(STATUS, "conditions"), "stay True"),
+    (
+        "both ends",
+        STATUS | {"conditions": [_condition("Succeeded"), _condition("Failed")]},
+        "cannot be both Succeeded and Failed",
+    ),
+    ("no status", None, "status cannot be removed"),
+]
+
+
+@pytest.mark.parametrize(("status", "words"), [b[1:] for b in BAD_STATUS], ids=[b[0] for b in BAD_STATUS])
+def test_a_status_cannot_go_back(kube: Kube, namespace: str, status: Any, words: str) -> None:
+    raw = kube.create_job(namespace, job_body("job"))
+    path = f"{jobs(namespace, 'job')}/status"
+    raw = kube.call("PUT", path, raw | {"status": copy.deepcopy(STATUS)})
+    changed = _without(raw, "status") | ({"status": status} if status is not None else {})
+    with pytest.raises(Refused, match=words):
+        kube.call("PUT", path, changed | {"apiVersion": API_VERSION, "kind": "TrainingJob"})

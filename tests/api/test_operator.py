@@ -1,0 +1,244 @@
+"""The operator's process against a real API server: one job's life at a time, the test being the kubelet."""
+
+from __future__ import annotations
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain_operator.names import OUTCOME_FINALIZER
+
+from tests.api.kube import MERGE, Json, jobs, wait_for
+from tests.api.scene import Scene
+from tests.builders import word
+
+
+def _env(pod: Json) -> dict[str, str]:
+    return {e["name"]: e.get("value", "") for e in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_job_gets_one_pod_that_carries_the_contract(scene: Scene) -> None:
+    job = scene.create(training={"maxSteps": 10})
+    pod = scene.wait_attempt(1)
+    assert pod["metadata"]["finalizers"] == [OUTCOME_FINALIZER]
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    assert pod["spec"]["restartPolicy"] == "Never" and pod["spec"]["terminationGracePeriodSeconds"] == 110
+    env = _env(pod)
+    assert env["SPOTTRAIN_TRAINING"] == '{"maxSteps": 10}' and env["SPOTTRAIN_ATTEMPT"] == "1"
+    assert scene.wait_condition("Accepted", "True")["observedGeneration"] == 1
+
+
+def test_a_done_message_is_success_and_the_pod_is_left_for_its_logs(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    node = scene.bind(pod)
+    scene.wait_condition("Running", "True")
+    scene.end(pod, 0, word(Outcome.DONE, step=10, durableStep=10, outputURI="s3://bucket/run/final/"))
+    scene.wait_condition("Succeeded", "True", "Completed")
+    wait_for("the finalizer to go", lambda: not (scene.pod(1) or {})["metadata"].get("finalizers"))
+    status = scene.status()
+    assert status["output"] == {"uri": "s3://bucket/run/final/"} and status["knownDurableStep"] == 10
+    assert status["attempts"][0]["node"] == node and status["phase"] == "Succeeded"
+    assert [p["status"]["phase"] for p in scene.pods()] == ["Succeeded"]
+
+
+def test_a_finished_job_stays_finished_whatever_is_deleted_around_it(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.bind(pod)
+    scene.end(pod, 0)
+    scene.wait_condition("Succeeded", "True")
+    wait_for("the finalizer to go", lambda: not (scene.pod(1) or {})["metadata"].get("finalizers"))
+    scene.delete(pod, 0)
+    scene.kube.call(
+        "PATCH", jobs(scene.namespace, scene.job), {"spec": {"failurePolicy": {"maxFailures": 9}}}, kind=MERGE
+    )
+    wait_for("the new spec to be looked at", lambda: scene.status()["observedGeneration"] == 2)
+    assert scene.pods() == [] and scene.counters() == (1, 0, 0)
+
+
+def test_exit_0_of_a_pod_that_was_deleted_is_no_success(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.bind(pod)
+    scene.delete(pod)
+    scene.end(pod, 0)
+    scene.wait_attempt(2)
+    assert scene.counters() == (2, 0, 1)
+    assert scene.status()["attempts"][0]["cause"] == "PodDeleted"
+    assert scene.condition("Interrupted")["status"] == "True"
+
+
+def test_failures_are_charged_back_off_and_end_the_job(scene: Scene) -> None:
+    scene.create(failurePolicy={"maxFailures": 1, "backoffSeconds": 1})
+    for attempt in (1, 2):
+        pod = scene.wait_attempt(attempt)
+        scene.bind(pod)
+        scene.end(pod, 1, "Traceback: boom")
+    failed = scene.wait_condition("Failed", "True", "TooManyFailures")
+    assert "boom" in failed["message"]
+    assert scene.counters() == (2, 2, 0)
+    first, second = scene.status()["attempts"]
+    assert first["charged"] and second["started"] > first["ended"]
+    wait_for(
+        "an event",
+        lambda: [
+            e for e in scene.kube.events(scene.namespace, scene.job) if e["reason"] == "TooManyFailures"
+        ],
+    )
+
+
+def test_a_notice_is_passed_on_and_the_successor_waits_behind_its_gate(scene: Scene) -> None:
+    scene.create()
+    old = scene.wait_attempt(1)
+    node = scene.bind(old)
+    scene.wait_condition("Running", "True")
+    scene.give_notice(node, 60)
+    new = scene.wait_attempt(2)
+    live = scene.pod(1)
+    assert live is not None and "spottrain.io/termination-deadline" in live["metadata"]["annotations"]
+    assert 50 <= live["metadata"]["deletionGracePeriodSeconds"] <= 58
+    assert int(_env(new)["SPOTTRAIN_GATE_UNTIL"]) > 0 and node in str(new["spec"]["affinity"])
+    assert scene.counters() == (2, 0, 1)
+    scene.end(old, 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
+    wait_for("the old pod to go", lambda: scene.pod(1) is None)
+    scene.bind(new)
+    scene.wait_condition("Interrupted", "False")
+    first = scene.status()["attempts"][0]
+    assert (first["cause"], first["exitCode"], first["durableStep"]) == ("SpotNotice", 75, 9)
+    scene.end(new, 0, word(Outcome.DONE, startStep=9))
+    scene.wait_condition("Succeeded", "True")
+    assert scene.counters() == (2, 0, 1)
+
+
+def test_a_deleted_node_takes_its_pod_with_it_at_once(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    node = scene.bind(pod)
+    scene.wait_condition("Running", "True")
+    scene.kube.call("DELETE", f"/api/v1/nodes/{node}")
+    new = scene.wait_attempt(2)
+    assert _env(new)["SPOTTRAIN_GATE_UNTIL"] == "0"
+    wait_for("the lost pod to go", lambda: scene.pod(1) is None)
+    assert scene.status()["attempts"][0]["cause"] == "NodeLost" and scene.counters() == (2, 0, 1)
+
+
+def test_refused_credentials_end_the_job_with_the_runtimes_words(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.bind(pod)
+    scene.end(
+        pod, 64, word(Outcome.BAD_CONFIGURATION, reason="StoreDenied", message="S3 refuses the credentials")
+    )
+    failed = scene.wait_condition("Failed", "True", "StoreDenied")
+    assert failed["message"] == "S3 refuses the credentials" and len(scene.pods()) == 1
+
+
+def test_the_kubelets_words_reach_the_job(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.report_waiting(pod, "CreateContainerConfigError", 'secret "s3-credentials" not found')
+    found = scene.wait_condition("Running", "False", "CreateContainerConfigError")
+    assert "s3-credentials" in found["message"] and scene.counters() == (1, 0, 0)
+
+
+BAD_TEMPLATES: list[tuple[Json, str]] = [
+    (
+        {"containers": [{"name": "trainer", "image": "x"}], "securityContext": {"runAsUser": 0}},
+        "pod must not set runAsUser=0",
+    ),
+    (
+        {"containers": [{"name": "trainer", "image": "x", "imagee": "y"}]},
+        'unknown field "spec.containers[0].imagee"',
+    ),
+    (
+        {"containers": [{"name": "trainer", "image": "x", "resources": {"limits": {"cpu": "much"}}}]},
+        "quantities must match",
+    ),
+    (
+        {"containers": [{"name": "trainer", "image": "x"}], "serviceAccountName": "nobody"},
+        'serviceaccount "nobody" not found',
+    ),
+    ({"containers": [{"name": "trainer", "image": "x"}], "priorityClassName": "most"}, "most"),
+    (
+        {"containers": [{"name": "trainer", "image": "x"}], "restartPolicy": "Always"},
+        "spec.template.spec.restartPolicy",
+    ),
+    ({"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "x"}]}, "one named trainer"),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), BAD_TEMPLATES, ids=[w for _, w in BAD_TEMPLATES])
+def test_a_bad_template_is_a_sentence_and_no_attempt(scene: Scene, spec: Json, words: str) -> None:
+    scene.create(template={"spec": spec})
+    accepted = scene.wait_condition("Accepted", "False")
+    assert words in accepted["message"], accepted
+    assert scene.status().get("attempt", 0) == 0 and scene.pods() == []
+
+
+def test_a_service_account_that_comes_later_lets_the_job_start(scene: Scene) -> None:
+    """It is asked for again every half minute; here a change of the job brings the question forward."""
+    scene.create(
+        template={"spec": {"serviceAccountName": "late", "containers": [{"name": "trainer", "image": "x"}]}}
+    )
+    scene.wait_condition("Accepted", "False")
+    scene.kube.call(
+        "POST", f"/api/v1/namespaces/{scene.namespace}/serviceaccounts", {"metadata": {"name": "late"}}
+    )
+    scene.kube.call(
+        "PATCH", jobs(scene.namespace, scene.job), {"spec": {"failurePolicy": {"maxFailures": 9}}}, kind=MERGE
+    )
+    scene.wait_attempt(1)
+    scene.wait_condition("Accepted", "True")
+
+
+def test_a_full_quota_is_waiting(scene: Scene) -> None:
+    quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.bind(pod)
+    hard = {"hard": {"requests.nvidia.com/gpu": "0"}}
+    scene.kube.call("POST", quotas, {"metadata": {"name": "none"}, "spec": hard})
+    scene.kube.call(
+        "PATCH",
+        f"{quotas}/none/status",
+        {"status": hard | {"used": {"requests.nvidia.com/gpu": "0"}}},
+        kind=MERGE,
+    )
+    scene.delete(pod)
+    scene.end(pod, 75)
+    found = scene.wait_condition("Scheduled", "False", "QuotaExceeded")
+    assert "exceeded quota" in found["message"] and scene.counters() == (2, 0, 1)
+    scene.kube.call("DELETE", f"{quotas}/none")
+    wait_for("the pod to be made after all", lambda: scene.pod(2), seconds=60)
+
+
+def test_a_name_that_a_stranger_has_is_a_condition(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.bind(pod)
+    name = pod["metadata"]["name"].replace("-1-0", "-2-0")
+    labels = {k: v for k, v in pod["metadata"]["labels"].items() if "attempt" not in k}
+    spec = {k: v for k, v in pod["spec"].items() if k != "nodeName"}
+    stranger = {"metadata": {"name": name, "labels": labels}, "spec": spec}
+    scene.kube.call("POST", f"/api/v1/namespaces/{scene.namespace}/pods", stranger)
+    scene.delete(pod)
+    scene.end(pod, 75)
+    found = scene.wait_condition("Accepted", "False", "PodNameTaken")
+    assert name in found["message"] and scene.counters()[1] == 0
+
+
+def test_a_job_made_again_under_the_same_name_is_another_job(scene: Scene) -> None:
+    first = scene.create()
+    old = scene.wait_attempt(1)
+    scene.bind(old)
+    scene.wait_condition("Running", "True")
+    scene.kube.call("DELETE", jobs(scene.namespace, scene.job))
+    again = scene.create()
+    wait_for("the new job's pod", lambda: len(scene.pods()) == 2)
+    names = {p["metadata"]["ownerReferences"][0]["uid"] for p in scene.pods()}
+    assert names == {first["metadata"]["uid"], again["metadata"]["uid"]}
+    wait_for(
+        "the orphan to be let go",
+        lambda: not (scene.kube.get(scene.path(old)) or {})["metadata"].get("finalizers"),
+    )
+    scene.wait_condition("Accepted", "True")
+    assert scene.counters() == (1, 0, 0)

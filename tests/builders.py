@@ -1,0 +1,149 @@
+"""Builders with defaults, for tests of the operator: say only what the test is about."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
+from spottrain_operator.api import AttemptRecord, Job, JobKey, Pool, Status
+from spottrain_operator.model import Ended, NodeView, Notice, Observed, PodView, Refusal, Sample
+from spottrain_operator.names import Platform, pod_name
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+KEY = JobKey(namespace="ns", name="job", uid="uid-1")
+POOL = Pool(name="default", platform=Platform.AWS)
+
+
+def after(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def raw_spec(**more: Any) -> dict[str, Any]:
+    """A spec as the API server gives it, with its defaults filled in at the top level."""
+    container = {"name": "trainer", "image": "example.com/train:1"}
+    return {
+        "gpusPerWorker": 1,
+        "template": {"spec": {"containers": [container]}},
+        "training": {},
+        "checkpoint": {"uri": "s3://bucket/run"},
+        "capacity": {},
+        "failurePolicy": {},
+    } | more
+
+
+def raw_job(
+    spec: dict[str, Any] | None = None, *, status: Status | None = None, **meta: Any
+) -> dict[str, Any]:
+    metadata = {"namespace": KEY.namespace, "name": KEY.name, "uid": KEY.uid, "resourceVersion": "1"}
+    raw: dict[str, Any] = {"metadata": metadata | {"generation": 1} | meta, "spec": spec or raw_spec()}
+    return raw | ({"status": status.to_json()} if status else {})
+
+
+def make_job(spec: dict[str, Any] | None = None, *, status: Status | None = None, **meta: Any) -> Job:
+    return Job.parse(raw_job(spec, status=status, **meta))
+
+
+def started(attempt: int = 1, **more: Any) -> Status:
+    """The status of a job whose attempt has been started and seen."""
+    records = tuple(
+        AttemptRecord(
+            number=number,
+            pod=pod_name(KEY.name, KEY.uid, number),
+            capacity_type="spot",
+            started=NOW - timedelta(minutes=10),
+            node="node-a" if number == attempt else "node-z",
+            cause="" if number == attempt else "SpotNotice",
+            ended=None if number == attempt else NOW - timedelta(minutes=11),
+        )
+        for number in range(1, attempt + 1)
+    )
+    values: dict[str, Any] = {"attempt": attempt, "attempts": records, "interruptions": attempt - 1}
+    return Status(**(values | more))
+
+
+def make_pod(attempt: int = 1, **more: Any) -> PodView:
+    """A pod that runs on node-a since ten minutes."""
+    name = pod_name(KEY.name, KEY.uid, attempt)
+    defaults: dict[str, Any] = {
+        "name": name,
+        "namespace": KEY.namespace,
+        "uid": f"uid-of-{name}",
+        "job": KEY,
+        "resource_version": 1,
+        "attempt": attempt,
+        "created": NOW - timedelta(minutes=10),
+        "phase": "Running",
+        "node": "node-a",
+        "ip": "10.0.0.1",
+        "grace": 110,
+        "holds_outcome": True,
+    }
+    if "ended" not in more and more.get("phase", "Running") == "Running" and more.get("node", "node-a"):
+        defaults["running_since"] = NOW - timedelta(minutes=9)
+    return PodView(**(defaults | more))
+
+
+def ended_pod(
+    attempt: int = 1, code: int = 0, *, message: str = "", reason: str = "", **more: Any
+) -> PodView:
+    """A pod whose trainer has ended just now."""
+    end = Ended(exit_code=code, message=message, reason=reason, finished=NOW - timedelta(seconds=1))
+    phase = "Succeeded" if code == 0 else "Failed"
+    return make_pod(attempt, **({"phase": phase, "ended": end} | more))
+
+
+def word(outcome: Outcome, **more: Any) -> str:
+    return TerminationMessage(outcome=outcome, **more).to_json()
+
+
+def told(outcome: Outcome, attempt: int = 1, *, pod: dict[str, Any] | None = None, **more: Any) -> PodView:
+    """A pod that ended with a message of ours, and the exit code that goes with it."""
+    return ended_pod(attempt, EXIT_CODE_OF[outcome], message=word(outcome, **more), **(pod or {}))
+
+
+def deleted(seconds_ago: float = 10, grace: int = 30) -> dict[str, Any]:
+    """For make_pod: somebody asked for its deletion."""
+    return {"deleted": after(grace - seconds_ago), "deletion_grace": grace}
+
+
+def notice(seconds: float = 100, source: str = "AWS spot/instance-action") -> Notice:
+    return Notice(deadline=after(seconds), source=source, seen=NOW - timedelta(seconds=10))
+
+
+def make_node(name: str = "node-a", **more: Any) -> NodeView:
+    values: dict[str, Any] = {"name": name, "resource_version": 1, "hostname": name, "zone": "z1"}
+    return NodeView(**(values | more))
+
+
+def sample(step: int = 5, attempt: int = 1, **more: Any) -> Sample:
+    progress: dict[str, Any] = {
+        "state": "Training",
+        "attempt": attempt,
+        "step": step,
+        "totalSteps": 100,
+    } | more
+    return Sample(progress=Progress(**progress), at=NOW)
+
+
+def make_observed(
+    *pods: PodView,
+    job: Job | None = None,
+    nodes: tuple[NodeView, ...] = (make_node(),),
+    admitted: bool = True,
+    refusal: Refusal | None = None,
+    sample: Sample | None = None,
+    now: datetime = NOW,
+    told_at: datetime | None = None,
+) -> Observed:
+    return Observed(
+        now=now,
+        job=job or make_job(status=started()),
+        pods=tuple(sorted(pods, key=lambda p: p.attempt)),
+        nodes={node.name: node for node in nodes},
+        default_pool=POOL,
+        admitted=admitted,
+        refusal=refusal,
+        sample=sample,
+        told_at=told_at,
+    )

@@ -1,0 +1,299 @@
+"""The chart renders what it promises: schema, pod security, names that fit the code, CRD, hooks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from spottrain_operator.agent.settings import AgentEnv
+from spottrain_operator.agent.settings import Settings as AgentSettings
+from spottrain_operator.api import Pool
+from spottrain_operator.names import Platform
+from spottrain_operator.settings import Settings as OperatorSettings
+
+from tests.support.helm import CHART, KUBERNETES, NAMESPACE, ROOT, Object, find, helm, render, template
+
+CRD = ROOT / "crds" / "trainingjobs.yaml"
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[Object]:
+    return render()
+
+
+def pod_templates(objects: list[Object]) -> dict[str, Object]:
+    return {
+        o["spec"]["template"]["spec"]["containers"][0]["name"]: o["spec"]["template"]
+        for o in objects
+        if o["kind"] in ("Deployment", "DaemonSet", "Job")
+    }
+
+
+def env_of(template: Object) -> dict[str, str]:
+    return {e["name"]: e.get("value", "from the pod") for e in template["spec"]["containers"][0]["env"]}
+
+
+# --- values --------------------------------------------------------------------------------------------
+def test_helm_lint_finds_nothing() -> None:
+    done = helm("lint", "--strict", *KUBERNETES, CHART)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ['watchNamespaces=["ml","research"]'],
+        ["agent.enabled=false"],
+        ['agent.namespace="kube-system"', "agent.admissionPolicy=false"],
+        ['agent.nodeSelector={"pool":"gpu"}', 'agent.priorityClassName=""', "agent.pollSeconds=0.5"],
+        ['imagePullSecrets=[{"name":"registry"}]', 'operator.priorityClassName="system-cluster-critical"'],
+        ['operator.nodeSelector={"pool":"system"}', 'operator.tolerations=[{"operator":"Exists"}]'],
+        ['defaultPool={"name":"g","platform":"GKE","tolerations":[{"key":"gpu","operator":"Exists"}]}'],
+        ["crds.enabled=false", "uninstall.stripFinalizers=false", "operator.replicas=0"],
+    ],
+)
+def test_values_of_each_kind_render(settings: list[str]) -> None:
+    assert render(*settings)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "agnet.enabled=false",
+        "agent.enable=false",
+        'image.operator.repo="x"',
+        'operator.resources.request={"cpu":"1"}',
+        "operator.replicas=2",
+        'defaultPool.platform="aws"',
+        'defaultPool.tolerations=[{"effects":"NoSchedule"}]',
+        'agent.metadataEndpoint="169.254.169.254"',
+        "agent.pollSeconds=0",
+        'agent.nodeSelector={"spot":true}',
+        'watchNamespaces=["ML"]',
+        'watchNamespaces="ml"',
+        "crds.install=true",
+    ],
+)
+def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> None:
+    done = template(setting)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def closed_objects(schema: Any, path: str = "") -> Iterator[tuple[str, bool]]:
+    if isinstance(schema, dict):
+        if "properties" in schema and "type" in schema:
+            yield path or "/", schema.get("additionalProperties") is False
+        for key, part in schema.items():
+            yield from closed_objects(part, f"{path}/{key}")
+
+
+def test_no_object_of_the_schema_lets_an_unknown_name_through() -> None:
+    assert [path for path, closed in closed_objects(SCHEMA) if not closed] == []
+
+
+def test_the_schema_knows_each_value_and_each_value_is_explained() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(VALUES, SCHEMA)
+    for key in ("image", "defaultPool", "operator", "agent", "crds", "uninstall"):
+        assert VALUES[key].keys() == SCHEMA["properties"][key]["properties"].keys()
+    assert VALUES.keys() | {"global"} == SCHEMA["properties"].keys()
+
+
+# --- pods ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["operator", "agent", "uninstall"])
+def test_every_pod_of_ours_is_restricted(objects: list[Object], name: str) -> None:
+    spec = pod_templates(objects)[name]["spec"]
+    (container,) = spec["containers"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostPID", "hostIPC"} & spec.keys()
+    assert spec.get("hostNetwork", False) is (name == "agent")
+    assert all(v.keys() == {"name", "emptyDir"} for v in spec.get("volumes", []))
+    assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"]
+
+
+@pytest.mark.parametrize("name", ["operator", "agent", "uninstall"])
+def test_every_pod_starts_a_module_that_exists_without_a_shell(objects: list[Object], name: str) -> None:
+    (container,) = pod_templates(objects)[name]["spec"]["containers"]
+    python, flag, module = container["command"]
+    assert (python, flag, "args" in container) == ("python3", "-m", False)
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    if found.submodule_search_locations is not None:
+        assert importlib.util.find_spec(f"{module}.__main__") is not None
+
+
+def test_the_image_is_the_same_for_all_and_names_no_registry(objects: list[Object]) -> None:
+    images = {t["spec"]["containers"][0]["image"] for t in pod_templates(objects).values()}
+    assert images == {"spottrain-operator:0.1.0"}
+
+
+def test_a_tag_of_its_own_reaches_every_pod() -> None:
+    changed = render('image.operator={"repository":"r.example/o","tag":"dev","pullPolicy":"Never"}')
+    containers = [t["spec"]["containers"][0] for t in pod_templates(changed).values()]
+    assert {(c["image"], c["imagePullPolicy"]) for c in containers} == {("r.example/o:dev", "Never")}
+
+
+def test_selectors_match_their_own_pods_and_no_others(objects: list[Object]) -> None:
+    selectors = [
+        (o["spec"]["selector"]["matchLabels"], o["spec"]["template"]["metadata"]["labels"])
+        for o in objects
+        if o["kind"] in ("Deployment", "DaemonSet")
+    ]
+    for selector, own in selectors:
+        matching = [labels for _, labels in selectors if selector.items() <= labels.items()]
+        assert matching == [own]
+
+
+def test_one_operator_at_a_time_is_kept_off_spot_nodes_where_it_can_be(objects: list[Object]) -> None:
+    deployment = find(objects, "Deployment", "spottrain-operator")
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    affinity = deployment["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    assert list(affinity) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+
+
+def test_the_operators_own_defaults_are_the_charts(objects: list[Object]) -> None:
+    assert OperatorSettings.from_env(env_of(pod_templates(objects)["operator"])) == OperatorSettings()
+
+
+def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
+    tolerations = [{"key": "gpu", "operator": "Exists"}]
+    pool = {"name": "g", "platform": "GKE", "nodeSelector": {"spot": "true"}, "tolerations": tolerations}
+    changed = render(f"defaultPool={json.dumps(pool)}", 'watchNamespaces=["ml","research"]')
+    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == OperatorSettings(
+        namespaces=("ml", "research"),
+        default_pool=Pool(
+            name="g", platform=Platform.GKE, node_selector={"spot": "true"}, tolerations=tuple(tolerations)
+        ),
+    )
+
+
+def test_each_tuning_value_reaches_the_setting_of_its_name() -> None:
+    names = SCHEMA["properties"]["operator"]["properties"]["tuning"]["properties"]
+    tuning = {name: "DEBUG" if name == "logLevel" else 7 for name in names}
+    environ = env_of(pod_templates(render(f"operator.tuning={json.dumps(tuning)}"))["operator"])
+    settings = OperatorSettings.from_env(environ)
+    assert environ["SPOTTRAIN_OPERATOR_RESYNC_SECONDS"] == "7"
+    for name, value in tuning.items():
+        assert getattr(settings, re.sub("([A-Z])", r"_\1", name).lower()) == value
+
+
+def test_the_probes_ask_what_the_operator_serves(objects: list[Object]) -> None:
+    (container,) = pod_templates(objects)["operator"]["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": OperatorSettings().health_port}]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+# --- agent ---------------------------------------------------------------------------------------------
+def test_the_agent_reads_the_environment_that_the_chart_writes() -> None:
+    changed = render('watchNamespaces=["ml","research"]', 'agent.metadataEndpoint="http://127.0.0.1:1338"')
+    environ = env_of(pod_templates(changed)["agent"])
+    assert set(environ) == {str(name) for name in AgentEnv}
+    assert AgentSettings.from_env(environ) == AgentSettings(
+        node="from the pod", metadata_endpoint="http://127.0.0.1:1338", namespaces=("ml", "research")
+    )
+
+
+def test_the_agent_runs_on_spot_nodes_of_eks_and_karpenter_whatever_their_taints(
+    objects: list[Object],
+) -> None:
+    spec = pod_templates(objects)["agent"]["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert [(e["key"], e["values"]) for t in terms for e in t["matchExpressions"]] == [
+        ("eks.amazonaws.com/capacityType", ["SPOT"]),
+        ("karpenter.sh/capacity-type", ["spot"]),
+    ]
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert spec["priorityClassName"] == "system-node-critical"
+
+
+def test_the_agents_nodes_can_be_named_instead() -> None:
+    spec = pod_templates(render('agent.nodeSelector={"pool":"gpu"}'))["agent"]["spec"]
+    assert spec["nodeSelector"] == {"pool": "gpu"}
+    assert "affinity" not in spec
+
+
+def test_the_agent_can_live_in_a_namespace_of_its_own() -> None:
+    changed = render('agent.namespace="kube-system"')
+    for kind in ("DaemonSet", "ServiceAccount"):
+        assert find(changed, kind, "spottrain-agent")["metadata"]["namespace"] == "kube-system"
+    for name in ("spottrain-agent", "spottrain-agent-nodes"):
+        (subject,) = find(changed, "ClusterRoleBinding", name)["subjects"]
+        assert subject["namespace"] == "kube-system"
+    policy = find(changed, "ValidatingAdmissionPolicy", "spottrain-agent-nodes")
+    assert "system:serviceaccount:kube-system:spottrain-agent" in json.dumps(policy)
+
+
+def test_without_the_agent_nothing_of_it_is_left() -> None:
+    names = [o["metadata"]["name"] for o in render("agent.enabled=false")]
+    assert not [name for name in names if "agent" in name]
+
+
+# --- CRD -----------------------------------------------------------------------------------------------
+def test_the_charts_crd_is_a_copy() -> None:
+    assert (CHART / "files" / "trainingjobs.yaml").read_bytes() == CRD.read_bytes(), "run `make sync`"
+
+
+def test_the_rendered_crd_differs_by_the_keep_annotation_alone(objects: list[Object]) -> None:
+    rendered = find(objects, "CustomResourceDefinition", "trainingjobs.spottrain.io")
+    assert rendered["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert rendered == yaml.safe_load(CRD.read_text())
+
+
+def test_the_crd_can_be_left_to_helm_or_left_out() -> None:
+    assert find(render("crds.keep=false"), "CustomResourceDefinition", "trainingjobs.spottrain.io") == (
+        yaml.safe_load(CRD.read_text())
+    )
+    assert "CustomResourceDefinition" not in [o["kind"] for o in render("crds.enabled=false")]
+
+
+# --- names and hooks -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("release", "operator"), [("spottrain", "spottrain-operator"), ("prod", "prod-spottrain-operator")]
+)
+def test_names_begin_with_the_release(release: str, operator: str) -> None:
+    assert find(render(release=release), "Deployment", operator)["metadata"]["name"] == operator
+
+
+def test_two_releases_share_no_name() -> None:
+    def named(release: str) -> set[tuple[str, str]]:
+        return {(o["kind"], o["metadata"]["name"]) for o in render("crds.enabled=false", release=release)}
+
+    assert not named("a") & named("b")
+
+
+def test_the_uninstall_hook_runs_after_the_operators_rights_are_gone_and_leaves_nothing(
+    objects: list[Object],
+) -> None:
+    hooks = {o["kind"]: o["metadata"]["annotations"] for o in objects if "uninstall" in o["metadata"]["name"]}
+    assert set(hooks) == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
+    assert {a["helm.sh/hook"] for a in hooks.values()} == {"post-delete"}
+    assert all("hook-succeeded" in a["helm.sh/hook-delete-policy"] for a in hooks.values())
+    weights = {kind: int(a.get("helm.sh/hook-weight", "0")) for kind, a in hooks.items()}
+    assert max(w for kind, w in weights.items() if kind != "Job") < weights["Job"]
+
+
+def test_namespaced_objects_are_in_the_release_namespace_or_say_where(objects: list[Object]) -> None:
+    assert {o["metadata"].get("namespace", NAMESPACE) for o in objects} == {NAMESPACE}

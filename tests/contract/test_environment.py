@@ -1,0 +1,81 @@
+"""What the operator puts into a pod is what the runtime reads: names, types and the training's fields."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from spottrain.config import Run, Training
+from spottrain.contract import DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, Env
+from spottrain_operator import render
+from spottrain_operator.api import Job, Status
+
+from tests.builders import POOL, after, raw_job, raw_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINING: dict[str, Any] = {
+    "precision": "bf16",
+    "microBatchSize": 8,
+    "globalBatchSize": 64,
+    "compile": True,
+    "clipGradNorm": 1.0,
+    "warmupSteps": 5,
+    "maxSteps": 100,
+    "seed": 7,
+    "deterministic": False,
+}
+CHECKPOINT = {
+    "uri": "s3://bucket/run",
+    "interval": "90s",
+    "keep": 5,
+    "onExisting": "resume",
+    "endpoint": "http://minio:9000",
+}
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    job = Job.parse(raw_job(raw_spec(training=TRAINING, checkpoint=CHECKPOINT)))
+    status = Status(attempt=2, gate_until=after(100.2), known_durable_step=9)
+    pod = render.pod(job, status, POOL)
+    return {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
+
+
+def test_every_name_of_the_contract_is_set_and_no_other(environment: dict[str, str]) -> None:
+    ours = {name for name in environment if name.startswith("SPOTTRAIN_")}
+    assert ours == {str(name) for name in Env}
+
+
+def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str]) -> None:
+    run = Run.from_env(environment, script="train.py")
+    assert run.job == "job" and run.namespace == "ns" and run.attempt == 2
+    assert run.training == Training(**TRAINING)
+    assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
+
+
+def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
+    crd = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert set(schema["properties"]["training"]["properties"]) == {f.name for f in fields(Training)}
+    assert set(TRAINING) == {f.name for f in fields(Training)}
+
+
+def test_what_is_not_known_is_not_set() -> None:
+    job = Job.parse(raw_job(raw_spec(checkpoint={}, capacity={"type": "onDemand"})))
+    told = render.environment(job, replace(Status(), attempt=1), 110)
+    assert Env.KNOWN_DURABLE_STEP not in told and Env.CHECKPOINT_URI not in told
+    assert told[Env.GATE_UNTIL] == "0"
+
+
+def test_the_pod_has_the_file_and_the_port_that_it_names(environment: dict[str, str]) -> None:
+    job = Job.parse(raw_job())
+    pod = render.pod(job, Status(attempt=1), POOL)
+    trainer, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
+    mount = next(m for m in trainer["volumeMounts"] if m["mountPath"] == PODINFO_DIR)
+    volume = next(v for v in volumes if v["name"] == mount["name"])
+    assert volume["downwardAPI"]["items"][0]["path"] == DEADLINE_NAME
+    assert environment[Env.DEADLINE_FILE] == f"{PODINFO_DIR}/{DEADLINE_NAME}"
+    assert {p["containerPort"] for p in trainer["ports"]} == {PROGRESS_PORT}

@@ -1,0 +1,43 @@
+"""Runs the pinned helm on this repository's chart. Used by the contract tests of the chart."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from localcluster import layout
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "spottrain"
+NAMESPACE = "spottrain-system"
+KUBERNETES = ("--kube-version", layout.KUBERNETES_VERSION)
+
+Object = dict[str, Any]
+
+
+def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    program = layout.default_paths().bin / "helm"
+    if not program.exists():
+        pytest.fail(f"{program} is not there: run `make binaries` once to build it", pytrace=False)
+    return subprocess.run([program, *words], capture_output=True, text=True, timeout=60)
+
+
+def template(*settings: str, release: str = "spottrain") -> subprocess.CompletedProcess[str]:
+    sets = [word for setting in settings for word in ("--set-json", setting)]
+    return helm("template", release, CHART, "--namespace", NAMESPACE, *KUBERNETES, *sets)
+
+
+def render(*settings: str, release: str = "spottrain") -> list[Object]:
+    """The chart's objects; `settings` are path=JSON."""
+    done = template(*settings, release=release)
+    assert done.returncode == 0, done.stderr
+    return [body for body in yaml.safe_load_all(done.stdout) if body]
+
+
+def find(objects: list[Object], kind: str, name: str) -> Object:
+    found = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+    assert len(found) == 1, f"{kind} {name}: {len(found)} of it"
+    return found[0]

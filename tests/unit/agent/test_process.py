@@ -1,0 +1,110 @@
+"""The agent as a process: settings, SIGTERM, and the timer that ends it when its loop stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spottrain_operator.agent.settings import AgentEnv, Settings
+
+from tests.support.imds import fake_imds
+from tests.unit.agent.fakes import fake_api, until
+
+ROOT = Path(__file__).parents[3]
+SERVE = """
+import asyncio, sys, time
+from pathlib import Path
+from spottrain_operator.agent import __main__ as agent
+from spottrain_operator.agent.api import Endpoint
+from spottrain_operator.agent.settings import Settings
+
+stalls, imds, api, token = sys.argv[1:]
+if stalls == "yes":
+    agent.STALLED_SECONDS = 0.2
+    agent.log = lambda event, **fields: asyncio.get_running_loop().call_later(0.05, time.sleep, 60)
+settings = Settings(node="n1", metadata_endpoint=imds, poll_seconds=0.01)
+asyncio.run(agent.serve(settings, Endpoint(url=api, token_file=Path(token))))
+"""
+
+
+def test_settings_have_defaults_for_all_but_the_node() -> None:
+    assert Settings.from_env({str(AgentEnv.NODE): "n1"}) == Settings(node="n1")
+
+
+def test_settings_are_read_from_the_environment() -> None:
+    environ: dict[str, str] = {
+        AgentEnv.NODE: "n1",
+        AgentEnv.METADATA_ENDPOINT: "http://[fd00:ec2::254]",
+        AgentEnv.NAMESPACES: "ml, research,",
+        AgentEnv.POLL_SECONDS: "5",
+    }
+    assert Settings.from_env(environ) == Settings(
+        node="n1", metadata_endpoint="http://[fd00:ec2::254]", namespaces=("ml", "research"), poll_seconds=5.0
+    )
+
+
+@pytest.mark.parametrize("environ", [{}, {AgentEnv.NODE: ""}])
+def test_a_missing_node_is_a_sentence(environ: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="must hold the name of this node"):
+        Settings.from_env(environ)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "61", "often", "nan"])
+def test_an_interval_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="POLL_SECONDS"):
+        Settings.from_env({AgentEnv.NODE: "n1", AgentEnv.POLL_SECONDS: text})
+
+
+def test_outside_a_cluster_it_ends_with_a_sentence() -> None:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "spottrain_operator.agent"],
+        env=environ | {AgentEnv.NODE: "n1"},
+        cwd=ROOT / "operator",
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("the notice agent cannot start")
+
+
+async def _run(stalls: str, token: Path) -> tuple[int, str]:
+    token.write_text("t")
+    async with fake_imds() as imds, fake_api() as api, asyncio.timeout(30):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            SERVE,
+            stalls,
+            imds.url,
+            api.url,
+            str(token),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            if stalls == "no":
+                await until(lambda: imds.gets > 3, "the agent polled")
+                process.send_signal(signal.SIGTERM)
+            _, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode or 0, errors.decode()
+
+
+async def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
+    assert await _run("no", tmp_path / "token") == (0, "")
+
+
+async def test_a_loop_that_stands_still_ends_the_process_and_shows_where(tmp_path: Path) -> None:
+    code, errors = await _run("yes", tmp_path / "token")
+    assert code == 1
+    assert "Timeout (" in errors and "File " in errors

@@ -1,0 +1,231 @@
+"""An API server in memory, a kubelet, and a crash at a chosen write. Used by the crash and property tests.
+
+The rules that the operator leans on: unique names, resourceVersion and uid preconditions, finalizers that
+hold a deleted object, the CEL rules of the status. Every write is counted; the `crash_at`-th is carried
+out or not (both are crashes to survive), and then `Crash` is raised, as a SIGKILL ends the process there.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from spottrain_operator.errors import ApiError
+from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER
+from spottrain_operator.wire import rfc3339
+
+from tests.builders import KEY, NOW, raw_job
+
+Json = dict[str, Any]
+
+
+class Crash(BaseException):
+    """The operator's process ends here."""
+
+
+class FakeCluster:
+    def __init__(self) -> None:
+        self.now: datetime = NOW
+        self.jobs: dict[str, Json] = {}
+        self.pods: dict[str, Json] = {}
+        self.nodes: dict[str, Json] = {}
+        self.posted: list[str] = []
+        self.events: list[Json] = []
+        self.writes = 0
+        self.crash_at: int | None = None
+        self.crash_after_effect = True
+        self._version = itertools.count(100)
+
+    # --- the world ---
+    def add_job(self, spec: Json | None = None) -> None:
+        self.jobs[KEY.name] = raw_job(spec, resourceVersion=str(next(self._version)))
+
+    def add_node(self, name: str) -> None:
+        conditions = [{"type": "Ready", "status": "True"}]
+        meta = {"name": name, "uid": name, "resourceVersion": str(next(self._version)), "labels": {}}
+        self.nodes[name] = {"metadata": meta, "spec": {}, "status": {"conditions": conditions}}
+
+    def give_notice(self, node: str, seconds: float) -> None:
+        notes = {
+            "spottrain.io/termination-deadline": rfc3339(self.now + timedelta(seconds=seconds)),
+            "spottrain.io/termination-source": "AWS spot/instance-action",
+            "spottrain.io/notice-seen": rfc3339(self.now),
+        }
+        self.nodes[node]["metadata"]["annotations"] = notes
+        self._bump(self.nodes[node])
+
+    def bind(self, name: str, node: str) -> None:
+        pod = self.pods[name]
+        pod["spec"]["nodeName"] = node
+        state = {
+            "name": "trainer",
+            "state": {"running": {"startedAt": rfc3339(self.now, timespec="seconds")}},
+        }
+        pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [state]}
+        self._bump(pod)
+
+    def end(self, name: str, code: int, message: str = "") -> None:
+        """The kubelet reports the trainer's end, and lets go of a pod that is to be deleted."""
+        pod = self.pods[name]
+        when = rfc3339(self.now, timespec="seconds")
+        ended = {"exitCode": code, "message": message, "finishedAt": when}
+        pod["status"]["phase"] = "Failed" if code else "Succeeded"
+        pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": ended}}]
+        self._bump(pod)
+        self._collect(name)
+
+    def live(self) -> list[str]:
+        return [
+            n
+            for n, p in self.pods.items()
+            if p.get("status", {}).get("phase", "Pending") in ("Pending", "Running")
+        ]
+
+    def attempts_alive(self) -> dict[str, list[str]]:
+        alive: dict[str, list[str]] = {}
+        for name in self.live():
+            alive.setdefault(self.pods[name]["metadata"]["labels"][ATTEMPT_LABEL], []).append(name)
+        return alive
+
+    # --- reads ---
+    async def get_job(self, namespace: str, name: str) -> Json | None:
+        return copy.deepcopy(self.jobs.get(name))
+
+    async def get_node(self, name: str) -> Json | None:
+        return copy.deepcopy(self.nodes.get(name))
+
+    async def get_pod(self, namespace: str, name: str) -> Json | None:
+        return copy.deepcopy(self.pods.get(name))
+
+    async def list_pods(self, namespace: str, selector: str) -> list[Json]:
+        label, uid = selector.split("=")
+        assert label == JOB_UID_LABEL
+        return [copy.deepcopy(p) for p in self.pods.values() if p["metadata"]["labels"][JOB_UID_LABEL] == uid]
+
+    async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
+        tables = {"pods": self.pods, "nodes": self.nodes, "trainingjobs": self.jobs}
+        for raw in list(tables[kind].values()):
+            yield copy.deepcopy(raw)
+
+    # --- writes ---
+    async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json:
+        if dry_run:
+            return manifest
+        name = manifest["metadata"]["name"]
+        with self._write():
+            if name in self.pods:
+                raise ApiError(409, f'pods "{name}" already exists')
+            pod = copy.deepcopy(manifest)
+            uid = f"{name}-{len(self.posted)}"
+            stamp = {"uid": uid, "creationTimestamp": rfc3339(self.now, timespec="seconds")}
+            pod["metadata"] |= stamp | {"resourceVersion": str(next(self._version))}
+            pod["status"] = {"phase": "Pending"}
+            self.pods[name] = pod
+            self.posted.append(name)
+        return copy.deepcopy(self.pods[name])
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace: int | None) -> None:
+        with self._write():
+            pod = self._get(name, uid)
+            ended = pod["status"]["phase"] in ("Succeeded", "Failed") or "nodeName" not in pod["spec"]
+            seconds = 0 if ended else pod["spec"]["terminationGracePeriodSeconds"] if grace is None else grace
+            deadline = rfc3339(self.now + timedelta(seconds=seconds), timespec="seconds")
+            if (
+                "deletionTimestamp" not in pod["metadata"]
+                or seconds < pod["metadata"]["deletionGracePeriodSeconds"]
+            ):
+                pod["metadata"] |= {"deletionTimestamp": deadline, "deletionGracePeriodSeconds": seconds}
+            self._bump(pod)
+            self._collect(name)
+
+    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> None:
+        with self._write():
+            pod = self._get(name, uid)
+            pod["metadata"].setdefault("annotations", {}).update(annotations)
+            self._bump(pod)
+
+    async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
+        with self._write():
+            pod = self._get(name, uid)
+            finalizers = pod["metadata"].get("finalizers", [])
+            pod["metadata"]["finalizers"] = [f for f in finalizers if f != OUTCOME_FINALIZER]
+            self._bump(pod)
+            self._collect(name)
+
+    async def apply_status(
+        self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
+    ) -> Json:
+        with self._write():
+            job = self.jobs.get(name)
+            if job is None:
+                raise ApiError(404, "gone")
+            if job["metadata"]["uid"] != uid or int(job["metadata"]["resourceVersion"]) != resource_version:
+                raise ApiError(409, "the object has been modified")
+            self._check_rules(job.get("status", {}), status)
+            job["status"] = copy.deepcopy(status)
+            self._bump(job)
+        return copy.deepcopy(job)
+
+    async def create_event(self, namespace: str, event: Json) -> None:
+        self.events.append(event)
+
+    # --- rules ---
+    def _check_rules(self, old: Json, new: Json) -> None:
+        for counter in ("attempt", "failures", "interruptions"):
+            if new.get(counter, 0) < old.get(counter, 0):
+                raise ApiError(422, f"{counter} never goes down")
+        if lost := _ends(old) - _ends(new):
+            raise ApiError(422, f"{lost} stay True once they are")
+
+    def _get(self, name: str, uid: str) -> Json:
+        pod = self.pods.get(name)
+        if pod is None:
+            raise ApiError(404, "not found")
+        if pod["metadata"]["uid"] != uid:
+            raise ApiError(409, "uid precondition failed")
+        return pod
+
+    def _collect(self, name: str) -> None:
+        """A deleted pod goes when no finalizer holds it and its kubelet (if any) has ended it."""
+        pod = self.pods[name]
+        meta, phase = pod["metadata"], pod["status"]["phase"]
+        forced = meta.get("deletionGracePeriodSeconds") == 0
+        if (
+            "deletionTimestamp" in meta
+            and not meta.get("finalizers")
+            and (forced or phase in ("Succeeded", "Failed"))
+        ):
+            del self.pods[name]
+
+    def _bump(self, raw: Json) -> None:
+        raw["metadata"]["resourceVersion"] = str(next(self._version))
+
+    def _write(self) -> _Write:
+        return _Write(self)
+
+
+def _ends(status: Json) -> set[str]:
+    true = {c["type"] for c in status.get("conditions", ()) if c["status"] == "True"}
+    return true & {"Succeeded", "Failed"}
+
+
+class _Write:
+    """Counts one write, and crashes before or after its effect when it is the chosen one."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    def _is_chosen(self) -> bool:
+        return self._cluster.writes == self._cluster.crash_at
+
+    def __enter__(self) -> None:
+        self._cluster.writes += 1
+        if self._is_chosen() and not self._cluster.crash_after_effect:
+            raise Crash
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._is_chosen():
+            raise Crash

@@ -1,0 +1,236 @@
+"""SIGKILL of the operator between any two writes: it goes on, starts no attempt twice, loses no outcome.
+
+A story (a job's life with the world's doings) is told once without a crash to learn its number of writes,
+then again with a crash at each of them, before and after the write takes effect. Both tellings must end
+alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain_operator.api import Job, JobKey, Status
+from spottrain_operator.caches import Caches
+from spottrain_operator.memory import Memory
+from spottrain_operator.model import Limits
+from spottrain_operator.names import pod_name
+from spottrain_operator.reconcile import AT_ONCE, Reconciler
+from spottrain_operator.resync import resync
+from spottrain_operator.views import pod_view
+
+from tests.builders import KEY, POOL, raw_spec, word
+from tests.unit.controller.fake_cluster import Crash, FakeCluster
+
+ROUNDS = 40
+"""More reconciles than any story needs to come to rest."""
+
+
+class KeySet:
+    """Stands in for the work queue."""
+
+    def __init__(self) -> None:
+        self.keys: set[JobKey] = set()
+
+    def add(self, key: JobKey) -> None:
+        self.keys.add(key)
+
+
+class World:
+    """A cluster and the operator's process of the moment."""
+
+    def __init__(self, spec: dict[str, object] | None = None) -> None:
+        self.cluster = FakeCluster()
+        for node in ("node-a", "node-b", "node-c"):
+            self.cluster.add_node(node)
+        self.cluster.add_job(raw_spec(**(spec or {})))
+        self.most_alive = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.caches = Caches()
+        self.reconciler = Reconciler(
+            cluster=self.cluster,
+            caches=self.caches,
+            memory=Memory(),
+            default_pool=POOL,
+            limits=Limits(),
+            now=lambda: self.cluster.now,
+        )
+
+    async def look(self) -> object:
+        """One reconcile on fresh caches."""
+        await resync(self.cluster, self.caches, KeySet(), ())  # type: ignore[arg-type]
+        return await self.reconciler(KEY)
+
+    async def settle(self) -> None:
+        """Reconciles, restarting the operator where it crashes, until nothing more is written."""
+        for _ in range(ROUNDS):
+            before = self.cluster.writes
+            try:
+                again = await self.look()
+            except Crash:
+                self._start()
+                continue
+            self._check()
+            if self.cluster.writes == before and again != AT_ONCE:
+                return
+        raise AssertionError(f"still writing after {ROUNDS} reconciles")
+
+    def see_pod(self, raw: dict[str, Any]) -> None:
+        """A watch event."""
+        pod = pod_view(raw)
+        assert pod is not None
+        self.caches.pods.put(pod)
+
+    def _check(self) -> None:
+        alive = self.cluster.attempts_alive()
+        assert all(len(names) == 1 for names in alive.values()), f"two live pods of one attempt: {alive}"
+
+    def pass_time(self, seconds: float) -> None:
+        self.cluster.now += timedelta(seconds=seconds)
+
+    def pod(self, attempt: int) -> str:
+        return pod_name(KEY.name, KEY.uid, attempt)
+
+    @property
+    def status(self) -> Status:
+        return Job.parse(self.cluster.jobs[KEY.name]).status
+
+
+Story = Callable[[World], Awaitable[None]]
+
+
+async def reclaimed_with_notice(w: World) -> None:
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    w.pass_time(30)
+    w.cluster.give_notice("node-a", 100)
+    await w.settle()
+    w.pass_time(2)
+    await w.settle()
+    w.pass_time(2)
+    await w.settle()
+    w.pass_time(20)
+    w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
+    await w.settle()
+    w.cluster.bind(w.pod(2), "node-b")
+    await w.settle()
+    w.pass_time(60)
+    w.cluster.end(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
+    await w.settle()
+
+
+async def node_vanishes(w: World) -> None:
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    del w.cluster.nodes["node-a"]
+    await w.settle()
+    w.cluster.bind(w.pod(2), "node-b")
+    await w.settle()
+    w.pass_time(60)
+    w.cluster.end(w.pod(2), 0, word(Outcome.DONE, startStep=5))
+    await w.settle()
+
+
+async def fails_then_works(w: World) -> None:
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    w.cluster.end(w.pod(1), 1, "Traceback: boom")
+    await w.settle()
+    w.pass_time(11)
+    await w.settle()
+    w.cluster.bind(w.pod(2), "node-a")
+    await w.settle()
+    w.cluster.end(w.pod(2), 0)
+    await w.settle()
+
+
+async def deleted_by_hand(w: World) -> None:
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    pod = w.cluster.pods[w.pod(1)]["metadata"]
+    pod |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    w.cluster._bump(w.cluster.pods[w.pod(1)])
+    await w.settle()
+    w.pass_time(5)
+    w.cluster.end(w.pod(1), 0)
+    await w.settle()
+    w.cluster.bind(w.pod(2), "node-a")
+    await w.settle()
+    w.pass_time(60)
+    w.cluster.end(w.pod(2), 0)
+    await w.settle()
+
+
+async def done_during_the_notice(w: World) -> None:
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    w.pass_time(30)
+    w.cluster.give_notice("node-a", 100)
+    await w.settle()
+    w.pass_time(2)
+    await w.settle()
+    w.pass_time(2)
+    await w.settle()
+    w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20))
+    await w.settle()
+
+
+async def refuses_its_configuration(w: World) -> None:
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    w.cluster.end(w.pod(1), 64, word(Outcome.BAD_CONFIGURATION, reason="StoreDenied", message="403"))
+    await w.settle()
+
+
+STORIES: list[tuple[Story, dict[str, object], tuple[int, int, int, str]]] = [
+    (reclaimed_with_notice, {}, (2, 0, 1, "Succeeded")),
+    (reclaimed_with_notice, {"capacity": {"replaceDuringNotice": False}}, (2, 0, 1, "Succeeded")),
+    (node_vanishes, {}, (2, 0, 1, "Succeeded")),
+    (fails_then_works, {}, (2, 1, 0, "Succeeded")),
+    (deleted_by_hand, {}, (2, 0, 1, "Succeeded")),
+    (done_during_the_notice, {}, (2, 0, 1, "Succeeded")),
+    (refuses_its_configuration, {}, (1, 1, 0, "Failed")),
+]
+
+
+def _outcome(w: World) -> tuple[int, int, int, str]:
+    s = w.status
+    return s.attempt, s.failures, s.interruptions, s.phase
+
+
+def _check_end(w: World, expected: tuple[int, int, int, str]) -> None:
+    assert _outcome(w) == expected
+    assert len(w.cluster.posted) == len(set(w.cluster.posted)), "a pod's name was POSTed twice"
+    assert [r.number for r in w.status.attempts] == list(range(1, expected[0] + 1))
+    held = [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
+    assert not held or w.cluster.live(), f"finalizers left on {held}"
+
+
+@pytest.mark.parametrize("after_effect", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize(("story", "spec", "expected"), STORIES)
+async def test_a_crash_at_any_write_changes_nothing_in_the_end(
+    story: Story, spec: dict[str, object], expected: tuple[int, int, int, str], after_effect: bool
+) -> None:
+    whole = World(spec)
+    await story(whole)
+    _check_end(whole, expected)
+    for k in range(1, whole.cluster.writes + 1):
+        world = World(spec)
+        world.cluster.crash_at, world.cluster.crash_after_effect = k, after_effect
+        await story(world)
+        _check_end(world, expected)
+        assert world.cluster.posted == whole.cluster.posted, f"crash at write {k}"
+        told = [(r.number, r.cause, r.exit_code, r.durable_step) for r in world.status.attempts]
+        assert told == [(r.number, r.cause, r.exit_code, r.durable_step) for r in whole.status.attempts], (
+            f"write {k}"
+        )

@@ -1,0 +1,191 @@
+"""The pod that a template becomes: what the operator adds, what it leaves, what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from spottrain_operator import render
+from spottrain_operator.api import Status
+from spottrain_operator.names import pod_name
+
+from tests.builders import POOL, make_job, raw_spec
+
+Json = dict[str, Any]
+
+
+def rendered(
+    pod: Json | None = None, *, avoid: tuple[str, ...] = (), trainer: Json | None = None, **spec: Any
+) -> Json:
+    container = {"name": "trainer", "image": "x"} | (trainer or {})
+    template = {"spec": {"containers": [container]} | (pod or {})}
+    job = make_job(raw_spec(template=template, **spec))
+    assert job.spec is not None, job.invalid
+    before = copy.deepcopy(job.spec.template)
+    manifest = render.pod(job, Status(attempt=1), POOL, avoid)
+    assert job.spec.template == before, "the template was changed"
+    return manifest
+
+
+def trainer_of(manifest: Json) -> Json:
+    found: Json = next(c for c in manifest["spec"]["containers"] if c["name"] == "trainer")
+    return found
+
+
+def test_labels_and_annotations_of_the_template_stay_and_ours_are_added() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a"}, "annotations": {"karpenter.sh/do-not-disrupt": "false"}},
+        "spec": {"containers": [{"name": "trainer", "image": "x"}]},
+    }
+    meta = render.pod(make_job(raw_spec(template=template)), Status(attempt=3), POOL)["metadata"]
+    assert meta["labels"]["team"] == "a" and meta["labels"]["spottrain.io/attempt"] == "3"
+    assert meta["annotations"]["karpenter.sh/do-not-disrupt"] == "false"
+    assert meta["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    assert meta["name"] == pod_name("job", "uid-1", 3) and meta["ownerReferences"][0]["controller"]
+
+
+def test_a_long_job_name_gives_a_pod_name_that_is_a_host_name_and_unique() -> None:
+    names = {pod_name("a.b-" + "x" * 240 + end, f"uid-{end}", 12) for end in "12"}
+    assert len(names) == 2 and all(len(n) <= 63 and "." not in n for n in names)
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, None), (4, "4")])
+def test_gpus_are_requested(gpus: int, expected: str | None) -> None:
+    trainer = trainer_of(rendered(trainer={"resources": {"limits": {"memory": "1Gi"}}}, gpusPerWorker=gpus))
+    assert trainer["resources"]["limits"].get("nvidia.com/gpu") == expected
+    assert trainer["resources"]["limits"]["memory"] == "1Gi"
+
+
+def test_the_pool_says_where() -> None:
+    pool = {
+        "name": "a100",
+        "platform": "GKE",
+        "nodeSelector": {"cloud.google.com/gke-spot": "true"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    }
+    own = {"key": "node.kubernetes.io/not-ready", "operator": "Exists"}
+    spec = rendered({"nodeSelector": {"disk": "ssd"}, "tolerations": [own]}, capacity={"pools": [pool]})[
+        "spec"
+    ]
+    assert spec["nodeSelector"] == {"disk": "ssd", "cloud.google.com/gke-spot": "true"}
+    assert spec["terminationGracePeriodSeconds"] == 15
+    assert {"key": "gpu", "operator": "Exists"} in spec["tolerations"]
+    silent = [t for t in spec["tolerations"] if t["key"] == "node.kubernetes.io/not-ready"]
+    assert [t["tolerationSeconds"] for t in silent] == [30]
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "grace", "note"),
+    [
+        ("spot", None, 110, ""),
+        ("spot", 60, 60, "leaves less"),
+        ("spot", 300, 110, "is cut to 110"),
+        ("onDemand", None, 110, ""),
+        ("onDemand", 300, 300, ""),
+        ("onDemand", 60, 60, ""),
+    ],
+)
+def test_the_grace_is_at_most_what_a_notice_leaves(
+    kind: str, asked: int | None, grace: int, note: str
+) -> None:
+    pod = {} if asked is None else {"terminationGracePeriodSeconds": asked}
+    assert rendered(pod, capacity={"type": kind})["spec"]["terminationGracePeriodSeconds"] == grace
+    template = {"spec": {"containers": [{"name": "trainer"}]} | pod}
+    job = make_job(raw_spec(template=template, capacity={"type": kind}))
+    assert job.spec is not None
+    assert note in render.grace_note(job.spec, POOL) and bool(note) == bool(render.grace_note(job.spec, POOL))
+
+
+def test_doomed_nodes_are_avoided_in_every_alternative() -> None:
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": []}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    spec = rendered({"affinity": {"nodeAffinity": required, "podAffinity": {}}}, avoid=("n2", "n1"))["spec"]
+    found = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
+    assert [t["matchExpressions"][-1] for t in found] == [rule, rule]
+    assert "podAffinity" in spec["affinity"] and "affinity" not in rendered()["spec"]
+
+
+def test_places_to_write_are_added_only_where_there_are_none() -> None:
+    plain = trainer_of(rendered())
+    paths = {m["mountPath"] for m in plain["volumeMounts"]}
+    assert paths == {"/etc/spottrain", "/dev/shm", "/home/spottrain", "/tmp", "/cache"}
+    own = {"name": "fast", "mountPath": "/cache/"}
+    manifest = rendered({"volumes": [{"name": "fast"}]}, trainer={"volumeMounts": [own]})
+    mounts = trainer_of(manifest)["volumeMounts"]
+    assert [m["name"] for m in mounts if m["mountPath"].rstrip("/") == "/cache"] == ["fast"]
+    assert "spottrain-cache" not in {v["name"] for v in manifest["spec"]["volumes"]}
+
+
+def test_the_environment_of_the_template_stays_except_for_the_contracts_names() -> None:
+    given = [
+        {"name": "HOME", "value": "/data"},
+        {"name": "SPOTTRAIN_ATTEMPT", "value": "99"},
+        {"name": "A", "value": "b"},
+    ]
+    env = trainer_of(rendered(trainer={"env": given}))["env"]
+    values = {e["name"]: e["value"] for e in env}
+    assert len(values) == len(env)
+    assert (values["HOME"], values["A"], values["SPOTTRAIN_ATTEMPT"]) == ("/data", "b", "1")
+    assert values["TRITON_CACHE_DIR"] == "/cache/triton"
+
+
+def test_credentials_come_from_their_secret() -> None:
+    trainer = trainer_of(rendered(checkpoint={"uri": "s3://b/p", "credentialsSecret": "s3"}))
+    assert trainer["envFrom"] == [{"secretRef": {"name": "s3"}}]
+
+
+def test_a_silent_template_is_restricted() -> None:
+    spec = rendered({"initContainers": [{"name": "init", "image": "x"}]})["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["fsGroup"] == 1000
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in [*spec["containers"], *spec["initContainers"]]:
+        context = container["securityContext"]
+        assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_a_template_that_asks_for_more_gets_it() -> None:
+    spec = rendered(
+        {"securityContext": {"runAsUser": 0}, "automountServiceAccountToken": True},
+        trainer={"securityContext": {"privileged": True, "runAsUser": 0}},
+    )["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is False and spec["automountServiceAccountToken"] is True
+    assert spec["containers"][0]["securityContext"] == {
+        "privileged": True,
+        "runAsUser": 0,
+        "runAsNonRoot": False,
+    }
+
+
+TWO = [{"name": "a"}, {"name": "b"}]
+OWNED: list[tuple[Json, str]] = [
+    ({"restartPolicy": "OnFailure"}, "spec.template.spec.restartPolicy"),
+    ({"hostname": "me"}, "spec.template.spec.hostname"),
+    ({"subdomain": "us"}, "spec.template.spec.subdomain"),
+    ({"containers": TWO}, "must have one named trainer"),
+    (
+        {"containers": [{"name": "x"}, {"name": "trainer", "terminationMessagePath": "/x"}]},
+        "containers[1].terminationMessagePath",
+    ),
+    (
+        {"containers": [{"name": "a", "lifecycle": {"preStop": {"sleep": {}}}}]},
+        "containers[0].lifecycle.preStop",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), OWNED, ids=[w for _, w in OWNED])
+def test_a_field_that_the_operator_owns_is_refused_by_its_path(change: Json, words: str) -> None:
+    spec = raw_spec(template={"spec": {"containers": [{"name": "trainer"}]} | change})
+    job = make_job(spec)
+    assert job.spec is None and words in job.invalid
+
+
+def test_a_sidecar_may_have_what_the_trainer_may_not() -> None:
+    sidecar = {"name": "logs", "image": "x", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
+    manifest = rendered({"containers": [sidecar, {"name": "trainer", "image": "x"}]})
+    assert "env" not in manifest["spec"]["containers"][0] and trainer_of(manifest)["env"]

@@ -1,0 +1,78 @@
+"""What the operator does when its caches lie: they lag behind, miss a deletion, or are of an older leader."""
+
+from __future__ import annotations
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain_operator.api import Job
+
+from tests.builders import KEY, word
+from tests.unit.controller.fake_cluster import Crash
+from tests.unit.controller.test_crashes import World
+
+
+async def _running(w: World) -> None:
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+
+
+async def test_a_pod_that_only_the_cache_has_lost_is_not_lost() -> None:
+    w = World()
+    await _running(w)
+    for pod in tuple(w.caches.pods):
+        w.caches.pods.drop(pod)
+    await w.reconciler(KEY)
+    assert (w.status.attempt, w.status.interruptions) == (1, 0)
+
+
+async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() -> None:
+    """It was stopped between the write of attempt 1 and the POST of its pod; another has gone on since."""
+    w = World()
+    w.cluster.crash_at = 1
+    await w.look()
+    with pytest.raises(Crash):
+        await w.look()
+    sleeper = Job.parse(w.cluster.jobs[KEY.name])
+    assert sleeper.status.attempt == 1 and not w.cluster.pods
+    await _running(w)
+    w.cluster.end(w.pod(1), 1)
+    await w.settle()
+    w.pass_time(20)
+    await w.settle()
+    posted = list(w.cluster.posted)
+    assert w.status.attempt == 2 and w.pod(1) not in w.cluster.pods
+
+    w._start()  # empty caches, but for what the sleeper knew
+    w.caches.jobs.put(sleeper)
+    await w.reconciler(KEY)
+    assert w.cluster.posted == posted and w.status.attempt == 2
+
+
+async def test_a_node_that_only_the_cache_has_lost_is_not_lost() -> None:
+    w = World()
+    await _running(w)
+    w.caches.nodes.drop("node-a")
+    await w.reconciler(KEY)
+    assert w.status.attempt == 1
+
+
+async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
+    w = World()
+    await _running(w)
+    w.cluster.jobs.clear()
+    w.caches.jobs.drop(KEY)
+    await w.reconciler(KEY)
+    assert not w.cluster.pods[w.pod(1)]["metadata"]["finalizers"]
+
+
+async def test_a_write_on_an_outdated_job_is_refused_and_planned_again() -> None:
+    w = World()
+    await _running(w)
+    w.cluster._bump(w.cluster.jobs[KEY.name])  # somebody has labelled the job
+    w.cluster.end(w.pod(1), 0, word(Outcome.DONE))
+    for raw in await w.cluster.list_pods("", f"spottrain.io/job-uid={KEY.uid}"):
+        w.see_pod(raw)
+    assert await w.reconciler(KEY) is not None
+    await w.reconciler(KEY)
+    assert w.status.phase == "Succeeded"

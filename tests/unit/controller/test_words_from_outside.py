@@ -1,0 +1,182 @@
+"""What comes from outside (JSON of the API server, annotations, a trainer's answers) is read without harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from spottrain.contract import Outcome, Progress
+from spottrain_operator import wire
+from spottrain_operator.api import Pool, Status, TrainingJobSpec
+from spottrain_operator.caches import Caches
+from spottrain_operator.errors import InvalidSpec
+from spottrain_operator.memory import Memory
+from spottrain_operator.names import Platform
+from spottrain_operator.plan import plan
+from spottrain_operator.policies.cause import word_of
+from spottrain_operator.progress import Poller
+from spottrain_operator.settings import Settings
+from spottrain_operator.views import node_view, pod_view
+from spottrain_operator.workqueue import WorkQueue
+
+from tests.builders import (
+    KEY,
+    NOW,
+    ended_pod,
+    make_job,
+    make_observed,
+    make_pod,
+    raw_spec,
+    sample,
+    started,
+    told,
+)
+
+
+def test_a_status_comes_back_as_it_was_written() -> None:
+    for pod in (make_pod(), ended_pod(code=1), told(Outcome.DONE, step=3, outputURI="s3://x/y")):
+        written = plan(make_observed(pod, sample=sample(4, durableStep=3, loss=0.5))).status
+        assert written is not None
+        assert Status.parse(json.loads(json.dumps(written.to_json()))) == written
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gpusPerWorker": "two"}, "spec.gpusPerWorker must be int"),
+        ({"capacity": {"type": "cheap"}}, "spec.capacity.type"),
+        ({"capacity": {"pools": [{"name": "a"}]}}, "spec.capacity.pools[0] lacks a field"),
+        ({"template": {"spec": None}}, "spec.template.spec"),
+    ],
+)
+def test_a_spec_that_is_none_names_the_path(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSpec) as error:
+        TrainingJobSpec.parse(raw_spec(**change))
+    assert words in str(error.value)
+
+
+META = {
+    "name": "n",
+    "namespace": "ns",
+    "uid": "u",
+    "resourceVersion": "5",
+    "creationTimestamp": "2026-03-01T12:00:00Z",
+}
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "", "9999-99-99", "0001-01-01T00:00:00+14:00", "2026-03-01T12:00:00"]
+)
+def test_an_annotation_that_is_no_time_is_no_notice(text: str) -> None:
+    raw = {"metadata": META | {"annotations": {"spottrain.io/termination-deadline": text}}}
+    assert node_view(raw).notice is None
+
+
+@pytest.mark.parametrize(
+    ("value", "known"), [("1772366400", True), ("9" * 40, False), ("x", False), ("", False)]
+)
+def test_a_taint_is_a_notice_where_its_value_is_a_time(value: str, known: bool) -> None:
+    raw = {"metadata": META, "spec": {"taints": [{"key": "spottrain.io/terminating", "value": value}]}}
+    assert (node_view(raw).notice is not None) == known
+
+
+def test_a_pod_of_another_controller_is_none_of_ours() -> None:
+    owner = {"kind": "Job", "name": "x", "uid": "y", "controller": True}
+    labels = {"spottrain.io/attempt": "1", "spottrain.io/job-uid": "u"}
+    assert pod_view({"metadata": META | {"labels": labels, "ownerReferences": [owner]}}) is None
+    assert pod_view({"metadata": META | {"labels": labels}}) is None
+
+
+@given(text=st.one_of(st.text(max_size=50), st.just("[" * 4000), st.just('{"outcome":"done","step":1e400}')))
+def test_no_termination_message_does_harm(text: str) -> None:
+    word_of(ended_pod(code=1, message=text))
+
+
+def test_settings_come_from_the_environment() -> None:
+    env = {
+        "SPOTTRAIN_OPERATOR_NAMESPACES": "a, b",
+        "SPOTTRAIN_OPERATOR_DEFAULT_POOL": '{"platform": "GKE", "nodeSelector": {"x": "y"}}',
+        "SPOTTRAIN_OPERATOR_WORKERS": "3",
+        "SPOTTRAIN_OPERATOR_RESYNC_SECONDS": "",
+        "PATH": "/bin",
+    }
+    settings = Settings.from_env(env)
+    assert settings.namespaces == ("a", "b") and settings.workers == 3 and settings.resync_seconds == 300
+    assert settings.default_pool == Pool(name="default", platform=Platform.GKE, node_selector={"x": "y"})
+    with pytest.raises(InvalidSpec, match="platform"):
+        Settings.from_env({"SPOTTRAIN_OPERATOR_DEFAULT_POOL": '{"platform": "OCI"}'})
+
+
+# --- progress -----------------------------------------------------------------------------------------
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """A trainer that answers what the test puts into `ANSWER`."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        if ANSWER[0] == "redirect":
+            raise web.HTTPFound("http://169.254.169.254/")
+        return web.Response(text=ANSWER[0])
+
+    app = web.Application()
+    app.add_routes([web.get("/progress", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+ANSWER = [""]
+GOOD = Progress(state="Training", attempt=1, step=7, totalSteps=10, loss=0.5).to_json()
+
+
+@pytest.mark.parametrize(
+    ("answer", "known"),
+    [
+        (GOOD, True),
+        (GOOD.replace('"attempt": 1', '"attempt": 2'), False),
+        (GOOD.replace("0.5", "NaN"), False),
+        (GOOD.replace('"step": 7', '"step": -7'), False),
+        (GOOD.replace('"step": 7', '"step": "many"'), False),
+        ("[" * 5000, False),
+        ("<html>", False),
+        ("[]", False),
+        ("redirect", False),
+    ],
+)
+async def test_only_a_sane_answer_of_the_current_attempt_is_progress(
+    port: int, answer: str, known: bool
+) -> None:
+    ANSWER[0] = answer
+    caches, memory, queue = Caches(), Memory(), WorkQueue()
+    caches.jobs.put(make_job(status=started()))
+    pod = make_pod(ip="127.0.0.1")
+    caches.pods.put(pod)
+    poller = Poller(
+        caches=caches,
+        memory=memory,
+        queue=queue,
+        interval=0.01,
+        write_interval=timedelta(seconds=60),
+        now=lambda: NOW,
+        port=port,
+    )
+    async with aiohttp.ClientSession() as session:
+        await poller._ask_later(session, pod)
+    assert (KEY in memory.samples) == known
+
+
+def test_names_in_json_are_camel_case() -> None:
+    assert [wire.camel(n) for n in ("max_failures", "uri", "checkpoint_uri")] == [
+        "maxFailures",
+        "uri",
+        "checkpointURI",
+    ]

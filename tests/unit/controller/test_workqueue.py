@@ -1,0 +1,89 @@
+"""The work queue: deduplication, one worker for a key, backoff of its own for each key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+from spottrain_operator.api import JobKey
+from spottrain_operator.workqueue import WorkQueue
+
+A, B = (JobKey(namespace="ns", name=name, uid=name) for name in "ab")
+
+
+async def _run(queue: WorkQueue, do, until: asyncio.Event, workers: int = 3) -> None:  # type: ignore[no-untyped-def]
+    tasks = [asyncio.create_task(queue.work(do)) for _ in range(workers)]
+    await asyncio.wait_for(until.wait(), 10)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_key_that_waits_is_held_once() -> None:
+    queue = WorkQueue()
+    for _ in range(5):
+        queue.add(A)
+    assert await queue.take() == A
+    queue.done(A)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.05)
+
+
+async def test_no_two_workers_work_on_one_key_and_what_comes_meanwhile_is_not_lost() -> None:
+    queue, at_work, looks, over = WorkQueue(), set[JobKey](), list[JobKey](), asyncio.Event()
+
+    async def do(key: JobKey) -> None:
+        assert key not in at_work
+        at_work.add(key)
+        if looks.count(key) == 0:
+            queue.add(key)  # an event in the middle of the work
+        await asyncio.sleep(0.01)
+        at_work.discard(key)
+        looks.append(key)
+        if len(looks) == 4:
+            over.set()
+
+    queue.add(A)
+    queue.add(B)
+    await _run(queue, do, over)
+    assert sorted(k.name for k in looks) == ["a", "a", "b", "b"]
+
+
+async def test_a_failing_key_comes_back_and_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    queue, looks, over = WorkQueue(first_delay=0.01), list[str](), asyncio.Event()
+
+    async def do(key: JobKey) -> None:
+        looks.append(key.name)
+        if key == A and looks.count("a") < 4:
+            raise RuntimeError("boom")
+        if looks.count("a") == 4 and "b" in looks:
+            over.set()
+
+    queue.add(A)
+    queue.add(B)
+    with caplog.at_level(logging.CRITICAL):
+        await _run(queue, do, over, workers=1)
+    assert looks[:2] == ["a", "b"] and looks.count("b") == 1
+
+
+async def test_of_several_delays_the_earliest_counts() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 60)
+    queue.add_after(A, 0.01)
+    queue.add_after(A, 30)
+    assert await asyncio.wait_for(queue.take(), 5) == A
+
+
+async def test_an_answer_says_when_to_look_again() -> None:
+    queue, looks, over = WorkQueue(), list[JobKey](), asyncio.Event()
+
+    async def do(key: JobKey) -> timedelta | None:
+        looks.append(key)
+        if len(looks) == 3:
+            over.set()
+        return timedelta(milliseconds=5)
+
+    queue.add(A)
+    await _run(queue, do, over)
