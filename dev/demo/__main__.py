@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from demo.figures import attempts_table, figures, losses_equal
+from demo.figures import attempts_table, digests_equal, figures, losses_equal
 from demo.kubectl import Kubectl, Watch
 from demo.record import JobRecord
 from demo.target import ROOT, NotPossible, Target, existing_target, local_pool, local_target
@@ -68,9 +68,7 @@ def story(target: Target, timeline: Timeline) -> Raw:
     interrupted.join_logs()
     alone.join_logs()
     print(f"\n{attempts_table(jobs['gpt']['status'])}\n")
-    equal = losses_equal(interrupted, alone) and digest(target, run, "gpt") == digest(
-        target, run, "gpt-alone"
-    )
+    equal = losses_equal(interrupted, alone) and digests_equal(interrupted, alone)
     return figures(jobs["gpt"], interrupted, published) | {"digests_equal": equal}
 
 
@@ -113,9 +111,8 @@ def wait_until_ended(kubectl: Kubectl, timeline: Timeline, name: str) -> Raw:
     found: list[Raw] = []
 
     def ended() -> bool:
-        job = kubectl.get("trainingjob", name)
-        found[:] = [job] if job else []
-        return bool(job) and job.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        found[:] = kubectl.items("trainingjobs", f"--field-selector=metadata.name={name}")
+        return bool(found) and found[0].get("status", {}).get("phase") in ("Succeeded", "Failed")
 
     wait_for(timeline, f"the end of {name}", 420, ended)
     timeline.say(name, found[0]["status"]["phase"], mark=True)
@@ -131,25 +128,14 @@ def wait_for(timeline: Timeline, what: str, seconds: float, done: Callable[[], b
         time.sleep(0.5)
 
 
-def digest(target: Target, run: str, name: str) -> str:
-    """SHA-256 of the final weights, from the manifest that the runtime wrote beside them."""
-    from spottrain import store
-
-    found = store.open(f"{target.uri}/{run}/{name}", endpoint=target.endpoint or None).get(
-        "final/manifest.json"
-    )
-    if found is None:
-        raise SystemExit(f"demo: {name} left no final/manifest.json below {target.uri}/{run}/{name}.")
-    return str(json.loads(bytes(found.body))["sha256"])
-
-
 def peak_disk_gb() -> float | None:
     """What the local cluster's tool measured; None on a cluster that is not ours."""
     if not LOCAL:
         return None
-    from localcluster.api import Cluster
+    from localcluster import layout
+    from localcluster.shell import read_json
 
-    return Cluster.attach().peak_disk_gb()
+    return float(read_json(layout.default_paths().measures)["peak_gb"])
 
 
 if __name__ == "__main__":

@@ -44,6 +44,18 @@ def losses_equal(interrupted: JobRecord, baseline: JobRecord) -> bool:
     return bool(ours) and ours == theirs
 
 
+def digests_equal(interrupted: JobRecord, baseline: JobRecord) -> bool:
+    """Whether both jobs ended with the same weights, by the SHA-256 that each trainer took of its own."""
+    ours, theirs = _digest(interrupted), _digest(baseline)
+    return ours is not None and ours == theirs
+
+
+def _digest(record: JobRecord) -> str | None:
+    last = record.latest()
+    done = last.event("done") if last else None
+    return done["digest"] if done else None
+
+
 def figures(job: Raw, record: JobRecord, published: float | None) -> Raw:
     """The measured part of the JSON line; None where the run did not show it."""
     first, last = record.attempts[min(record.attempts)], record.attempts[max(record.attempts)]

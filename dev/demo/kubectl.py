@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 Raw = dict[str, Any]
 
@@ -33,7 +33,7 @@ class Kubectl:
         text = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
         return json.loads(text) if text.strip() else None
 
-    def list(self, kind: str, *args: str) -> list[Raw]:
+    def items(self, kind: str, *args: str) -> list[Raw]:
         items: list[Raw] = json.loads(self.run("get", kind, "-o", "json", *args))["items"]
         return items
 
@@ -78,7 +78,8 @@ class Watch:
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
-        for event in documents(self._process.stdout):
+        for line in self._process.stdout:  # with --output-watch-events kubectl writes an event a line
+            event = json.loads(line)
             self._on_event(event["type"], event["object"])
 
     def stop(self) -> None:
@@ -105,16 +106,3 @@ class LogFollower:
         self._thread.join(timeout)
         self._process.terminate()
         self._process.wait(timeout=10)
-
-
-def documents(stream: IO[str]) -> Iterator[Raw]:
-    """JSON objects written one after the other, as kubectl's watch prints them."""
-    decoder, buffer = json.JSONDecoder(), ""
-    for line in stream:
-        buffer += line
-        if not line.startswith("}"):  # kubectl indents, so only an object's end starts with a brace
-            continue
-        while buffer.strip():
-            document, end = decoder.raw_decode(buffer.lstrip())
-            buffer = buffer.lstrip()[end:]
-            yield document

@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localcluster.api import Cluster
+from localcluster.layout import OPERATOR_IMAGE, RUNTIME_IMAGE, default_paths
+from localcluster.store import loaded
+
 from demo.kubectl import Kubectl
 
 Raw = dict[str, Any]
@@ -78,10 +82,10 @@ def make_bucket(endpoint: str, access_key: str, secret_key: str, bucket: str) ->
         client.create_bucket(Bucket=bucket)
 
 
-def local_kubectl(cluster: Any, namespace: str = NAMESPACE) -> Kubectl:
+def local_kubectl(cluster: Cluster, namespace: str = NAMESPACE) -> Kubectl:
     return Kubectl(
-        binary=str(cluster.binary("kubectl")),
-        helm_binary=str(cluster.binary("helm")),
+        binary=str(cluster.kubectl),
+        helm_binary=str(cluster.helm),
         kubeconfig=str(cluster.kubeconfig),
         namespace=namespace,
     )
@@ -89,8 +93,6 @@ def local_kubectl(cluster: Any, namespace: str = NAMESPACE) -> Kubectl:
 
 def local_target(notice_seconds: float) -> Target:
     """Starts the local cluster where it does not run, installs the chart, makes bucket and secret."""
-    from localcluster.api import Cluster
-
     subprocess.run([sys.executable, str(ROOT / "dev" / "cluster.py"), "up"], check=True)
     cluster = Cluster.attach()
     kubectl = local_kubectl(cluster)
@@ -100,8 +102,7 @@ def local_target(notice_seconds: float) -> Target:
     kubectl.apply(credentials_secret(cluster.s3_access_key, cluster.s3_secret_key))
 
     def reclaim(_pod: str, node: str) -> float | None:
-        cluster.reclaim(node, notice_seconds)
-        return float(cluster.notice_published_at(node))
+        return cluster.reclaim(node, notice_seconds)
 
     def restore() -> None:
         for node in cluster.nodes:
@@ -109,7 +110,7 @@ def local_target(notice_seconds: float) -> Target:
 
     restore()
     return Target(
-        kubectl=kubectl, image=cluster.runtime_image, uri="s3://spottrain-demo", endpoint=cluster.s3_endpoint,
+        kubectl=kubectl, image=RUNTIME_IMAGE, uri="s3://spottrain-demo", endpoint=cluster.s3_endpoint,
         secret=SECRET, pool=local_pool(), interrupt=reclaim, restore=restore,
     )  # fmt: skip
 
@@ -121,11 +122,13 @@ def local_pool(node: str | None = None) -> Raw:
 
 
 def install_local_chart(kubectl: Kubectl) -> None:
+    """The tag is always `dev`, so it is the image's id that restarts operator and agents after a change."""
+    image_id = loaded(default_paths())[OPERATOR_IMAGE]
     install_chart(
         kubectl,
-        "image.operator.repository=localhost/spottrain-operator",
-        "image.operator.tag=dev",
+        *image_values(OPERATOR_IMAGE),
         "image.operator.pullPolicy=Never",
+        f"podAnnotations.image={image_id}",
     )
 
 

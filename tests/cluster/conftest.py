@@ -1,0 +1,59 @@
+"""The real cluster for this level: two nodes, S3, our chart installed by helm; a namespace for each test.
+
+Refuses any kube-context that is not the local cluster's own: these tests take nodes away.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from demo.kubectl import Kubectl
+from demo.target import (
+    credentials_secret,
+    install_local_chart,
+    local_kubectl,
+    make_bucket,
+    make_namespace,
+)
+from localcluster.api import Cluster
+
+from tests.cluster.steps import Lab
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTEXT = "spottrain-local"
+BUCKET = "spottrain-tests"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """Up with both nodes and both images; it is left running, for the next run to be quick."""
+    subprocess.run([sys.executable, str(ROOT / "dev" / "cluster.py"), "up"], check=True)
+    return Cluster.attach()
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Kubectl:
+    """kubectl for the cluster on which helm has installed the chart from this checkout."""
+    kubectl = local_kubectl(cluster, "default")
+    context = kubectl.run("config", "current-context").strip()
+    assert context == CONTEXT, f"these tests take nodes away: they run on {CONTEXT}, never on {context}"
+    install_local_chart(kubectl)
+    make_bucket(cluster.s3_endpoint, cluster.s3_access_key, cluster.s3_secret_key, BUCKET)
+    return kubectl
+
+
+@pytest.fixture
+def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
+    """A namespace of its own with the store's credentials; both nodes are back before and after."""
+    for node in cluster.nodes:
+        cluster.restore(node)
+    kubectl = local_kubectl(cluster, f"test-{uuid.uuid4().hex[:8]}")
+    make_namespace(kubectl, kubectl.namespace)
+    kubectl.apply(credentials_secret(cluster.s3_access_key, cluster.s3_secret_key))
+    yield Lab(cluster=cluster, kubectl=kubectl, uri=f"s3://{BUCKET}/{kubectl.namespace}")
+    kubectl.run("delete", "namespace", kubectl.namespace, "--wait=false")

@@ -1,0 +1,142 @@
+"""Builders and named waits for the cluster level: a job in a few words, a wait that says what is missing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from demo.kubectl import Kubectl
+from demo.target import SECRET, local_pool
+from localcluster.api import Cluster
+from localcluster.layout import RUNTIME_IMAGE
+
+Raw = dict[str, Any]
+
+TRAIN = """
+import sys, time, torch, spottrain
+
+class Sums(torch.utils.data.Dataset):
+    def __len__(self): return 100_000
+    def __getitem__(self, i):
+        generator = torch.Generator().manual_seed(i)
+        x = torch.randn(16, generator=generator)
+        return x, x.sum().reshape(1)
+
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+
+def loss(model, batch):
+    time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0.05)
+    x, y = batch
+    return torch.nn.functional.mse_loss(model(x), y)
+
+trainer = spottrain.Trainer(
+    model=model, optimizer=torch.optim.AdamW(model.parameters()), train_set=Sums(), loss=loss, log_every=1,
+)
+trainer.fit()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """One test's namespace on the cluster."""
+
+    cluster: Cluster
+    kubectl: Kubectl
+    uri: str
+    scripts: dict[str, str] = field(default_factory=lambda: {"train.py": TRAIN})
+
+    def job(self, name: str = "job", **changes: Any) -> Raw:
+        """A TrainingJob: 100 steps of a tiny network in about ten seconds; changes to `spec` by keyword."""
+        container: Raw = {
+            "name": "trainer",
+            "image": RUNTIME_IMAGE,
+            "imagePullPolicy": "Never",
+            "args": ["/scripts/train.py"],
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
+        }
+        container |= changes.pop("container", {})
+        volumes = [{"name": "scripts", "configMap": {"name": "scripts"}}]
+        spec: Raw = {
+            "gpusPerWorker": 1,
+            "template": {"spec": {"containers": [container], "volumes": volumes}},
+            "training": {"precision": "fp32", "microBatchSize": 8, "maxSteps": 100, "deterministic": True},
+            "checkpoint": {
+                "uri": f"{self.uri}/{name}",
+                "endpoint": self.cluster.s3_endpoint,
+                "credentialsSecret": SECRET,
+                "interval": "20steps",
+            },
+            "capacity": {"type": "spot", "pools": [local_pool()]},
+            "failurePolicy": {"maxFailures": 1, "backoffSeconds": 1},
+        }
+        for key, change in changes.items():
+            spec[key] = {**spec.get(key, {}), **change} if isinstance(change, dict) else change
+        api = {"apiVersion": "spottrain.io/v1alpha1", "kind": "TrainingJob"}
+        return {**api, "metadata": {"name": name}, "spec": spec}
+
+    def apply(self, *jobs: Raw) -> None:
+        scripts = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "scripts"},
+            "data": self.scripts,
+        }
+        self.kubectl.apply(scripts, *jobs)
+
+    def status(self, name: str = "job") -> Raw:
+        found = self.kubectl.get("trainingjob", name)
+        return found.get("status", {}) if found else {}
+
+    def condition(self, kind: str, name: str = "job") -> Raw:
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self, name: str = "job") -> list[Raw]:
+        """Oldest attempt first."""
+        pods = self.kubectl.items("pods", "-l", f"spottrain.io/job={name}")
+        return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"]["spottrain.io/attempt"]))
+
+    def node_of(self, name: str = "job") -> str:
+        return str(self.pods(name)[-1]["spec"].get("nodeName", ""))
+
+    def log(self, pod: str) -> str:
+        return self.kubectl.run("logs", pod, "-c", "trainer")
+
+    def wait(self, what: str, done: Callable[[], Any], *, seconds: float = 90, name: str = "job") -> Any:
+        """What `done` returns once it is true; else fails with the job's status and its pods."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if found := done():
+                return found
+            time.sleep(0.3)
+        pods = [(p["metadata"]["name"], p.get("status", {})) for p in self.pods(name)]
+        raise AssertionError(
+            f"{what} did not come within {seconds:.0f} s.\n"
+            f"status: {json.dumps(self.status(name), indent=1)}\n"
+            f"pods: {json.dumps(pods, indent=1)[:4000]}"
+        )
+
+    def wait_for_step(self, step: int, *, name: str = "job", seconds: float = 90) -> str:
+        """The trainer's log once it shows that step; for a pod that is still there."""
+        seen: list[str] = []
+
+        def reached() -> bool:
+            pods = [p for p in self.pods(name) if p.get("status", {}).get("phase") == "Running"]
+            seen[:] = [self.log(pods[-1]["metadata"]["name"])] if pods else []
+            return bool(seen) and f"step={step}/" in seen[0]
+
+        self.wait(f"step {step} of {name}", reached, name=name, seconds=seconds)
+        return seen[0]
+
+    def wait_for_phase(self, phase: str, *, name: str = "job", seconds: float = 120) -> Raw:
+        self.wait(
+            f"phase {phase} of {name}",
+            lambda: self.status(name).get("phase") == phase,
+            name=name,
+            seconds=seconds,
+        )
+        return self.status(name)
