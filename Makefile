@@ -33,7 +33,7 @@ format: .venv/.synced ## let ruff rewrite the code
 	$(PY) -m ruff format $(SOURCES)
 
 test: .venv/.synced ## all levels: unit, contract, s3, api, cluster (root and Linux for the last; see dev/README.md)
-	@$(PY) dev/cluster.py build
+	@$(PY) dev/cluster.py binaries
 	$(PY) -m pytest tests/unit tests/contract tests/s3 tests/api tests/cluster
 
 test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 2 minutes
@@ -54,8 +54,8 @@ cluster-status: ## what runs, where its logs are, disk used
 cluster-down: ## end the local cluster; keeps binaries and images
 	@$(PY) dev/cluster.py down
 
-binaries: ## build the pinned Kubernetes, etcd, Helm and S3 server binaries
-	@$(PY) dev/cluster.py build
+binaries: .venv/.synced ## build the pinned Kubernetes, etcd, Helm and S3 server binaries
+	@$(PY) dev/cluster.py binaries
 
 sync: ## copy crds/ into the chart
 	cp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml

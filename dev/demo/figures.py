@@ -57,7 +57,11 @@ def _digest(record: JobRecord) -> str | None:
 
 
 def figures(job: Raw, record: JobRecord, published: float | None) -> Raw:
-    """The measured part of the JSON line; None where the run did not show it."""
+    """The measured part of the JSON line; None where the run did not show it.
+
+    The trainer learns of its end from the deadline file first, and may have saved and ended before SIGTERM
+    comes; then notice_to_sigterm_s is the time to the pod's DELETE, at which the kubelet would have sent it.
+    """
     first, last = record.attempts[min(record.attempts)], record.attempts[max(record.attempts)]
     status, told, resumed = job["status"], _message(first), _message(last)
     repeated, skipped = repeated_and_skipped(list(record.attempts.values()))
@@ -66,7 +70,10 @@ def figures(job: Raw, record: JobRecord, published: float | None) -> Raw:
         "attempts": status.get("attempt"),
         "interruptions": status.get("interruptions", 0),
         "failures": status.get("failures", 0),
-        "notice_to_sigterm_s": _difference(_event_time(first, "sigterm"), published),
+        "notice_to_trainer_s": _difference(told.get("signalledAt"), published),
+        "notice_to_sigterm_s": _difference(
+            _event_time(first, "sigterm") or first.delete_at or None, published
+        ),
         "sigterm_to_durable_s": told.get("durableSeconds"),
         "delete_to_running_s": _difference(last.running_at or None, first.delete_at or None),
         "resume_to_first_step_s": resumed.get("firstStepSeconds"),

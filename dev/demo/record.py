@@ -18,7 +18,8 @@ SHOWN = {
     "claimed": "owns HEAD",
     "restored": "restored its state",
     "first-step": "first step done",
-    "sigterm": "told to stop",
+    "deadline": "knows its deadline",
+    "sigterm": "gets SIGTERM",
     "committed": "checkpoint durable",
     "exit": "ends",
 }
@@ -126,4 +127,6 @@ class JobRecord:
         name = pairs["event"]
         if name in SHOWN:
             details = " ".join(f"{k}={v}" for k, v in pairs.items() if k != "event")
-            self._say(f"attempt {attempt.number}: {SHOWN[name]} {details}", mark=name == "sigterm")
+            self._say(
+                f"attempt {attempt.number}: {SHOWN[name]} {details}", mark=name in ("deadline", "sigterm")
+            )

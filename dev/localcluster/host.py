@@ -69,6 +69,12 @@ def _prepare(paths: Paths, *, with_images: bool) -> None:
         images.load_all(builder, [layout.PAUSE_IMAGE])
 
 
+def build_binaries(paths: Paths) -> None:
+    """The programs alone, for the test levels that need no cluster."""
+    with locked(paths.state / "lock"):
+        binaries.ensure(paths, _meter(paths))
+
+
 def build_and_load(paths: Paths, *, load: bool = True) -> None:
     """The project's images, from the repository as it is now."""
     builder = images.Builder(paths=paths, meter=_meter(paths))

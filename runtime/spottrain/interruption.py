@@ -47,6 +47,8 @@ class Interruption:
         self._ending: Callable[[], None] | None = None
         self._turn = threading.Lock()
         self._signal_seen = False
+        self._told: list[str] = []
+        self._announced: list[str] = []
 
     @property
     def stopping(self) -> bool:
@@ -92,6 +94,7 @@ class Interruption:
             return
         self._signal_seen = True
         self._note(signal.Signals(signum).name, time.time() + self.grace)
+        self._told.append("sigterm")
 
     def _note(self, source: str, deadline: float) -> None:
         self.deadline = min(self.deadline, deadline)
@@ -106,11 +109,13 @@ class Interruption:
             text = self.deadline_file.read_text().strip()
             if text:
                 self._note("deadline-file", datetime.fromisoformat(text).timestamp())
+                if "deadline" not in self._told:
+                    self._told.append("deadline")
         except (OSError, ValueError):
             pass  # absent, or half of a time: the next look is POLL_SECONDS away
 
     def _watch(self) -> None:
-        announced = False
+        ending = False
         while True:
             ready, _, _ = select.select([self._wakeup], [], [], POLL_SECONDS)
             for signum in self._wakeup.recv(4096) if ready else b"":
@@ -119,21 +124,24 @@ class Interruption:
             self._read_deadline_file()
             if not self.stopping:
                 continue
-            if not announced:
-                announced = True
-                self._announce()
+            self._announce()
+            if not ending:
+                ending = True
+                # A thread of its own: `end` may wait for a store that does not answer, the watchdog may not.
+                threading.Thread(target=self._end_when_endable, name="spottrain-end", daemon=True).start()
             if time.time() >= self.forced_exit_at:
                 self.forced()
 
     def _announce(self) -> None:
-        log.event(
-            "sigterm" if self._signal_seen else "deadline",
-            source=self.source,
-            deadline=log.rfc3339(self.deadline),
-            forced_exit=log.rfc3339(self.forced_exit_at),
-        )
-        # A thread of its own: `end` may talk to a store that does not answer, and the watchdog must go on.
-        threading.Thread(target=self._end_when_endable, name="spottrain-end", daemon=True).start()
+        """Each way of being told, once: `event=deadline` of the file, `event=sigterm` of the signal."""
+        for name in [name for name in self._told if name not in self._announced]:
+            self._announced.append(name)
+            log.event(
+                name,
+                source=self.source,
+                deadline=log.rfc3339(self.deadline),
+                forced_exit=log.rfc3339(self.forced_exit_at),
+            )
 
     def _end_when_endable(self) -> None:
         while True:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,11 +48,23 @@ def installed(cluster: Cluster) -> Kubectl:
     return kubectl
 
 
+def fresh_nodes(cluster: Cluster, kubectl: Kubectl) -> None:
+    """Both nodes there, Ready, with no notice pending and nothing left of one that was."""
+    for node in cluster.nodes:
+        cluster.cancel(node)
+        cluster.restore(node)
+    deadline = time.monotonic() + 30
+    while any("spottrain.io/" in str(node["spec"].get("taints", "")) for node in kubectl.items("nodes")):
+        assert time.monotonic() < deadline, (
+            "the agent did not take its taint off after the notice was withdrawn"
+        )
+        time.sleep(0.5)
+
+
 @pytest.fixture
 def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
-    """A namespace of its own with the store's credentials; both nodes are back before and after."""
-    for node in cluster.nodes:
-        cluster.restore(node)
+    """A namespace of its own with the store's credentials, on two nodes without a notice."""
+    fresh_nodes(cluster, installed)
     kubectl = local_kubectl(cluster, f"test-{uuid.uuid4().hex[:8]}")
     make_namespace(kubectl, kubectl.namespace)
     kubectl.apply(credentials_secret(cluster.s3_access_key, cluster.s3_secret_key))

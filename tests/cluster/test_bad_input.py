@@ -36,11 +36,10 @@ def wrong(request: pytest.FixtureRequest, cluster: Any, installed: Any) -> Any:
     """The lab in which all the wrong jobs were applied."""
     from demo.target import local_kubectl, make_namespace
 
-    from tests.cluster.conftest import BUCKET
+    from tests.cluster.conftest import BUCKET, fresh_nodes
     from tests.cluster.steps import TRAIN
 
-    for node in cluster.nodes:
-        cluster.restore(node)
+    fresh_nodes(cluster, installed)
     kubectl = local_kubectl(cluster, f"wrong-{int(time.time())}")
     make_namespace(kubectl, kubectl.namespace)
     bad = credentials_secret("nobody", "wrong")
@@ -64,7 +63,7 @@ def said(lab: Lab, name: str, kind: str, reason: str) -> str:
 
 
 def test_a_field_that_the_template_does_not_have_is_named_by_its_path(wrong: Lab) -> None:
-    message = said(wrong, "template-typo", "Accepted", "TemplateInvalid")
+    message = said(wrong, "template-typo", "Accepted", "InvalidTemplate")
     assert "imagePullPolice" in message
 
 
@@ -98,11 +97,12 @@ def test_a_bucket_that_does_not_exist_ends_the_job_at_once_and_names_the_bucket(
 
 
 def test_credentials_that_the_store_refuses_are_no_fresh_start(wrong: Lab) -> None:
-    assert "credentials" in said(wrong, "denied", "Failed", "StoreDenied").lower()
+    assert "AWS_ACCESS_KEY_ID" in said(wrong, "denied", "Failed", "StoreDenied")
 
 
 def test_a_script_that_raises_shows_its_exception(wrong: Lab) -> None:
-    assert "the tokenizer file is empty" in said(wrong, "raises", "Failed", "ScriptFailed")
+    message = said(wrong, "raises", "Failed", "TooManyFailures")
+    assert "the tokenizer file is empty (/scripts/raises.py:2)" in message
     assert wrong.status("raises")["failures"] == 1
 
 
