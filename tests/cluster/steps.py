@@ -64,7 +64,7 @@ class Lab:
         spec: Raw = {
             "gpusPerWorker": 1,
             "template": {"spec": {"containers": [container], "volumes": volumes}},
-            "training": {"precision": "fp32", "microBatchSize": 8, "maxSteps": 100, "deterministic": True},
+            "training": {"precision": "fp32", "globalBatchSize": 8, "maxSteps": 100, "deterministic": True},
             "checkpoint": {
                 "uri": f"{self.uri}/{name}",
                 "endpoint": self.cluster.s3_endpoint,
