@@ -23,11 +23,16 @@ Outside Kubernetes: Ctrl-C saves; the same command goes on."""
 
 
 def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["release"]:
+        from spottrain import release
+
+        return release.main(words[1:])
     interruption = install(os.environ)  # first: whatever comes before it is deaf to SIGTERM
     session = Session(os.environ, interruption)
     use(session)
     try:
-        script, args = _read_command(sys.argv[1:] if argv is None else argv)
+        script, args = _read_command(words)
         session.prepare(script)
         _require_script(script)
         _run(script, args)

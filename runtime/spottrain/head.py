@@ -210,7 +210,9 @@ class Claiming:
         owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt})"
         if head.state is State.ACTIVE:
             raise ConfigurationError(
-                f"the checkpoint URI is in use by {owner}; give this job a URI of its own, or end that one",
+                f"the checkpoint URI is in use by {owner}; give this job a URI of its own, or end that one. "
+                "Where its owner is gone for good (deleted after its node died), "
+                "spottrain release --checkpoint URI frees it",
                 reason=Reason.URI_IN_USE,
             )
         if self.policy.on_existing is OnExisting.FAIL:

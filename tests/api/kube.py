@@ -8,9 +8,10 @@ import json
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -19,6 +20,7 @@ from spottrain_operator.names import API_VERSION, GROUP, PLURAL, VERSION
 
 Json = dict[str, Any]
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+NONE: Mapping[str, str] = MappingProxyType({})
 PATIENCE = 30.0
 """Bound of every wait; nothing here takes a tenth of it."""
 
@@ -55,11 +57,13 @@ class Kube:
             context.load_cert_chain(both.name)
         return cls(host=urlsplit(cluster["server"]).netloc, context=context)
 
-    def call(self, method: str, path: str, body: Any = None, *, kind: str = JSON) -> Json:
+    def call(
+        self, method: str, path: str, body: Any = None, *, kind: str = JSON, headers: Mapping[str, str] = NONE
+    ) -> Json:
         connection = http.client.HTTPSConnection(self.host, context=self.context, timeout=10)
         try:
             text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": kind, "Accept": JSON})
+            connection.request(method, path, text, {"Content-Type": kind, "Accept": JSON, **headers})
             reply = connection.getresponse()
             content = reply.read().decode()
         finally:

@@ -13,8 +13,9 @@ from spottrain_operator.names import API_VERSION
 from tests.api.kube import MERGE, Json, Kube, Refused, jobs
 from tests.api.scene import job_body
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "crds" / "examples"
-VALID = sorted((EXAMPLES / "valid").glob("*.yaml"))
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "crds" / "examples"
+VALID = [*sorted((EXAMPLES / "valid").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
 INVALID = sorted((EXAMPLES / "invalid").glob("*.yaml"))
 DRY = "fieldValidation=Strict&dryRun=All"
 
@@ -22,6 +23,12 @@ DRY = "fieldValidation=Strict&dryRun=All"
 @pytest.mark.parametrize("file", VALID, ids=lambda f: f.stem)
 def test_a_valid_example_is_accepted(kube: Kube, file: Path) -> None:
     kube.create_job("default", yaml.safe_load(file.read_text()), query=DRY)
+
+
+def test_the_job_on_the_first_screen_of_the_readme_is_accepted(kube: Kube) -> None:
+    block = (ROOT / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
+    assert len(block.splitlines()) < 25
+    kube.create_job("default", yaml.safe_load(block), query=DRY)
 
 
 @pytest.mark.parametrize("file", INVALID, ids=lambda f: f.stem)

@@ -1,0 +1,70 @@
+"""`spottrain release`: the way out where a dead owner holds a checkpoint URI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from spottrain.contract import OnExisting
+from spottrain.errors import ConfigurationError, Superseded
+from spottrain.owner import ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.release import main, release
+from spottrain.store import Store
+from spottrain.store import open as open_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path))
+
+
+def owner(store: Store, uid: str, attempt: int = 1) -> HeadOwner:
+    return HeadOwner(
+        store,
+        Identity(job_uid=uid, job=f"job-{uid}", attempt=attempt),
+        ClaimPolicy(on_existing=OnExisting.RESUME),
+    )
+
+
+def commit(holder: HeadOwner, step: int) -> None:
+    holder.commit(Entry(key=holder.new_key(step), step=step, time=1.0, bytes=1), keep=2)
+
+
+def test_another_job_may_go_on_from_what_a_dead_owner_left(store: Store) -> None:
+    dead = owner(store, "dead")
+    dead.claim()
+    commit(dead, 7)
+    with pytest.raises(ConfigurationError, match="spottrain release"):
+        owner(store, "next").claim()
+    assert "1 checkpoint(s)" in release(store, sure=True)
+    claim = owner(store, "next").claim()
+    assert claim is not None and [entry.step for entry in claim.resume] == [7]
+
+
+def test_an_owner_that_was_alive_after_all_commits_nothing_more(store: Store) -> None:
+    ghost = owner(store, "ghost")
+    ghost.claim()
+    release(store, sure=True)
+    with pytest.raises(Superseded):
+        commit(ghost, 8)
+
+
+def test_without_a_word_that_the_owner_is_gone_nothing_changes(store: Store) -> None:
+    owner(store, "alive").claim()
+    with pytest.raises(ConfigurationError, match="nothing was changed"):
+        release(store, sure=False)
+    with pytest.raises(ConfigurationError, match="in use by job job-alive"):
+        owner(store, "next").claim()
+
+
+def test_a_uri_without_head_and_one_that_is_free_are_said(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = store.uri
+    assert main(["--checkpoint", folder, "--yes"]) == 1
+    assert "there is no HEAD" in capsys.readouterr().err
+    holder = owner(store, "a")
+    holder.claim()
+    holder.release()
+    assert main(["--checkpoint", folder]) == 0
+    assert "released already" in capsys.readouterr().out
