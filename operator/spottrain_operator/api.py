@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from spottrain.contract import OnExisting
 
@@ -18,6 +18,13 @@ from spottrain_operator import wire
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import NOTICE_WINDOW, ON_DEMAND_WINDOW, Condition, Platform
 from spottrain_operator.template import template_problem
+
+REASON_LIMIT: Final = 128
+STATE_LIMIT: Final = 63
+TIME_LIMIT: Final = 64
+URI_LIMIT: Final = 2048
+"""Characters that the schema allows in a status. The API server would refuse a longer word with all the rest,
+so what a container says is cut where it comes in."""
 
 
 class CapacityType(StrEnum):
@@ -118,7 +125,6 @@ class AttemptRecord:
     start_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = None
-    lost_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,7 +46,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_QUOTA = timedelta(seconds=20)
 RETRY_REFUSED = timedelta(seconds=30)
-"""What admission refuses today (a service account that is not there yet) it may accept tomorrow."""
+"""What admission refuses (no such service account yet, a webhook that does not answer) it may accept soon."""
+RETRY_INVALID = timedelta(minutes=5)
+"""What is invalid for this cluster today may be valid once an administrator has changed it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +63,14 @@ class Hands:
 
 async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
     """Whether another look is worth it at once."""
-    for action in plan.before:
-        await _do(action, job.key, hands)
+    told = [await _do(action, job.key, hands) for action in plan.before]
     if plan.status is not None:
         await _write_status(job, plan, hands)
     elif any(isinstance(a, Create) for a in plan.after):
         await _confirm(job, hands)
     news = [await _do(action, job.key, hands) for action in plan.after]
     await _tell(job, plan.events, hands)
-    return any(news)
+    return any(told) or any(news)
 
 
 async def _write_status(job: Job, plan: Plan, hands: Hands) -> None:
@@ -115,11 +116,10 @@ async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
         case Create(manifest=manifest, generation=generation):
             return await _create(manifest, generation, key, hands)
         case _:
-            await _touch(action, hands)
-            return False
+            return await _touch(action, hands)
 
 
-async def _touch(action: Annotate | Delete | Release, hands: Hands) -> None:
+async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
     """Something done to a pod that exists. If it is gone by now, there is nothing to do to it."""
     pod, cluster = action.pod, hands.cluster
     try:
@@ -127,7 +127,9 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> None:
             case Annotate(notice=notice):
                 deadline = rfc3339(notice.deadline, timespec="microseconds")
                 words = {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
-                await cluster.annotate_pod(pod.namespace, pod.name, uid=pod.uid, annotations=words)
+                raw = await cluster.annotate_pod(pod.namespace, pod.name, uid=pod.uid, annotations=words)
+                _remember(raw, hands)
+                return True  # its DELETE is due a moment from now, however late the watch is
             case Delete(grace=grace):
                 await cluster.delete_pod(pod.namespace, pod.name, uid=pod.uid, grace=grace)
             case Release():
@@ -136,6 +138,7 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> None:
         if error.status not in (404, 409):
             raise
         logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error)
+    return False
 
 
 # --- making pods --------------------------------------------------------------------------------------
@@ -174,6 +177,7 @@ async def _adopt(manifest: dict[str, Any], generation: int, key: JobKey, hands: 
     if raw is None:
         raise Conflict(f"pod {name} came and went")
     pod = _remember(raw, hands)
+    hands.memory.refusals.pop(key, None)
     if pod is None or pod.job != key:
         hands.memory.refusals[key] = Refusal(
             generation=generation,
@@ -195,15 +199,13 @@ def _remember(raw: dict[str, Any], hands: Hands) -> PodView | None:
 def _refusal(error: ApiError, generation: int, now: datetime) -> Refusal:
     """What the API server's no means; raises the error where it means nothing about the pod."""
     words = str(error)
-    if error.status == 403:
-        quota = "exceeded quota" in words
+    if error.status == 403 or error.status >= 500:
+        quota = error.status == 403 and "exceeded quota" in words
         reason, retry = (Reason.QUOTA_EXCEEDED, RETRY_QUOTA) if quota else (Reason.REFUSED, RETRY_REFUSED)
         return Refusal(generation=generation, reason=reason, message=words, at=now, retry=retry)
     if error.status in (400, 422):
-        reason = Reason.INVALID_TEMPLATE
-        return Refusal(
-            generation=generation, reason=reason, message=f"spec.template: {words}", at=now, retry=None
-        )
+        reason, words = Reason.INVALID_TEMPLATE, f"spec.template: {words}"
+        return Refusal(generation=generation, reason=reason, message=words, at=now, retry=RETRY_INVALID)
     raise error
 
 

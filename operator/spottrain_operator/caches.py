@@ -8,7 +8,7 @@ resync.py prunes what a fresh LIST does not hold.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from spottrain_operator.api import Job, JobKey
 from spottrain_operator.model import NodeView, PodView
@@ -43,6 +43,7 @@ class PodCache:
     def __init__(self) -> None:
         self._pods: dict[JobKey, dict[str, PodView]] = defaultdict(dict)
         self._on_node: dict[str, dict[str, JobKey]] = defaultdict(dict)
+        self._lives: dict[tuple[str, str], set[JobKey]] = defaultdict(set)
 
     def of(self, key: JobKey) -> tuple[PodView, ...]:
         return tuple(sorted(self._pods.get(key, {}).values(), key=lambda p: p.attempt))
@@ -53,6 +54,7 @@ class PodCache:
         if old is not None and old.resource_version >= pod.resource_version:
             return False
         pods[pod.uid] = pod
+        self._lives[pod.job.namespace, pod.job.name].add(pod.job)
         if pod.node:
             self._on_node[pod.node][pod.uid] = pod.job
         return True
@@ -62,10 +64,21 @@ class PodCache:
         pods.pop(pod.uid, None)
         if not pods:
             self._pods.pop(pod.job, None)
+            self._forget_life(pod.job)
         on_node = self._on_node.get(pod.node, {})
         on_node.pop(pod.uid, None)
         if not on_node:
             self._on_node.pop(pod.node, None)
+
+    def _forget_life(self, key: JobKey) -> None:
+        lives = self._lives.get((key.namespace, key.name), set())
+        lives.discard(key)
+        if not lives:
+            self._lives.pop((key.namespace, key.name), None)
+
+    def other_lives(self, key: JobKey) -> tuple[JobKey, ...]:
+        """Other jobs of the same name, deleted by now, that have pods here."""
+        return tuple(life for life in self._lives.get((key.namespace, key.name), ()) if life != key)
 
     def replace(self, key: JobKey, pods: Iterable[PodView]) -> None:
         """A live LIST of one job's pods: what it does not hold is gone."""
@@ -106,6 +119,9 @@ class NodeCache:
     def drop(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._noticed.discard(name)
+
+    def with_hostnames(self, names: Collection[str]) -> dict[str, NodeView]:
+        return {n.name: n for n in self._nodes.values() if n.hostname in names} if names else {}
 
     def noticed(self) -> dict[str, NodeView]:
         return {name: self._nodes[name] for name in self._noticed}

@@ -47,7 +47,7 @@ class Cluster(Protocol):
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, grace: int | None) -> None: ...
 
-    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> None: ...
+    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json: ...
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
         """Takes our finalizer off."""
@@ -120,9 +120,9 @@ class KubeCluster:
             options["gracePeriodSeconds"] = grace
         await self._call("DELETE", _pods(namespace, name), body=options)
 
-    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> None:
+    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json:
         body = {"metadata": {"uid": uid, "annotations": annotations}}
-        await self._patch(_pods(namespace, name), body, MERGE)
+        return await self._patch(_pods(namespace, name), body, MERGE)
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
         body = {"metadata": {"uid": uid, "$deleteFromPrimitiveList/finalizers": [OUTCOME_FINALIZER]}}

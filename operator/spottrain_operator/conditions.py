@@ -10,12 +10,14 @@ from dataclasses import replace
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import Condition, Phase, Reason
-from spottrain_operator.policies.gone import over
+from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status import with_condition
 from spottrain_operator.wire import rfc3339
 
 Verdict = tuple[bool, str, str]
 """Value, reason, message of a condition."""
+WAITS = frozenset({Reason.QUOTA_EXCEEDED, Reason.WAITING_FOR_BACKOFF, Reason.PREDECESSOR_SAVES})
+"""Reasons of Scheduled=False that are no matter of nodes."""
 ORDINARY_WAITS = frozenset({"ContainerCreating", "PodInitializing", ""})
 GATED_STATE = "Gated"
 
@@ -55,6 +57,8 @@ def _scheduled(status: Status, o: Observed, pod: PodView | None) -> Verdict | No
         return False, Reason.WAITING_FOR_POD, f"pod {pod.name} waits for the scheduler"
     if o.refusal is not None and o.refusal.accepted:
         return False, o.refusal.reason, o.refusal.message
+    if not status.attempt and (words := saving_predecessor(o)):
+        return False, Reason.PREDECESSOR_SAVES, words
     if status.next_start is not None and status.next_start > o.now:
         when = rfc3339(status.next_start, timespec="seconds")
         return False, Reason.WAITING_FOR_BACKOFF, f"attempt {status.attempt} starts at {when}"
@@ -125,6 +129,6 @@ def _phase(status: Status, pod: PodView | None) -> Phase:
     if pod is not None and pod.node:
         return Phase.STARTING
     scheduled = status.condition(Condition.SCHEDULED)
-    if scheduled is not None and scheduled.reason in (Reason.QUOTA_EXCEEDED, Reason.WAITING_FOR_BACKOFF):
+    if scheduled is not None and scheduled.reason in WAITS:
         return Phase.WAITING
     return Phase.RESTARTING if status.attempt > 1 else Phase.PENDING

@@ -77,6 +77,10 @@ class PodView:
     unschedulable: str = ""
     disruption: str = ""
     """Reason and message of DisruptionTarget=True."""
+    init_failure: str = ""
+    """Which init container failed, and how, as a sentence."""
+    avoids: tuple[str, ...] = ()
+    """Host names that its node affinity keeps it off, because of notices when it was made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +104,8 @@ class Refusal:
     reason: Reason
     message: str
     at: datetime
-    retry: timedelta | None
-    """None: only a change of the job can mend it."""
+    retry: timedelta
+    """When to ask again, though the job has not changed: the cluster may have."""
 
     @property
     def accepted(self) -> bool:
@@ -140,8 +144,11 @@ class Observed:
     now: datetime
     job: Job
     pods: tuple[PodView, ...] = ()
+    predecessors: tuple[PodView, ...] = ()
+    """Pods of deleted jobs of the same name; looked for before the first attempt only."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """Those of the job's pods, and all with a notice. A pod's node that is not here does not exist."""
+    """Those of all these pods, those that one without a node avoids, and all with a notice.
+    A pod's node that is not here does not exist."""
     default_pool: Pool
     admitted: bool = False
     """The API server has accepted a dry run of this generation's pod."""

@@ -10,6 +10,7 @@ from spottrain_operator.cluster import Cluster
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import Limits, NodeView, Observed, PodView
 from spottrain_operator.names import JOB_UID_LABEL
+from spottrain_operator.policies.avoid import may_be_in_vain
 from spottrain_operator.views import node_view, pod_view
 
 
@@ -48,13 +49,18 @@ async def observe(
     if _seems_lost(job, pods):
         pods = await live_pods(job.key, caches, cluster)
     current = next((p for p in pods if p.attempt == job.status.attempt), None)
+    predecessors = await _predecessors(job, caches, cluster)
+    admitted = memory.admitted(job)
+    if current is not None and admitted:
+        memory.refusals.pop(job.key, None)  # it was of a POST, and here is the pod
     return Observed(
         now=now,
         job=job,
         pods=pods,
-        nodes=await _nodes(pods, caches, cluster),
+        predecessors=predecessors,
+        nodes=await _nodes((*pods, *predecessors), caches, cluster),
         default_pool=default_pool,
-        admitted=memory.admitted(job),
+        admitted=admitted,
         refusal=memory.refusals.get(job.key),
         sample=memory.samples.get(job.key),
         told_at=memory.told_at(current, now) if current else None,
@@ -69,9 +75,18 @@ def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
     return seen and not any(p.attempt == job.status.attempt for p in pods)
 
 
+async def _predecessors(job: Job, caches: Caches, cluster: Cluster) -> tuple[PodView, ...]:
+    """Asked live, because a ghost in the cache would hold the job up."""
+    if job.status.attempt:
+        return ()
+    lives = [await live_pods(key, caches, cluster) for key in caches.pods.other_lives(job.key)]
+    return tuple(pod for pods in lives for pod in pods)
+
+
 async def _nodes(pods: tuple[PodView, ...], caches: Caches, cluster: Cluster) -> dict[str, NodeView]:
-    """The pods' nodes and all with a notice. Only the API server's own word makes a node gone."""
-    nodes = caches.nodes.noticed()
+    """The pods' nodes, those they avoid, all with a notice. Only the API server's word makes a node gone."""
+    avoided = {name for pod in pods if may_be_in_vain(pod) for name in pod.avoids}
+    nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
     for name in {p.node for p in pods if p.node}:
         node = caches.nodes.get(name) or await _fetch_node(name, caches, cluster)
         if node is not None:

@@ -33,9 +33,9 @@ from spottrain_operator.model import (
     Release,
 )
 from spottrain_operator.names import Cause, Condition, Reason, pod_name
-from spottrain_operator.policies import restart
+from spottrain_operator.policies import avoid, restart
 from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
-from spottrain_operator.policies.gone import alive, ended, node_dead, over
+from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
 from spottrain_operator.status import (
     progress_due,
     with_back_fill,
@@ -52,6 +52,10 @@ LEAST_GRACE: Final = 2
 """Seconds; a DELETE with less would be a SIGKILL."""
 HURRY: Final = timedelta(seconds=10)
 """Before a deadline this near, SIGTERM does not wait for the file."""
+PREDECESSOR_LOOK: Final = timedelta(seconds=2)
+"""Between two looks at a deleted job's pod, whose events wake that job and not this one."""
+AVOIDS_LOOK: Final = timedelta(seconds=30)
+"""Between two looks at the nodes that a pod without a node is kept off; they wake no job."""
 
 
 def plan(o: Observed) -> Plan:
@@ -133,6 +137,7 @@ def under_notice(o: Observed) -> Decision | None:
         return replace(_keep(o, Cause.SPOT_NOTICE, "the attempt is told to save and end"), before=before)
     gate = (pod.deleted or o.now + timedelta(seconds=grace)) + o.limits.gate_slack
     decision = _given_up(o, by_notice(notice))
+    gate = max(gate, decision.status.gate_until or gate)
     return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
 
 
@@ -142,6 +147,18 @@ def _delete_at(o: Observed, notice: Notice) -> datetime:
     return o.now if hurry else (o.told_at or o.now) + o.limits.told_lead
 
 
+def avoids_in_vain(o: Observed) -> Decision | None:
+    """Its pod is kept off a node that can be used again: one without that rule takes its place, uncounted."""
+    pod = _current(o)
+    free = avoid.free_again(o, pod) if pod is not None and avoid.may_be_in_vain(pod) else ()
+    if pod is None or not free:
+        return None
+    evidence = f"pod {pod.name} was kept off {', '.join(free)}, which can be used again"
+    ending = Ending(cause=Cause.REPLACED, evidence=evidence)
+    status = _next_attempt(o, _judged(o, with_pods(o.job.status, o), pod.attempt, ending))
+    return Decision(reason=Cause.REPLACED, message=evidence, status=status, before=(_removal(o, pod),))
+
+
 def running(o: Observed) -> Decision | None:
     pod = _current(o)
     return _keep(o, "Running", f"pod {pod.name} has the attempt") if pod is not None else None
@@ -149,6 +166,12 @@ def running(o: Observed) -> Decision | None:
 
 def not_admitted(o: Observed) -> Decision | None:
     return None if o.admitted else _keep(o, "Checking", "the API server has not accepted the pod yet")
+
+
+def predecessor_saves(o: Observed) -> Decision | None:
+    """The deleted job of this name still owns the checkpoints: a claim now would be refused for ever."""
+    words = saving_predecessor(o)
+    return _keep(o, Reason.PREDECESSOR_SAVES, words) if words and not o.job.status.attempt else None
 
 
 def first_attempt(o: Observed) -> Decision | None:
@@ -165,8 +188,10 @@ RULES: Final[tuple[Rule, ...]] = (
     attempt_over,
     attempt_vanished,
     under_notice,
+    avoids_in_vain,
     running,
     not_admitted,
+    predecessor_saves,
     first_attempt,
 )
 
@@ -222,7 +247,8 @@ def _next_attempt(o: Observed, status: Status) -> Status:
         capacity_type=o.job.spec.capacity.type,
     )
     progress = replace(status.progress, state="", eta_seconds=None) if status.progress else None
-    return with_record(replace(status, attempt=number, gate_until=None, progress=progress), record)
+    gate = status.gate_until if status.gate_until is not None and status.gate_until > o.now else None
+    return with_record(replace(status, attempt=number, gate_until=gate, progress=progress), record)
 
 
 # --- what follows from every decision -----------------------------------------------------------------
@@ -285,31 +311,19 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
             manifest = render.pod(o.job, replace(status, attempt=status.attempt + 1), o.default_pool)
             yield Check(manifest=manifest, generation=o.job.generation)
         return
+    if not status.attempt:
+        return
     missing = not any(p.attempt == status.attempt for p in o.pods)
     due = status.next_start is None or status.next_start <= o.now
     if missing and due and not _refused(o):
-        manifest = render.pod(o.job, status, o.default_pool, _doomed(o, status))
+        manifest = render.pod(o.job, status, o.default_pool, avoid.doomed(o, status))
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
 
 def _refused(o: Observed) -> bool:
     """The API server has said no to this generation, and it is not yet time to ask again."""
     no = o.refusal
-    return (
-        no is not None
-        and no.generation == o.job.generation
-        and (no.retry is None or o.now < no.at + no.retry)
-    )
-
-
-def _doomed(o: Observed, status: Status) -> tuple[str, ...]:
-    """Host names of nodes with a notice, and of the node whose pod the new one is to follow."""
-    names = {n.hostname for n in o.nodes.values() if n.notice is not None and n.notice.deadline > o.now}
-    before = status.record(status.attempt - 1)
-    if status.gate_until is not None and status.gate_until > o.now and before is not None and before.node:
-        node = o.nodes.get(before.node)
-        names.add(node.hostname if node else before.node)
-    return tuple(sorted(names))
+    return no is not None and no.generation == o.job.generation and o.now < no.at + no.retry
 
 
 def _recheck_after(o: Observed, status: Status) -> timedelta | None:
@@ -320,8 +334,12 @@ def _recheck_after(o: Observed, status: Status) -> timedelta | None:
     current = _current(o)
     if current is not None and current.deleted is None and (notice := notice_of(current, o)) is not None:
         times.append(_delete_at(o, notice))
-    if o.refusal is not None and o.refusal.retry is not None and not status.terminal:
+    if o.refusal is not None and not status.terminal:
         times.append(o.refusal.at + o.refusal.retry)
+    if not status.attempt and saving_predecessor(o):
+        times.append(o.now + PREDECESSOR_LOOK)
+    if current is not None and avoid.may_be_in_vain(current):
+        times.append(o.now + AVOIDS_LOOK)
     times += [p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node]
     later = [t - o.now for t in times if t > o.now]
     return min(later) + timedelta(milliseconds=50) if later else None

@@ -14,13 +14,13 @@ from datetime import datetime, timedelta
 import aiohttp
 from spottrain.contract import PROGRESS_PORT, Progress
 
-from spottrain_operator.api import Status
+from spottrain_operator.api import STATE_LIMIT, TIME_LIMIT, Status
 from spottrain_operator.caches import Caches
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import PodView, Sample
 from spottrain_operator.policies.gone import ended
 from spottrain_operator.status import progress_due
-from spottrain_operator.wire import well_typed
+from spottrain_operator.wire import cut, well_typed
 from spottrain_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 LIMIT = 64 * 1024
 """Bytes of an answer; it comes from a container that anyone may have written."""
+LIMITS = {"state": STATE_LIMIT, "durableTime": TIME_LIMIT}
 NO_ANSWER = (
     aiohttp.ClientError,
     TimeoutError,
@@ -83,7 +84,7 @@ class Poller:
             progress = Progress.from_json(text)
         except NO_ANSWER:
             return None  # it may not listen yet, be gone, or be no program of ours
-        return progress if well_typed(progress) else None
+        return cut(progress, LIMITS) if well_typed(progress) else None
 
     def _keep(self, pod: PodView, status: Status, progress: Progress) -> None:
         sample = Sample(progress=progress, at=self._now())

@@ -18,6 +18,7 @@ from spottrain_operator.api import CapacityType, Job, Pool, Status, TrainingJobS
 from spottrain_operator.names import (
     API_VERSION,
     ATTEMPT_LABEL,
+    AVOIDS_ANNOTATION,
     DEADLINE_ANNOTATION,
     GPU_RESOURCE,
     HOSTNAME_LABEL,
@@ -79,11 +80,13 @@ def pod(job: Job, status: Status, default_pool: Pool, avoid: Sequence[str] = ())
     _place(body, pool, avoid)
     _equip(body, trainer)
     _feed(trainer, job, status, default_pool)
+    for container in (trainer, *(body.get("initContainers") or ())):
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _restrict(body)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status), "spec": body}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, avoid), "spec": body}
 
 
-def _metadata(job: Job, status: Status) -> Json:
+def _metadata(job: Job, status: Status, avoid: Sequence[str]) -> Json:
     assert job.spec is not None
     given, key = job.spec.template.get("metadata") or {}, job.key
     labels = {
@@ -93,12 +96,16 @@ def _metadata(job: Job, status: Status) -> Json:
         MANAGED_BY_LABEL: MANAGED_BY,
         ROLE_LABEL: ROLE_TRAINER,
     }
+    annotations = KEEP_ALIVE | (given.get("annotations") or {})
+    annotations.pop(AVOIDS_ANNOTATION, None)  # from the template it would be a rule that never ends
+    if avoid:
+        annotations[AVOIDS_ANNOTATION] = ",".join(sorted(avoid))
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": key.uid}
     return {
         "name": pod_name(key.name, key.uid, status.attempt),
         "namespace": key.namespace,
         "labels": (given.get("labels") or {}) | labels,
-        "annotations": KEEP_ALIVE | (given.get("annotations") or {}),
+        "annotations": annotations,
         "finalizers": [OUTCOME_FINALIZER],
         "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],
     }
@@ -107,14 +114,14 @@ def _metadata(job: Job, status: Status) -> Json:
 # --- where it runs -----------------------------------------------------------------------------------
 def _place(body: Json, pool: Pool, avoid: Sequence[str]) -> None:
     body["nodeSelector"] = (body.get("nodeSelector") or {}) | pool.node_selector
-    silence = [
+    silence = [  # first, because of several that fit a taint the first one counts
         {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
         | {"tolerationSeconds": NODE_SILENCE}
         for state in ("not-ready", "unreachable")
     ]
     ours = {t["key"] for t in silence}
-    kept = [t for t in body.get("tolerations") or () if t.get("key") not in ours]
-    body["tolerations"] = [*kept, *pool.tolerations, *silence]
+    given = (*(body.get("tolerations") or ()), *pool.tolerations)
+    body["tolerations"] = [*silence, *(t for t in given if t.get("key") not in ours)]
     if avoid:
         _keep_off(body, avoid)
 
@@ -166,7 +173,6 @@ def _feed(trainer: Json, job: Job, status: Status, default_pool: Pool) -> None:
         trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret}}]
     port = {"name": "progress", "containerPort": PROGRESS_PORT}
     trainer["ports"] = [*(trainer.get("ports") or ()), port]
-    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if spec.gpus_per_worker:
         resources = trainer.setdefault("resources", {})
         for kind in ("requests", "limits"):
@@ -221,16 +227,17 @@ def _restrict(body: Json) -> None:
     context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     _non_root(context)
     for container in [*body["containers"], *(body.get("initContainers") or ())]:
-        _restrict_container(container.setdefault("securityContext", {}))
+        _restrict_container(container.setdefault("securityContext", {}), context.get("runAsUser"))
 
 
-def _restrict_container(context: Json) -> None:
+def _restrict_container(context: Json, pods_user: int | None) -> None:
     if context.get("runAsUser") == 0:
         _non_root(context)
     if context.get("privileged"):
         return  # the API server refuses the mixture; whoever asks for it means it
     context.setdefault("allowPrivilegeEscalation", False)
-    context.setdefault("capabilities", {"drop": ["ALL"]})
+    if context.get("runAsUser", pods_user) != 0:  # root without CAP_DAC_OVERRIDE is not what was asked for
+        context.setdefault("capabilities", {"drop": ["ALL"]})
 
 
 def _non_root(context: Json) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from spottrain.contract import Progress, TerminationMessage
 
 from spottrain_operator.api import (
+    REASON_LIMIT,
     AttemptRecord,
     ConditionStatus,
     OutputStatus,
@@ -33,7 +34,7 @@ def with_condition(
     new = ConditionStatus(
         type=kind,
         status=text,
-        reason=reason,
+        reason=reason[:REASON_LIMIT],
         message=message[:MESSAGE_LIMIT],
         last_transition_time=o.now.replace(microsecond=0)
         if old is None or flipped

@@ -13,6 +13,7 @@ from spottrain_operator.api import JobKey
 from spottrain_operator.model import Ended, NodeView, Notice, PodView, Waiting
 from spottrain_operator.names import (
     ATTEMPT_LABEL,
+    AVOIDS_ANNOTATION,
     DEADLINE_ANNOTATION,
     HOSTNAME_LABEL,
     INSTANCE_TYPE_LABEL,
@@ -29,6 +30,8 @@ from spottrain_operator.template import judged
 from spottrain_operator.wire import timestamp
 
 Raw = Mapping[str, Any]
+MAX_WORDS = 2000
+"""Of a container's last words, from their end."""
 
 
 def pod_view(raw: Raw) -> PodView | None:
@@ -63,7 +66,14 @@ def pod_view(raw: Raw) -> PodView | None:
         ended=_ended(state),
         unschedulable=_unschedulable(status),
         disruption=_disruption(status),
+        init_failure=_init_failure(status),
+        avoids=_avoids(meta),
     )
+
+
+def _avoids(meta: Raw) -> tuple[str, ...]:
+    names = (meta.get("annotations") or {}).get(AVOIDS_ANNOTATION, "")
+    return tuple(name for name in names.split(",") if name)
 
 
 def _owner(meta: Raw) -> JobKey | None:
@@ -103,6 +113,18 @@ def _blocking_init(status: Raw) -> Waiting | None:
     """An init container that cannot start is why the trainer waits."""
     states = (s.get("state") or {} for s in status.get("initContainerStatuses") or ())
     return next((w for s in states if (w := _waiting(s)) is not None and w.reason != "PodInitializing"), None)
+
+
+def _init_failure(status: Raw) -> str:
+    """The first init container that failed: with restartPolicy Never the trainer never starts."""
+    for init in status.get("initContainerStatuses") or ():
+        ended = _ended(init.get("state") or {})
+        if ended is not None and ended.exit_code != 0:
+            why = f" ({ended.reason})" if ended.reason not in ("", "Error") else ""
+            words = f"init container {init['name']}: exit code {ended.exit_code}{why}"
+            said = ended.message.strip()[-MAX_WORDS:]
+            return f"{words}: {said}" if said else words
+    return ""
 
 
 def _ended(state: Raw) -> Ended | None:

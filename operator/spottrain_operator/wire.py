@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -104,6 +104,12 @@ def _expect(kind: Any, raw: Any, path: str) -> Any:
     if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is int):
         raise InvalidSpec(f"{path} must be {kind.__name__}, not {type(raw).__name__}")
     return raw
+
+
+def cut(value: T, limits: Mapping[str, int]) -> T:
+    """A dataclass with the texts of these fields no longer than that."""
+    texts = {name: getattr(value, name)[:limit] for name, limit in limits.items()}
+    return cast(T, replace(cast(Any, value), **texts))
 
 
 def well_typed(value: Any) -> bool:

@@ -63,6 +63,7 @@ class WorkQueue:
                 await _wait(self._changed, timeout)
         key = self._ready.popleft()
         self._dirty.discard(key)
+        QUEUE_DEPTH.set(len(self._dirty))
         self._working.add(key)
         return key
 

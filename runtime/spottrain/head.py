@@ -211,7 +211,8 @@ class Claiming:
         if head.state is State.ACTIVE:
             raise ConfigurationError(
                 f"the checkpoint URI is in use by {owner}; give this job a URI of its own, or end that one. "
-                "Where its owner is gone for good (deleted after its node died), "
+                "Where its owner was killed (out of memory, node lost) and no pod of it runs any more "
+                f"(kubectl get pods -A -l spottrain.io/job-uid={head.jobUID}), "
                 "spottrain release --checkpoint URI frees it",
                 reason=Reason.URI_IN_USE,
             )

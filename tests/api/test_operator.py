@@ -6,7 +6,7 @@ import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.names import OUTCOME_FINALIZER
 
-from tests.api.kube import MERGE, Json, jobs, wait_for
+from tests.api.kube import MERGE, Json, Refused, jobs, wait_for
 from tests.api.scene import Scene
 from tests.builders import word
 
@@ -190,6 +190,43 @@ def test_a_service_account_that_comes_later_lets_the_job_start(scene: Scene) -> 
     scene.wait_condition("Accepted", "True")
 
 
+def test_a_webhook_that_does_not_answer_is_a_condition(scene: Scene) -> None:
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    rule = {
+        "operations": ["CREATE"],
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": ["pods", "configmaps"],
+    }
+    hook = {
+        "name": "nobody.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [rule],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+        "objectSelector": {"matchLabels": {"spottrain.io/job": scene.job}},
+    }
+    scene.kube.call("POST", path, {"metadata": {"name": scene.job}, "webhooks": [hook]})
+    try:
+        wait_for("the webhook to be asked", lambda: _asked(scene))
+        scene.create()
+        found = scene.wait_condition("Accepted", "False", "RefusedByAdmission")
+        assert "nobody.example.com" in found["message"] and scene.pods() == []
+    finally:
+        scene.kube.call("DELETE", f"{path}/{scene.job}")
+
+
+def _asked(scene: Scene) -> bool:
+    """A webhook's configuration takes a moment to act."""
+    meta = {"metadata": {"generateName": "x-", "labels": {"spottrain.io/job": scene.job}}}
+    try:
+        scene.kube.call("POST", f"/api/v1/namespaces/{scene.namespace}/configmaps?dryRun=All", meta)
+    except Refused as refused:
+        return "nobody.example.com" in str(refused)
+    return False
+
+
 def test_a_full_quota_is_waiting(scene: Scene) -> None:
     quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
     scene.create()
@@ -226,19 +263,23 @@ def test_a_name_that_a_stranger_has_is_a_condition(scene: Scene) -> None:
     assert name in found["message"] and scene.counters()[1] == 0
 
 
-def test_a_job_made_again_under_the_same_name_is_another_job(scene: Scene) -> None:
+def test_a_job_made_again_under_the_same_name_waits_for_the_old_pod_and_is_another_job(scene: Scene) -> None:
     first = scene.create()
     old = scene.wait_attempt(1)
     scene.bind(old)
     scene.wait_condition("Running", "True")
     scene.kube.call("DELETE", jobs(scene.namespace, scene.job))
     again = scene.create()
-    wait_for("the new job's pod", lambda: len(scene.pods()) == 2)
-    names = {p["metadata"]["ownerReferences"][0]["uid"] for p in scene.pods()}
-    assert names == {first["metadata"]["uid"], again["metadata"]["uid"]}
+    found = scene.wait_condition("Scheduled", "False", "DeletedJobStillSaving")
+    assert old["metadata"]["name"] in found["message"] and "is still saving" in found["message"]
     wait_for(
         "the orphan to be let go",
         lambda: not (scene.kube.get(scene.path(old)) or {})["metadata"].get("finalizers"),
     )
+    assert [p["metadata"]["name"] for p in scene.pods()] == [old["metadata"]["name"]]
+    scene.end(old, 75)
+    wait_for("the new job's pod", lambda: len(scene.pods()) == 2)
+    names = {p["metadata"]["ownerReferences"][0]["uid"] for p in scene.pods()}
+    assert names == {first["metadata"]["uid"], again["metadata"]["uid"]}
     scene.wait_condition("Accepted", "True")
     assert scene.counters() == (1, 0, 0)

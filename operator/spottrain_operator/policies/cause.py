@@ -14,10 +14,11 @@ from typing import Final
 
 from spottrain.contract import ExitCode, Outcome, TerminationMessage
 
+from spottrain_operator.api import REASON_LIMIT, URI_LIMIT
 from spottrain_operator.model import Ending, Notice, Observed, PodView
 from spottrain_operator.names import Cause
 from spottrain_operator.policies.gone import ended, node_dead
-from spottrain_operator.wire import rfc3339, well_typed
+from spottrain_operator.wire import cut, rfc3339, well_typed
 
 AFTERMATH: Final = timedelta(seconds=60)
 """A node may outlive its deadline by this, and what ends in it still ends by the notice."""
@@ -25,7 +26,11 @@ SKEW: Final = timedelta(seconds=5)
 """Between the clocks of nodes and API server; container times are whole seconds besides."""
 SHUTDOWN_REASONS: Final = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 LOST_REASONS: Final = frozenset({"NodeLost"})
+ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
+"""The pod broke a limit of its own: storage, activeDeadlineSeconds."""
 MAX_WORDS: Final = 2000
+MESSAGE_LIMITS: Final = {"reason": REASON_LIMIT, "outputURI": URI_LIMIT}
+"""Of a termination message, what goes into the status whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +68,7 @@ def word_of(pod: PodView) -> TerminationMessage | None:
         word = TerminationMessage.from_json(pod.ended.message) if pod.ended and pod.ended.message else None
     except RecursionError:  # [[[[[[...
         return None
-    return word if word is not None and well_typed(word) else None
+    return cut(word, MESSAGE_LIMITS) if word is not None and well_typed(word) else None
 
 
 def notice_of(pod: PodView, o: Observed) -> Notice | None:
@@ -123,7 +128,8 @@ def _pod_reason(case: Case) -> Ending | None:
         return Ending(cause=Cause.NODE_SHUTDOWN, evidence=said)
     if pod.reason in LOST_REASONS:
         return Ending(cause=Cause.NODE_LOST, evidence=said)
-    if pod.reason and pod.reason != "Evicted" and pod.phase == "Failed" and pod.ended is None:
+    never_ran = pod.phase == "Failed" and pod.ended is None
+    if pod.reason and pod.reason not in ENDED_BY_KUBELET and never_ran:
         # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet refused it, the trainer never ran.
         return Ending(cause=Cause.POD_REJECTED, evidence=said)
     return None
@@ -137,6 +143,15 @@ def _deleted(case: Case) -> Ending | None:
     if pod.ended is not None and case.end < asked - SKEW:
         return None  # it had ended before anyone asked
     return Ending(cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {rfc3339(asked)}")
+
+
+def _ended_by_kubelet(case: Case) -> Ending | None:
+    """Whatever code a trainer gives that was stopped for a limit of its own, it has not got done."""
+    pod = case.pod
+    if pod.phase != "Failed" or pod.reason not in ENDED_BY_KUBELET:
+        return None
+    said = f"{pod.reason}: {pod.message[-MAX_WORDS:]}" if pod.message else pod.reason
+    return Ending(cause=Cause.FAILED, evidence=said, charged=True, reason=pod.reason)
 
 
 # --- the exit code -----------------------------------------------------------------------------------
@@ -170,7 +185,8 @@ def _failed(case: Case) -> Ending | None:
     pod, word = case.pod, case.word
     if pod.ended is None and pod.phase != "Failed":
         return None
-    known = f"exit code {pod.ended.exit_code}" if pod.ended else pod.reason or "phase Failed"
+    unstarted = pod.init_failure or pod.reason or "phase Failed"
+    known = f"exit code {pod.ended.exit_code}" if pod.ended else unstarted
     reason = word.reason if word else pod.reason
     return Ending(cause=Cause.FAILED, evidence=_told(case, known), charged=True, reason=reason)
 
@@ -190,6 +206,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _node_gone,
     _pod_reason,
     _deleted,
+    _ended_by_kubelet,
     _own_outcome,
     _out_of_memory,
     _failed,

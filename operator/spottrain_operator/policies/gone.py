@@ -34,5 +34,11 @@ def node_dead(pod: PodView, o: Observed) -> str:
     )
 
 
+def saving_predecessor(o: Observed) -> str:
+    """Which pod of a deleted job of this name may still own the checkpoints, as a sentence; "" for none."""
+    pod = next((p for p in o.predecessors if not over(p, o)), None)
+    return f"pod {pod.name} of the deleted job of this name is still saving" if pod else ""
+
+
 def over(pod: PodView, o: Observed) -> bool:
     return ended(pod) or bool(node_dead(pod, o))

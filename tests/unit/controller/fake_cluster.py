@@ -141,11 +141,12 @@ class FakeCluster:
             self._bump(pod)
             self._collect(name)
 
-    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> None:
+    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json:
         with self._write():
             pod = self._get(name, uid)
             pod["metadata"].setdefault("annotations", {}).update(annotations)
             self._bump(pod)
+        return copy.deepcopy(pod)
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
         with self._write():

@@ -11,10 +11,28 @@ from spottrain.contract import Outcome
 from spottrain_operator.model import Ended, NodeView, PodView
 from spottrain_operator.names import Cause
 from spottrain_operator.policies.cause import why
+from spottrain_operator.views import pod_view
 
-from tests.builders import NOW, deleted, ended_pod, make_node, make_observed, make_pod, notice, told, word
+from tests.builders import (
+    KEY,
+    NOW,
+    deleted,
+    ended_pod,
+    make_node,
+    make_observed,
+    make_pod,
+    notice,
+    told,
+    word,
+)
 
 DISRUPTION: dict[str, Any] = {"disruption": "DeletionByTaintManager: node is tainted"}
+EVICTED: dict[str, Any] = {"phase": "Failed", "reason": "Evicted", "message": "emptyDir exceeds 1Gi"}
+TOO_LONG: dict[str, Any] = {
+    "phase": "Failed",
+    "reason": "DeadlineExceeded",
+    "message": "active longer than 60 s",
+}
 NOTICED = make_node(notice=notice())
 
 
@@ -133,6 +151,41 @@ CASES: list[tuple[str, PodView, tuple[NodeView, ...], Cause, bool]] = [
         True,
     ),
     (
+        "exit 0 of a pod that was evicted for its own limit is no success",
+        replace(ended_pod(code=0), **EVICTED),
+        (make_node(),),
+        Cause.FAILED,
+        True,
+    ),
+    (
+        "exit 75 of a pod that was evicted for its own limit is charged",
+        replace(ended_pod(code=75), **EVICTED),
+        (make_node(),),
+        Cause.FAILED,
+        True,
+    ),
+    (
+        "75 of a pod past its activeDeadlineSeconds is charged",
+        replace(told(Outcome.INTERRUPTED), **TOO_LONG),
+        (make_node(),),
+        Cause.FAILED,
+        True,
+    ),
+    (
+        "a pod past its activeDeadlineSeconds before its trainer ran",
+        make_pod(**TOO_LONG),
+        (make_node(),),
+        Cause.FAILED,
+        True,
+    ),
+    (
+        "an evicted trainer that says done is done",
+        replace(told(Outcome.DONE), **EVICTED),
+        (make_node(),),
+        Cause.DONE,
+        False,
+    ),
+    (
         "deleted before it had a node",
         make_pod(node="", phase="Pending", **deleted()),
         (),
@@ -162,3 +215,34 @@ def test_the_words_of_trainer_and_kubelet_are_kept() -> None:
 )
 def test_a_message_that_is_not_well_formed_is_no_message(text: str) -> None:
     assert why(ended_pod(code=3, message=text), make_observed()).cause is Cause.FAILED
+
+
+def test_an_eviction_is_told_in_the_kubelets_words() -> None:
+    ending = why(replace(ended_pod(code=0, message="all is well"), **EVICTED), make_observed())
+    assert (ending.evidence, ending.reason) == ("Evicted: emptyDir exceeds 1Gi", "Evicted")
+
+
+def test_a_failing_init_container_is_named_with_its_code_and_its_words() -> None:
+    states = [
+        {"name": "first", "state": {"terminated": {"exitCode": 0, "message": "fine"}}},
+        {
+            "name": "fetch",
+            "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no route\n"}},
+        },
+    ]
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+    raw = raw_pod(status={"phase": "Failed", "initContainerStatuses": states, "containerStatuses": [waiting]})
+    pod = pod_view(raw)
+    assert pod is not None
+    ending = why(pod, make_observed())
+    assert (ending.cause, ending.charged) == (Cause.FAILED, True)
+    assert ending.evidence == "init container fetch: exit code 3: no route"
+
+
+def raw_pod(**more: Any) -> dict[str, Any]:
+    owner = {"kind": "TrainingJob", "name": KEY.name, "uid": KEY.uid, "controller": True}
+    meta = {"name": "p", "namespace": KEY.namespace, "uid": "p", "resourceVersion": "1"}
+    meta |= {"creationTimestamp": "2026-03-01T11:50:00Z"}
+    labels = {"labels": {"spottrain.io/attempt": "1"}, "ownerReferences": [owner]}
+    spec = {"nodeName": "node-a", "containers": [{"name": "trainer"}]}
+    return {"metadata": meta | labels, "spec": spec} | more

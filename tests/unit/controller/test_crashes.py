@@ -129,6 +129,7 @@ async def node_vanishes(w: World) -> None:
     await w.settle()
     w.cluster.bind(w.pod(1), "node-a")
     await w.settle()
+    w.pass_time(60)
     del w.cluster.nodes["node-a"]
     await w.settle()
     w.cluster.bind(w.pod(2), "node-b")
@@ -162,6 +163,8 @@ async def deleted_by_hand(w: World) -> None:
     await w.settle()
     w.pass_time(5)
     w.cluster.end(w.pod(1), 0)
+    await w.settle()
+    w.pass_time(11)
     await w.settle()
     w.cluster.bind(w.pod(2), "node-a")
     await w.settle()

@@ -69,12 +69,19 @@ def test_after_a_crash_between_status_and_pod_the_same_pod_is_made() -> None:
 
 def test_a_refused_template_is_a_condition_and_no_loop() -> None:
     no = Refusal(
-        generation=1, reason=Reason.INVALID_TEMPLATE, message="unknown field spec.foo", at=NOW, retry=None
+        generation=1,
+        reason=Reason.INVALID_TEMPLATE,
+        message="unknown field spec.foo",
+        at=NOW,
+        retry=timedelta(minutes=5),
     )
     made = plan(make_observed(job=make_job(), admitted=False, refusal=no))
     accepted = status_of(made).condition(Condition.ACCEPTED)
     assert accepted and (accepted.status, accepted.message) == ("False", "unknown field spec.foo")
-    assert not made.after and made.recheck_after is None and status_of(made).phase == Phase.INVALID
+    assert not made.after and status_of(made).phase == Phase.INVALID
+    assert made.recheck_after and made.recheck_after.total_seconds() == pytest.approx(300, abs=1)
+    again = plan(make_observed(job=make_job(status=made.status), admitted=False, refusal=no, now=after(301)))
+    assert kinds(again.after) == [Check], "the cluster may have been mended"
 
 
 def test_a_full_quota_waits_and_costs_nothing() -> None:

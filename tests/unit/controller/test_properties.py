@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spottrain.contract import Outcome
-from spottrain_operator.names import Cause
+from spottrain_operator.policies.restart import UNCOUNTED
 
 from tests.builders import KEY, word
 from tests.unit.controller.fake_cluster import Crash
@@ -115,7 +115,7 @@ class History:
         assert all(len(names) == 1 for names in self.cluster.attempts_alive().values())
         judged = [r for r in status.attempts if r.cause]
         if status.attempt <= 20:
-            uncharged = [r for r in judged if not r.charged and r.cause not in (Cause.DONE, Cause.SUPERSEDED)]
+            uncharged = [r for r in judged if not r.charged and r.cause not in UNCOUNTED]
             assert status.failures == sum(1 for r in judged if r.charged)
             assert status.interruptions == len(uncharged)
         if self.ended_as:

@@ -71,8 +71,25 @@ def test_the_pool_says_where() -> None:
     assert spec["nodeSelector"] == {"disk": "ssd", "cloud.google.com/gke-spot": "true"}
     assert spec["terminationGracePeriodSeconds"] == 15
     assert {"key": "gpu", "operator": "Exists"} in spec["tolerations"]
+    assert [t["key"] for t in spec["tolerations"][:2]] == [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ]
     silent = [t for t in spec["tolerations"] if t["key"] == "node.kubernetes.io/not-ready"]
     assert [t["tolerationSeconds"] for t in silent] == [30]
+
+
+def test_no_toleration_of_template_or_pool_keeps_a_pod_on_a_silent_node() -> None:
+    """Of the tolerations that fit a taint the first one counts."""
+    everything = {"operator": "Exists"}
+    own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+    pool = {"name": "p", "platform": "AWS", "tolerations": [own, everything]}
+    found = rendered({"tolerations": [everything]}, capacity={"pools": [pool]})["spec"]["tolerations"]
+    for state in ("not-ready", "unreachable"):
+        fits = [
+            t for t in found if t.get("key", f"node.kubernetes.io/{state}") == f"node.kubernetes.io/{state}"
+        ]
+        assert fits[0]["tolerationSeconds"] == 30 and fits[1:] == [everything, everything]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +176,26 @@ def test_a_template_that_asks_for_more_gets_it() -> None:
         "runAsUser": 0,
         "runAsNonRoot": False,
     }
+
+
+def test_what_is_to_run_as_root_keeps_the_capabilities_of_root() -> None:
+    def capabilities(pod: Json | None, trainer: Json | None) -> object:
+        spec = rendered({"securityContext": pod} if pod else {}, trainer=trainer)["spec"]
+        return spec["containers"][0]["securityContext"].get("capabilities")
+
+    root, user = {"securityContext": {"runAsUser": 0}}, {"securityContext": {"runAsUser": 1000}}
+    assert capabilities({"runAsUser": 0}, None) is None
+    assert capabilities(None, root) is None and capabilities({"runAsUser": 1000}, root) is None
+    assert capabilities({"runAsUser": 0}, user) == {"drop": ["ALL"]}
+    own = {"securityContext": {"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN"]}}}
+    assert capabilities(None, own) == {"add": ["NET_ADMIN"]}
+
+
+def test_the_last_log_lines_of_init_containers_are_kept() -> None:
+    inits = [{"name": "a", "image": "x"}, {"name": "b", "image": "x", "terminationMessagePolicy": "File"}]
+    spec = rendered({"initContainers": inits})["spec"]
+    policies = [c["terminationMessagePolicy"] for c in [*spec["initContainers"], *spec["containers"]]]
+    assert policies == ["FallbackToLogsOnError", "File", "FallbackToLogsOnError"]
 
 
 TWO = [{"name": "a"}, {"name": "b"}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api import Job
+from spottrain_operator.reconcile import AT_ONCE
 
 from tests.builders import KEY, word
 from tests.unit.controller.fake_cluster import Crash
@@ -76,3 +77,21 @@ async def test_a_write_on_an_outdated_job_is_refused_and_planned_again() -> None
     assert await w.reconciler(KEY) is not None
     await w.reconciler(KEY)
     assert w.status.phase == "Succeeded"
+
+
+async def test_a_pod_under_notice_is_deleted_in_time_though_the_watch_does_not_tell_of_its_annotation() -> (
+    None
+):
+    w = World()
+    await _running(w)
+    w.pass_time(60)
+    w.cluster.give_notice("node-a", 100)
+    again = await w.look()
+    annotated = w.cluster.pods[w.pod(1)]["metadata"]
+    assert "spottrain.io/termination-deadline" in annotated["annotations"] and again == AT_ONCE
+    writes = w.cluster.writes
+    again = await w.reconciler(KEY)  # no watch event, no resync
+    assert w.cluster.writes == writes and again is not None and again.total_seconds() < 1.2
+    w.pass_time(1.1)
+    await w.reconciler(KEY)
+    assert "deletionTimestamp" in w.cluster.pods[w.pod(1)]["metadata"] and w.status.attempt == 2

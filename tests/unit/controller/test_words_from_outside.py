@@ -18,11 +18,13 @@ from spottrain_operator.api import Pool, Status, TrainingJobSpec
 from spottrain_operator.caches import Caches
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.memory import Memory
+from spottrain_operator.model import Sample
 from spottrain_operator.names import Platform
 from spottrain_operator.plan import plan
 from spottrain_operator.policies.cause import word_of
 from spottrain_operator.progress import Poller
 from spottrain_operator.settings import Settings
+from spottrain_operator.status import progress_due
 from spottrain_operator.views import node_view, pod_view
 from spottrain_operator.workqueue import WorkQueue
 
@@ -172,6 +174,25 @@ async def test_only_a_sane_answer_of_the_current_attempt_is_progress(
     async with aiohttp.ClientSession() as session:
         await poller._ask_later(session, pod)
     assert (KEY in memory.samples) == known
+
+
+async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: int) -> None:
+    ANSWER[0] = Progress(state="S" * 500, attempt=1, durableTime="t" * 500).to_json()
+    poller = Poller(
+        caches=Caches(),
+        memory=Memory(),
+        queue=WorkQueue(),
+        interval=0.01,
+        write_interval=timedelta(seconds=60),
+        now=lambda: NOW,
+        port=port,
+    )
+    async with aiohttp.ClientSession() as session:
+        progress = await poller._ask(session, make_pod(ip="127.0.0.1"))
+    assert progress is not None and (len(progress.state), len(progress.durableTime)) == (63, 64)
+    seen = Sample(progress=progress, at=NOW)
+    first = plan(make_observed(make_pod(), sample=seen)).status
+    assert first is not None and not progress_due(first, seen, timedelta(seconds=60))
 
 
 def test_names_in_json_are_camel_case() -> None:

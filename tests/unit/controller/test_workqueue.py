@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from spottrain_operator.api import JobKey
+from spottrain_operator.metrics import QUEUE_DEPTH
 from spottrain_operator.workqueue import WorkQueue
 
 A, B = (JobKey(namespace="ns", name=name, uid=name) for name in "ab")
@@ -87,3 +88,14 @@ async def test_an_answer_says_when_to_look_again() -> None:
 
     queue.add(A)
     await _run(queue, do, over)
+
+
+async def test_the_depth_that_is_told_falls_when_a_key_is_taken() -> None:
+    queue = WorkQueue()
+    queue.add(A)
+    queue.add(B)
+    assert QUEUE_DEPTH._value.get() == 2
+    await queue.take()
+    assert QUEUE_DEPTH._value.get() == 1
+    await queue.take()
+    assert QUEUE_DEPTH._value.get() == 0

@@ -1,0 +1,31 @@
+"""Which nodes a new pod is kept off, and when such a rule has outlived its reason. Pure.
+
+Called by plan.py. The rule is a hard one, and it is part of the pod for good.
+"""
+
+from __future__ import annotations
+
+from spottrain_operator.api import Status
+from spottrain_operator.model import Observed, PodView
+from spottrain_operator.names import Cause
+
+
+def doomed(o: Observed, status: Status) -> tuple[str, ...]:
+    """Host names of nodes with a notice, and of those whose pods, still saving, the new one is to follow."""
+    names = {n.hostname for n in o.nodes.values() if n.notice is not None and n.notice.deadline > o.now}
+    if status.gate_until is not None and status.gate_until > o.now:
+        saving = (r.node for r in status.attempts if r.cause == Cause.SPOT_NOTICE and r.ended is None)
+        names |= {o.nodes[name].hostname if name in o.nodes else name for name in saving if name}
+    return tuple(sorted(names))
+
+
+def may_be_in_vain(pod: PodView) -> bool:
+    """No node is found for a pod that is kept off some."""
+    return bool(pod.avoids and pod.unschedulable) and not pod.node and pod.deleted is None
+
+
+def free_again(o: Observed, pod: PodView) -> tuple[str, ...]:
+    """Of the nodes that the pod is kept off, those that its successor would not be kept off."""
+    still = doomed(o, o.job.status)
+    usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None}
+    return tuple(name for name in pod.avoids if name in usable and name not in still)
