@@ -12,7 +12,8 @@ import hashlib
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ UPLOADS: Final = 4
 WATCH_SECONDS: Final = 30.0
 """A superseded process learns of it within this time (design.md section 3, rule 8)."""
 RETRY_SECONDS: Final = 0.5
+SPARE: Final = 1.5
+"""A save is counted on to be done within so many times the duration of the last one."""
 MODEL_NAME: Final = "model.safetensors"
 
 
@@ -43,6 +46,25 @@ class Upload:
     started: float = field(default_factory=time.time)
     finished: threading.Event = field(default_factory=threading.Event)
     abandoned: bool = False
+    failed: bool = False
+    key: str = ""
+    shards: dict[str, Shard] = field(default_factory=dict)
+    """Those that are in the store: a second try has only the rest to do."""
+
+
+def seconds_for_running(left: float, *, running: float, one_save: float | None) -> float:
+    """Seconds of the `left` ones that an upload gets which has been `running` when a stop is asked for.
+
+    A newer save is wanted after it. Where there is time for both it may finish. Where there is time for the
+    newer one alone, and some to spare, it makes room at once, because then nothing is lost. Else it is kept:
+    it has the least to do. While no save was measured it gets half: it is the sure thing, and the newer one
+    needs the rest.
+    """
+    if one_save is None:
+        return left / 2
+    if max(one_save - running, 0.0) + one_save <= left:
+        return left - one_save
+    return 0.0 if SPARE * one_save <= left else left
 
 
 class Checkpointer:
@@ -61,6 +83,7 @@ class Checkpointer:
         self._released = False
         self._damaged: set[str] = set()
         self._upload: Upload | None = None
+        self._commit_turn = threading.Lock()
 
     # --- start --------------------------------------------------------------------------------------
     def claim(self) -> Claim:
@@ -129,8 +152,13 @@ class Checkpointer:
     # --- periodic saves -----------------------------------------------------------------------------
     @property
     def busy_with(self) -> int | None:
-        """Step of the upload under way."""
-        return None if self._upload is None or self._upload.finished.is_set() else self._upload.step
+        """Step of the upload under way; one that is abandoned may read what it likes, for nothing."""
+        upload = self._upload
+        return None if upload is None or upload.abandoned or upload.finished.is_set() else upload.step
+
+    @property
+    def last_save_failed(self) -> bool:
+        return self._upload is not None and self._upload.failed
 
     def save(self, tree: Any, step: int) -> None:
         """Starts to upload `tree`, which nobody may change until `busy_with` is None again."""
@@ -147,30 +175,44 @@ class Checkpointer:
         except (Superseded, CheckpointError) as error:  # no later save can succeed
             self.session.fail_now(error)
         except Exception as error:  # whatever else it was, training goes on
+            upload.failed = True
             self.session.board.save_failed(str(error))
-            log.event("save-failed", step=upload.step, error=str(error), next="the next interval tries again")
+            log.event("save-failed", step=upload.step, error=str(error), next="it will be tried again")
         finally:
             upload.finished.set()
 
     def _write(self, upload: Upload) -> None:
         """Shards, manifest, commit, prune."""
-        key = self._owner.new_key(upload.step)
+        upload.key = key = upload.key or self._owner.new_key(upload.step)
         encoded = Encoded(upload.tree, step=upload.step)
-
-        def put(name: str, make: Any) -> Shard:
-            if upload.abandoned:
-                raise _Abandoned
-            body = make()
-            self._put_once(key + name, body)
-            return Shard(name=name, bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
-
-        with ThreadPoolExecutor(UPLOADS) as pool:
-            shards = list(pool.map(lambda item: put(*item), encoded.shards()))
+        shards = self._put_shards(upload, encoded)
         manifest = encoded.manifest(shards)
         self._put_once(key + MANIFEST_NAME, manifest)
         size = len(manifest) + sum(shard.bytes for shard in shards)
         entry = Entry(key=key, step=upload.step, time=time.time(), bytes=size)
         self._commit(upload, entry)
+
+    def _put_shards(self, upload: Upload, encoded: Encoded) -> list[Shard]:
+        """All of them, or the first error; after one, no further shard is begun."""
+
+        def put(name: str, make: Callable[[], bytes]) -> Shard:
+            if upload.abandoned:
+                raise _Abandoned
+            if name not in upload.shards:
+                body = make()
+                self._put_once(upload.key + name, body)
+                digest = hashlib.sha256(body).hexdigest()
+                upload.shards[name] = Shard(name=name, bytes=len(body), sha256=digest)
+            return upload.shards[name]
+
+        with ThreadPoolExecutor(UPLOADS) as pool:
+            futures = [pool.submit(put, name, make) for name, make in encoded.shards()]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            errors = [error for error in (each.exception() for each in done) if error is not None]
+            if errors:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise errors[0]
+        return [each.result() for each in futures]
 
     def _put_once(self, key: str, body: bytes) -> None:
         # The key is ours alone: if it exists, an earlier try of this PUT arrived though its answer did not.
@@ -178,9 +220,12 @@ class Checkpointer:
             self.store.put_if_absent(key, body)
 
     def _commit(self, upload: Upload, entry: Entry) -> None:
-        if upload.abandoned:
-            raise _Abandoned
-        dropped = self._owner.commit(entry, self.session.run.keep, damaged=frozenset(self._damaged))
+        with self._commit_turn:  # so that an abandoned upload cannot come after the one that took its place
+            if upload.abandoned:
+                raise _Abandoned
+            dropped = self._owner.commit(
+                entry, self.session.run.keep, damaged=frozenset(self._damaged), patience=self._patience()
+            )
         now = time.time()
         board = self.session.board
         board.update(
@@ -205,24 +250,33 @@ class Checkpointer:
     # --- end ----------------------------------------------------------------------------------------
     def settle(self, seconds: float | None = None) -> None:
         """Waits for the upload under way, and gives it up after so many seconds, if any are named."""
-        if self._upload is None or self._upload.finished.wait(seconds):
+        if self._upload is None or self._upload.abandoned or self._upload.finished.wait(seconds):
             return
         self._upload.abandoned = True
+        log.event("abandoning", step=self._upload.step)
 
     def save_now(self, tree: Any, step: int) -> None:
         """Like `save`, but returns when it is committed. Raises StoreError, Superseded or CheckpointError."""
         self._write(Upload(step, tree))
 
-    def save_before_end(self, tree: Any, step: int) -> None:
+    def save_before_end(self, take: Callable[[], Any], step: int) -> None:
         """Makes the newest step durable within the notice. Raises the last StoreError when time runs out.
 
-        An upload under way gets half of the time: it is the sure thing, and the newer save needs the rest.
+        `take` copies the state, once, when no upload is in its way any more.
         """
         left = self.session.interruption.seconds_left
-        self.settle(left() if self.busy_with == step else left() / 2)
+        if self.busy_with == step:
+            self.settle(left())
+        elif self._upload is not None and self.busy_with is not None:
+            facts = self.session.board.facts
+            running = time.time() - self._upload.started
+            self.settle(seconds_for_running(left(), running=running, one_save=facts.save_seconds))
+        if self.session.board.facts.durable_step == step:
+            return
+        upload = Upload(step, take())
         while self.session.board.facts.durable_step != step:
             try:
-                self.save_now(tree, step)
+                self._write(upload)
             except StoreUnavailable as error:
                 log.event("save-failed", step=step, error=str(error), seconds_left=left())
                 if left() < 2 * RETRY_SECONDS:
@@ -254,12 +308,17 @@ class Checkpointer:
             return
         self._released = True
         try:
-            self._owner.release(done)
+            self._owner.release(done, patience=self._patience())
             log.event("released", done=done or None)
         except RunError as error:
             if done:
                 raise
             log.event("release-failed", error=str(error))
+
+    def _patience(self) -> float | None:
+        """Seconds to go on asking for HEAD: what is left of a notice, else the owner's own."""
+        interruption = self.session.interruption
+        return max(interruption.seconds_left() - RETRY_SECONDS, 0.0) if interruption.stopping else None
 
     def _watch(self) -> None:
         """Sweeps once, then re-reads HEAD again and again; ends the process when a newer attempt owns it."""

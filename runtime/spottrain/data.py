@@ -11,11 +11,12 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from spottrain.contract import Reason
 from spottrain.errors import CheckpointError, ConfigurationError
@@ -123,15 +124,18 @@ class _Request(NamedTuple):
 
 
 class _Repeatable:
-    """Fetches each micro-batch under a seed of its own, and leaves the process's random state as it was.
+    """Fetches and collates each micro-batch under a seed of its own, and leaves the random state as it was.
 
-    So random augmentation depends on the position alone, not on the number of workers or on what went before.
+    So random augmentation and masking depend on the position alone, not on the number of workers or on what
+    went before.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
+        self.collate = collate
 
-    def __getitems__(self, request: _Request) -> list[Any]:
+    def __getitems__(self, request: _Request) -> Any:
+        """The collated batch; torch's DataLoader would take a list of samples as well."""
         before = random.getstate(), torch.get_rng_state()
         numpy = sys.modules.get("numpy")
         numpy_before = numpy.random.get_state() if numpy else None
@@ -143,12 +147,16 @@ class _Repeatable:
         try:
             fetch_all = getattr(self.dataset, "__getitems__", None)
             samples = fetch_all(request.samples) if fetch_all else [self.dataset[i] for i in request.samples]
+            return self.collate(list(samples))
         finally:
             random.setstate(before[0])
             torch.set_rng_state(before[1])
             if numpy:
                 numpy.random.set_state(numpy_before)
-        return list(samples)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _ignore_signals(_worker: int) -> None:
@@ -156,6 +164,17 @@ def _ignore_signals(_worker: int) -> None:
     signal.set_wakeup_fd(-1)  # inherited over fork: a worker's signal is not the trainer's
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """While workers are forked, so that none comes before the worker ignores it. Other threads take them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def load(
@@ -175,15 +194,20 @@ def load(
         for samples in step.micro_batches
     )
     loader: DataLoader[Any] = DataLoader(
-        _Repeatable(dataset),  # type: ignore[arg-type]
+        _Repeatable(dataset, collate or default_collate),  # type: ignore[arg-type]
         batch_sampler=requests,  # type: ignore[arg-type]
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=_as_it_is,
         pin_memory=pin_memory,
         worker_init_fn=_ignore_signals,
         generator=torch.Generator().manual_seed(seed),  # else it draws a seed from the global random state
     )
-    return iter(loader)
+    with _signals_held():
+        return iter(loader)
+
+
+Stream = Generator[tuple[Step, Iterator[tuple[Any, float]]], None, None]
+"""Each step with its micro-batches: (batch, its share of the step's samples)."""
 
 
 class Batches:
@@ -202,11 +226,8 @@ class Batches:
         self.collate, self.pin_memory = collate, pin_memory
         self.position = Position()
 
-    def __iter__(self) -> Generator[tuple[Step, Iterator[tuple[Any, float]]], None, None]:
-        """Each step with its micro-batches: (batch, its share of the step's samples).
-
-        The caller takes all of a step's micro-batches, then sets `position` to `step.after`.
-        """
+    def __iter__(self) -> Stream:
+        """The caller takes all of a step's micro-batches, then sets `position` to `step.after`."""
         start = self.position
         stream = load(
             self.dataset,

@@ -15,6 +15,7 @@ import torch
 
 from spottrain import log
 from spottrain.contract import Env
+from spottrain.errors import ConfigurationError
 
 _seeded: int | None = None
 
@@ -42,8 +43,17 @@ def seed_in_use() -> int:
 
 
 def choose(wanted: str | torch.device | None = None) -> torch.device:
-    """The wanted device, else the first CUDA device, else the CPU; says which."""
-    device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """The wanted device, else the first CUDA device, else the CPU; says which. Raises ConfigurationError."""
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ConfigurationError(f"Trainer(device={wanted!r}) is no device: {error}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(
+            f"Trainer(device={str(device)!r}): only cpu and cuda can be saved and resumed"
+        )
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"Trainer(device={str(device)!r}): torch finds no CUDA device here")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.event("device", device=device, name=name, threads=torch.get_num_threads(), torch=torch.__version__)
     return device
@@ -107,7 +117,7 @@ class Boundary:
 def to_device(value: Any, device: torch.device) -> Any:
     """Moves every tensor in nested tuples, lists and dicts; everything else stays as it is."""
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return value.to(device, non_blocking=device.type == "cuda")
     if isinstance(value, dict):
         return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -8,6 +8,7 @@ process in its place. The watcher also forces the exit when a save does not fini
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -45,6 +46,7 @@ class Interruption:
         self.forced: Callable[[], None] = lambda: None
         """Called once when the budget is spent; must end the process."""
         self._ending: Callable[[], None] | None = None
+        self._ending_after = 0.0
         self._turn = threading.Lock()
         self._signal_seen = False
         self._told: list[str] = []
@@ -65,6 +67,12 @@ class Interruption:
         """Seconds until the forced exit."""
         return self.forced_exit_at - time.time()
 
+    def _share_spent(self) -> float:
+        """Of the time from the signal to the forced exit."""
+        if self.signalled_at is None:
+            return 0.0
+        return (time.time() - self.signalled_at) / (self.forced_exit_at - self.signalled_at)
+
     def install(self) -> None:
         """Handlers, then one look at the file: PID 1 ignores a SIGTERM that came before its handler."""
         self._wakeup, signal_end = socket.socketpair()
@@ -75,16 +83,27 @@ class Interruption:
             signal.signal(signum, self._handle)
         # The wake-up socket tells the watcher even while the main thread is inside a long C call.
         signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
         self._read_deadline_file()
         threading.Thread(target=self._watch, name="spottrain-interruption", daemon=True).start()
 
-    def let_end(self, end: Callable[[], None] | None) -> None:
+    def _leave_to_parent(self) -> None:
+        """In a forked child: a signal to it is its own affair, and must not look like one to this process."""
+        inherited = signal.set_wakeup_fd(-1)
+        if inherited != self._signal_end.fileno():  # somebody else's
+            signal.set_wakeup_fd(inherited)
+        for signum, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, usual)
+
+    def let_end(self, end: Callable[[], None] | None, *, after: float = 0.0) -> None:
         """From here on a stop makes another thread call `end`, which ends the process (None: nothing).
 
+        `after`: share of the notice that the caller keeps for itself, to come back and end in its own way.
         A caller that comes here while `end` runs waits for ever, that is, until the process is gone.
         """
         with self._turn:
-            self._ending = end
+            self._ending, self._ending_after = end, after
 
     def _handle(self, signum: int, _frame: object) -> None:
         self._note_signal(signum)
@@ -146,6 +165,6 @@ class Interruption:
     def _end_when_endable(self) -> None:
         while True:
             with self._turn:
-                if self._ending is not None:
+                if self._ending is not None and self._share_spent() >= self._ending_after:
                     self._ending()
             time.sleep(0.05)

@@ -29,6 +29,11 @@ class Meter:
         self._samples = 0
         self._steps = 0
 
+    @property
+    def began(self) -> bool:
+        """Whether a step was done."""
+        return not self._first
+
     def restart(self) -> None:
         """Forgets the time since the last line: it went into something other than steps."""
         self._since, self._samples, self._steps = time.perf_counter(), 0, 0

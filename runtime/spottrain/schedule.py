@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from spottrain.errors import ConfigurationError
 
@@ -48,6 +48,11 @@ class Schedule:
     """Sets the rates before each step (a shape), or lets a torch scheduler do so after it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, kind: Shape | LRScheduler) -> None:
+        if isinstance(kind, ReduceLROnPlateau):
+            raise ConfigurationError(
+                "schedule is a ReduceLROnPlateau, which wants a measure at every step; use a schedule that "
+                "depends on the step alone"
+            )
         self._optimizer = optimizer
         self._kind = kind
         self._base = [float(group["lr"]) for group in optimizer.param_groups]

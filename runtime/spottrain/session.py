@@ -69,9 +69,11 @@ class Session:
         """Leaves the script through SystemExit, so that its `finally` blocks run."""
         raise SystemExit(int(self.conclude(outcome, text, durable_seconds=durable_seconds)))
 
-    def end_now(self, outcome: Outcome, text: str, *, reason: str = "") -> NoReturn:
+    def end_now(
+        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
+    ) -> NoReturn:
         """Ends the process from any thread."""
-        code = self.conclude(outcome, text, reason=reason)
+        code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
         leave(code)
 
     def fail_now(self, error: RunError) -> NoReturn:

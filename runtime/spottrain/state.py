@@ -80,7 +80,7 @@ class Snapshotter:
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        self._buffers[path] = seen[identity] = buffer.copy_(tensor, non_blocking=True)
+        self._buffers[path] = seen[identity] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
         return buffer
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import device as devices
 from spottrain import log, schedule
+from spottrain.cadence import Cadence
 from spottrain.checkpoint import Checkpointer
 from spottrain.contract import Outcome, Reason
-from spottrain.data import Batches, Dataset, Plan
-from spottrain.errors import CheckpointError, ConfigurationError, StoreError
-from spottrain.evaluation import evaluate
+from spottrain.data import Batches, Dataset, Plan, Stream
+from spottrain.ends import Ends
+from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.evaluation import Evaluation
 from spottrain.meter import Meter
 from spottrain.session import Session, current
 from spottrain.settings import resolve
@@ -32,8 +34,8 @@ from spottrain.state import Snapshotter, digest, explain_mismatch, weights_file
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
-SETTLE_SECONDS = 60.0
-"""Seconds that a failing script leaves an upload under way to finish."""
+POLL_SHARE = 0.1
+"""Share of a notice that the training thread has to come back from the data, before another one saves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,10 +118,11 @@ class Trainer:
         )
         if self.settings.deterministic:
             devices.make_deterministic()
+        _require_positive(log_every=log_every, eval_every=eval_every)
         self.device = devices.choose(device)
         self.model = model.to(self.device)
         self.optimizer = optimizer
-        self.loss, self.metrics, self.eval_set = loss, metrics, eval_set
+        self.loss, self.metrics = loss, metrics
         self.batches = Batches(
             train_set,
             Plan(
@@ -134,6 +137,7 @@ class Trainer:
             collate=collate,
             pin_memory=self.device.type == "cuda",
         )
+        self.evaluation = None if eval_set is None else self._make_evaluation(eval_set)
         self.total_steps = self.settings.total_steps(self.batches.plan.steps_per_epoch)
         self.schedule = self._make_schedule(schedule)
         self.eval_every = eval_every or self.batches.plan.steps_per_epoch
@@ -145,26 +149,31 @@ class Trainer:
         self.checkpoints: Checkpointer | None = None
         self._snapshotter = Snapshotter()
         self._last_loss = torch.tensor(math.nan)
-        self._saved_at = (0, time.monotonic())
+        self._cadence = Cadence(self.session.run.interval)
+        self._skipped_for: int | None = None
 
     # --- the run ------------------------------------------------------------------------------------
     def fit(self) -> Result:
         """Trains to the end and stores the weights; goes on from the last checkpoint if there is one.
 
         An interruption saves and leaves through SystemExit. Raises RunError.
+        What the script does after `fit` runs at most once, and never again once the weights are stored: the
+        job is done then, whatever becomes of the rest.
         """
         if self.session.completed:
             raise ConfigurationError("fit() was called a second time: a run trains once; make it two scripts")
         if self.session.store is not None:
             self.checkpoints = Checkpointer(self.session, self.session.store)
-        try:
-            self._begin()
-            if not self._train():
-                self._end_interrupted()
-            return self._finish()
-        except BaseException:
-            self._give_up()
-            raise
+        self._ends = Ends(self.session, self.checkpoints, self._snapshot)
+        with closing(iter(self.batches)) as steps:  # last, for to end its workers takes time
+            try:
+                self._begin()
+                if not self._train(steps):
+                    self._ends.interrupted()
+                return self._finish()
+            except BaseException:
+                self._ends.give_up()
+                raise
 
     def _begin(self) -> None:
         """Claim and restore. Until the first step is done nothing can be lost: a stop may end it anywhere."""
@@ -175,20 +184,20 @@ class Trainer:
         else:
             claim = self.checkpoints.claim()
             if claim.done:
-                self._end_done(self.checkpoints.final_uri)
-            self.session.interruption.let_end(self._end_unchanged)
+                self._ends.done_already(self.checkpoints.final_uri, self.total_steps)
+            self.session.interruption.let_end(self._ends.unchanged)
             board.update(state="Restoring")
             found = self.checkpoints.restore(claim)
             if found is not None:
                 entry, tree = found
                 self._load(tree)
                 board.update(durable_step=entry.step, durable_time=entry.time, key=entry.key)
-        self.session.interruption.let_end(self._end_unchanged)
+        self.session.interruption.let_end(self._ends.unchanged)
         state = "Compiling" if self.settings.compile else "Training"
         board.update(step=self.step, start_step=self.step, state=state)
-        self._saved_at = (self.step, time.monotonic())
+        self._cadence.started(self.step)
 
-    def _train(self) -> bool:
+    def _train(self, steps: Stream) -> bool:
         """Optimizer steps until `total_steps` (True) or until a stop is asked for (False)."""
         stopping = self.session.interruption
         model: Any = torch.compile(self.model) if self.settings.compile else self.model
@@ -196,42 +205,52 @@ class Trainer:
             self.session.board, born=self.session.born, total_steps=self.total_steps, log_every=self.log_every
         )
         self._evaluate_if_due()
-        with closing(iter(self.batches)) as steps:
-            while self.step < self.total_steps:
-                step, micro_batches = next(steps)
-                before = devices.Boundary(self.model) if len(step.micro_batches) > 1 else None
-                loss = torch.zeros((), device=self.device)
-                for batch, share in micro_batches:
-                    if stopping.stopping:
-                        self.optimizer.zero_grad(set_to_none=True)
-                        if before is not None:
-                            before.restore()
-                        return False
-                    with devices.autocast(self.device, self.settings.precision):
-                        part = self.loss(model, devices.to_device(batch, self.device)) * share
-                    part.backward()  # type: ignore[no-untyped-call]
-                    loss += part.detach()
-                self.session.interruption.let_end(None)  # from here on there is work to lose
-                if self.settings.clip_grad_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
-                self.schedule.before_step(self.step)
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
-                self.step += 1
-                self.batches.position = step.after
-                self._last_loss = loss
-                self._meter.tell(self.step, step, loss, self.schedule.rate)
-                self.schedule.after_step()
-                self._evaluate_if_due()
-                self._save_if_due()
-                if stopping.stopping and self.step < self.total_steps:
+        while self.step < self.total_steps:
+            step, micro_batches = next(steps)
+            before = devices.Boundary(self.model) if len(step.micro_batches) > 1 else None
+            loss = torch.zeros((), device=self.device)
+            for batch, share in self._fetched(micro_batches):
+                if stopping.stopping:
+                    self.optimizer.zero_grad(set_to_none=True)
+                    if before is not None:
+                        before.restore()
                     return False
-        return True
+                with devices.autocast(self.device, self.settings.precision):
+                    part = self.loss(model, devices.to_device(batch, self.device)) * share
+                part.backward()  # type: ignore[no-untyped-call]
+                loss += part.detach()
+            stopping.let_end(None)  # from here on there is work to lose
+            if self.settings.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
+            self.schedule.before_step(self.step)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step += 1
+            self.batches.position = step.after
+            self._last_loss = loss
+            self._meter.tell(self.step, step, loss, self.schedule.rate)
+            self.schedule.after_step()
+            self._evaluate_if_due()
+            self._save_if_due()
+            if stopping.stopping and self.step < self.total_steps:
+                return False
+        return not self._evaluation_due  # a stop may have cut the last one short
+
+    def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
+        """The same. While it waits for the first, which may never come, another thread may save and end."""
+        stopping = self.session.interruption
+        if self.batches.workers and self._meter.began:
+            stopping.let_end(self._ends.between_steps, after=POLL_SHARE)
+            first = next(micro_batches)
+            stopping.let_end(None)
+            yield first
+        yield from micro_batches
 
     def _finish(self) -> Result:
         """Last checkpoint, final weights, release. Each can be done again by a successor."""
         weights = {name: t for name, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
         final, uri = digest(weights), ""
+        self.session.interruption.let_end(None)
         if self.checkpoints is not None:
             self.session.board.update(state="Saving")
             self.checkpoints.settle()
@@ -247,71 +266,19 @@ class Trainer:
         last = float(self._last_loss)
         return Result(step=self.step, loss=last, best=self.best, digest=final, output_uri=uri)
 
-    # --- ends ---------------------------------------------------------------------------------------
-    def _end_unchanged(self) -> None:
-        """Called by another thread while the training thread is busy with something that cannot be lost."""
-        if self.checkpoints is not None:
-            self.checkpoints.release()
-        self.session.end_now(
-            Outcome.INTERRUPTED, f"Interrupted at step {self.step}, before a step was done; nothing was lost."
-        )
-
-    def _end_done(self, uri: str) -> None:
-        """A predecessor has finished the job: the script must not go on with untrained weights."""
-        self.session.board.update(state="Done", step=self.total_steps, output_uri=uri)
-        self.session.end(
-            Outcome.DONE,
-            f"The job is done already; its weights are at {uri}. To train anew use another checkpoint URI.",
-        )
-
-    def _end_interrupted(self) -> None:
-        """Saves the newest step within the notice, releases HEAD and leaves."""
-        session, board = self.session, self.session.board
-        board.update(state="Saving")
-        lost = "there is no checkpoint URI" if self.checkpoints is None else ""
-        if self.checkpoints is not None and board.facts.lost_steps:
-            try:
-                self.checkpoints.save_before_end(self._snapshot(), self.step)
-            except StoreError as error:
-                board.save_failed(str(error))
-                lost = str(error)
-        durable_seconds = time.time() - (session.interruption.signalled_at or time.time())
-        self._give_up()
-        if board.facts.lost_steps:
-            session.end(
-                Outcome.INTERRUPTED_LOST,
-                f"Interrupted at step {self.step}; {board.facts.lost_steps} step(s) are lost: {lost}.",
-            )
-        session.end(
-            Outcome.INTERRUPTED,
-            f"Interrupted at step {self.step}, which is saved; the same command goes on from there.",
-            durable_seconds=durable_seconds,
-        )
-
-    def _give_up(self) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.settle(min(SETTLE_SECONDS, self.session.interruption.seconds_left()))
-            self.checkpoints.release()
-
     # --- between steps ------------------------------------------------------------------------------
+    @property
+    def _evaluation_due(self) -> bool:
+        due = self.step % self.eval_every == 0 or self.step == self.total_steps
+        return self.evaluation is not None and self.step > 0 and due and self.evaluated != self.step
+
     def _evaluate_if_due(self) -> None:
-        due = self.step and (self.step % self.eval_every == 0 or self.step == self.total_steps)
-        if self.eval_set is None or not due or self.evaluated == self.step:
+        if self.evaluation is None or not self._evaluation_due:
             return
         self.session.board.update(state="Evaluating")
         began = time.perf_counter()
         # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
-        values = evaluate(
-            self.model,
-            self._measure,
-            self.eval_set,
-            batch_size=self.batches.plan.micro_batch_size,
-            device=self.device,
-            precision=self.settings.precision,
-            workers=self.batches.workers,
-            collate=self.batches.collate,
-            stopping=lambda: self.session.interruption.stopping,
-        )
+        values = self.evaluation.run(self.model, lambda: self.session.interruption.stopping)
         if values is not None:
             self.evaluated = self.step
             self.best = values["loss"] if self.best is None else min(self.best, values["loss"])
@@ -327,14 +294,14 @@ class Trainer:
         """Starts an upload when the interval has passed. The last step's save is `_finish`'s."""
         if self.checkpoints is None or self.step == self.total_steps:
             return
-        saved_step, saved_time = self._saved_at
-        interval = self.session.run.interval
-        if not interval.due(steps=self.step - saved_step, seconds=time.monotonic() - saved_time):
+        if not self._cadence.due(self.step, failed=self.checkpoints.last_save_failed):
             return
-        self._saved_at = (self.step, time.monotonic())
-        if self.checkpoints.busy_with is not None:
-            log.event("save-skipped", step=self.step, uploading=self.checkpoints.busy_with)
+        if (uploading := self.checkpoints.busy_with) is not None:
+            if uploading != self._skipped_for:  # once for each upload, not at every step until it is done
+                log.event("save-skipped", step=self.step, uploading=uploading)
+            self._skipped_for = uploading
             return
+        self._cadence.started(self.step)
         began = time.perf_counter()
         self.checkpoints.save(self._snapshot(), self.step)
         log.event("saving", step=self.step, stall=time.perf_counter() - began)
@@ -379,6 +346,19 @@ class Trainer:
             reason=Reason.CHECKPOINT_INCOMPATIBLE,
         )
 
+    def _make_evaluation(self, eval_set: Dataset) -> Evaluation:
+        if not _size(eval_set, "eval_set"):
+            raise ConfigurationError("Trainer(eval_set=...) is empty: give it samples, or leave it out")
+        return Evaluation(
+            dataset=eval_set,
+            measure=self._measure,
+            batch_size=self.batches.plan.micro_batch_size,
+            device=self.device,
+            precision=self.settings.precision,
+            workers=self.batches.workers,
+            collate=self.batches.collate,
+        )
+
     def _make_schedule(self, kind: str | schedule.Shape | LRScheduler) -> schedule.Schedule:
         if isinstance(kind, str):
             kind = schedule.shape(kind, warmup_steps=self.settings.warmup_steps, total_steps=self.total_steps)
@@ -392,3 +372,9 @@ def _size(dataset: Dataset, name: str) -> int:
             "dataset, because a stream cannot be resumed at a position"
         )
     return len(dataset)
+
+
+def _require_positive(**arguments: int | None) -> None:
+    for name, value in arguments.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"Trainer({name}={value}): must be at least 1")

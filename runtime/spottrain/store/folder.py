@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,9 @@ from spottrain.store import AlreadyExists, Body, KeyMissing, Object, Preconditio
 
 PRIVATE: Final = ".spottrain"
 """Folder of the lock and the temporary files; no key lies in it."""
+LOCK: Final = "lock"
+STALE_SECONDS: Final = 86400.0
+"""Age at which a temporary file belongs to nobody any more."""
 
 
 class FolderStore:
@@ -69,7 +73,14 @@ class FolderStore:
 
     def probe(self) -> None:
         with self._said(""), _temporary(self._private, b"probe"), self._locked():
-            pass
+            self._sweep_temporaries()
+
+    def _sweep_temporaries(self) -> None:
+        """Those of killed processes. A living one's is seconds old."""
+        for path in self._private.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # its process is done with it
+                if path.name != LOCK and path.stat().st_mtime < time.time() - STALE_SECONDS:
+                    path.unlink()
 
     def _publish(self, key: str, body: Body, condition: Callable[[Path], None]) -> str:
         """Write a temporary file, then move it to `key` unless `condition`, called under the lock, raises."""
@@ -84,7 +95,7 @@ class FolderStore:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """flock belongs to the open file, so it holds between threads as between processes."""
-        with (self._private / "lock").open("wb") as lock:
+        with (self._private / LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

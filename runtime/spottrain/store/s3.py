@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from boto3.session import Session
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from spottrain.contract import HEAD_KEY
-from spottrain.errors import StoreUnavailable, StoreUnsuitable
+from spottrain.errors import ConfigurationError, StoreUnavailable, StoreUnsuitable
 from spottrain.store import AlreadyExists, Body, KeyMissing, Object, PreconditionFailed
 from spottrain.store.s3errors import FAILURES, Place, translate
 
@@ -45,9 +45,15 @@ class S3Store:
         """Credentials and region come from the SDK's standard chain. Time-outs are seconds without a byte."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        session = Session()
-        self._steady = _client(session, endpoint, timeout, tries)
-        self._quick = _client(session, endpoint, head_timeout, 1)
+        try:
+            session = Session()
+            self._steady = _client(session, endpoint, timeout, tries)
+            self._quick = _client(session, endpoint, head_timeout, 1)
+        except (BotoCoreError, ValueError) as error:  # unknown profile or region, a URL that is none
+            raise ConfigurationError(
+                f"no client for s3://{bucket}/{prefix} at {endpoint or 'AWS'}: {error}; check the endpoint "
+                "and the AWS_... variables"
+            ) from error
         self._endpoint = str(self._steady.meta.endpoint_url)
 
     @property

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from spottrain import device as devices
 from spottrain.config import Interval, Run, Training, grace_seconds
 from spottrain.contract import Env
 from spottrain.data import Plan
 from spottrain.errors import ConfigurationError
-from spottrain.schedule import shape
+from spottrain.schedule import Schedule, shape
 from spottrain.settings import Settings, resolve
 
 IN_A_POD: dict[str, str] = {
@@ -144,3 +146,19 @@ def test_an_interval_is_due_by_steps_or_by_time() -> None:
     assert not Interval.parse("5steps").due(steps=4, seconds=1e9)
     assert Interval.parse("5steps").due(steps=5, seconds=0)
     assert Interval.parse("2m").due(steps=1, seconds=120)
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [("meta", "only cpu and cuda"), ("toaster", "is no device"), ("cuda:99", "device")],
+)
+def test_a_device_that_cannot_be_used_is_refused_with_a_sentence(device: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        devices.choose(device)
+
+
+def test_a_schedule_that_wants_a_measure_is_refused() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau, which wants a measure"):
+        Schedule(optimizer, plateau)

@@ -107,3 +107,25 @@ def test_other_data_at_the_resume_is_refused() -> None:
     state = make().state_dict() | {"size": 14}
     with pytest.raises(CheckpointError, match="made with 14 training samples, and train_set now has 13"):
         make().load_state_dict(state)
+
+
+def masked(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples) * (torch.rand(len(samples), 3) > 0.5)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_random_collate_depends_on_the_position_alone(workers: int) -> None:
+    def batches() -> Batches:
+        plan = Plan(size=13, batch_size=4, micro_batch_size=2, seed=5)
+        return Batches(Augmented(), plan, workers=workers, collate=masked)
+
+    torch.manual_seed(1)
+    whole = first(batches(), 12)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    early = batches()
+    head = first(early, 6)
+    late = batches()
+    late.load_state_dict(early.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(whole, head + first(late, 6), strict=False))
+    assert torch.equal(before, torch.get_rng_state())

@@ -67,6 +67,8 @@ def test_the_script_gets_its_arguments_and_its_folder(lab: Lab) -> None:
         ({Env.CHECKPOINT_URI: "ftp://x"}, "ftp://x"),
         ({Env.KNOWN_DURABLE_STEP: "5"}, "step 5 of job is known to be durable"),
         ({Env.TRAINING: '{"globalBatchSize": 51}'}, "has 50 sample(s), fewer than one batch of 51"),
+        ({Env.CHECKPOINT_URI: "s3://b/p", "AWS_PROFILE": "nobody"}, "nobody"),
+        ({Env.CHECKPOINT_URI: "s3://b/p", Env.CHECKPOINT_ENDPOINT: "not a url"}, "not a url"),
     ],
 )
 def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str], says: str) -> None:
@@ -74,7 +76,25 @@ def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str],
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
     assert run.message.outcome is Outcome.BAD_CONFIGURATION
     assert says in run.message.message
-    assert not run.losses
+    assert not run.losses and "Traceback" not in run.log
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("eval_set=[]", "eval_set=...) is empty"),
+        ("eval_set=iter([1])", "Trainer(eval_set=...) is a list_iterator without len() or [i]"),
+        ("log_every=0", "log_every=0): must be at least 1"),
+        ("eval_every=-1", "eval_every=-1): must be at least 1"),
+    ],
+)
+def test_a_bad_argument_is_named_before_anything_is_trained(lab: Lab, argument: str, says: str) -> None:
+    name = argument.split("=")[0]
+    lines = [line for line in SCRIPT.splitlines() if not line.startswith(f"    {name}=")]
+    script = "\n".join(lines).replace("    max_steps=24,", f"    max_steps=24, {argument},")
+    run = lab.run(script)
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message and "event=claimed" not in run.log
 
 
 def test_a_second_fit_is_refused(lab: Lab) -> None:
@@ -138,3 +158,25 @@ def test_on_a_laptop_the_same_command_goes_on_from_ctrl_c(lab: Lab) -> None:
     assert second.end() == ExitCode.DONE, second.log
     assert "attempt=2" in second.log and min(second.losses) == max(first.losses) + 1
     assert (lab.folder / "checkpoints" / "train" / "final" / "model.safetensors").exists()
+
+
+def test_a_save_that_an_upload_is_in_the_way_of_is_told_once_and_made_after_it(lab: Lab) -> None:
+    slow = """\
+import time
+from spottrain.store.folder import FolderStore
+put = FolderStore.put_if_absent
+def put_if_absent(self, key, body):
+    if "s000000003" in key:
+        while trainer.step < 9:
+            time.sleep(0.01)
+    return put(self, key, body)
+FolderStore.put_if_absent = put_if_absent
+"""
+    run = lab.run(slow + SCRIPT, interval="3steps", env={"PAUSE": "0.05"})
+    assert run.end() == ExitCode.DONE, run.log
+    assert run.log.count("event=save-skipped step=6 uploading=3") == 1
+    assert run.log.count("uploading=3") == 1
+    saved = [
+        int(line.split("step=")[1].split()[0]) for line in run.log.splitlines() if "event=saving" in line
+    ]
+    assert saved[0] == 3 and 9 <= saved[1] < 12, "as soon as the way is free"

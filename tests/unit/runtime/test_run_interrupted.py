@@ -207,3 +207,79 @@ def test_the_finally_blocks_of_the_script_run_after_the_save(lab: Lab) -> None:
     run = lab.run(script, env=SLOW_STEPS).until("step=5/")
     assert run.send().end() == ExitCode.INTERRUPTED
     assert run.log.index("event=released") < run.log.index("closing")
+
+
+FORKING = """\
+import multiprocessing
+def double(n):
+    return 2 * n
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print("doubled", pool.map(double, range(3)), flush=True)
+    pool.join()
+    print("pool ended", flush=True)
+"""
+
+
+def test_signals_to_forked_children_are_their_own_and_end_them(lab: Lab) -> None:
+    run = lab.run(FORKING + SCRIPT)
+    assert run.end() == ExitCode.DONE, run.log
+    assert "pool ended" in run.log and "event=sigterm" not in run.log
+
+
+def test_after_giving_an_upload_up_for_the_newest_step_it_waits_for_it_no_more(lab: Lab) -> None:
+    script = store_that("time.sleep(20 if len(puts) == 1 else 0)")
+    run = lab.run(script, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "6"}).until("putting")
+    assert run.send().end() == ExitCode.INTERRUPTED
+    assert head_state(lab) == "released"
+    order = [run.log.index(f"event={name}") for name in ("abandoning", "committed", "released", "end")]
+    assert order == sorted(order)
+
+
+def test_the_loader_workers_are_ended_only_after_the_save(lab: Lab) -> None:
+    stuck = """\
+import torch.utils.data.dataloader as dl
+end = dl._MultiProcessingDataLoaderIter._shutdown_workers
+def told(self):
+    print("ending workers", flush=True)
+    end(self)
+dl._MultiProcessingDataLoaderIter._shutdown_workers = told
+"""
+    env = SLOW_STEPS | {"WORKERS": "1"}
+    run = lab.run(stuck + SCRIPT, env=env).until("step=5/")
+    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    assert run.log.index("event=released") < run.log.index("ending workers")
+    evaluating = lab.run(stuck + SCRIPT, env=env | {"EVAL": "1", "EVAL_PAUSE": "0.3"}).until("in-evaluation")
+    assert evaluating.send().end() == ExitCode.INTERRUPTED, evaluating.log
+    log = evaluating.log
+    assert "ending workers" not in log or log.index("event=released") < log.index("ending workers")
+
+
+def test_while_it_waits_for_data_that_do_not_come_it_saves_and_ends_all_the_same(lab: Lab) -> None:
+    stalled = SCRIPT.replace(
+        "    def __getitem__(self, i):\n",
+        "    def __getitem__(self, i):\n"
+        "        with open('fetched', 'a') as file: file.write('x')\n"
+        "        if 'STALL' in os.environ and os.path.getsize('fetched') > 40: time.sleep(60)\n",
+    )
+    run = lab.run(stalled, interval="1h", env={"WORKERS": "1", "STALL": "1"}).until("step=4/")
+    time.sleep(0.3)
+    assert end_promptly(run, 10) == ExitCode.INTERRUPTED
+    assert head_state(lab) == "released"
+    assert run.message.durableStep == run.message.step == max(run.losses)
+    (lab.folder / "fetched").unlink()
+    plain = lab.run(stalled, at="plain", attempt=1)
+    again = lab.run(stalled, attempt=2)
+    assert plain.end() == again.end() == ExitCode.DONE
+    assert again.digest == plain.digest
+
+
+def test_a_last_evaluation_that_was_cut_short_is_done_by_the_successor(lab: Lab) -> None:
+    script = SCRIPT.replace("trainer.fit()", "print('best', trainer.fit().best is not None)")
+    env = {"EVAL": "1", "EVAL_PAUSE": "0.5"}
+    run = lab.run(script, training='{"maxSteps": 3}', env=env).until("in-evaluation")
+    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.durableStep == 3
+    again = lab.run(script, training='{"maxSteps": 3}', env={"EVAL": "1"})
+    assert again.end() == ExitCode.DONE
+    assert not again.losses and "event=evaluated step=3 " in again.log and "best True" in again.log

@@ -148,3 +148,16 @@ def test_the_digest_depends_on_names_shapes_and_bytes_only() -> None:
     same_weights = {"a": torch.zeros(1), "b": torch.ones(3, 2).t().contiguous()}
     assert state.digest(weights) == state.digest(same_weights)
     assert state.digest(weights) != state.digest(weights | {"b": torch.ones(3, 2)})
+
+
+def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind: list[bool] = []
+    copy = torch.Tensor.copy_
+
+    def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        behind.append(non_blocking)
+        return copy(self, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    state.Snapshotter().take({"a": torch.ones(3)})
+    assert behind == [False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 
@@ -122,3 +123,14 @@ def test_conditional_writes_lose_no_update_between_processes_and_threads(tmp_pat
         thread.join(timeout=60)
     found = FolderStore(tmp_path).get("n")
     assert found is not None and int(found.body) == 120
+
+
+def test_the_probe_sweeps_what_killed_processes_left_and_nothing_newer(tmp_path: Path) -> None:
+    it = FolderStore(tmp_path)
+    it.probe()
+    for name in ("stale", "fresh", "lock"):
+        (tmp_path / ".spottrain" / name).touch()
+    for name in ("stale", "lock"):
+        os.utime(tmp_path / ".spottrain" / name, (1e9, 1e9))
+    it.probe()
+    assert sorted(path.name for path in (tmp_path / ".spottrain").iterdir()) == ["fresh", "lock"]

@@ -1,0 +1,99 @@
+"""The ways in which a training ends before its last step. Used by `trainer`; `session` ends the process.
+
+By the training thread, which leaves through SystemExit so that the script's `finally` blocks run; or, while
+that thread waits for something and cannot poll, by another one, which ends the process on the spot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from spottrain.checkpoint import Checkpointer
+from spottrain.contract import Outcome
+from spottrain.errors import RunError, StoreError
+from spottrain.session import Session
+
+SETTLE_SECONDS: Final = 60.0
+"""Seconds that a failing script leaves an upload under way to finish."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Words:
+    outcome: Outcome
+    text: str
+    durable_seconds: float | None = None
+
+
+class Ends:
+    """`take`: copies the state of the present step, which is the board's."""
+
+    def __init__(self, session: Session, checkpoints: Checkpointer | None, take: Callable[[], Any]) -> None:
+        self._session = session
+        self._checkpoints = checkpoints
+        self._take = take
+
+    # --- by the training thread -----------------------------------------------------------------------
+    def done_already(self, uri: str, total_steps: int) -> NoReturn:
+        """A predecessor has finished the job: the script must not go on with untrained weights."""
+        self._session.board.update(state="Done", step=total_steps, output_uri=uri)
+        self._session.end(
+            Outcome.DONE,
+            f"The job is done already; its weights are at {uri}. To train anew use another checkpoint URI.",
+        )
+
+    def interrupted(self) -> NoReturn:
+        """Saves the newest step within the notice, releases HEAD and leaves."""
+        words = self._save_and_release()
+        self._session.end(words.outcome, words.text, durable_seconds=words.durable_seconds)
+
+    def give_up(self) -> None:
+        """Leaves an upload under way a while, and releases HEAD."""
+        if self._checkpoints is not None:
+            self._checkpoints.settle(min(SETTLE_SECONDS, self._session.interruption.seconds_left()))
+            self._checkpoints.release()
+
+    # --- by another thread ----------------------------------------------------------------------------
+    def unchanged(self) -> NoReturn:
+        """While the training thread is busy with something that cannot be lost."""
+        if self._checkpoints is not None:
+            self._checkpoints.release()
+        step = self._session.board.facts.step
+        self._session.end_now(
+            Outcome.INTERRUPTED, f"Interrupted at step {step}, before a step was done; nothing was lost."
+        )
+
+    def between_steps(self) -> NoReturn:
+        """While the training thread waits at a step boundary for data that do not come."""
+        try:
+            words = self._save_and_release()
+        except RunError as error:
+            self._session.fail_now(error)
+        self._session.end_now(words.outcome, words.text, durable_seconds=words.durable_seconds)
+
+    # --- inside ---------------------------------------------------------------------------------------
+    def _save_and_release(self) -> _Words:
+        session, board = self._session, self._session.board
+        step = board.facts.step
+        board.update(state="Saving")
+        lost = "there is no checkpoint URI" if self._checkpoints is None else ""
+        if self._checkpoints is not None and board.facts.lost_steps:
+            try:
+                self._checkpoints.save_before_end(self._take, step)
+            except StoreError as error:
+                board.save_failed(str(error))
+                lost = str(error)
+        durable_seconds = time.time() - (session.interruption.signalled_at or time.time())
+        self.give_up()
+        if board.facts.lost_steps:
+            return _Words(
+                outcome=Outcome.INTERRUPTED_LOST,
+                text=f"Interrupted at step {step}; {board.facts.lost_steps} step(s) are lost: {lost}.",
+            )
+        return _Words(
+            outcome=Outcome.INTERRUPTED,
+            text=f"Interrupted at step {step}, which is saved; the same command goes on from there.",
+            durable_seconds=durable_seconds,
+        )
