@@ -13,7 +13,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .tools/bin/uv:
-	python3 -m pip install --quiet --target .tools uv==$(UV_VERSION)
+	python3 -m pip install --quiet --root-user-action=ignore --target .tools uv==$(UV_VERSION)
 
 .venv/.synced: pyproject.toml uv.lock README.md | $(if $(filter .tools/%,$(UV)),.tools/bin/uv)
 	$(UV) sync --frozen --quiet

@@ -25,6 +25,8 @@ from demo.timeline import Timeline
 Raw = dict[str, Any]
 STEPS = int(os.environ.get("STEPS", "240"))
 NOTICE_SECONDS = float(os.environ.get("NOTICE_SECONDS", "120"))
+LABEL = "app.kubernetes.io/part-of=spottrain-demo"
+"""On the demo's own jobs: it deletes no other, also in a namespace that a user has named."""
 LOCAL = os.environ.get("CLUSTER", "local") == "local"
 
 
@@ -48,7 +50,9 @@ def story(target: Target, timeline: Timeline) -> Raw:
     run = f"run-{int(time.time())}"
     interrupted = JobRecord("gpt", "gpt", timeline, kubectl)
     alone = JobRecord("gpt-alone", "gpt-alone", timeline, kubectl)
-    kubectl.run("delete", "trainingjob", "--all", "--wait=true", "--timeout=120s", timeout=150)
+    kubectl.run("delete", "trainingjob", "-l", LABEL)
+    ours = "spottrain.io/job in (gpt,gpt-alone)"
+    wait_for(timeline, "the end of earlier pods", 150, lambda: not kubectl.items("pods", "-l", ours))
 
     def on_pod(kind: str, pod: Raw) -> None:
         interrupted.on_pod(kind, pod)
@@ -56,11 +60,11 @@ def story(target: Target, timeline: Timeline) -> Raw:
 
     watch = Watch(kubectl, "pods", on_pod)
     try:
-        timeline.say("you", "kubectl apply -f gpt-alone.yaml   (the same job, to compare with)")
-        kubectl.apply(job(target, "gpt-alone", run, node="spot-b" if LOCAL else None))
-        wait_for(timeline, "gpt-alone on its node", 120, lambda: bool((a := alone.latest()) and a.node))
         timeline.say("you", "kubectl apply -f gpt.yaml")
         kubectl.apply(job(target, "gpt", run))
+        wait_for(timeline, "gpt on its node", 120, lambda: bool((a := interrupted.latest()) and a.node))
+        timeline.say("you", "kubectl apply -f gpt-alone.yaml   (the same job, to compare with)")
+        kubectl.apply(job(target, "gpt-alone", run, node=target.other_node(interrupted.attempts[1].node)))
         published = interrupt_in_mid_training(target, timeline, interrupted)
         jobs = {name: wait_until_ended(kubectl, timeline, name) for name in ("gpt", "gpt-alone")}
     finally:
@@ -75,7 +79,7 @@ def story(target: Target, timeline: Timeline) -> Raw:
 def job(target: Target, name: str, run: str, *, node: str | None = None) -> Raw:
     """The example's manifest with this cluster's image, store and pool; deterministic, on one thread."""
     manifest: Raw = copy.deepcopy(yaml.safe_load((ROOT / "examples" / "gpt-stdlib.yaml").read_text()))
-    manifest["metadata"]["name"] = name
+    manifest["metadata"] = {"name": name, "labels": dict([LABEL.split("=")])}
     spec = manifest["spec"]
     container = spec["template"]["spec"]["containers"][0]
     container["image"] = target.image

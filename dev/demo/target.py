@@ -42,6 +42,8 @@ class Target:
     pool: Raw
     interrupt: Callable[[str, str], float | None]
     """Takes the names of pod and node; returns when the notice was published, None where there is none."""
+    other_node: Callable[[str], str | None]
+    """A node that will not be taken when the named one is; None: the scheduler's choice."""
     restore: Callable[[], None]
 
 
@@ -112,6 +114,7 @@ def local_target(notice_seconds: float) -> Target:
     return Target(
         kubectl=kubectl, image=RUNTIME_IMAGE, uri="s3://spottrain-demo", endpoint=cluster.s3_endpoint,
         secret=SECRET, pool=local_pool(), interrupt=reclaim, restore=restore,
+        other_node=lambda taken: next(node for node in cluster.nodes if node != taken),
     )  # fmt: skip
 
 
@@ -164,6 +167,7 @@ def existing_target() -> Target:
             "nodeSelector": json.loads(ask("NODE_SELECTOR", "Node selector of the pool (JSON, {} for any)")),
         },
         interrupt=delete_pod,
+        other_node=lambda _node: None,
         restore=lambda: None,
     )
 
