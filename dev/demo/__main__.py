@@ -67,6 +67,8 @@ def story(target: Target, timeline: Timeline) -> Raw:
         kubectl.apply(job(target, "gpt-alone", run, node=target.other_node(interrupted.attempts[1].node)))
         published = interrupt_in_mid_training(target, timeline, interrupted)
         jobs = {name: wait_until_ended(kubectl, timeline, name) for name in ("gpt", "gpt-alone")}
+        if published is not None:
+            see_node_end(kubectl, timeline, interrupted.attempts[1].node)
     finally:
         watch.stop()
     interrupted.join_logs()
@@ -108,6 +110,12 @@ def interrupt_in_mid_training(target: Target, timeline: Timeline, record: JobRec
     )
     timeline.say("cloud" if LOCAL else "you", what, mark=True)
     return target.interrupt(attempt.pod, attempt.node)
+
+
+def see_node_end(kubectl: Kubectl, timeline: Timeline, node: str) -> None:
+    """The notice was no empty threat: kubelet, container runtime and the Node object are gone."""
+    wait_for(timeline, f"the end of {node}", NOTICE_SECONDS + 30, lambda: kubectl.get("node", node) is None)
+    timeline.say("cloud", f"{node} is gone, as announced")
 
 
 def wait_until_ended(kubectl: Kubectl, timeline: Timeline, name: str) -> Raw:
