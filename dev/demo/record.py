@@ -21,7 +21,6 @@ SHOWN = {
     "deadline": "knows its deadline",
     "sigterm": "gets SIGTERM",
     "committed": "checkpoint durable",
-    "exit": "ends",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from localcluster import layout
 from localcluster.control import ask
 from localcluster.layout import Paths
-from localcluster.shell import ClusterError, read_json
+from localcluster.shell import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +84,6 @@ class Cluster:
         """A fresh node of this name, Ready; the seconds it took, 0 when it was there."""
         return float(self._ask("restore", node))
 
-    def notice_published_at(self, node: str) -> float | None:
-        """When the last notice of this node was published, also after the node has gone; None: never."""
-        layout.node_named(node)
-        times = [event["published_at"] for event in self.events(node) if event["event"] == "notice"]
-        return max(times, default=None)
-
     def events(self, node: str | None = None) -> list[dict[str, Any]]:
         """What was done to the nodes, oldest first: notice, cancelled, killed, deleted, restored."""
         try:
@@ -103,11 +97,3 @@ class Cluster:
         if node is None:
             return ask(self.paths.socket, do=call, **more)
         return ask(self.paths.socket, do=call, node=layout.node_named(node).name, **more)
-
-
-def is_up(paths: Paths | None = None) -> bool:
-    try:
-        Cluster.attach(paths)
-    except ClusterError:
-        return False
-    return True

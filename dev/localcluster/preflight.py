@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from localcluster import binaries, cgroups, network
+from localcluster import binaries, cgroups
 from localcluster.disk import free_gb
 from localcluster.layout import Paths
 from localcluster.shell import ClusterError, run, say
@@ -137,7 +137,3 @@ def _install(missing: list[str]) -> None:
     finally:
         if own:
             policy.unlink()
-
-
-def network_is_free() -> None:
-    network.refuse_taken_addresses()
