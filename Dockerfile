@@ -1,7 +1,7 @@
 # Two images from one file and one lock: `operator` (no torch, no boto3) and `runtime` (no kopf, no Kubernetes
 # client). Each ends in a check that fails when the other's dependencies got in. The code is the last, small
 # layer, so that a change of code rebuilds and loads in seconds. Built by dev/localcluster/images.py, or by
-# `docker build --target runtime .`.
+# `docker build --target runtime .`. A third one, `runtime-tests`, is never shipped: `runtime` and Accelerate.
 ARG BASE_IMAGE=debian:bookworm-slim
 # Whom the build trusts when it fetches packages; a machine behind a proxy mounts its own bundle and names it.
 ARG CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
@@ -24,6 +24,7 @@ RUN cd /lock && export UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_N
     && $export --extra operator > /out/operator.txt \
     && $export --extra runtime > /out/runtime.txt \
     && $export --extra runtime --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
+    && /opt/uv/bin/uv export --quiet --frozen --only-dev --no-emit-project --no-header --no-annotate > /out/dev.txt \
     && touch -d @0 /out/*
 
 # The tools of an install, in one place. uv is lent to a layer and leaves with it.
@@ -54,7 +55,7 @@ RUN python3 -m compileall -q /opt/spottrain/lib \
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "spottrain_operator"]
 
-FROM installer AS runtime
+FROM installer AS packages
 ARG CA_BUNDLE
 # torch.compile builds C++ at run time: a compiler and Python's headers are part of the product.
 RUN export DEBIAN_FRONTEND=noninteractive && apt-get update \
@@ -69,6 +70,8 @@ RUN install-locked /opt/spottrain/runtime.txt \
     && printf '%s\n' '#!/opt/venv/bin/python3' 'import sys' 'from spottrain.__main__ import main' 'sys.exit(main())' \
        > /opt/venv/bin/spottrain \
     && chmod +x /opt/venv/bin/spottrain
+
+FROM packages AS runtime
 COPY runtime/spottrain /opt/spottrain/lib/spottrain
 COPY examples /opt/spottrain/examples
 RUN python3 -m compileall -q /opt/spottrain/lib \
@@ -81,3 +84,21 @@ ENV HOME=/tmp
 USER 1000:1000
 WORKDIR /opt/spottrain
 ENTRYPOINT ["spottrain", "run"]
+
+# Accelerate and what it needs beyond the runtime's packages, beside them: a change of code leaves it alone.
+FROM packages AS accelerate
+ARG CA_BUNDLE
+COPY --from=lock /out/dev.txt /opt/spottrain/
+RUN /usr/bin/python3 -m venv /tmp/uv \
+    && PIP_CERT=$CA_BUNDLE /tmp/uv/bin/pip install -q --no-cache-dir uv==0.13.9 \
+    && export SSL_CERT_FILE=$CA_BUNDLE UV_PYTHON=/opt/venv/bin/python3 UV_NO_CACHE=1 \
+    && grep -oE '^accelerate==[^ ]+' /opt/spottrain/dev.txt > /tmp/wanted.txt \
+    && add="/tmp/uv/bin/uv pip install --require-hashes --constraint /opt/spottrain/dev.txt" \
+    && $add --dry-run -r /tmp/wanted.txt 2>&1 | sed -n 's/^ + //p' > /tmp/missing.txt \
+    && $add --quiet --no-deps --compile-bytecode --target /opt/accelerate -r /tmp/missing.txt \
+    && rm -rf /tmp/uv /tmp/*.txt
+
+FROM runtime AS runtime-tests
+COPY --from=accelerate /opt/accelerate /opt/accelerate
+ENV PYTHONPATH=/opt/accelerate PATH=/opt/accelerate/bin:$PATH
+RUN accelerate launch --help > /dev/null

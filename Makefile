@@ -7,7 +7,8 @@ UV := $(shell command -v uv || echo .tools/bin/uv)
 PY := .venv/bin/python
 SOURCES := operator runtime dev bench examples tests
 
-.PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-head clean
+.PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
+	bench-head test-matrix chaos-runtime clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +40,12 @@ test: .venv/.synced ## all levels: unit, contract, s3, api, cluster (root and Li
 test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 2 minutes
 	$(PY) -m pytest tests/unit tests/contract
 
+test-matrix: .venv/.synced ## exactness after a kill: precision x accumulation x compile x workers x ranks, all 72
+	$(PY) -m tests.chaos.matrix
+
+chaos-runtime: .venv/.synced ## N=100 random kills of trainings, judged by what the store holds (SEED=1)
+	$(PY) bench/chaos_runtime.py --runs $(or $(N),100) --seed $(or $(SEED),1) --lanes 2
+
 demo: .venv/.synced ## the main job: a spot node is reclaimed mid-training on a local real cluster (CLUSTER=existing: on yours)
 	@PYTHONPATH=dev $(PY) -m demo
 
@@ -59,6 +66,19 @@ binaries: .venv/.synced ## build the pinned Kubernetes, etcd, Helm and S3 server
 
 sync: ## copy crds/ into the chart
 	cp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml
+
+bench-checkpoint: .venv/.synced bench/.peers ## what a save costs: stall, upload, seconds to durable, beside others
+	$(PY) bench/checkpoint.py
+
+bench/.peers: bench/peers.txt | .venv/.synced
+	$(UV) pip install --quiet --no-deps --target $@ --requirement bench/peers.txt
+	@touch $@
+
+bench-restart: .venv/.synced ## what a restart costs, cold and with the compile cache: 5 interleaved pairs
+	$(PY) bench/restart.py
+
+bench-loop: .venv/.synced ## overhead of our training loop over a bare hand-written one: 10 interleaved pairs
+	$(PY) bench/loop.py
 
 bench-head: .venv/.synced ## 1000 races for HEAD on the real S3 server behind a fault proxy
 	$(PY) bench/head_race.py --rounds 1000

@@ -59,6 +59,7 @@ PROGRAMS = (
         )
     ),
     Program(name="versitygw", module="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
+    Program(name="fake-gcs-server", module="fake-gcs-server", package="github.com/fsouza/fake-gcs-server"),
     Program(name="helm", module="helm", package="helm.sh/helm/v3/cmd/helm"),
 )
 API_PROGRAMS = frozenset({"etcd", "kube-apiserver", "kubectl"})

@@ -1,6 +1,6 @@
 """Builds the project's images with buildah and loads them to the nodes.
 
-Called by `up`, `build` and `load-images`.
+Called by `up`, `build` and `load-images`; the cluster tests have an image more, by `bring`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from localcluster import layout, store
 from localcluster.disk import Meter
 from localcluster.layout import NodePaths, Paths
-from localcluster.shell import ClusterError, run, say, write_json
+from localcluster.shell import ClusterError, locked, run, say, write_json
 
 _HOST_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 _INNER_BUNDLE = "/run/host-ca.crt"
@@ -64,6 +64,14 @@ def build_all(builder: Builder, targets: dict[str, str] | None = None) -> None:
         say(f"image {name}")
         with builder.meter.step(f"build image {target}"):
             _build_target(builder, name, target)
+
+
+def bring(paths: Paths, name: str, target: str) -> None:
+    """Builds and loads one image that `up` does not."""
+    builder = Builder(paths=paths, meter=Meter(state=paths.state, file=paths.measures))
+    with locked(paths.state / "lock"):
+        build_all(builder, {name: target})
+        load_all(builder, [name])
 
 
 def build_pause(builder: Builder) -> None:
@@ -133,14 +141,24 @@ def load_all(builder: Builder, names: list[str]) -> None:
 
 def _load(builder: Builder, name: str, image: str, golden: Path) -> None:
     started = time.monotonic()
-    paths, folder = builder.paths, builder.paths.state / "layout"
     with builder.meter.step(f"load {name.rpartition('/')[2]}"):
         try:
-            _export(builder, name, folder)
-            _import_everywhere(paths, name, image, folder, golden)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _transfer(builder, name, image, golden)
+        except ClusterError as error:
+            # The old image's name is gone before the new one is unpacked: a garbage collection in between
+            # takes the layers that both share ("parent snapshot does not exist").
+            say(f"  once more, because {str(error).splitlines()[0]}")
+            _transfer(builder, name, image, golden)
     say(f"  loaded {name} in {time.monotonic() - started:.0f} s")
+
+
+def _transfer(builder: Builder, name: str, image: str, golden: Path) -> None:
+    folder = builder.paths.state / "layout"
+    try:
+        _export(builder, name, folder)
+        _import_everywhere(builder.paths, name, image, folder, golden)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _export(builder: Builder, name: str, folder: Path) -> None:

@@ -28,6 +28,9 @@ GPUS_PER_NODE = 4
 PAUSE_IMAGE = "localhost/spottrain-pause:dev"
 OPERATOR_IMAGE = "localhost/spottrain-operator:dev"
 RUNTIME_IMAGE = "localhost/spottrain-runtime:dev"
+TESTS_IMAGE = (
+    "localhost/spottrain-runtime-tests:dev"  # the runtime's, and what the cluster tests need beside it
+)
 BASE_IMAGE = "localhost/spottrain-base:bookworm"
 
 

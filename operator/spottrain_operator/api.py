@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from spottrain.contract import OnExisting
 
-from spottrain_operator import wire
+from spottrain_operator import volumes, wire
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import NOTICE_WINDOW, ON_DEMAND_WINDOW, Condition, Platform
 from spottrain_operator.template import template_problem
@@ -23,6 +23,7 @@ REASON_LIMIT: Final = 128
 STATE_LIMIT: Final = 63
 TIME_LIMIT: Final = 64
 URI_LIMIT: Final = 2048
+WARNING_LIMIT: Final = 1024
 """Characters that the schema allows in a status. The API server would refuse a longer word with all the rest,
 so what a container says is cut where it comes in."""
 
@@ -30,6 +31,13 @@ so what a container says is cut where it comes in."""
 class CapacityType(StrEnum):
     SPOT = "spot"
     ON_DEMAND = "onDemand"
+
+
+class CompileCache(StrEnum):
+    """Not `off`: a manifest's bare `off` is a boolean."""
+
+    KEEP = "keep"
+    NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +58,42 @@ class CapacitySpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Encryption:
+    kms_key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CABundle:
+    """One of `config_map` and `secret` is set."""
+
+    config_map: str = ""
+    secret: str = ""
+    key: str = volumes.CA_NAME
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """A volume with nothing but the certificates, under a name of ours."""
+        items = [{"key": self.key, "path": volumes.CA_NAME}]
+        if self.secret:
+            return {"secret": {"secretName": self.secret, "items": items}}
+        return {"configMap": {"name": self.config_map, "items": items}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
+    managed: bool = True
+    """Whether our runtime is in the image. If not, nothing gates and fences attempts but their order."""
     uri: str = ""
     interval: str = "10m"
     keep: int = 3
+    keep_best: bool = True
     on_existing: OnExisting = OnExisting.FAIL
     endpoint: str = ""
+    path_style: bool | None = None
     credentials_secret: str = ""
+    encryption: Encryption | None = None
+    ca_bundle: CABundle | None = None
+    compile_cache: CompileCache = CompileCache.KEEP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +120,24 @@ class TrainingJobSpec:
         spec = wire.decode(cls, raw, "spec")
         if not isinstance(spec.template.get("spec"), dict):
             raise InvalidSpec("spec.template.spec must be a pod's spec")
-        if problem := template_problem(spec.template):
+        if problem := spec._problem():
             raise InvalidSpec(problem)
         return spec
+
+    def _problem(self) -> str:
+        """What the schema cannot see, as a sentence; "" where all is well."""
+        pod, checkpoint = self.template["spec"], self.checkpoint
+        if problem := template_problem(self.template):
+            return problem
+        if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
+            return problem
+        spot_folder = self.capacity.type is CapacityType.SPOT and checkpoint.uri.startswith("file:")
+        return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+
+    @property
+    def replaces_during_notice(self) -> bool:
+        """Only our runtime waits at a gate until its predecessor has saved."""
+        return self.capacity.replace_during_notice and self.checkpoint.managed
 
     def pool(self, default: Pool) -> Pool:
         return self.capacity.pools[0] if self.capacity.pools else default
@@ -138,6 +190,10 @@ class ProgressStatus:
     durable_step: int | None = None
     durable_time: str = ""
     checkpoint_uri: str = ""
+    save_seconds: float | None = None
+    emergency_seconds: float | None = None
+    grace_seconds: float | None = None
+    warning: str = ""
     time: datetime | None = None
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
-from spottrain_operator.names import Condition, Phase, Reason
+from spottrain_operator.names import UNKNOWN_STATE, Condition, Phase, Reason
 from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status import with_condition
 from spottrain_operator.wire import rfc3339
@@ -88,7 +88,9 @@ def _training(status: Status) -> Verdict:
     state = status.progress.state if status.progress else ""
     if state == GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
-    return True, Reason.TRAINING, f"the trainer of attempt {status.attempt} runs"
+    silent = "; its progress is unknown, because spec.checkpoint.managed is false"
+    words = f"the trainer of attempt {status.attempt} runs"
+    return True, Reason.TRAINING, words + silent if state == UNKNOWN_STATE else words
 
 
 def _starting(pod: PodView) -> Verdict:

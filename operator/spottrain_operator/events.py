@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from spottrain_operator import render
 from spottrain_operator.api import ConditionStatus, Status
 from spottrain_operator.model import Event, Observed
@@ -14,12 +17,14 @@ WARN_WHEN = {
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
+TIGHT: Final = 0.8
+"""Share of the grace beyond which a save at a notice may not fit (the runtime warns from there on)."""
 QUIET = frozenset({Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED})
 
 
 def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
     old = o.job.status
-    found = [*_attempt(old, new), *_grace(o, old, new)]
+    found = [*_attempt(old, new), *_grace(o, old, new), *_warned(old, new)]
     for kind, warn in WARN_WHEN.items():
         before, after = old.condition(kind), new.condition(kind)
         if after is not None and after.reason not in QUIET and _differs(before, after):
@@ -43,3 +48,17 @@ def _grace(o: Observed, old: Status, new: Status) -> list[Event]:
     if not note or old.attempt or not new.attempt:
         return []
     return [Event(warning=True, reason=Reason.GRACE_CHANGED, message=note)]
+
+
+def _warned(old: Status, new: Status) -> list[Event]:
+    """What the trainer warns of, once: the same sentence with other figures is no news."""
+    before, now = old.progress.warning if old.progress else "", new.progress
+    if now is None or not now.warning or _shape(now.warning) == _shape(before):
+        return []
+    tight = (now.emergency_seconds or 0.0) > TIGHT * (now.grace_seconds or 0.0)
+    reason = Reason.CHECKPOINT_MAY_NOT_FIT if tight else Reason.TRAINER_WARNS
+    return [Event(warning=True, reason=reason, message=now.warning)]
+
+
+def _shape(sentence: str) -> str:
+    return re.sub(r"[0-9]+([.,][0-9]+)*", "#", sentence)

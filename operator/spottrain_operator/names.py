@@ -145,7 +145,14 @@ class Reason(StrEnum):
     TOO_MANY_INTERRUPTIONS = "TooManyInterruptions"
     ATTEMPT_STARTED = "AttemptStarted"
     GRACE_CHANGED = "GracePeriodMismatch"
+    CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
+    TRAINER_WARNS = "TrainerWarns"
 
+
+UNKNOWN_STATE: Final = "Unknown"
+"""`status.progress.state` of a trainer that need not tell."""
+ILLEGAL_INSTRUCTION: Final = 128 + 4
+"""Exit code after SIGILL: kernels that were compiled for another processor."""
 
 NAME_LIMIT: Final = 63
 """A pod's name is also its host name (RFC 1123 label)."""

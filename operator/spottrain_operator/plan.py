@@ -44,6 +44,7 @@ from spottrain_operator.status import (
     with_pods,
     with_progress,
     with_record,
+    with_unknown_progress,
     with_vanished,
 )
 
@@ -133,7 +134,7 @@ def under_notice(o: Observed) -> Decision | None:
         if o.now < _delete_at(o, notice):
             return replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is being told"), before=before)
         before = (*before, Delete(pod=pod, grace=grace))
-    if not o.job.spec.capacity.replace_during_notice:
+    if not o.job.spec.replaces_during_notice:
         return replace(_keep(o, Cause.SPOT_NOTICE, "the attempt is told to save and end"), before=before)
     gate = (pod.deleted or o.now + timedelta(seconds=grace)) + o.limits.gate_slack
     decision = _given_up(o, by_notice(notice))
@@ -257,7 +258,7 @@ def _settled(o: Observed, status: Status) -> Status:
     unseen = not status.attempt and o.job.spec is not None and not o.admitted and o.refusal is None
     if o.job.deleting or unseen:
         return status
-    told = _facts(o, status)
+    told = _facts(o, with_unknown_progress(status, o))
     sample = o.sample
     if sample is None or status.terminal or sample.progress.attempt != status.attempt:
         return told

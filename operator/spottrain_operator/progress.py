@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 import aiohttp
 from spottrain.contract import PROGRESS_PORT, Progress
 
-from spottrain_operator.api import STATE_LIMIT, TIME_LIMIT, Status
+from spottrain_operator.api import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Status
 from spottrain_operator.caches import Caches
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import PodView, Sample
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 LIMIT = 64 * 1024
 """Bytes of an answer; it comes from a container that anyone may have written."""
-LIMITS = {"state": STATE_LIMIT, "durableTime": TIME_LIMIT}
+LIMITS = {"state": STATE_LIMIT, "durableTime": TIME_LIMIT, "warning": WARNING_LIMIT}
 NO_ANSWER = (
     aiohttp.ClientError,
     TimeoutError,

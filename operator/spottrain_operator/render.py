@@ -14,14 +14,15 @@ from typing import Any, Final
 
 from spottrain.contract import CACHE_DIR, DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, Env
 
-from spottrain_operator.api import CapacityType, Job, Pool, Status, TrainingJobSpec
+from spottrain_operator import volumes
+from spottrain_operator.api import CapacityType, CompileCache, Job, Pool, Status, TrainingJobSpec
 from spottrain_operator.names import (
     API_VERSION,
     ATTEMPT_LABEL,
     AVOIDS_ANNOTATION,
-    DEADLINE_ANNOTATION,
     GPU_RESOURCE,
     HOSTNAME_LABEL,
+    ILLEGAL_INSTRUCTION,
     JOB_LABEL,
     JOB_UID_LABEL,
     KIND,
@@ -45,9 +46,6 @@ KEEP_ALIVE: Final = {
 NODE_SILENCE: Final = 30
 """Seconds for which a node may be silent before its pods are deleted; the default is 300."""
 TERMINATION_LOG: Final = "/dev/termination-log"
-HOME_DIR: Final = "/home/spottrain"
-TMP_DIR: Final = "/tmp"
-SHM_DIR: Final = "/dev/shm"
 FS_GROUP: Final = 1000
 """Group of the runtime image's user: it may write what is mounted, and read its cloud token."""
 
@@ -78,7 +76,8 @@ def pod(job: Job, status: Status, default_pool: Pool, avoid: Sequence[str] = ())
     trainer = judged(body["containers"])
     body |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": grace(spec, default_pool)}
     _place(body, pool, avoid)
-    _equip(body, trainer)
+    ca = spec.checkpoint.ca_bundle
+    volumes.equip(body, trainer, ca.source if ca else None)
     _feed(trainer, job, status, default_pool)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -138,34 +137,14 @@ def _keep_off(body: Json, hostnames: Sequence[str]) -> None:
     body["affinity"] = affinity | {"nodeAffinity": node}
 
 
-# --- what it can write and read ----------------------------------------------------------------------
-def _equip(body: Json, trainer: Json) -> None:
-    """A read-only image needs places to write; the deadline comes as a file."""
-    field = {"fieldPath": f"metadata.annotations['{DEADLINE_ANNOTATION}']"}
-    wanted: list[tuple[str, str, Json]] = [
-        (
-            "spottrain-podinfo",
-            PODINFO_DIR,
-            {"downwardAPI": {"items": [{"path": DEADLINE_NAME, "fieldRef": field}]}},
-        ),
-        ("spottrain-shm", SHM_DIR, {"emptyDir": {"medium": "Memory"}}),
-        ("spottrain-home", HOME_DIR, {"emptyDir": {}}),
-        ("spottrain-tmp", TMP_DIR, {"emptyDir": {}}),
-        ("spottrain-cache", CACHE_DIR, {"emptyDir": {}}),
-    ]
-    mounts = list(trainer.get("volumeMounts") or ())
-    taken = {m.get("mountPath", "").rstrip("/") for m in mounts}
-    added = [w for w in wanted if w[1] not in taken]
-    trainer["volumeMounts"] = [*mounts, *({"name": name, "mountPath": path} for name, path, _ in added)]
-    body["volumes"] = [*(body.get("volumes") or ()), *({"name": name} | source for name, _, source in added)]
-
-
 # --- what it is told ---------------------------------------------------------------------------------
 def _feed(trainer: Json, job: Job, status: Status, default_pool: Pool) -> None:
     assert job.spec is not None
     spec = job.spec
     given = {e.get("name"): e for e in trainer.get("env") or ()}
     told = environment(job, status, grace(spec, default_pool))
+    if spec.checkpoint.ca_bundle is not None:
+        told[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
     defaults = {k: v for k, v in _WRITABLE.items() if k not in given}
     kept = [e for e in trainer.get("env") or () if e.get("name") not in told]
     trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items())]
@@ -180,8 +159,8 @@ def _feed(trainer: Json, job: Job, status: Status, default_pool: Pool) -> None:
 
 
 _WRITABLE: Final = {
-    "HOME": HOME_DIR,
-    "TMPDIR": TMP_DIR,
+    "HOME": volumes.HOME_DIR,
+    "TMPDIR": volumes.TMP_DIR,
     "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_DIR}/inductor",
     "TRITON_CACHE_DIR": f"{CACHE_DIR}/triton",
 }
@@ -190,19 +169,11 @@ _WRITABLE: Final = {
 def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
     """The contract's variables (`contract.Env`); those without a value are left out."""
     assert job.spec is not None
-    checkpoint, known = job.spec.checkpoint, status.known_durable_step
     values: dict[Env, str] = {
         Env.JOB_NAME: job.key.name,
         Env.JOB_NAMESPACE: job.key.namespace,
         Env.JOB_UID: job.key.uid,
         Env.ATTEMPT: str(status.attempt),
-        Env.CHECKPOINT_URI: checkpoint.uri,
-        Env.CHECKPOINT_ENDPOINT: checkpoint.endpoint,
-        Env.CHECKPOINT_INTERVAL: checkpoint.interval,
-        Env.CHECKPOINT_KEEP: str(checkpoint.keep),
-        Env.CHECKPOINT_ON_EXISTING: checkpoint.on_existing,
-        Env.KNOWN_DURABLE_STEP: "" if known is None else str(known),
-        Env.GATE_UNTIL: _unix(status.gate_until),
         Env.GRACE_SECONDS: str(grace_seconds),
         Env.TRAINING: json.dumps(job.spec.training, sort_keys=True),
         Env.DEADLINE_FILE: f"{PODINFO_DIR}/{DEADLINE_NAME}",
@@ -210,7 +181,46 @@ def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
         Env.PROGRESS_PORT: str(PROGRESS_PORT),
         Env.CACHE_DIR: CACHE_DIR,
     }
+    if job.spec.checkpoint.managed:
+        values |= _saving(job.spec, status)
     return {str(name): str(value) for name, value in values.items() if value}
+
+
+def _saving(spec: TrainingJobSpec, status: Status) -> dict[Env, str]:
+    """What only our runtime can do something with."""
+    checkpoint, known = spec.checkpoint, status.known_durable_step
+    return {
+        Env.CHECKPOINT_URI: checkpoint.uri,
+        Env.CHECKPOINT_ENDPOINT: checkpoint.endpoint,
+        Env.CHECKPOINT_INTERVAL: checkpoint.interval,
+        Env.CHECKPOINT_KEEP: str(checkpoint.keep),
+        Env.CHECKPOINT_KEEP_BEST: _yes_or_no(checkpoint.keep_best),
+        Env.CHECKPOINT_PATH_STYLE: _yes_or_no(checkpoint.path_style),
+        Env.CHECKPOINT_KMS_KEY: checkpoint.encryption.kms_key if checkpoint.encryption else "",
+        Env.CHECKPOINT_ON_EXISTING: checkpoint.on_existing,
+        Env.KNOWN_DURABLE_STEP: "" if known is None else str(known),
+        Env.GATE_UNTIL: _unix(status.gate_until),
+        Env.COMPILE_CACHE: _compile_cache(checkpoint.compile_cache, status),
+        Env.IMAGE_DIGEST: _digest(spec),
+    }
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return "" if value is None else str(value).lower()
+
+
+def _compile_cache(wanted: CompileCache, status: Status) -> str:
+    """Not restored after an illegal instruction, until an attempt has ended with another code."""
+    codes = [r.exit_code for r in status.attempts if r.exit_code is not None]
+    if wanted is CompileCache.NONE:
+        return "off"
+    return "drop" if codes and codes[-1] == ILLEGAL_INSTRUCTION else "keep"
+
+
+def _digest(spec: TrainingJobSpec) -> str:
+    """Of an image that is pinned by it; a tag may stand for another image at the next pull."""
+    image = str(judged(spec.template["spec"]["containers"]).get("image") or "")
+    return image.partition("@")[2]
 
 
 def _unix(time: datetime | None) -> str:

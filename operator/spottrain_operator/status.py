@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from spottrain.contract import Progress, TerminationMessage
 
@@ -16,10 +17,11 @@ from spottrain_operator.api import (
     Status,
 )
 from spottrain_operator.model import NodeView, Observed, PodView, Sample
-from spottrain_operator.names import Condition
+from spottrain_operator.names import UNKNOWN_STATE, Condition
 from spottrain_operator.policies.cause import word_of
 from spottrain_operator.policies.gone import over
 
+N = TypeVar("N", int, float)
 KEPT_ATTEMPTS = 20
 MESSAGE_LIMIT = 8000
 
@@ -59,6 +61,8 @@ def with_pods(status: Status, o: Observed) -> Status:
         record = status.record(pod.attempt)
         if record is not None:
             word = word_of(pod)
+            if word is not None and record.ended is None:  # once: a later attempt's own figures stand
+                status = _with_last_figures(status, o, word)
             status = with_record(status, _observed_record(record, pod, o))
             status = _known_durable(status, word.durableStep if word else None)
     return status
@@ -127,10 +131,38 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
         steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
         status = with_record(status, steps)
     status = _known_durable(status, progress.durableStep)
-    return replace(status, progress=_progress_status(progress, o, sample.at))
+    old = status.progress or ProgressStatus()
+    return replace(status, progress=_progress_status(progress, o, sample.at, old))
 
 
-def _progress_status(progress: Progress, o: Observed, at: datetime) -> ProgressStatus:
+def _with_last_figures(status: Status, o: Observed, word: TerminationMessage) -> Status:
+    """Whether a save fits into the grace, of a trainer that nobody could ask while it ran."""
+    if not word.warning and word.emergencySeconds is None:
+        return status
+    old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
+    progress = replace(
+        old,
+        emergency_seconds=_or(word.emergencySeconds, old.emergency_seconds),
+        grace_seconds=_or(word.graceSeconds, old.grace_seconds),
+        warning=word.warning,
+    )
+    return replace(status, progress=progress)
+
+
+def with_unknown_progress(status: Status, o: Observed) -> Status:
+    """An image without our runtime answers nobody: said, so that no one waits for its steps."""
+    spec, state = o.job.spec, status.progress.state if status.progress else ""
+    pod = next((p for p in o.pods if p.attempt == status.attempt), None)
+    runs = pod is not None and pod.running_since is not None and not over(pod, o)
+    if spec is None or spec.checkpoint.managed or state or status.terminal or not runs:
+        return status
+    old = status.progress or ProgressStatus()
+    return replace(status, progress=replace(old, state=UNKNOWN_STATE, time=o.now.replace(microsecond=0)))
+
+
+def _progress_status(progress: Progress, o: Observed, at: datetime, old: ProgressStatus) -> ProgressStatus:
+    """What an attempt has not measured yet is what its predecessor has: job and grace are the same."""
+    unmeasured = progress.emergencySeconds is None
     return ProgressStatus(
         state=progress.state,
         step=progress.step,
@@ -141,6 +173,10 @@ def _progress_status(progress: Progress, o: Observed, at: datetime) -> ProgressS
         durable_step=progress.durableStep,
         durable_time=progress.durableTime,
         checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
+        save_seconds=_or(progress.saveSeconds, old.save_seconds),
+        emergency_seconds=_or(progress.emergencySeconds, old.emergency_seconds),
+        grace_seconds=_or(progress.graceSeconds, old.grace_seconds),
+        warning=progress.warning or (old.warning if unmeasured else ""),
         time=at.replace(microsecond=0),
     )
 
@@ -164,14 +200,16 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
 
 
 def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
-    """Whether progress alone is worth a write: a new state at once, steps once in a while."""
+    """Whether progress alone is worth a write: a new state or a warning at once, steps once in a while."""
     old = status.progress
     if old is None or old.time is None or old.state != sample.progress.state:
+        return True
+    if sample.progress.warning and not old.warning:
         return True
     return sample.at - old.time >= interval
 
 
-def _or(first: int | None, second: int | None) -> int | None:
+def _or(first: N | None, second: N | None) -> N | None:
     return second if first is None else first
 
 

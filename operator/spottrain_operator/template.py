@@ -1,6 +1,6 @@
 """What a pod template may say, and which of its containers is judged. Pure.
 
-Called by api, views and render.
+Called by api, views, volumes and render.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ def judged(containers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return next((c for c in containers if c.get("name") == TRAINER_CONTAINER), first)
 
 
+def trainer_path(pod: Mapping[str, Any]) -> str:
+    """Where in the job's spec its trainer is, for people."""
+    names = [c["name"] for c in pod["containers"]]
+    return f"spec.template.spec.containers[{names.index(judged(pod['containers'])['name'])}]"
+
+
 def template_problem(template: Mapping[str, Any]) -> str:
     """What the template says of a field that the operator owns, as a sentence; "" where it says nothing."""
     pod, path = template["spec"], "spec.template.spec"
@@ -29,7 +35,7 @@ def template_problem(template: Mapping[str, Any]) -> str:
     if len(names) > 1 and TRAINER_CONTAINER not in names:
         return f"{path}.containers must have one named {TRAINER_CONTAINER}, the one that is judged: {names}"
     trainer = judged(pod["containers"])
-    where = f"{path}.containers[{names.index(trainer['name'])}]"
+    where = trainer_path(pod)
     if "terminationMessagePath" in trainer:
         return f"{where}.terminationMessagePath must be absent, because the runtime tells its outcome there"
     if (trainer.get("lifecycle") or {}).get("preStop"):

@@ -117,7 +117,7 @@ def well_typed(value: Any) -> bool:
     try:
         pairs = [(hint, getattr(value, name)) for name, hint in _hints(type(value)).items()]
         return all(item is None or _sane(_value(hint, item, "")) for hint, item in pairs)
-    except InvalidSpec:
+    except (InvalidSpec, OverflowError):  # a whole number beyond every float
         return False
 
 

@@ -14,16 +14,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spottrain import data
     from spottrain.device import seed
-    from spottrain.state import load_weights
+    from spottrain.guard import Guard
+    from spottrain.parallel import shard
     from spottrain.trainer import Result, Trainer
+    from spottrain.weights import load_weights
 
-__all__ = ["Result", "Trainer", "load_weights", "seed"]
+__all__ = ["Guard", "Result", "Trainer", "data", "load_weights", "seed", "shard"]
 
-_HOME = {"Trainer": "trainer", "Result": "trainer", "seed": "device", "load_weights": "state"}
+_HOME = {
+    "Guard": "guard",
+    "Trainer": "trainer",
+    "Result": "trainer",
+    "seed": "device",
+    "shard": "parallel",
+    "load_weights": "weights",
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":  # spottrain.data.loader, without a second import
+        return import_module("spottrain.data")
     if name not in _HOME:
         raise AttributeError(f"module 'spottrain' has no attribute {name!r}")
     return getattr(import_module(f"spottrain.{_HOME[name]}"), name)

@@ -1,7 +1,9 @@
 """`spottrain run SCRIPT [ARGS...]`: entry point of the image, PID 1 of its container, a person's command.
 
-Order matters: signal handler, then configuration and the store's probe (bad ones end the run before anything
-heavy is imported), then the script in this very process. Every way out writes the termination message.
+With several GPUs in the pod it starts one process for each (`launcher`), which comes back here as a rank;
+with one it runs the script itself. Order matters: signals held, then the handler, then configuration and the
+store's probe (bad ones end the run before anything heavy is imported), then the script in this very process.
+Every way out writes the termination message.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from spottrain.contract import Env, ExitCode, Outcome, Reason
+from spottrain.contract import Env, Outcome, Reason
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.session import Session, install, leave, use
+from spottrain.gang import Gang, count_gpus
+from spottrain.interruption import hold_signals
+from spottrain.launcher import Launcher
+from spottrain.session import Session, install, leave, process_start, show, use
 
 DESCRIPTION = """Runs a training script that saves before it is interrupted and goes on where it was.
 Outside Kubernetes: Ctrl-C saves; the same command goes on."""
@@ -28,46 +33,64 @@ def main(argv: list[str] | None = None) -> int:
         from spottrain import release
 
         return release.main(words[1:])
-    interruption = install(os.environ)  # first: whatever comes before it is deaf to SIGTERM
-    session = Session(os.environ, interruption)
-    use(session)
+    if words[:1] == ["checkpoints"]:
+        from spottrain.cli import checkpoints
+
+        return checkpoints.main(words[1:])
+    hold_signals()  # first: at PID 1 whatever comes before it is deaf to SIGTERM
     try:
-        script, args = _read_command(words)
+        script, args, nproc = _read_command(words)
+        gang = Gang.from_env(os.environ, nproc, lambda: count_gpus(os.environ))
+    except RunError as error:
+        return _failed(_make_session(), error, "")
+    if gang.nproc > 1:
+        return Launcher(gang, [script, *args], os.environ, born=process_start()).run()
+    os.environ.update(gang.env_of(0, gang.port))
+    return _run_here(_make_session(), script, args)
+
+
+def _make_session() -> Session:
+    session = Session(os.environ, install(os.environ))
+    use(session)
+    return session
+
+
+def _run_here(session: Session, script: str, args: list[str]) -> int:
+    try:
         session.prepare(script)
         _require_script(script)
         _run(script, args)
-        code = _end_of_script(session)
-    except RunError as error:
-        print(f"spottrain: {error}", file=sys.stderr)
-        code = session.conclude(error.outcome, str(error), reason=error.reason)
+        code: int = _end_of_script(session)
     except SystemExit as exit_:
         code = _exit_of_script(session, exit_)
     except BaseException as error:  # the script's, whatever it is
-        code = _failure_of_script(session, error, script)
-    if session.interruption.stopping or code == ExitCode.SUPERSEDED:
+        code = _failed(session, error, script)
+    if session.must_leave(code):
         leave(code)
     return int(code)
 
 
-def _read_command(argv: list[str]) -> tuple[str, list[str]]:
-    """Script and arguments. Flags go into the environment: each stands for one of its names."""
+def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
+    """Script, arguments and `--nproc`. The other flags go into the environment, each as one of its names."""
     parser = _Parser(prog="spottrain", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
     flags = {
         "--checkpoint": (Env.CHECKPOINT_URI, "folder or s3://bucket/prefix (default: checkpoints/<script>)"),
         "--endpoint": (Env.CHECKPOINT_ENDPOINT, "URL of an S3-compatible server"),
-        "--interval": (Env.CHECKPOINT_INTERVAL, "between saves: 500steps, 90s, 10m (default) or 1h"),
+        "--interval": (Env.CHECKPOINT_INTERVAL, "between saves: auto, 500steps, 90s, 10m (default) or 1h"),
         "--keep": (Env.CHECKPOINT_KEEP, "checkpoints to keep, at least 2 (default 3)"),
         "--training": (Env.TRAINING, "settings that win over the script's, as JSON: '{\"maxSteps\": 100}'"),
     }
     for flag, (name, text) in flags.items():
         run.add_argument(flag, dest=name, help=f"{text} [{name}]")
+    nproc = "processes in this pod: auto (default: one per GPU, or one) or a number"
+    run.add_argument("--nproc", default="auto", help=nproc)
     run.add_argument("script")
     run.add_argument("args", nargs=argparse.REMAINDER)
     values = vars(parser.parse_args(argv))
     os.environ.update({name: values[name] for name, _ in flags.values() if values[name] is not None})
-    return values["script"], values["args"]
+    return values["script"], values["args"], values["nproc"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -90,6 +113,11 @@ def _run(script: str, args: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
+def _failed(session: Session, error: BaseException, script: str) -> int:
+    show(error, lambda: traceback.print_exception(error))
+    return session.fail(error, script)
+
+
 def _end_of_script(session: Session) -> int:
     if session.completed:
         return session.conclude(Outcome.DONE, session.summary())
@@ -100,8 +128,6 @@ def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     """Our own end, which has its message already, or a sys.exit of the script, which keeps its code."""
     if session.message is not None:
         return session.conclude(session.message.outcome, "")
-    if not session.attempt:
-        return 0  # --help
     if exit_.code is None or exit_.code == 0:
         return _end_of_script(session)
     code = exit_.code if isinstance(exit_.code, int) else 1
@@ -110,21 +136,6 @@ def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     words = f"The script ended itself: sys.exit({exit_.code!r})."
     session.conclude(Outcome.FAILED, words, reason=Reason.SCRIPT_FAILED)
     return code
-
-
-def _failure_of_script(session: Session, error: BaseException, script: str) -> int:
-    traceback.print_exception(error)
-    what = traceback.format_exception_only(error)[-1].strip()
-    return session.conclude(Outcome.FAILED, f"{what} ({_place(error, script)})", reason=Reason.SCRIPT_FAILED)
-
-
-def _place(error: BaseException, script: str) -> str:
-    """file:line of the innermost frame that is the script's own, else of the innermost of all."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == script] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}"
 
 
 if __name__ == "__main__":

@@ -12,30 +12,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from spottrain.contract import Env, OnExisting
+from spottrain.contract import CompileCacheMode, Env, OnExisting
 from spottrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
 DEFAULT_INTERVAL: Final = "10m"
 DEFAULT_KEEP: Final = 3
+PRECISIONS: Final = ("bf16", "fp16", "fp32")
 DEFAULT_GRACE: Final = 30.0
 """Kubernetes' own default of terminationGracePeriodSeconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """Time between periodic saves: either `steps` or `seconds` is set."""
+    """Time between periodic saves: `steps`, `seconds`, or neither: by what is measured (`auto`)."""
 
     steps: int | None = None
     seconds: float | None = None
 
+    @property
+    def auto(self) -> bool:
+        return self.steps is None and self.seconds is None
+
     @classmethod
     def parse(cls, text: str) -> Interval:
+        if text == "auto":
+            return cls()
         match = re.fullmatch(r"([1-9][0-9]*)(steps|s|m|h)", text)
         if match is None:
             raise ConfigurationError(
-                f"checkpoint interval {text!r} is not understood: write 500steps, 90s, 10m or 1h"
+                f"checkpoint interval {text!r} is not understood: write auto, 500steps, 90s, 10m or 1h"
             )
         number, unit = int(match[1]), match[2]
         if unit == "steps":
@@ -91,7 +98,7 @@ def _positive(value: object) -> bool:
 
 
 _RULES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "precision": ("bf16 or fp32", lambda v: v in ("bf16", "fp32")),
+    "precision": ("bf16, fp16 or fp32", lambda v: v in PRECISIONS),
     "microBatchSize": ("a whole number, at least 1", lambda v: _whole(v, 1)),
     "globalBatchSize": ("a whole number, at least 1", lambda v: _whole(v, 1)),
     "compile": ("true or false", lambda v: isinstance(v, bool)),
@@ -117,6 +124,9 @@ class Run:
     endpoint: str | None = None
     interval: Interval = field(default_factory=lambda: Interval.parse(DEFAULT_INTERVAL))
     keep: int = DEFAULT_KEEP
+    keep_best: bool = True
+    path_style: bool | None = None
+    kms_key: str | None = None
     on_existing: OnExisting = OnExisting.FAIL
     known_durable_step: int | None = None
     gate_until: float = 0.0
@@ -125,6 +135,21 @@ class Run:
     termination_message: Path | None = None
     progress_port: int | None = None
     cache_dir: Path | None = None
+    compile_cache: CompileCacheMode = CompileCacheMode.KEEP
+    image_digest: str = ""
+    folder: Path = field(default_factory=Path.cwd)
+    """In which the run began, and which a relative URI means; the script may go to another one."""
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Arguments of `store.open`, which the uploader process is given too."""
+        uri = self.checkpoint_uri
+        return {
+            "uri": uri if uri is None or "://" in uri else str(self.folder / uri),
+            "endpoint": self.endpoint,
+            "path_style": self.path_style,
+            "kms_key": self.kms_key,
+        }
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], *, script: str) -> Run:
@@ -141,6 +166,9 @@ class Run:
             endpoint=env.get(Env.CHECKPOINT_ENDPOINT) or None,
             interval=Interval.parse(env.get(Env.CHECKPOINT_INTERVAL) or DEFAULT_INTERVAL),
             keep=_read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
+            keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _true_or_false, True),
+            path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _true_or_false, None),
+            kms_key=env.get(Env.CHECKPOINT_KMS_KEY) or None,
             on_existing=_read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
             known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
             gate_until=_read(env, Env.GATE_UNTIL, _seconds, 0.0),
@@ -148,6 +176,8 @@ class Run:
             termination_message=_read(env, Env.TERMINATION_MESSAGE, Path, None),
             progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
             cache_dir=_read(env, Env.CACHE_DIR, Path, None),
+            compile_cache=_read(env, Env.COMPILE_CACHE, _compile_cache, CompileCacheMode.KEEP),
+            image_digest=env.get(Env.IMAGE_DIGEST, ""),
         )
 
 
@@ -202,3 +232,15 @@ def _on_existing(text: str) -> OnExisting:
     if text not in list(OnExisting):
         raise ValueError(f"must be one of {', '.join(OnExisting)}")
     return OnExisting(text)
+
+
+def _true_or_false(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def _compile_cache(text: str) -> CompileCacheMode:
+    if text not in list(CompileCacheMode):
+        raise ValueError(f"must be one of {', '.join(CompileCacheMode)}")
+    return CompileCacheMode(text)

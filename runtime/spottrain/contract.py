@@ -25,9 +25,15 @@ class Env(StrEnum):
     CHECKPOINT_ENDPOINT = "SPOTTRAIN_CHECKPOINT_ENDPOINT"
     """URL of an S3-compatible server; absent means AWS."""
     CHECKPOINT_INTERVAL = "SPOTTRAIN_CHECKPOINT_INTERVAL"
-    """`500steps`, `90s`, `10m` or `1h`."""
+    """`auto`, `500steps`, `90s`, `10m` or `1h`."""
     CHECKPOINT_KEEP = "SPOTTRAIN_CHECKPOINT_KEEP"
     """Committed checkpoints kept, at least 2."""
+    CHECKPOINT_KEEP_BEST = "SPOTTRAIN_CHECKPOINT_KEEP_BEST"
+    """`true` or `false`: whether the checkpoint with the lowest evaluation loss is kept beyond `keep`."""
+    CHECKPOINT_PATH_STYLE = "SPOTTRAIN_CHECKPOINT_PATH_STYLE"
+    """`true` or `false`: bucket in the path of S3's URLs; absent means: where an endpoint is set."""
+    CHECKPOINT_KMS_KEY = "SPOTTRAIN_CHECKPOINT_KMS_KEY"
+    """ID or ARN of the KMS key that S3 encrypts checkpoints with (SSE-KMS); `default`: the account's own."""
     CHECKPOINT_ON_EXISTING = "SPOTTRAIN_CHECKPOINT_ON_EXISTING"
     """What to do with another job's released HEAD: `OnExisting`."""
     KNOWN_DURABLE_STEP = "SPOTTRAIN_KNOWN_DURABLE_STEP"
@@ -46,6 +52,16 @@ class Env(StrEnum):
     """Port of `/progress` and `/metrics`; absent = not served."""
     CACHE_DIR = "SPOTTRAIN_CACHE_DIR"
     """Writable folder for compile caches and downloads."""
+    COMPILE_CACHE = "SPOTTRAIN_COMPILE_CACHE"
+    """`CompileCacheMode`; absent means `keep`."""
+    IMAGE_DIGEST = "SPOTTRAIN_IMAGE_DIGEST"
+    """Digest of the trainer's image, part of the compile cache's key; absent where nobody knows it."""
+    WORKERS = "SPOTTRAIN_WORKERS"
+    """Pods of the gang; absent means 1."""
+    WORKER_INDEX = "SPOTTRAIN_WORKER_INDEX"
+    """Number of this pod in the gang, from 0. Rank 0 lives in pod 0."""
+    RENDEZVOUS = "SPOTTRAIN_RENDEZVOUS"
+    """`host:port` of pod 0, where the ranks of all pods meet; set where there are several."""
 
 
 class ExitCode(IntEnum):
@@ -92,12 +108,24 @@ class OnExisting(StrEnum):
     FRESH = "fresh"
 
 
+class CompileCacheMode(StrEnum):
+    """Values of Env.COMPILE_CACHE."""
+
+    KEEP = "keep"
+    """Restored, and saved beside the checkpoints."""
+    DROP = "drop"
+    """Not restored, once, and what was there is deleted: after exit 132 (SIGILL)."""
+    OFF = "off"
+
+
 class Reason(StrEnum):
     """Why a run could not go on: `reason` of the termination message, and of the job's condition."""
 
     BAD_CONFIGURATION = "BadConfiguration"
     SCRIPT_NOT_FOUND = "ScriptNotFound"
     SCRIPT_FAILED = "ScriptFailed"
+    TRAINING_FAILED = "TrainingFailed"
+    """The loss became NaN or infinite."""
     STORE_DENIED = "StoreDenied"
     """Credentials missing, wrong or without permission (401, 403)."""
     BUCKET_NOT_FOUND = "BucketNotFound"
@@ -111,6 +139,12 @@ class Reason(StrEnum):
     """The operator knows of a durable step, but HEAD is absent or lists no checkpoint that can be read."""
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
     CHECKPOINT_INCOMPATIBLE = "CheckpointIncompatible"
+    CHECKPOINT_ARCHIVED = "CheckpointArchived"
+    """The objects were moved to an archive storage class and must be restored first."""
+    PEER_LOST = "PeerLost"
+    """Another rank of the gang is gone; this one ended because nothing can be computed without it."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    """The memory limit leaves no room for the buffers of a save."""
 
 
 MESSAGE_LIMIT: Final = 4096
@@ -146,6 +180,12 @@ class TerminationMessage:
     """Seconds from process start to the end of the first optimizer step."""
     outputURI: str = ""
     """Where the final weights are."""
+    emergencySeconds: float | None = None
+    """Seconds that a save at a notice is reckoned to take: one step, one copy, one upload."""
+    graceSeconds: float | None = None
+    """Seconds of notice that it has."""
+    warning: str = ""
+    """What a person should change although the run goes on, such as a grace too short for the state."""
 
     def to_json(self) -> str:
         """JSON of at most MESSAGE_LIMIT bytes; a longer `message` is cut, never the rest."""
@@ -184,6 +224,13 @@ class Progress:
     durableTime: str = ""
     """RFC 3339."""
     startStep: int | None = None
+    saveSeconds: float | None = None
+    """Seconds from the start of the last save until HEAD named it."""
+    emergencySeconds: float | None = None
+    """As in TerminationMessage."""
+    graceSeconds: float | None = None
+    warning: str = ""
+    """As in TerminationMessage."""
 
     def to_json(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})
@@ -201,6 +248,9 @@ HEAD_KEY: Final = "HEAD"
 CHECKPOINTS_PREFIX: Final = "checkpoints/"
 FINAL_PREFIX: Final = "final/"
 MANIFEST_NAME: Final = "manifest.json"
+COMPILE_CACHE_PREFIX: Final = "compile-cache/"
+CHUNK_BYTES: Final = 32 * 2**20
+"""Unit of checksums, and least size of a part of an upload."""
 
 
 def checkpoint_key(term: int, step: int, nonce: str) -> str:

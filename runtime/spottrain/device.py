@@ -19,7 +19,7 @@ from spottrain.errors import ConfigurationError
 
 _seeded: int | None = None
 
-TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def seed(default: int = 0) -> int:
@@ -40,6 +40,15 @@ def seed(default: int = 0) -> int:
 def seed_in_use() -> int:
     """What `seed()` was last given; without such a call, seeds now."""
     return seed() if _seeded is None else _seeded
+
+
+def seed_rank(rank: int) -> None:
+    """After the model was made alike on all ranks: from here on each draws numbers of its own."""
+    value = (seed_in_use() * 1_000_003 + rank) % 2**63
+    random.seed(value)
+    torch.manual_seed(value)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(value % 2**32)
 
 
 def choose(wanted: str | torch.device | None = None) -> torch.device:

@@ -1,4 +1,4 @@
-"""The ways in which a training ends before its last step. Used by `trainer`; `session` ends the process.
+"""The ways in which a training ends before its last step. Used by `keeper`; `session` ends the process.
 
 By the training thread, which leaves through SystemExit so that the script's `finally` blocks run; or, while
 that thread waits for something and cannot poll, by another one, which ends the process on the spot.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from spottrain.checkpoint import Checkpointer
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.saver import Save
 from spottrain.contract import Outcome
 from spottrain.errors import RunError, StoreError
 from spottrain.session import Session
@@ -28,12 +29,19 @@ class _Words:
 
 
 class Ends:
-    """`take`: copies the state of the present step, which is the board's."""
+    """`take`: copies the state of the present step, the board's. `close`: parts from the other ranks."""
 
-    def __init__(self, session: Session, checkpoints: Checkpointer | None, take: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        checkpoints: Checkpointer | None,
+        take: Callable[[], Save],
+        close: Callable[[], None],
+    ) -> None:
         self._session = session
         self._checkpoints = checkpoints
         self._take = take
+        self._close = close
 
     # --- by the training thread -----------------------------------------------------------------------
     def done_already(self, uri: str, total_steps: int) -> NoReturn:
@@ -87,6 +95,7 @@ class Ends:
                 lost = str(error)
         durable_seconds = time.time() - (session.interruption.signalled_at or time.time())
         self.give_up()
+        self._close()
         if board.facts.lost_steps:
             return _Words(
                 outcome=Outcome.INTERRUPTED_LOST,

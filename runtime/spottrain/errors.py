@@ -8,6 +8,9 @@ RunError                 anything that ends the run with a sentence
 │   ├── StoreUnsuitable  64: no conditional PUT
 │   └── StoreUnavailable 1: 5xx or no answer for longer than the retries last; a restart may mend it
 ├── CheckpointError      64: missing, damaged beyond fall-back, or not for this model
+│   └── CheckpointArchived 64: in an archive storage class
+├── TrainingFailed       1: the training itself went wrong, such as a loss that is no number
+├── PeerLost             79: another rank is gone
 └── Superseded           76: a newer attempt owns HEAD
 """
 
@@ -59,6 +62,21 @@ class StoreUnavailable(StoreError):
 class CheckpointError(RunError):
     outcome = Outcome.BAD_CONFIGURATION
     reason = Reason.CHECKPOINT_DAMAGED
+
+
+class CheckpointArchived(CheckpointError):
+    reason = Reason.CHECKPOINT_ARCHIVED
+
+
+class TrainingFailed(RunError):
+    reason = Reason.TRAINING_FAILED
+
+
+class PeerLost(RunError):
+    """Whose fault it was is told by the rank that is gone, so this one is not charged."""
+
+    outcome = Outcome.INTERRUPTED_LOST
+    reason = Reason.PEER_LOST
 
 
 class Superseded(RunError):

@@ -15,6 +15,8 @@ import torch
 
 from spottrain import device as devices
 from spottrain.data import Dataset, Plan, Position, load
+from spottrain.parallel import total
+from spottrain.world import World
 
 Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 
@@ -30,12 +32,13 @@ class Evaluation:
     precision: str
     workers: int
     collate: Callable[[list[Any]], Any] | None
+    world: World = field(default_factory=World)
     _stream: Iterator[Any] | None = field(default=None, init=False)
     """Of a run cut short: kept, because to end its workers takes time that the save needs."""
 
     def run(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
         """Means over the samples of the set; None when a stop cut it short."""
-        if stopping():
+        if self._cut(stopping):
             return None
         before = devices.random_state()
         was_training = model.training
@@ -47,21 +50,47 @@ class Evaluation:
             devices.set_random_state(before)
 
     def _means(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
-        count = len(self.dataset)
-        size = min(self.batch_size, count)
-        plan = Plan(size=count, batch_size=size, micro_batch_size=size, shuffle=False)
-        steps = list(islice(plan.steps(Position()), plan.steps_per_epoch))
-        sums: dict[str, Any] = {}
+        steps = list(islice(self._plan().steps(Position()), self._plan().steps_per_epoch))
+        sums: dict[str, torch.Tensor] = {}
         self._stream = load(self.dataset, iter(steps), workers=self.workers, collate=self.collate)
         for step in steps:
-            if stopping():
-                return None
-            batch = next(self._stream)
-            if stopping():
-                return None
-            with torch.no_grad(), devices.autocast(self.device, self.precision):
-                values = self.measure(model, devices.to_device(batch, self.device))
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0) + torch.as_tensor(value) * step.samples
+            for share in step.shares:
+                if self._cut(stopping):
+                    return None
+                batch = next(self._stream)
+                if self._cut(stopping):
+                    return None
+                with torch.no_grad(), devices.autocast(self.device, self.precision):
+                    values = self.measure(model, devices.to_device(batch, self.device))
+                for name, value in values.items():
+                    part = (
+                        torch.as_tensor(value, dtype=torch.float64, device=self.device) * share * step.samples
+                    )
+                    sums[name] = sums.get(name, 0) + part if share else sums.get(name, torch.zeros_like(part))
         self._stream = None
-        return {name: float(total) / count for name, total in sums.items()}
+        count = len(self.dataset)
+        return {name: float(total(sums[name], self._sharing)) / count for name in sorted(sums)}
+
+    @property
+    def _sharing(self) -> World:
+        """A set smaller than the number of ranks is evaluated by each of them, whole."""
+        return self.world if len(self.dataset) >= self.world.size else World()
+
+    def _plan(self) -> Plan:
+        world, count = self._sharing, len(self.dataset)
+        size = min(self.batch_size, count // world.size)
+        return Plan(
+            size=count,
+            batch_size=size * world.size,
+            micro_batch_size=size,
+            shuffle=False,
+            rank=world.rank,
+            ranks=world.size,
+        )
+
+    def _cut(self, stopping: Callable[[], bool]) -> bool:
+        """Whether a stop cuts it short: for all ranks at the same batch, for a model may need them all."""
+        if not self.world.distributed:
+            return stopping()
+        flag = torch.tensor(float(stopping()), device=self.device)
+        return float(total(flag, self.world)) > 0

@@ -23,6 +23,8 @@ from spottrain.errors import CheckpointError, ConfigurationError, Superseded
 FORMAT: Final = 1
 MIN_KEEP: Final = 2
 """One checkpoint alone is lost when it turns out to be damaged."""
+BEST: Final = "best"
+"""`keptAs` of the job's best checkpoint so far; at most one (see `Committing`)."""
 KEPT_FOR_JOB: Final = "job:"
 """Prefix of `keptAs` on what an earlier job left at this URI (see `Claiming`)."""
 
@@ -44,7 +46,7 @@ class Entry:
     """Unix seconds of the save."""
     bytes: int
     keptAs: str = ""
-    """Why it is kept beyond `keep`; empty for most. Such an entry is never pruned."""
+    """Why it is kept beyond `keep`: empty for most, BEST, or KEPT_FOR_JOB and a UID. No commit drops it."""
 
     @property
     def foreign(self) -> bool:
@@ -70,8 +72,12 @@ class Head:
 
     @property
     def resumable(self) -> tuple[Entry, ...]:
-        """What the job may go on from, newest first."""
+        """What the job may go on from, newest first. Its best is among them: it is a checkpoint like any."""
         return tuple(entry for entry in self.checkpoints if not entry.foreign)
+
+    @property
+    def best(self) -> Entry | None:
+        return next((entry for entry in self.checkpoints if entry.keptAs == BEST), None)
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1).encode()
@@ -157,7 +163,7 @@ class Tenure:
                 f"{head.attempt} of {head.job} (term {head.term}) owns HEAD; this process stops here"
             )
         if head.state is State.DELETED:
-            raise _deleted(head)
+            raise deleted(head)
 
 
 class Intent(Protocol):
@@ -169,10 +175,10 @@ class Intent(Protocol):
 class Claiming:
     """Become the present owner: term + 1, active.
 
-    With `onExisting: fresh` what another job left stays in HEAD, marked `job:<uid>`: out of HEAD it would
-    be an orphan of a lower term and be swept, and whoever asks for a fresh start has not asked for another
-    job's work to be deleted. Such entries are never resumed from, counted or pruned; deleting them is a
-    person's act.
+    With `onExisting: fresh` what another job left, its best too, stays in HEAD, marked `job:<uid>`: out of
+    HEAD it would be an orphan of a lower term and be swept, and whoever asks for a fresh start has not asked
+    for another job's work to be deleted. Such entries are never resumed from, counted or pruned; deleting
+    them is a person's act.
     """
 
     who: Identity
@@ -197,7 +203,7 @@ class Claiming:
 
     def _refuse(self, head: Head) -> None:
         if head.state is State.DELETED:
-            raise _deleted(head)
+            raise deleted(head)
         if head.jobUID != self.who.job_uid:
             self._refuse_foreign(head)
         elif head.attempt > self.who.attempt and head.state is not State.DONE:
@@ -242,7 +248,13 @@ class Claiming:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committing:
-    """Put a finished upload at the front of HEAD, and let the oldest beyond `keep` fall out of it."""
+    """Put a finished upload at the front of HEAD, and let the oldest beyond `keep` fall out of it.
+
+    An entry committed as BEST takes that mark from the one before it, which then counts among `keep` by its
+    age, as if it never had been the best, and so may fall out by this very commit. A best that was found to
+    be damaged loses its mark too, to nobody: a mark on what cannot be read would be a promise not kept, and
+    until there is a new best the job has none.
+    """
 
     tenure: Tenure
     entry: Entry
@@ -253,6 +265,8 @@ class Committing:
     def __post_init__(self) -> None:
         if self.keep < MIN_KEEP:
             raise ValueError(f"keep is {self.keep}; at least {MIN_KEEP}")
+        if self.entry.keptAs not in ("", BEST):
+            raise ValueError(f"a commit cannot be kept as {self.entry.keptAs!r}")
         if term_of_key(self.entry.key) != self.tenure.term:
             # Sweeping orphans is safe only because no claim ever adds a key of another term.
             raise ValueError(f"{self.entry.key} is not a key of term {self.tenure.term}")
@@ -264,8 +278,12 @@ class Committing:
             return None  # an earlier try, given up as unanswered, had arrived after all
         if head.state is not State.ACTIVE:
             raise ValueError("commit after release")
-        kept = _survivors((self.entry, *head.checkpoints), self.keep, self.damaged)
-        return replace(head, nonce=nonce, checkpoints=tuple(kept))
+        entries = (self.entry, *(self._without_lost_mark(entry) for entry in head.checkpoints))
+        return replace(head, nonce=nonce, checkpoints=tuple(survivors(entries, self.keep, self.damaged)))
+
+    def _without_lost_mark(self, old: Entry) -> Entry:
+        lost = self.entry.keptAs == BEST or old.key in self.damaged
+        return replace(old, keptAs="") if old.keptAs == BEST and lost else old
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,7 +301,7 @@ class Releasing:
         return replace(head, nonce=nonce, state=State.DONE if self.done else State.RELEASED)
 
 
-def _survivors(entries: Iterable[Entry], keep: int, damaged: Collection[str]) -> Iterable[Entry]:
+def survivors(entries: Iterable[Entry], keep: int, damaged: Collection[str]) -> Iterable[Entry]:
     """In HEAD's order: all up to the `keep`-th sound one, and whatever is kept for a reason of its own."""
     sound = 0
     for entry in entries:
@@ -302,7 +320,7 @@ def present(head: Head | None) -> Head:
     return head
 
 
-def _deleted(head: Head) -> ConfigurationError:
+def deleted(head: Head) -> ConfigurationError:
     return ConfigurationError(
         f"the checkpoints at this URI were deleted together with job {head.job} (UID {head.jobUID}); "
         "use another URI, or remove its HEAD object first",
@@ -324,15 +342,26 @@ def gate_is_open(head: Head | None, who: Identity, *, now: float, until: float) 
 
 def orphans(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
     """Of the object keys below `checkpoints/`, those that nobody can reach: of terms below the claim's own,
-    and not in HEAD as read by that claim or later.
+    and not in HEAD as read by that claim, after the keys were listed. Raises Superseded when it is another's.
 
     No later HEAD can name them, for a claim only ever adds keys of its own term; so the answer stays true
-    even when the sweeper is superseded meanwhile.
+    even when the sweeper is superseded meanwhile. What was there while HEAD was still ours belongs to no run
+    that began over, from term 1, because HEAD had been removed by hand.
     """
-    return [key for key in keys if _swept(key, head, tenure)]
+    tenure.require(head)
+    return unnamed(keys, head, below=tenure.term)
 
 
-def _swept(key: str, head: Head, tenure: Tenure) -> bool:
-    folder = CHECKPOINTS_PREFIX + key.removeprefix(CHECKPOINTS_PREFIX).split("/", 1)[0] + "/"
+def unnamed(keys: Iterable[str], head: Head, *, below: int) -> list[str]:
+    """Those of terms under `below` that HEAD does not name. Keys of another form are nobody's business."""
+    return [key for key in keys if _is_unnamed(key, head, below)]
+
+
+def folder_of(key: str) -> str:
+    """The checkpoint's key in an object's key."""
+    return CHECKPOINTS_PREFIX + key.removeprefix(CHECKPOINTS_PREFIX).split("/", 1)[0] + "/"
+
+
+def _is_unnamed(key: str, head: Head, below: int) -> bool:
     term = term_of_key(key)
-    return term is not None and term < tenure.term and folder not in head.keys
+    return term is not None and term < below and folder_of(key) not in head.keys

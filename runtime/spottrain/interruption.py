@@ -30,6 +30,23 @@ LEAST_BUDGET: Final = 2.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
+def hold_signals() -> None:
+    """Keeps SIGTERM and SIGINT for whoever unblocks or waits for them: a blocked one is lost to nobody.
+
+    Without it one that comes before the handler ends the process, or, at PID 1, is thrown away.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def read_deadline(file: Path | None) -> float | None:
+    """Unix seconds; None while nobody has written it."""
+    try:
+        text = file.read_text().strip() if file else ""
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (OSError, ValueError):
+        return None  # absent, or half of a time: the next look is POLL_SECONDS away
+
+
 class Interruption:
     """The flag, the deadline and the watcher thread.
 
@@ -74,7 +91,7 @@ class Interruption:
         return (time.time() - self.signalled_at) / (self.forced_exit_at - self.signalled_at)
 
     def install(self) -> None:
-        """Handlers, then one look at the file: PID 1 ignores a SIGTERM that came before its handler."""
+        """Handlers, then one look at the file: PID 1 ignores a SIGTERM that came before `hold_signals`."""
         self._wakeup, signal_end = socket.socketpair()
         self._wakeup.setblocking(False)
         signal_end.setblocking(False)
@@ -84,6 +101,7 @@ class Interruption:
         # The wake-up socket tells the watcher even while the main thread is inside a long C call.
         signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._leave_to_parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what `hold_signals` held arrives here
         self._read_deadline_file()
         threading.Thread(target=self._watch, name="spottrain-interruption", daemon=True).start()
 
@@ -105,6 +123,12 @@ class Interruption:
         with self._turn:
             self._ending, self._ending_after = end, after
 
+    def stop_by(self, deadline: float, source: str) -> None:
+        """Another rank was told to stop, so this one must too; Unix seconds."""
+        if not self.stopping:
+            self._told.append("stop")
+        self._note(source or "another rank", min(deadline, time.time() + self.grace))
+
     def _handle(self, signum: int, _frame: object) -> None:
         self._note_signal(signum)
 
@@ -122,16 +146,11 @@ class Interruption:
             self.signalled_at = time.time()
 
     def _read_deadline_file(self) -> None:
-        if self.deadline_file is None:
-            return
-        try:
-            text = self.deadline_file.read_text().strip()
-            if text:
-                self._note("deadline-file", datetime.fromisoformat(text).timestamp())
-                if "deadline" not in self._told:
-                    self._told.append("deadline")
-        except (OSError, ValueError):
-            pass  # absent, or half of a time: the next look is POLL_SECONDS away
+        deadline = read_deadline(self.deadline_file)
+        if deadline is not None:
+            self._note("deadline-file", deadline)
+            if "deadline" not in self._told:
+                self._told.append("deadline")
 
     def _watch(self) -> None:
         ending = False

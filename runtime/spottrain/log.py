@@ -11,6 +11,9 @@ import sys
 import time
 from datetime import UTC, datetime
 
+rank: int | None = None
+"""Set by `session` where there are several ranks, whose lines share one stream."""
+
 
 def rfc3339(seconds: float) -> str:
     """Unix seconds as UTC with milliseconds."""
@@ -24,6 +27,7 @@ def event(name: str, /, **facts: object) -> None:
 
 
 def line(head: str, /, **facts: object) -> None:
+    facts = facts if rank is None else {"rank": rank, **facts}
     words = [f"{key}={_word(value)}" for key, value in facts.items() if value is not None]
     # One write per line: threads of ours share stdout, and a line torn in two is read by nobody.
     sys.stdout.write(" ".join([rfc3339(time.time()), head, *words]) + "\n")

@@ -33,7 +33,7 @@ from spottrain.cas import (
     Writing,
     begin,
 )
-from spottrain.contract import CHECKPOINTS_PREFIX, HEAD_KEY, checkpoint_key
+from spottrain.contract import CHECKPOINTS_PREFIX, HEAD_KEY, checkpoint_key, term_of_key
 from spottrain.errors import StoreUnavailable
 from spottrain.head import (
     Claiming,
@@ -78,6 +78,78 @@ class Claim:
     """The job has ended already; there is nothing to do, and nothing was claimed."""
 
 
+class Walker:
+    """Takes changes of HEAD to their end over a store. Used by HeadOwner, and by `cli/` for a person."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        nonce: Callable[[], str] = fresh_nonce,
+        patience: float = 30.0,
+    ) -> None:
+        """`patience`: seconds to go on asking a store that does not answer, per call."""
+        self._store = store
+        self._clock = clock
+        self._sleep = sleep
+        self._nonce = nonce
+        self._patience = patience
+        self.open: Step | None = None
+        """Where the last walk is, or was given up."""
+
+    def change(
+        self,
+        intent: Intent,
+        known: Found | None = None,
+        *,
+        patience: float | None = None,
+        stopping: Callable[[], bool] = never,
+    ) -> Finished | None:
+        """None when told to stop; StoreUnavailable when patience is at an end, and a write's fate open."""
+        patience = self._patience if patience is None else patience
+        give_up = self._clock() + patience
+        pause = FIRST_PAUSE
+        step = begin(intent, self._nonce(), known)
+        while not isinstance(step, Finished):
+            if stopping():
+                return None
+            reply = self.ask(step.request)
+            self.open = step = step.on(reply, self._nonce())
+            if isinstance(reply, NoAnswer | Refused) and self._clock() >= give_up:
+                raise StoreUnavailable(f"HEAD could not be settled within {patience:g} s: {reply}")
+            if isinstance(reply, NoAnswer):
+                self._sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        return step
+
+    def ask(self, request: Request) -> Reply:
+        try:
+            if isinstance(request, Put):
+                return self._put(request)
+            found = self._store.get(HEAD_KEY)
+        except StoreUnavailable as error:
+            return NoAnswer(why=str(error))
+        return Found(head=Head.from_json(found.body), etag=found.etag) if found else Absent()
+
+    def read(self) -> Head | None:
+        """HEAD as it is, asked for once. Raises StoreError."""
+        found = self._store.get(HEAD_KEY)
+        return Head.from_json(found.body) if found else None
+
+    def _put(self, request: Put) -> Reply:
+        body = request.head.to_json()
+        try:
+            if request.if_match is None:
+                return Stored(etag=self._store.put_if_absent(HEAD_KEY, body))
+            return Stored(etag=self._store.put_if_match(HEAD_KEY, body, request.if_match))
+        except (AlreadyExists, PreconditionFailed) as error:
+            return Refused(why=str(error))
+        except KeyMissing:
+            return Missing()
+
+
 class HeadOwner:
     def __init__(
         self,
@@ -97,13 +169,11 @@ class HeadOwner:
         self._clock = clock
         self._sleep = sleep
         self._nonce = nonce
-        self._patience = patience
+        self._walker = Walker(store, clock=clock, sleep=sleep, nonce=nonce, patience=patience)
         self._lock = threading.Lock()
         self._tenure: Tenure | None = None
         self._known: Found | None = None
         """HEAD as certainly last seen; None while the fate of a write is open."""
-        self._open: Step | None = None
-        """Where the last walk is, or was given up."""
 
     # --- start ------------------------------------------------------------------------------------
     def wait_at_gate(self, until: float, stopping: Callable[[], bool] = never) -> bool:
@@ -124,7 +194,7 @@ class HeadOwner:
         """
         with self._lock:
             intent = Claiming(who=self._who, policy=self._policy)
-            finished = self._walk(begin(intent, self._nonce()), self._patience, stopping)
+            finished = self._walker.change(intent, stopping=stopping)
             if finished is None:
                 return None
             head = finished.head
@@ -136,10 +206,15 @@ class HeadOwner:
 
     def sweep_orphans(self) -> list[str]:
         """Delete what earlier terms uploaded and HEAD does not name. Answers the objects' keys."""
-        head = present(self._read_head())
-        doomed = orphans(self._store.list(CHECKPOINTS_PREFIX), head, self._owned())
+        keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `orphans`)
+        doomed = orphans(keys, present(self._walker.read()), self._owned())
         self._store.delete(doomed)
         return doomed
+
+    def outlived(self, key: str) -> bool:
+        """Whether `key` is of an earlier term, so that an upload to it can be of no use any more."""
+        term = term_of_key(key)
+        return term is not None and term < self._owned().term
 
     # --- while training ---------------------------------------------------------------------------
     def new_key(self, step: int) -> str:
@@ -158,6 +233,8 @@ class HeadOwner:
 
         After StoreUnavailable it is open whether the commit will take effect: the objects must stay, and the
         next commit or release finds out.
+
+        An `entry` with keptAs=BEST takes that mark from the one before it (see `Committing`).
         """
         with self._lock:
             return self._change(
@@ -174,7 +251,7 @@ class HeadOwner:
 
         StoreUnavailable says nothing about that.
         """
-        self._owned().require(present(self._read_head()))
+        self._owned().require(present(self._walker.read()))
 
     # --- end --------------------------------------------------------------------------------------
     def release(self, done: bool = False, *, patience: float | None = None) -> None:
@@ -186,7 +263,7 @@ class HeadOwner:
 
     # --- inside -----------------------------------------------------------------------------------
     def _gate_is_open(self, until: float) -> bool:
-        match self._ask(Get()):
+        match self._walker.ask(Get()):
             case Found(head=head):
                 return gate_is_open(head, self._who, now=self._clock(), until=until)
             case Absent():
@@ -199,57 +276,16 @@ class HeadOwner:
         return self._tenure
 
     def _change(self, intent: Intent, patience: float | None) -> Finished:
-        first = begin(intent, self._nonce(), self._known)
-        self._known = None
-        finished = self._walk(first, self._patience if patience is None else patience)
+        known, self._known = self._known, None
+        finished = self._walker.change(intent, known, patience=patience)
         assert finished is not None, "nothing stops a change"
         self._known = Found(head=finished.head, etag=finished.etag)
         return finished
 
     def _settle_claim(self) -> None:
         """Look once whether a claim that was given up has arrived after all: then HEAD is ours to release."""
-        match self._open:
+        match self._walker.open:
             case Reading(intent=Claiming(), sent=Writing(body=body)):
-                head = self._read_head()
+                head = self._walker.read()
                 if head is not None and head.nonce == body.nonce:
                     self._tenure = Tenure(who=self._who, term=head.term)
-
-    def _walk(self, step: Step, patience: float, stopping: Callable[[], bool] = never) -> Finished | None:
-        """Take `step` to its end. None when told to stop; StoreUnavailable when patience is at an end."""
-        give_up = self._clock() + patience
-        pause = FIRST_PAUSE
-        while not isinstance(step, Finished):
-            if stopping():
-                return None
-            reply = self._ask(step.request)
-            self._open = step = step.on(reply, self._nonce())
-            if isinstance(reply, NoAnswer | Refused) and self._clock() >= give_up:
-                raise StoreUnavailable(f"HEAD could not be settled within {patience:g} s: {reply}")
-            if isinstance(reply, NoAnswer):
-                self._sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-        return step
-
-    def _ask(self, request: Request) -> Reply:
-        try:
-            if isinstance(request, Put):
-                return self._put(request)
-            found = self._store.get(HEAD_KEY)
-        except StoreUnavailable as error:
-            return NoAnswer(why=str(error))
-        return Found(head=Head.from_json(found.body), etag=found.etag) if found else Absent()
-
-    def _put(self, request: Put) -> Reply:
-        body = request.head.to_json()
-        try:
-            if request.if_match is None:
-                return Stored(etag=self._store.put_if_absent(HEAD_KEY, body))
-            return Stored(etag=self._store.put_if_match(HEAD_KEY, body, request.if_match))
-        except (AlreadyExists, PreconditionFailed) as error:
-            return Refused(why=str(error))
-        except KeyMissing:
-            return Missing()
-
-    def _read_head(self) -> Head | None:
-        found = self._store.get(HEAD_KEY)
-        return Head.from_json(found.body) if found else None

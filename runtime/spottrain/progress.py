@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -35,6 +36,12 @@ class Facts:
     save_failures: int = 0
     last_failure: str = ""
     save_seconds: float | None = None
+    """From the start of the last save until HEAD named it."""
+    stall_seconds: float | None = None
+    """That training stood still for it."""
+    emergency_seconds: float | None = None
+    grace_seconds: float | None = None
+    warning: str = ""
     first_step_seconds: float | None = None
     startup_seconds: float | None = None
     output_uri: str = ""
@@ -80,6 +87,10 @@ class Board:
             durableStep=facts.durable_step,
             durableTime=log.rfc3339(facts.durable_time) if facts.durable_time else "",
             startStep=facts.start_step,
+            saveSeconds=facts.save_seconds,
+            emergencySeconds=facts.emergency_seconds,
+            graceSeconds=facts.grace_seconds,
+            warning=facts.warning,
         )
 
     def message(
@@ -110,6 +121,9 @@ class Board:
             firstStepSeconds=facts.first_step_seconds,
             startupSeconds=facts.startup_seconds,
             outputURI=facts.output_uri,
+            emergencySeconds=facts.emergency_seconds,
+            graceSeconds=facts.grace_seconds,
+            warning=facts.warning,
         )
 
     def metrics(self) -> str:
@@ -123,6 +137,10 @@ class Board:
             "spottrain_samples_per_second": facts.samples_per_second,
             "spottrain_durable_step": facts.durable_step,
             "spottrain_save_seconds": facts.save_seconds,
+            "spottrain_save_stall_seconds": facts.stall_seconds,
+            "spottrain_emergency_seconds": facts.emergency_seconds,
+            "spottrain_grace_seconds": facts.grace_seconds,
+            "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
         }
         counters = {
             "spottrain_saves_total": facts.saves,

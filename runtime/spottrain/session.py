@@ -1,27 +1,40 @@
 """One run of one process: what it was told, how it may end, and the one place from which it does.
 
-`__main__` makes it before the script runs; `Trainer` takes it from `current()`. Under a plain
-`python train.py` there is no `__main__` of ours, and `current()` makes one from the environment.
+`__main__` makes it before the script runs; `Trainer` takes it from `current()`. Where there is no `__main__`
+of ours (`python train.py`, torchrun, `accelerate launch`) `current()` makes one from the environment, and
+`_guard` sees to it that the process still has its last words and leaves in time.
+
+By rank: rank 0 of the gang asks the store; the first rank of each pod serves progress and writes the
+termination message; another rank writes it only to tell of a failure, which may be the cause of the rest.
+torchrun exits 1 whatever its processes do, so there the message is what counts. It also kills 30 s after
+SIGTERM unless told otherwise (`--shutdown-timeout`): a longer grace is cut to that, and said so.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from types import TracebackType
+from typing import Final, NoReturn
 
-from spottrain import config, log, progress
-from spottrain.contract import EXIT_CODE_OF, HEAD_KEY, Env, ExitCode, Outcome, TerminationMessage
-from spottrain.errors import RunError
+from spottrain import compilecache, config, lastwords, log, parents, progress
+from spottrain.compilecache import CompileCache
+from spottrain.contract import EXIT_CODE_OF, HEAD_KEY, Env, ExitCode, Outcome, Reason, TerminationMessage
+from spottrain.errors import ConfigurationError, RunError
 from spottrain.head import Head
 from spottrain.interruption import Interruption
 from spottrain.store import Store
 from spottrain.store import open as open_store
+from spottrain.world import World
+
+RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 
 
 class Session:
@@ -30,44 +43,77 @@ class Session:
     run: config.Run
     store: Store | None = None
     attempt: int = 0
+    """0 before `prepare`. On a person's own run the ranks but 0 are not told: theirs is 1."""
 
     def __init__(self, env: Mapping[str, str], interruption: Interruption | None = None) -> None:
         self.env = env
-        self.born = _process_start()
+        self.world = World()
+        with contextlib.suppress(ConfigurationError):  # `prepare` tells
+            self.world = World.from_env(env)
+        if self.world.distributed:
+            log.rank = self.world.rank
+        self.born = process_start()
         self.board = progress.Board()
+        self.owns_process = False
+        """Whether the process ends with this session; set by `use` and `current`."""
         self.completed = False
         """Whether the training reached its end and its weights are stored."""
         self.message: TerminationMessage | None = None
         """The last words; the first ones spoken hold."""
+        self.compile_cache: CompileCache | None = None
+        self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
+        self._words_since = self._begin_of_words()
         self.interruption = interruption or install(env)
         self.interruption.forced = self._forced
         self.interruption.let_end(self.end_idle)
 
     def prepare(self, script: str) -> None:
         """Reads the environment and asks the store: what is bad ends the run early. Raises RunError."""
+        self.world = World.from_env(self.env)
         self.run = config.Run.from_env(self.env, script=script)
         self.board.update(attempt=self.run.attempt or 1)
-        if self.run.progress_port is not None:
+        self._forget_words_of_last_round()
+        self._warn_of_agent()
+        if Env.JOB_UID in self.env:  # a pod, where the kubelet signals PID 1 and nobody else
+            parents.warn_if_init_is_deaf()
+        if self.run.progress_port is not None and self.world.first_here:
             port = progress.serve(self.board, self.run.progress_port)
             log.event("progress-served", port=port)
         self._use_cache_dir()
+        self.attempt = self.run.attempt or 1
         if self.run.checkpoint_uri:
-            self.store = open_store(self.run.checkpoint_uri, self.run.endpoint)
-            self.store.probe()
-        self.attempt = self.run.attempt or self._next_attempt()
+            self.store = open_store(**self.run.where)
+            if self.world.first:
+                self.store.probe()
+                self.attempt = self.run.attempt or self._next_attempt(self.store)
         self.board.update(attempt=self.attempt)
+        self._fetch_compile_cache()
         log.event(
             "start",
             job=self.run.job,
             attempt=self.attempt,
+            world=self.world.size if self.world.distributed else None,
             checkpoints=self.run.checkpoint_uri or "none: an interruption loses the run",
             grace=self.interruption.grace,
         )
 
     def end(self, outcome: Outcome, text: str, *, durable_seconds: float | None = None) -> NoReturn:
-        """Leaves the script through SystemExit, so that its `finally` blocks run."""
-        raise SystemExit(int(self.conclude(outcome, text, durable_seconds=durable_seconds)))
+        """Leaves the script through SystemExit, so that its `finally` blocks run, within the grace."""
+        code = self.conclude(outcome, text, durable_seconds=durable_seconds)
+        self.leave_in_time(code)
+        raise SystemExit(int(code))
+
+    def leave_in_time(self, code: int) -> None:
+        """The last words are spoken: what the script still does must end before SIGKILL, or in a grace."""
+        moment = min(self.interruption.forced_exit_at, time.time() + self.interruption.grace)
+
+        def wait() -> None:
+            time.sleep(max(0.0, moment - time.time()))
+            leave(code)
+
+        if self.owns_process:
+            threading.Thread(target=wait, name="spottrain-leave", daemon=True).start()
 
     def end_now(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
@@ -79,12 +125,27 @@ class Session:
     def fail_now(self, error: RunError) -> NoReturn:
         self.end_now(error.outcome, str(error), reason=error.reason)
 
+    def fail(self, error: BaseException, script: str) -> ExitCode:
+        """The last words of a script that raised `error`."""
+        if isinstance(error, RunError):
+            return self.conclude(error.outcome, str(error), reason=error.reason)
+        what = traceback.format_exception_only(error)[-1].strip()
+        text = f"{what} ({_place(error, script)})"
+        return self.conclude(Outcome.FAILED, text, reason=Reason.SCRIPT_FAILED)
+
+    def must_leave(self, code: int) -> bool:
+        """Whether the interpreter's own end, which may wait for peers and threads, would take too long."""
+        peerless = self.world.distributed and code != ExitCode.DONE
+        return self.interruption.stopping or code == ExitCode.SUPERSEDED or peerless
+
     def conclude(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> ExitCode:
         """Writes the termination message, unless there is one, and returns the exit code it calls for."""
         with self._last_words:
             if self.message is None:
+                if self.world.distributed and outcome is Outcome.FAILED:
+                    text = f"Rank {self.world.rank}: {text}"
                 self.message = self.board.message(
                     outcome,
                     text,
@@ -107,11 +168,26 @@ class Session:
             message=message.message,
         )
         path = self.env.get(Env.TERMINATION_MESSAGE)
-        if path:
+        grave = message.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION)
+        if path and (self.world.first_here or grave):
             try:
-                Path(path).write_text(message.to_json())
+                lastwords.revise(Path(path), lastwords.outranking(message), since=self._words_since)
             except OSError as error:
                 log.event("termination-message-not-written", path=path, error=str(error))
+
+    def _begin_of_words(self) -> float:
+        """Since when a message in the file is of this run: of a peer, which the same launcher has started."""
+        if self.world.local_size == 1:
+            return float("inf")  # none: this process is the pod's only one
+        return process_start(os.getppid())
+
+    def _forget_words_of_last_round(self) -> None:
+        """torchrun has ended all ranks and begins anew. Where they are to end, the old words still hold."""
+        path = self.env.get(Env.TERMINATION_MESSAGE)
+        again = self.env.get(RESTARTS, "0") != "0" and not self.interruption.stopping
+        if path and again and self.world.first_here:
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
 
     def summary(self) -> str:
         """What a completed run has to say."""
@@ -133,39 +209,72 @@ class Session:
             )
         self.end_now(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
 
-    def _next_attempt(self) -> int:
+    def _next_attempt(self, store: Store) -> int:
         """A person's run counts for itself, so that it may go on from its own interrupted or killed one."""
-        found = self.store.get(HEAD_KEY) if self.store else None
+        found = store.get(HEAD_KEY)
         return Head.from_json(found.body).attempt + 1 if found else 1
+
+    def _warn_of_agent(self) -> None:
+        command = parents.command_of(os.getppid())
+        warning = parents.grace_warning(config.grace_seconds(self.env), self.env, command)
+        if warning:
+            log.event("grace-shortened", why=warning)
+            self.board.update(warning=warning)
 
     def _use_cache_dir(self) -> None:
         """Before torch is imported, which reads these once."""
         if self.run.cache_dir is not None:
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.run.cache_dir / "inductor"))
-            os.environ.setdefault("TRITON_CACHE_DIR", str(self.run.cache_dir / "triton"))
+            compilecache.use_folder(self.run.cache_dir, os.environ)
+
+    def _fetch_compile_cache(self) -> None:
+        """Beside the import of torch; by the first rank of a pod, for all of it."""
+        if self.world.first_here:
+            self.compile_cache = CompileCache.of(self.store, self.run, os.environ, self.attempt)
+        if self.compile_cache is not None:
+            fetch = self.compile_cache.restore
+            self._fetching = threading.Thread(target=fetch, name="spottrain-cache", daemon=True)
+            self._fetching.start()
+
+    def cache_ready(self) -> None:
+        """Before anything is compiled."""
+        if self._fetching is not None:
+            self._fetching.join()
 
 
 _current: Session | None = None
 
 
 def current() -> Session:
+    """The session of this process. Raises RunError."""
     global _current
     if _current is None:
-        session = Session(os.environ)
-        session.prepare(sys.argv[0])
-        _current = session
+        use(Session(os.environ))
+        assert _current is not None
+        _guard(_current)
+        _current.prepare(sys.argv[0])
     return _current
 
 
 def use(session: Session) -> None:
     global _current
     _current = session
+    session.owns_process = True
 
 
 def install(env: Mapping[str, str]) -> Interruption:
-    interruption = Interruption(grace=config.grace_seconds(env), deadline_file=config.deadline_file(env))
+    """Within the grace that the parent leaves."""
+    grace = parents.grace_within(config.grace_seconds(env), env, parents.command_of(os.getppid()))
+    interruption = Interruption(grace=grace, deadline_file=config.deadline_file(env))
     interruption.install()
     return interruption
+
+
+def show(error: BaseException, usual: Callable[[], None]) -> None:
+    """On standard error: a sentence where it is one of ours, else in the usual way."""
+    if isinstance(error, RunError):
+        print(f"spottrain: {error}", file=sys.stderr)
+    else:
+        usual()
 
 
 def leave(code: int) -> NoReturn:
@@ -176,11 +285,49 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _process_start() -> float:
+def _guard(session: Session) -> None:
+    """Where no `__main__` of ours waits for the script's end: last words and exit code for every one of them.
+
+    An exception is told as it happens. At the end of the exit handlers, of which this one is among the last
+    for it was registered early, the process leaves where it must: what comes after them takes down process
+    groups and waits for peers that may be gone. A script that ends by itself, untrained, leaves no words:
+    its exit code, which cannot be known here, says it all.
+    """
+    usual = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if session.message is not None:
+            usual(kind, error, trace)
+            return
+        show(error, lambda: usual(kind, error, trace))
+        session.leave_in_time(session.fail(error, sys.argv[0]))
+
+    def left() -> None:
+        if session.message is None and session.completed:
+            session.conclude(Outcome.DONE, session.summary())
+        elif session.message is not None:
+            code = EXIT_CODE_OF[session.message.outcome]
+            if session.must_leave(code) or code == ExitCode.BAD_CONFIGURATION:
+                leave(code)
+
+    sys.excepthook = told
+    atexit.register(left)
+
+
+def process_start(pid: int | str = "self") -> float:
     """Unix seconds; now, where there is no /proc."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         return time.time() - age
     except (OSError, AttributeError, ValueError, IndexError):
         return time.time()
+
+
+def _place(error: BaseException, script: str) -> str:
+    """file:line of the innermost frame that is the script's own, else of the innermost of all."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == script] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spottrain import log
-from spottrain.config import Training
+from spottrain.config import PRECISIONS, Training
 from spottrain.errors import ConfigurationError
 
 _MANIFEST_NAME: Final = {
@@ -37,8 +37,8 @@ class Settings:
     deterministic: bool
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigurationError(f"precision {self.precision!r} is not known: use fp32 or bf16")
+        if self.precision not in PRECISIONS:
+            raise ConfigurationError(f"precision {self.precision!r} is not known: use bf16, fp16 or fp32")
         for name in ("batch_size", "micro_batch_size", "max_steps", "epochs"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -52,8 +52,15 @@ class Settings:
                 "the training has no end: give Trainer max_steps or epochs, or set spec.training.maxSteps"
             )
 
-    def total_steps(self, steps_per_epoch: int) -> int:
+    def total_steps(self, steps_per_epoch: int | None) -> int:
         """Whichever ends first."""
+        if steps_per_epoch is None:
+            if self.max_steps is None:
+                raise ConfigurationError(
+                    "how long an epoch is cannot be known of this train_set: give Trainer max_steps, or "
+                    "steps_per_epoch"
+                )
+            return self.max_steps
         ends = (self.max_steps, self.epochs and self.epochs * steps_per_epoch)
         return min(end for end in ends if end is not None)
 

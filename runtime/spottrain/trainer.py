@@ -3,38 +3,36 @@
     claim HEAD -> restore -> [ micro-batches -> step -> log -> evaluate? -> save? -> stop? ] -> finish
 
 The loop is one function, `_train`. Position is optimizer steps: whatever a stop cuts short inside a step
-is dropped and done again after the resume.
+is dropped and done again after the resume. What keeps the steps from being lost is `keeper`.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import device as devices
-from spottrain import log, schedule
-from spottrain.cadence import Cadence
-from spottrain.checkpoint import Checkpointer
-from spottrain.contract import Outcome, Reason
-from spottrain.data import Batches, Dataset, Plan, Stream
-from spottrain.ends import Ends
+from spottrain import log, parallel, schedule
+from spottrain.checkpoint import dtensor, modelstate
+from spottrain.data import Dataset, Stream
+from spottrain.data.source import size_of, source
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.evaluation import Evaluation
-from spottrain.meter import Meter
+from spottrain.keeper import Keeper, State
+from spottrain.meter import Meter, require_finite
 from spottrain.session import Session, current
 from spottrain.settings import resolve
-from spottrain.state import Snapshotter, digest, explain_mismatch, weights_file
+from spottrain.weights import digest, weights_file
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
-POLL_SHARE = 0.1
+POLL_SHARE: Final = 0.1
 """Share of a notice that the training thread has to come back from the data, before another one saves."""
 
 
@@ -48,7 +46,7 @@ class Result:
     best: float | None
     """Lowest evaluation loss; None without an eval_set."""
     digest: str
-    """SHA-256 of the final weights (`state.digest`)."""
+    """SHA-256 of the final weights (`weights.digest`)."""
     output_uri: str
     """Where they are; empty without a checkpoint URI."""
 
@@ -57,11 +55,17 @@ class Trainer:
     """Trains `model` on `train_set`, and after an interruption goes on where it was saved.
 
     model, optimizer: any torch module and an optimizer over its parameters; moved to the device.
-    train_set, eval_set: map-style datasets (`len`, `[i]`).
+    With several ranks (`spottrain run --nproc`, torchrun) a plain model is trained by DDP, and one that
+        `spottrain.shard` was called on by FSDP2.
+    train_set, eval_set: map-style datasets (`len`, `[i]`); train_set may also be a loader of this rank's
+        micro-batches that can go on where it was (torchdata's StatefulDataLoader; see `spottrain.data`).
     loss(model, batch): scalar tensor, the mean over the samples of the batch. Called on micro-batches.
     metrics(model, batch): further means by name, taken in evaluation only.
     max_steps, epochs: optimizer steps, or passes over train_set; whichever ends first.
-    batch_size: samples of one optimizer step, a multiple of micro_batch_size: samples of one forward pass.
+    batch_size: samples of one optimizer step, of all ranks together; a multiple of ranks x micro_batch_size,
+        which is the number of samples of one forward pass.
+    precision: "fp32", "bf16", or "fp16" with a GradScaler, whose state is saved.
+    steps_per_epoch: of a train_set that is a loader; needed with several ranks.
     schedule: "cosine" or "constant" (both after `warmup_steps` of linear warm-up), a function of the step
         that gives a factor on the learning rate, or a torch LRScheduler.
     eval_every: optimizer steps between evaluations; None: once per epoch. There is always one at the end.
@@ -78,7 +82,7 @@ class Trainer:
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        train_set: Dataset,
+        train_set: Any,
         loss: Loss,
         eval_set: Dataset | None = None,
         metrics: Metrics | None = None,
@@ -97,6 +101,7 @@ class Trainer:
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
+        steps_per_epoch: int | None = None,
         seed: int | None = None,
         deterministic: bool = False,
         device: str | torch.device | None = None,
@@ -119,38 +124,38 @@ class Trainer:
         if self.settings.deterministic:
             devices.make_deterministic()
         _require_positive(log_every=log_every, eval_every=eval_every)
-        self.device = devices.choose(device)
-        self.model = model.to(self.device)
+        world = self.session.world
+        self.device = devices.choose(device or parallel.default_device(world))
+        parallel.join(world, self.device)
+        self.model = modelstate.plain(model).to(self.device)
         self.optimizer = optimizer
         self.loss, self.metrics = loss, metrics
-        self.batches = Batches(
+        self.batches = source(
             train_set,
-            Plan(
-                size=_size(train_set, "train_set"),
-                batch_size=self.settings.batch_size,
-                micro_batch_size=self.settings.micro_batch_size or self.settings.batch_size,
-                seed=self.settings.seed,
-                shuffle=shuffle,
-                drop_last=drop_last,
-            ),
+            world,
+            batch_size=self.settings.batch_size,
+            micro_batch_size=self.settings.micro_batch_size,
+            seed=self.settings.seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            steps_per_epoch=steps_per_epoch,
             workers=workers,
             collate=collate,
             pin_memory=self.device.type == "cuda",
         )
-        self.evaluation = None if eval_set is None else self._make_evaluation(eval_set)
-        self.total_steps = self.settings.total_steps(self.batches.plan.steps_per_epoch)
+        self.evaluation = None if eval_set is None else self._make_evaluation(eval_set, workers, collate)
+        self.total_steps = self.settings.total_steps(self.batches.steps_per_epoch)
         self.schedule = self._make_schedule(schedule)
-        self.eval_every = eval_every or self.batches.plan.steps_per_epoch
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
+        self.eval_every = eval_every or self.batches.steps_per_epoch or self.total_steps
         self.log_every = log_every
         self.step = 0
         self.best: float | None = None
+        self.best_kept: float | None = None
+        """Evaluation loss of the checkpoint that is kept as the best."""
         self.evaluated = 0
         """Step of the last evaluation: one that a stop cut short is done again."""
-        self.checkpoints: Checkpointer | None = None
-        self._snapshotter = Snapshotter()
-        self._last_loss = torch.tensor(math.nan)
-        self._cadence = Cadence(self.session.run.interval)
-        self._skipped_for: int | None = None
+        self._last_loss = torch.tensor(0.0)
 
     # --- the run ------------------------------------------------------------------------------------
     def fit(self) -> Result:
@@ -162,108 +167,102 @@ class Trainer:
         """
         if self.session.completed:
             raise ConfigurationError("fit() was called a second time: a run trains once; make it two scripts")
-        if self.session.store is not None:
-            self.checkpoints = Checkpointer(self.session, self.session.store)
-        self._ends = Ends(self.session, self.checkpoints, self._snapshot)
+        state = State(
+            shared=self._shared,
+            own=self._own,
+            load=self._load,
+            want=modelstate.wanted(self.model),
+            of_first=modelstate.buffers(self.model),
+        )
+        self.keeper = Keeper(self.session, state, total_steps=self.total_steps)
         with closing(iter(self.batches)) as steps:  # last, for to end its workers takes time
             try:
                 self._begin()
                 if not self._train(steps):
-                    self._ends.interrupted()
+                    self.keeper.ends.interrupted()
                 return self._finish()
-            except BaseException:
-                self._ends.give_up()
+            except BaseException as error:
+                if (lost := parallel.peer_lost(error, self.session.world)) is not None:
+                    self.keeper.end_without(lost)
+                self.keeper.ends.give_up()
                 raise
 
     def _begin(self) -> None:
-        """Claim and restore. Until the first step is done nothing can be lost: a stop may end it anywhere."""
-        board = self.session.board
-        board.update(total_steps=self.total_steps)
-        if self.checkpoints is None:
-            log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
-        else:
-            claim = self.checkpoints.claim()
-            if claim.done:
-                self._ends.done_already(self.checkpoints.final_uri, self.total_steps)
-            self.session.interruption.let_end(self._ends.unchanged)
-            board.update(state="Restoring")
-            found = self.checkpoints.restore(claim)
-            if found is not None:
-                entry, tree = found
-                self._load(tree)
-                board.update(durable_step=entry.step, durable_time=entry.time, key=entry.key)
-        self.session.interruption.let_end(self._ends.unchanged)
-        state = "Compiling" if self.settings.compile else "Training"
-        board.update(step=self.step, start_step=self.step, state=state)
-        self._cadence.started(self.step)
+        self.session.board.update(total_steps=self.total_steps, step=0)
+        if not self.keeper.begin() and self.session.world.distributed:
+            devices.seed_rank(self.session.world.rank)
+        self.session.board.update(state="Compiling" if self.settings.compile else "Training")
 
     def _train(self, steps: Stream) -> bool:
         """Optimizer steps until `total_steps` (True) or until a stop is asked for (False)."""
-        stopping = self.session.interruption
-        model: Any = torch.compile(self.model) if self.settings.compile else self.model
-        self._meter = Meter(
-            self.session.board, born=self.session.born, total_steps=self.total_steps, log_every=self.log_every
-        )
+        stopping, world = self.session.interruption, self.session.world
+        replica = parallel.Replica(self.model, world, self.device, deterministic=self.settings.deterministic)
+        model: Any = torch.compile(replica.outer) if self.settings.compile else replica.outer
+        self._meter = self._make_meter()
         self._evaluate_if_due()
         while self.step < self.total_steps:
-            step, micro_batches = next(steps)
-            before = devices.Boundary(self.model) if len(step.micro_batches) > 1 else None
+            step, micro_batches = self._awaited(lambda: next(steps))
+            before = devices.Boundary(self.model) if len(step.shares) > 1 else None
             loss = torch.zeros((), device=self.device)
-            for batch, share in self._fetched(micro_batches):
-                if stopping.stopping:
+            for number, (batch, share) in enumerate(self._fetched(micro_batches), 1):
+                if stopping.stopping and not world.distributed:  # several ranks stop between steps, together
                     self.optimizer.zero_grad(set_to_none=True)
                     if before is not None:
                         before.restore()
                     return False
-                with devices.autocast(self.device, self.settings.precision):
-                    part = self.loss(model, devices.to_device(batch, self.device)) * share
-                part.backward()  # type: ignore[no-untyped-call]
+                with replica.accumulating(last=number == len(step.shares)):
+                    with devices.autocast(self.device, self.settings.precision):
+                        part = self.loss(model, devices.to_device(batch, self.device)) * share
+                    self._backward(part * world.size)  # of which DDP and FSDP take the mean over ranks
                 loss += part.detach()
             stopping.let_end(None)  # from here on there is work to lose
-            if self.settings.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
-            self.schedule.before_step(self.step)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            self._update(self.schedule.before_step)
             self.step += 1
-            self.batches.position = step.after
+            self.batches.done(step)
             self._last_loss = loss
             self._meter.tell(self.step, step, loss, self.schedule.rate)
             self.schedule.after_step()
             self._evaluate_if_due()
-            self._save_if_due()
-            if stopping.stopping and self.step < self.total_steps:
+            if self.keeper.boundary(self.step):
                 return False
         return not self._evaluation_due  # a stop may have cut the last one short
 
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _update(self, before_step: Callable[[int], None]) -> None:
+        """One optimizer step with the gradients that were gathered."""
+        if self.settings.clip_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
+        before_step(self.step)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
     def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
-        """The same. While it waits for the first, which may never come, another thread may save and end."""
-        stopping = self.session.interruption
-        if self.batches.workers and self._meter.began:
-            stopping.let_end(self._ends.between_steps, after=POLL_SHARE)
-            first = next(micro_batches)
-            stopping.let_end(None)
-            yield first
+        yield self._awaited(lambda: next(micro_batches))
         yield from micro_batches
 
+    def _awaited(self, get: Callable[[], Any]) -> Any:
+        """What the loader gives; while it does not, and it may never, another thread may save and end."""
+        if not self.batches.workers or not self._meter.began or self.session.world.distributed:
+            return get()
+        stopping = self.session.interruption
+        stopping.let_end(self.keeper.ends.between_steps, after=POLL_SHARE)
+        found = get()
+        stopping.let_end(None)
+        return found
+
     def _finish(self) -> Result:
-        """Last checkpoint, final weights, release. Each can be done again by a successor."""
-        weights = {name: t for name, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
-        final, uri = digest(weights), ""
-        self.session.interruption.let_end(None)
-        if self.checkpoints is not None:
-            self.session.board.update(state="Saving")
-            self.checkpoints.settle()
-            if self.session.board.facts.durable_step != self.step:
-                self.checkpoints.save_now(self._snapshot(), self.step)
-            uri = self.checkpoints.write_final(weights_file(weights), final, self.step)
-            self.checkpoints.release(done=True)
-        self.session.completed = True
-        self.session.board.update(state="Done", output_uri=uri)
-        log.event("done", step=self.step, digest=final, output=uri or None)
-        session = self.session
-        session.interruption.let_end(lambda: session.end_now(Outcome.DONE, session.summary()))
-        last = float(self._last_loss)
+        state = {
+            name: t for name, t in modelstate.model_state(self.model).items() if isinstance(t, torch.Tensor)
+        }
+        weights = {name: dtensor.whole(tensor) for name, tensor in state.items()}
+        final = digest(weights)
+        last = float(parallel.total(self._last_loss.clone(), self.session.world))
+        uri = self.keeper.finish(lambda: (weights_file(weights) if self.session.world.first else b"", final))
+        parallel.leave()
         return Result(step=self.step, loss=last, best=self.best, digest=final, output_uri=uri)
 
     # --- between steps ------------------------------------------------------------------------------
@@ -277,101 +276,114 @@ class Trainer:
             return
         self.session.board.update(state="Evaluating")
         began = time.perf_counter()
+        parallel.give_buffers(self.model, self.session.world)
         # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
         values = self.evaluation.run(self.model, lambda: self.session.interruption.stopping)
         if values is not None:
             self.evaluated = self.step
-            self.best = values["loss"] if self.best is None else min(self.best, values["loss"])
+            self._note_best(values["loss"])
             shown = {f"eval_{name}": f"{value:.9g}" for name, value in values.items()}
-            log.event("evaluated", step=self.step, **shown, seconds=time.perf_counter() - began)
+            if self.session.world.first:
+                log.event("evaluated", step=self.step, **shown, seconds=time.perf_counter() - began)
         self.session.board.update(state="Training")
         self._meter.restart()
 
     def _measure(self, model: torch.nn.Module, batch: Any) -> dict[str, Any]:
         return {"loss": self.loss(model, batch), **(self.metrics(model, batch) if self.metrics else {})}
 
-    def _save_if_due(self) -> None:
-        """Starts an upload when the interval has passed. The last step's save is `_finish`'s."""
-        if self.checkpoints is None or self.step == self.total_steps:
+    def _note_best(self, loss: float) -> None:
+        """Saves the best so far, unless an upload is under way: best is then the best that was saved."""
+        self.best = loss if self.best is None else min(self.best, loss)
+        if not self.session.run.keep_best or self.step >= self.total_steps:
             return
-        if not self._cadence.due(self.step, failed=self.checkpoints.last_save_failed):
+        if self.best_kept is not None and loss >= self.best_kept:
             return
-        if (uploading := self.checkpoints.busy_with) is not None:
-            if uploading != self._skipped_for:  # once for each upload, not at every step until it is done
-                log.event("save-skipped", step=self.step, uploading=uploading)
-            self._skipped_for = uploading
+        busy = torch.tensor(float(self.keeper.busy), device=self.device)
+        if float(parallel.total(busy, self.session.world)):
             return
-        self._cadence.started(self.step)
-        began = time.perf_counter()
-        self.checkpoints.save(self._snapshot(), self.step)
-        log.event("saving", step=self.step, stall=time.perf_counter() - began)
-        self._meter.restart()
+        self.best_kept = loss
+        self.keeper.save(best=True)
 
     # --- state --------------------------------------------------------------------------------------
-    def _snapshot(self) -> dict[str, Any]:
-        """Everything that the next step depends on, copied."""
-        busy = self.checkpoints is not None and self.checkpoints.busy_with is not None
-        copier = Snapshotter() if busy else self._snapshotter  # an upload still reads the other's buffers
-        return copier.take(  # type: ignore[no-any-return]
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "random": devices.random_state(),
-                "data": self.batches.state_dict(),
-                "progress": {"step": self.step, "best": self.best, "evaluated": self.evaluated},
-            }
-        )
+    def _shared(self) -> dict[str, Any]:
+        """Everything that the next step depends on and that is equal on all ranks."""
+        require_finite(float(self._last_loss), self.step)
+        return {
+            modelstate.MODEL: modelstate.model_state(self.model),
+            modelstate.OPTIMIZER: modelstate.optimizer_state(self.model, self.optimizer),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "data": None if self.batches.per_rank else self.batches.state_dict(),
+            "progress": {
+                "step": self.step,
+                "best": self.best,
+                "best_kept": self.best_kept,
+                "evaluated": self.evaluated,
+                "trained": self.keeper.trained,
+            },
+        }
 
-    def _load(self, tree: dict[str, Any]) -> None:
+    def _own(self) -> dict[str, Any]:
+        """The rest of it."""
+        data = self.batches.state_dict() if self.batches.per_rank else None
+        return {"random": devices.random_state(), "data": data}
+
+    def _load(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
         """Raises CheckpointError where the checkpoint is of another model, optimizer or data."""
-        mismatch = explain_mismatch(tree["model"], self.model.state_dict())
+        mismatch = modelstate.load_model(self.model, tree[modelstate.MODEL])
+        mismatch = mismatch or modelstate.load_optimizer(
+            self.model, self.optimizer, tree[modelstate.OPTIMIZER]
+        )
         if mismatch is not None:
             raise self._incompatible(mismatch)
-        self.model.load_state_dict(tree["model"])
         try:
-            self.optimizer.load_state_dict(tree["optimizer"])
             self.schedule.load_state_dict(tree["schedule"])
+            if self.scaler.is_enabled() and tree["scaler"]:
+                self.scaler.load_state_dict(tree["scaler"])
         except (ValueError, KeyError) as error:
-            raise self._incompatible(f"its optimizer state does not fit ({error})") from error
-        self.batches.load_state_dict(tree["data"])
+            raise self._incompatible(f"its schedule does not fit ({error})") from error
+        self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
         self.step, self.best, self.evaluated = progress["step"], progress["best"], progress["evaluated"]
-        devices.set_random_state(tree["random"])
+        self.best_kept, self.keeper.trained = progress["best_kept"], progress["trained"]
+        if new_rank:
+            log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
+            devices.seed_rank(self.session.world.rank)
+        else:
+            devices.set_random_state(own["random"])
 
     def _incompatible(self, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"the checkpoint at {self.session.run.checkpoint_uri} is not of this training: {why}. "
-            "Use the script it was made with, or another checkpoint URI",
-            reason=Reason.CHECKPOINT_INCOMPATIBLE,
-        )
+        return modelstate.incompatible(self.session.run.checkpoint_uri, why)
 
-    def _make_evaluation(self, eval_set: Dataset) -> Evaluation:
-        if not _size(eval_set, "eval_set"):
+    # --- parts --------------------------------------------------------------------------------------
+    def _make_evaluation(self, eval_set: Dataset, workers: int, collate: Any) -> Evaluation:
+        if not size_of(eval_set, "eval_set"):
             raise ConfigurationError("Trainer(eval_set=...) is empty: give it samples, or leave it out")
         return Evaluation(
             dataset=eval_set,
             measure=self._measure,
-            batch_size=self.batches.plan.micro_batch_size,
+            batch_size=self.settings.micro_batch_size or self.settings.batch_size,
             device=self.device,
             precision=self.settings.precision,
-            workers=self.batches.workers,
-            collate=self.batches.collate,
+            workers=workers,
+            collate=collate,
+            world=self.session.world,
+        )
+
+    def _make_meter(self) -> Meter:
+        session = self.session
+        return Meter(
+            session.board,
+            born=session.born,
+            total_steps=self.total_steps,
+            log_every=self.log_every,
+            world=session.world,
         )
 
     def _make_schedule(self, kind: str | schedule.Shape | LRScheduler) -> schedule.Schedule:
         if isinstance(kind, str):
             kind = schedule.shape(kind, warmup_steps=self.settings.warmup_steps, total_steps=self.total_steps)
         return schedule.Schedule(self.optimizer, kind)
-
-
-def _size(dataset: Dataset, name: str) -> int:
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise ConfigurationError(
-            f"Trainer({name}=...) is a {type(dataset).__name__} without len() or [i]; give it a map-style "
-            "dataset, because a stream cannot be resumed at a position"
-        )
-    return len(dataset)
 
 
 def _require_positive(**arguments: int | None) -> None:

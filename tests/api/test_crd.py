@@ -44,9 +44,12 @@ def test_defaults_are_filled_in(kube: Kube) -> None:
     assert spec["gpusPerWorker"] == 1 and spec["training"] == {}
     assert spec["checkpoint"] == {
         "uri": "s3://bucket/run",
+        "managed": True,
         "interval": "10m",
         "keep": 3,
+        "keepBest": True,
         "onExisting": "fail",
+        "compileCache": "keep",
     }
     assert spec["capacity"] == {"type": "spot", "replaceDuringNotice": True}
     assert spec["failurePolicy"] == {"maxFailures": 3, "maxInterruptions": 100, "backoffSeconds": 1}
@@ -58,6 +61,7 @@ CHANGES: list[tuple[Json, str]] = [
     ({"training": {"seed": 3}}, "training is immutable"),
     ({"gpusPerWorker": 2}, "gpusPerWorker is immutable"),
     ({"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri is immutable"),
+    ({"checkpoint": {"uri": None, "managed": False}}, "checkpoint.managed is immutable"),
 ]
 
 
@@ -73,7 +77,7 @@ def test_what_a_running_attempt_would_not_see_cannot_change(
 def test_what_acts_from_the_next_attempt_on_can_change(kube: Kube, namespace: str) -> None:
     kube.create_job(namespace, job_body("open"))
     change = {
-        "checkpoint": {"keep": 7, "interval": "30s"},
+        "checkpoint": {"keep": 7, "interval": "auto", "keepBest": False, "compileCache": "none"},
         "failurePolicy": {"maxFailures": 9},
         "capacity": {"replaceDuringNotice": False},
     }

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ from demo.target import (
     make_bucket,
     make_namespace,
 )
+from localcluster import images
 from localcluster.api import Cluster
+from localcluster.layout import TESTS_IMAGE, default_paths
 
-from tests.cluster.steps import Lab
+from tests.cluster.steps import TRAIN, Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = "spottrain-local"
@@ -61,12 +64,26 @@ def fresh_nodes(cluster: Cluster, kubectl: Kubectl) -> None:
         time.sleep(0.5)
 
 
-@pytest.fixture
-def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
+@contextmanager
+def new_lab(cluster: Cluster, installed: Kubectl, scripts: dict[str, str]) -> Iterator[Lab]:
     """A namespace of its own with the store's credentials, on two nodes without a notice."""
     fresh_nodes(cluster, installed)
     kubectl = local_kubectl(cluster, f"test-{uuid.uuid4().hex[:8]}")
     make_namespace(kubectl, kubectl.namespace)
     kubectl.apply(credentials_secret(cluster.s3_access_key, cluster.s3_secret_key))
-    yield Lab(cluster=cluster, kubectl=kubectl, uri=f"s3://{BUCKET}/{kubectl.namespace}")
+    uri = f"s3://{BUCKET}/{kubectl.namespace}"
+    yield Lab(cluster=cluster, kubectl=kubectl, uri=uri, scripts=scripts)
     kubectl.run("delete", "namespace", kubectl.namespace, "--wait=false")
+
+
+@pytest.fixture
+def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
+    with new_lab(cluster, installed, {"train.py": TRAIN}) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def tests_image(cluster: Cluster) -> str:
+    """The runtime's image with Accelerate in it, on the nodes."""
+    images.bring(default_paths(), TESTS_IMAGE, "runtime-tests")
+    return TESTS_IMAGE

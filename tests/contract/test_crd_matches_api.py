@@ -13,7 +13,7 @@ import pytest
 import yaml
 from spottrain.contract import OnExisting
 from spottrain_operator import names
-from spottrain_operator.api import CapacityType, Status, TrainingJobSpec
+from spottrain_operator.api import CABundle, CapacityType, CompileCache, Status, TrainingJobSpec
 from spottrain_operator.wire import camel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +60,7 @@ ENUMS: list[tuple[tuple[str, ...], type[StrEnum]]] = [
     (("spec", "capacity", "type"), CapacityType),
     (("spec", "capacity", "pools", "[]", "platform"), names.Platform),
     (("spec", "checkpoint", "onExisting"), OnExisting),
+    (("spec", "checkpoint", "compileCache"), CompileCache),
     (("status", "phase"), names.Phase),
 ]
 
@@ -82,6 +83,7 @@ def test_the_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
     for group, values in (
         (spec, parsed),
         (spec["checkpoint"]["properties"], parsed.checkpoint),
+        (spec["checkpoint"]["properties"]["caBundle"]["properties"], CABundle()),
         (spec["capacity"]["properties"], parsed.capacity),
         (spec["failurePolicy"]["properties"], parsed.failure_policy),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from spottrain.config import Run, Training
+from spottrain.config import PRECISIONS, Run, Training
 from spottrain.contract import DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, Env
 from spottrain_operator import render
 from spottrain_operator.api import Job, Status
@@ -27,10 +27,21 @@ TRAINING: dict[str, Any] = {
     "seed": 7,
     "deterministic": False,
 }
+IMAGE = "registry.example.com:5000/train:1@sha256:" + "a" * 64
+NOT_RENDERED = {
+    Env.WORKERS: "a job has one pod",
+    Env.WORKER_INDEX: "a job has one pod",
+    Env.RENDEZVOUS: "a job has one pod",
+}
+"""Names of the contract that the operator does not set, and why."""
 CHECKPOINT = {
     "uri": "s3://bucket/run",
     "interval": "90s",
     "keep": 5,
+    "keepBest": False,
+    "pathStyle": True,
+    "encryption": {"kmsKey": "alias/checkpoints"},
+    "compileCache": "none",
     "onExisting": "resume",
     "endpoint": "http://minio:9000",
 }
@@ -38,7 +49,8 @@ CHECKPOINT = {
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    job = Job.parse(raw_job(raw_spec(training=TRAINING, checkpoint=CHECKPOINT)))
+    template = {"spec": {"containers": [{"name": "trainer", "image": IMAGE}]}}
+    job = Job.parse(raw_job(raw_spec(template=template, training=TRAINING, checkpoint=CHECKPOINT)))
     status = Status(attempt=2, gate_until=after(100.2), known_durable_step=9)
     pod = render.pod(job, status, POOL)
     return {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
@@ -46,7 +58,15 @@ def environment() -> dict[str, str]:
 
 def test_every_name_of_the_contract_is_set_and_no_other(environment: dict[str, str]) -> None:
     ours = {name for name in environment if name.startswith("SPOTTRAIN_")}
-    assert ours == {str(name) for name in Env}
+    assert ours == {str(name) for name in Env if name not in NOT_RENDERED}
+
+
+def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) -> None:
+    told = {name: environment[name] for name in (Env.CHECKPOINT_KEEP_BEST, Env.CHECKPOINT_PATH_STYLE)}
+    assert list(told.values()) == ["false", "true"]
+    assert environment[Env.CHECKPOINT_KMS_KEY] == "alias/checkpoints"
+    assert environment[Env.COMPILE_CACHE] == "off"
+    assert environment[Env.IMAGE_DIGEST] == "sha256:" + "a" * 64
 
 
 def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str]) -> None:
@@ -54,6 +74,14 @@ def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str])
     assert run.job == "job" and run.namespace == "ns" and run.attempt == 2
     assert run.training == Training(**TRAINING)
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
+    assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")
+    assert (run.compile_cache, run.image_digest) == ("off", "sha256:" + "a" * 64)
+
+
+def test_the_runtime_reads_what_a_job_without_checkpoints_of_ours_is_told() -> None:
+    job = Job.parse(raw_job(raw_spec(checkpoint={"managed": False})))
+    run = Run.from_env(render.environment(job, Status(attempt=2), 110), script="train.py")
+    assert run.checkpoint_uri is None and run.attempt == 2 and run.gate_until == 0
 
 
 def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
@@ -61,12 +89,15 @@ def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     assert set(schema["properties"]["training"]["properties"]) == {f.name for f in fields(Training)}
     assert set(TRAINING) == {f.name for f in fields(Training)}
+    assert set(schema["properties"]["training"]["properties"]["precision"]["enum"]) == set(PRECISIONS)
 
 
 def test_what_is_not_known_is_not_set() -> None:
     job = Job.parse(raw_job(raw_spec(checkpoint={}, capacity={"type": "onDemand"})))
     told = render.environment(job, replace(Status(), attempt=1), 110)
     assert Env.KNOWN_DURABLE_STEP not in told and Env.CHECKPOINT_URI not in told
+    assert not {Env.CHECKPOINT_PATH_STYLE, Env.CHECKPOINT_KMS_KEY, Env.IMAGE_DIGEST} & set(told)
+    assert told[Env.CHECKPOINT_KEEP_BEST] == "true" and told[Env.COMPILE_CACHE] == "keep"
     assert told[Env.GATE_UNTIL] == "0"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from spottrain.contract import Outcome
-from spottrain_operator.api import REASON_LIMIT, STATE_LIMIT, TIME_LIMIT, URI_LIMIT, Status
+from spottrain_operator.api import REASON_LIMIT, STATE_LIMIT, TIME_LIMIT, URI_LIMIT, WARNING_LIMIT, Status
 from spottrain_operator.model import Observed, Waiting
 from spottrain_operator.plan import plan
 
@@ -28,6 +28,7 @@ LIMITS = [
     (("conditions", "reason"), REASON_LIMIT),
     (("progress", "state"), STATE_LIMIT),
     (("progress", "durableTime"), TIME_LIMIT),
+    (("progress", "warning"), WARNING_LIMIT),
     (("output", "uri"), URI_LIMIT),
 ]
 
@@ -52,6 +53,7 @@ def _too_long(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
 SCENES: dict[str, Observed] = {
     "done": make_observed(DONE),
     "bad configuration": make_observed(BAD),
+    "warns": make_observed(told(Outcome.INTERRUPTED, warning=LONG)),
     "crash": make_observed(ended_pod(code=1, message=LONG)),
     "waits": make_observed(WAITS),
     "rejected": make_observed(make_pod(phase="Failed", reason=LONG, message=LONG)),

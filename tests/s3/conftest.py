@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from spottrain.store.s3 import S3Store
 
 from tests.support import s3server
 from tests.support.faultproxy import FaultProxy
+from tests.support.s3bodies import BODY_SECONDS, CHUNK
 from tests.support.s3server import S3Server
 
 
@@ -31,3 +33,24 @@ def bucket(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def proxy(server: S3Server) -> Iterator[FaultProxy]:
     with FaultProxy(server.port).running(clients=2) as it:
         yield it
+
+
+@pytest.fixture
+def direct(server: S3Server, bucket: str) -> S3Store:
+    """The same place without the proxy: to judge by."""
+    return S3Store(bucket, "p", endpoint=server.endpoint, chunk_bytes=CHUNK)
+
+
+@pytest.fixture
+def patient(proxy: FaultProxy, bucket: str) -> S3Store:
+    """The same place behind the proxy, with time for large bodies."""
+    return S3Store(
+        bucket,
+        "p",
+        endpoint=proxy.endpoint(),
+        timeout=BODY_SECONDS,
+        tries=3,
+        chunk_bytes=CHUNK,
+        connections=3,
+        pause=lambda failures: 0.01,
+    )

@@ -12,9 +12,12 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
+
+BLOCK: Final = 1 << 16
+"""Unit of a slow connection."""
 
 
 class Fault(StrEnum):
@@ -29,10 +32,16 @@ class Fault(StrEnum):
     """Half of the reply, then silence until the client's time-out."""
     ERROR_AFTER = "500 after the fact"
     REQUEST_LOST = "request lost"
+    REQUEST_CUT = "request cut"
+    """The connections on both sides end in the middle of the request's body."""
     REQUEST_LATE = "request late"
     """The connection ends at once, and the server does it later."""
     ERROR_500 = "500 instead"
     ERROR_503 = "503 instead"
+    ANSWER = "answer instead"
+    """`Treatment.answer`, and the server hears nothing."""
+    ANSWER_AFTER = "answer after the fact"
+    """`Treatment.answer` in place of the server's reply."""
     CONDITION_IGNORED = "condition ignored"
     """As by a store without conditional writes: what was refused is said to be done."""
     TWICE = "twice"
@@ -50,6 +59,9 @@ class Treatment:
     """Seconds before the request goes on."""
     late: float = 0.0
     """Seconds before a late or second copy lands."""
+    pace: float = 0.0
+    """Seconds for each 64 KiB of the request's body and of the reply."""
+    answer: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,12 +176,17 @@ class FaultProxy:
     async def _one(self, client: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request; every reply ends its connection."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            request = await self._read(client, reader, writer)
-            exchange = Exchange(request=request, treatment=self.plan(request), began=next(self._events))
+            request = await self._read_head(client, reader, writer)
+            treatment = self.plan(request)
+            exchange = Exchange(request=request, treatment=treatment, began=next(self._events))
             self.exchanges.append(exchange)
             try:
+                request = exchange.request = await self._read_body(request, treatment, reader)
                 reply = await self._treat(request, exchange.treatment, reader)
-                writer.write(reply)
+                for at in range(0, len(reply), BLOCK) if treatment.pace else ():
+                    writer.write(reply[at : at + BLOCK])
+                    await asyncio.sleep(treatment.pace)
+                writer.write(b"" if treatment.pace else reply)
                 await writer.drain()
                 if exchange.treatment.fault is Fault.REPLY_STALLS:
                     await reader.read()  # until the client gives up
@@ -177,14 +194,15 @@ class FaultProxy:
                 exchange.ended = next(self._events)
                 writer.close()
 
-    async def _read(self, client: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
+    async def _read_head(
+        self, client: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Request:
         raw = await reader.readuntil(b"\r\n\r\n")
         first, *lines = raw.decode("latin-1").rstrip("\r\n").split("\r\n")
         method, path, _ = first.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         if headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
         return Request(
             client=client,
             number=next(self._numbers[client]),
@@ -192,20 +210,28 @@ class FaultProxy:
             path=path,
             headers=headers,
             raw_head=_passed_on(raw),
-            body=body,
+            body=b"",
         )
+
+    async def _read_body(self, request: Request, how: Treatment, reader: asyncio.StreamReader) -> Request:
+        """The request with its body, or with half of it where it is to be cut."""
+        size = int(request.headers.get("content-length", "0"))
+        if how.fault is Fault.REQUEST_CUT:
+            size //= 2
+        if not how.pace:
+            return replace(request, body=await reader.readexactly(size))
+        body = bytearray()
+        while len(body) < size:
+            body += await reader.readexactly(min(BLOCK, size - len(body)))
+            await asyncio.sleep(how.pace)
+        return replace(request, body=bytes(body))
 
     async def _treat(self, request: Request, how: Treatment, client: asyncio.StreamReader) -> bytes:
         """The bytes that the client gets."""
         await asyncio.sleep(how.delay)
-        match how.fault:
-            case Fault.REQUEST_LOST:
-                return b""
-            case Fault.REQUEST_LATE:
-                self._spawn(self._land_later(request, how.late))
-                return b""
-            case Fault.ERROR_500 | Fault.ERROR_503:
-                return _error(500 if how.fault is Fault.ERROR_500 else 503)
+        instead = await self._instead(request, how)
+        if instead is not None:
+            return instead
         reply = await self._land(request)
         match how.fault:
             case Fault.REPLY_LOST:
@@ -216,16 +242,41 @@ class FaultProxy:
             case Fault.REPLY_CUT | Fault.REPLY_STALLS:
                 return reply[: len(reply) - 3]
             case Fault.ERROR_AFTER:
-                return _error(500)
+                return error(500)
+            case Fault.ANSWER_AFTER:
+                return how.answer
             case Fault.CONDITION_IGNORED if b" 412 " in reply[:16]:
                 return b'HTTP/1.1 200 OK\r\nETag: "any"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
             case Fault.TWICE:
                 self._spawn(self._land_later(request, how.late))
         return reply
 
+    async def _instead(self, request: Request, how: Treatment) -> bytes | None:
+        """What the client gets where the server is not asked, at least not now."""
+        match how.fault:
+            case Fault.REQUEST_LOST:
+                return b""
+            case Fault.REQUEST_CUT:
+                await self._send_half(request)
+                return b""
+            case Fault.REQUEST_LATE:
+                self._spawn(self._land_later(request, how.late))
+                return b""
+            case Fault.ANSWER:
+                return how.answer
+            case Fault.ERROR_500 | Fault.ERROR_503:
+                return error(500 if how.fault is Fault.ERROR_500 else 503)
+        return None
+
     async def _land_later(self, request: Request, seconds: float) -> None:
         await asyncio.sleep(seconds)
         await self._land(request)
+
+    async def _send_half(self, request: Request) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
+        writer.write(request.raw_head + request.body)
+        await writer.drain()
+        writer.close()
 
     async def _land(self, request: Request) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
@@ -248,8 +299,19 @@ def _passed_on(raw: bytes) -> bytes:
     return b"\r\n".join([*kept, b"Connection: close", b"", b""])
 
 
-def _error(status: int) -> bytes:
-    code = {500: "InternalError", 503: "SlowDown"}[status]
-    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by the proxy</Message></Error>"
-    head = f"HTTP/1.1 {status} {code}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Connection: close\r\n\r\n{body}".encode()
+CODES: Final = {
+    403: "AccessDenied",
+    404: "NoSuchBucket",
+    409: "ConditionalRequestConflict",
+    412: "PreconditionFailed",
+    500: "InternalError",
+    503: "SlowDown",
+}
+
+
+def error(status: int, code: str = "", *, http_status: int = 0, inside: str = "") -> bytes:
+    """A reply of S3's with an error in its body; `inside` is further XML of it."""
+    code = code or CODES[status]
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by the proxy</Message>{inside}</Error>"
+    head = f"HTTP/1.1 {http_status or status} {code}\r\nContent-Type: application/xml\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()

@@ -10,7 +10,7 @@ from spottrain.errors import RunError
 from spottrain.head import Claiming, Identity
 
 from tests.support.headrules import Violation, check_tenures, demand
-from tests.support.headworld import Ids, Process, Rules, Scenario, Store, World
+from tests.support.headworld import NAMES, Ids, Process, Rules, Scenario, Store, World
 
 State = tuple[int, ...]
 """store, flying, faults left, crashes left, whether HEAD may yet vanish, then the processes; all interned."""
@@ -108,7 +108,7 @@ class Explorer:
                     continue
                 air = flying if flies < 0 else self.sets(self.sets.things[flying] | {flies})
                 people = (*state[FIXED:place], process, *state[place + 1 :])
-                name = f"{'abc'[place - FIXED]}: {label}"
+                name = f"{NAMES[place - FIXED]}: {label}"
                 yield name, (after, air, faults - fault, crashes - crash, vanish, *people)
 
     def _moves_of(self, process: int, store: int) -> list[tuple[str, int, int, int, int, int]]:

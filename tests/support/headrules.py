@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from spottrain.errors import RunError, Superseded
-from spottrain.head import Entry, Head, State, Tenure
+from spottrain.head import BEST, Entry, Head, State, Tenure
+from spottrain.headcare import COPIED
 
 
 class Violation(AssertionError):
@@ -19,39 +23,67 @@ def check_change(old: Head | None, new: Head) -> None:
     """The whole of what may ever happen to HEAD, from one value to the next."""
     demand(Head.from_json(new.to_json()) == new, "HEAD does not survive its own JSON")
     if old is None:
-        demand(new.term == 1 and not new.checkpoints, "HEAD was created out of something old")
+        copied = new.state is State.RELEASED and new.jobUID == COPIED and len(new.checkpoints) == 1
+        demand(new.term == 1 and (copied or not new.checkpoints), "HEAD was created out of something old")
     elif new.term == old.term:
-        _check_by_owner(old, new)
+        demand((new.jobUID, new.attempt) == (old.jobUID, old.attempt), "a stale attempt changed HEAD")
+        (_check_by_owner if old.state is State.ACTIVE else _check_by_person)(old, new)
     else:
         demand(new.term == old.term + 1, f"the term went from {old.term} to {new.term}")
-        _check_claim(old, new)
+        (_check_claim if new.state is State.ACTIVE else _check_copy)(old, new)
+    demand(sum(entry.keptAs == BEST for entry in new.checkpoints) <= 1, "HEAD has two bests")
 
 
 def _check_by_owner(old: Head, new: Head) -> None:
-    demand((new.jobUID, new.attempt) == (old.jobUID, old.attempt), "a stale attempt changed HEAD")
-    demand(old.state is State.ACTIVE, "HEAD changed after its release")
     if new.state is not State.ACTIVE:
         demand(new.checkpoints == old.checkpoints, "a release changed the checkpoints")
         return
-    before, after = _own(old), _own(new)
-    demand(_kept(new) == _kept(old), "a commit dropped what is kept for a reason")
-    demand(after[0].key not in old.keys, "a commit committed nothing new")
-    demand(after[1:] == before[: len(after) - 1], "a commit dropped another than the oldest commit")
-    demand(len(after) >= min(2, len(before) + 1), "fewer than two checkpoints are left")
+    demand(bool(new.checkpoints), "HEAD was emptied")
+    first = new.checkpoints[0]
+    demand(first.key not in old.keys, "a commit committed nothing new")
+    demand(first.keptAs in ("", BEST), "a commit left a mark that is not its own")
+    there = [first, *(_demoted(entry) if first.keptAs == BEST else entry for entry in old.checkpoints)]
+    before, after = _own(there), _own(new.checkpoints)
+    demand(_kept(new.checkpoints) == _kept(there), "a commit dropped or marked what is kept for a reason")
+    demand(after == before[: len(after)], "a commit dropped another than the oldest commit")
+    demand(len(after) >= min(2, len(before)), "fewer than two checkpoints are left")
 
 
-def _own(head: Head) -> list[Entry]:
-    return [entry for entry in head.checkpoints if not entry.keptAs]
+def _demoted(entry: Entry) -> Entry:
+    return replace(entry, keptAs="") if entry.keptAs == BEST else entry
 
 
-def _kept(head: Head) -> list[Entry]:
-    return [entry for entry in head.checkpoints if entry.keptAs]
+def _own(entries: Iterable[Entry]) -> list[Entry]:
+    return [entry for entry in entries if not entry.keptAs]
+
+
+def _kept(entries: Iterable[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.keptAs]
+
+
+def _check_by_person(old: Head, new: Head) -> None:
+    """A pruning: HEAD keeps owner and state, and loses old checkpoints alone."""
+    demand(new.state is old.state, "a pruning, or a late release, changed the state")
+    demand(set(new.checkpoints) < set(old.checkpoints), "HEAD changed after its release")
+    demand(new.checkpoints == tuple(e for e in old.checkpoints if e in new.checkpoints), "pruning reordered")
+    demand(new.resumable[:1] == old.resumable[:1], "a pruning dropped the newest checkpoint")
+    demand(new.best == old.best, "a pruning dropped the best checkpoint")
+
+
+def _check_copy(old: Head, new: Head) -> None:
+    demand(old.state is State.DONE, "a copy took HEAD from a job that is not done")
+    demand((new.jobUID, new.state) == (COPIED, State.RELEASED), "a claim that is not active")
+    demand(new.checkpoints[0].key not in old.keys, "a copy copied nothing new")
+    demand(
+        [e.key for e in new.checkpoints[1:]] == [e.key for e in old.checkpoints], "a copy lost a checkpoint"
+    )
+    demand(all(e.foreign for e in new.checkpoints[1:]), "a copy may resume from what was there before")
 
 
 def _check_claim(old: Head, new: Head) -> None:
-    demand(new.state is State.ACTIVE, "a claim that is not active")
     demand(old.state is not State.DELETED, "a deleted HEAD was claimed")
     demand([e.key for e in new.checkpoints] == [e.key for e in old.checkpoints], "a claim lost a checkpoint")
+    demand(all(e.foreign or e in old.checkpoints for e in new.checkpoints), "a claim changed a mark")
     if new.jobUID == old.jobUID:
         demand(old.state is not State.DONE, "a job that was done was claimed again")
         demand(new.attempt >= old.attempt, "a lower attempt claimed HEAD from a higher")
@@ -70,6 +102,11 @@ def check_finished(phase: str, tenure: Tenure, entry: Entry | None, head: Head |
     if phase == "commit":
         assert entry is not None
         demand(entry.key in head.keys, "it believes its commit in HEAD, and it is not")
+
+
+def check_copied(entry: Entry | None, head: Head | None) -> None:
+    assert entry is not None
+    demand(head is not None and entry.key in head.keys, "it believes its copy in HEAD, and it is not")
 
 
 def check_end(phase: str, tenure: Tenure | None, error: RunError, head: Head | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spottrain.contract import OnExisting
-from spottrain.head import ClaimPolicy, Entry, Head, Identity, State
+from spottrain.head import BEST, ClaimPolicy, Entry, Head, Identity, State
 
 from tests.support.headworld import Scenario
 
@@ -17,9 +17,18 @@ def a(attempt: int) -> Identity:
 OTHER = Identity(job_uid="B", job="other", attempt=1)
 
 
-def head(*steps: int, state: State = State.RELEASED, attempt: int = 1) -> Head:
-    """HEAD of job A with these checkpoints, newest first."""
-    entries = tuple(Entry(key=f"checkpoints/t000001-s{s:09d}-old/", step=s, time=0.0, bytes=1) for s in steps)
+def head(*steps: int, state: State = State.RELEASED, attempt: int = 1, best: int | None = None) -> Head:
+    """HEAD of job A with these checkpoints, newest first, of which the one of step `best` is marked."""
+    entries = tuple(
+        Entry(
+            key=f"checkpoints/t000001-s{s:09d}-old/",
+            step=s,
+            time=0.0,
+            bytes=1,
+            keptAs=BEST if s == best else "",
+        )
+        for s in steps
+    )
     return Head(
         jobUID="A", job="digits", attempt=attempt, term=1, nonce="old", state=state, checkpoints=entries
     )
@@ -64,6 +73,42 @@ def foreign(policy: OnExisting) -> Scenario:
 
 
 VANISH = Scenario(name="somebody deletes HEAD", people=(a(2), a(3)), faults=1, vanish=True, head=head(5, 4))
+BEST_KEPT = Scenario(
+    name="some commits are the best so far",
+    people=(a(2), a(3)),
+    commits=2,
+    best=True,
+    faults=0,
+    head=head(7, 5, 4, state=State.ACTIVE, best=4),
+)
+PRUNED = Scenario(
+    name="a person prunes while a job comes",
+    people=(a(2),),
+    tools=("prune",),
+    best=True,
+    faults=2,
+    head=head(7, 5, 4, 3, best=4),
+)
+PRUNED_TWICE = replace(PRUNED, name="two persons prune", tools=("prune", "prune"), best=False, faults=1)
+COPIED_OVER = Scenario(
+    name="a copy into a finished URI that others want",
+    people=(OTHER,),
+    policies=(ClaimPolicy(on_existing=OnExisting.RESUME),),
+    tools=("copy", "prune"),
+    faults=1,
+    crashes=0,
+    head=head(7, 5, state=State.DONE, best=5),
+)
+COPIED_ANEW = Scenario(
+    name="two copies into an empty URI that a job wants",
+    people=(OTHER,),
+    policies=(ClaimPolicy(on_existing=OnExisting.FRESH),),
+    tools=("copy", "copy"),
+    faults=1,
+)
+VANISH_SWEPT = replace(
+    VANISH, name="somebody deletes HEAD while another sweeps", sweep=True, faults=0, head=head(5)
+)
 SCENARIOS = [
     TWO_ATTEMPTS,
     SUCCESSION,
@@ -72,6 +117,12 @@ SCENARIOS = [
     SWEEP,
     FALL_BACK,
     VANISH,
+    VANISH_SWEPT,
+    BEST_KEPT,
+    PRUNED,
+    PRUNED_TWICE,
+    COPIED_OVER,
+    COPIED_ANEW,
     *(foreign(policy) for policy in OnExisting),
 ]
 """Seconds each; the test runs them all."""
@@ -82,5 +133,11 @@ LARGE = [
     replace(SWEEP, faults=2, crashes=2),
     replace(FALL_BACK, faults=1),
     replace(VANISH, faults=2, crashes=2),
+    replace(BEST_KEPT, faults=1),
+    replace(VANISH_SWEPT, faults=1),
+    replace(PRUNED, people=(a(2), a(3)), faults=1),
+    replace(PRUNED, faults=1, vanish=True),
+    replace(COPIED_OVER, crashes=1, faults=2),
+    replace(COPIED_ANEW, faults=2),
 ]
 """Minutes each, and gigabytes."""

@@ -39,6 +39,7 @@ from spottrain.cas import (
 from spottrain.contract import checkpoint_key
 from spottrain.errors import RunError, Superseded
 from spottrain.head import (
+    BEST,
     Claiming,
     ClaimPolicy,
     Committing,
@@ -50,12 +51,17 @@ from spottrain.head import (
     State,
     Tenure,
     orphans,
+    present,
 )
+from spottrain.headcare import Adopting, Pruning, leftovers, prunable, require_idle, term_for_copy
 
-from tests.support.headrules import Violation, check_change, check_end, check_finished
+from tests.support.headrules import Violation, check_change, check_copied, check_end, check_finished
 
 UNCONDITIONAL: Final = "any ETag"
 """`if_match` of a PUT without a condition; only a broken protocol sends it."""
+NAMES: Final = "abcd"
+TOOLS: Final = ("pruning", "copying")
+"""Phases in which a person's command changes HEAD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +75,10 @@ class Rules:
     releasing: Callable[[Tenure, bool], Intent] = lambda tenure, done: Releasing(tenure=tenure, done=done)
     request: Callable[[Any], Request] = lambda step: step.request
     on: Callable[[Any, Reply, str], Step] = lambda step, reply, nonce: step.on(reply, nonce)
+    pruning: Callable[[Head, frozenset[str]], Intent] = lambda seen, doomed: Pruning(seen=seen, doomed=doomed)
+    adopting: Callable[[Entry], Intent] = lambda entry: Adopting(entry=entry, job="elsewhere")
     orphans: Callable[[Iterable[str], Head, Tenure], list[str]] = orphans
+    leftovers: Callable[[Iterable[str], Head], list[str]] = leftovers
     nonce: Callable[[str, int], str] = lambda name, number: f"{name}{number}"
 
 
@@ -77,9 +86,13 @@ class Rules:
 class Scenario:
     name: str
     people: tuple[Identity, ...]
+    tools: tuple[str, ...] = ()
+    """Commands of a person beside them: `prune` (to one, then the orphans) or `copy` (to this URI)."""
     policies: tuple[ClaimPolicy, ...] = ()
     commits: int = 1
     keep: int = 2
+    best: bool = False
+    """A commit may be the best so far."""
     faults: int = 1
     crashes: int = 1
     sweep: bool = False
@@ -97,7 +110,8 @@ class Scenario:
 class Process:
     index: int
     phase: str = "claim"
-    """claim, restore, sweep, list, delete, idle, shard, manifest, commit, prune, release, ended."""
+    """claim, restore, sweep, read, delete, idle, shard, manifest, commit, prune, release, ended; of a tool:
+    look_to_prune, pruning, drop, tidy, tidy_read, tidy_delete, look_to_copy, shard, manifest, copying."""
     step: Step | None = None
     tenure: Tenure | None = None
     known: Found | None = None
@@ -106,8 +120,7 @@ class Process:
     saves: int = 0
     bodies: int = 0
     keys: tuple[str, ...] = ()
-    """Keys that this process is about to delete."""
-    read: Head | None = None
+    """Keys that this process is about to delete, or of a sweep has listed."""
     ended: str = ""
 
 
@@ -160,6 +173,9 @@ class World:
         return Store(head=head, parts=parts), tuple(
             self._walk(Process(index=i), "claim", self.rules.claiming(who, self.scenario.policy(i)))
             for i, who in enumerate(self.scenario.people)
+        ) + tuple(
+            Process(index=i, phase=f"look_to_{tool}")
+            for i, tool in enumerate(self.scenario.tools, len(self.scenario.people))
         )
 
     def read(self, store: Store) -> Found | Absent:
@@ -197,6 +213,8 @@ class World:
             yield Move("get", self._hear(process, self.read(store), store), store)
             if process.phase == "commit" and isinstance(process.step, Reading) and process.step.sent:
                 yield Move("give up", replace(process, phase="idle", step=None, known=None), store)
+            if process.phase in TOOLS and isinstance(process.step, Reading) and process.step.sent:
+                yield Move("give up", ended(process, "gave up"), store)
             return
         after, reply = self.apply(request, store)
         heard = self._hear(process, reply, after)
@@ -207,7 +225,7 @@ class World:
         yield Move("crash, put in the air", ended(process, "crashed"), store, flies=request, crashes=1)
 
     def _hear(self, process: Process, reply: Reply, store: Store) -> Process:
-        nonce = self.rules.nonce("abc"[process.index], process.bodies)
+        nonce = self.rules.nonce(NAMES[process.index], process.bodies)
         try:
             step = self.rules.on(process.step, reply, nonce)
         except RunError as error:
@@ -220,6 +238,8 @@ class World:
 
     def _finish(self, process: Process, done: Finished, store: Store) -> Process:
         tenure = process.tenure
+        if process.phase in TOOLS:
+            return self._finish_tool(process, done, store)
         if process.phase == "claim":
             if done.head.state is State.DONE:
                 return ended(process, "was done")
@@ -233,7 +253,7 @@ class World:
         return replace(process, phase="restore" if process.phase == "claim" else "prune", entry=None)
 
     def _walk(self, process: Process, phase: str, intent: Intent) -> Process:
-        nonce = self.rules.nonce("abc"[process.index], process.bodies)
+        nonce = self.rules.nonce(NAMES[process.index], process.bodies)
         step = begin(intent, nonce, process.known)
         return replace(
             process, phase=phase, step=step, known=None, bodies=process.bodies + isinstance(step, Writing)
@@ -249,12 +269,18 @@ class World:
             yield Move("start afresh", after, store)
 
     def _sweep(self, process: Process, store: Store) -> Iterator[Move]:
-        yield Move("sweep: read HEAD", replace(process, phase="list", read=store.head), store)
+        listed = tuple(sorted(store.parts))
+        yield Move("sweep: list", replace(process, phase="read", keys=listed), store)
 
-    def _list(self, process: Process, store: Store) -> Iterator[Move]:
-        assert process.read is not None and process.tenure is not None
-        doomed = tuple(sorted(self.rules.orphans(store.parts, process.read, process.tenure)))
-        yield Move("sweep: list", replace(process, phase="delete", keys=doomed, read=None), store)
+    def _read(self, process: Process, store: Store) -> Iterator[Move]:
+        assert process.tenure is not None
+        try:
+            head = present(store.head)
+            doomed = tuple(sorted(self.rules.orphans(process.keys, head, process.tenure)))
+            after = replace(process, phase="delete", keys=doomed)
+        except RunError as error:
+            after = ended(process, type(error).__name__)
+        yield Move("sweep: read HEAD", after, store)
 
     def _delete(self, process: Process, store: Store) -> Iterator[Move]:
         yield self._deleted("sweep: delete", process, store, process.keys)
@@ -262,15 +288,19 @@ class World:
     def _prune(self, process: Process, store: Store) -> Iterator[Move]:
         yield self._deleted("prune", process, store, [part for key in process.keys for part in parts_of(key)])
 
-    def _deleted(self, label: str, process: Process, store: Store, parts: Iterable[str]) -> Move:
+    def _deleted(
+        self, label: str, process: Process, store: Store, parts: Iterable[str], then: str = "idle"
+    ) -> Move:
         after = replace(store, parts=store.parts.difference(parts))
         check_complete(after)
-        return Move(label, replace(process, phase="idle", keys=()), after)
+        return Move(label, replace(process, phase=then, keys=()), after)
 
     def _idle(self, process: Process, store: Store) -> Iterator[Move]:
         assert process.tenure is not None
         if process.saves < self.scenario.commits:
             yield Move("train", self._trained(process, process.tenure), store)
+            if self.scenario.best:
+                yield Move("train, best", self._trained(process, process.tenure, BEST), store)
         done = process.saves == self.scenario.commits
         yield Move("stop", self._begin_release(process, False), store)
         if done:
@@ -283,19 +313,23 @@ class World:
         except Superseded:
             return ended(process, "Superseded")
 
-    def _trained(self, process: Process, tenure: Tenure) -> Process:
+    def _trained(self, process: Process, tenure: Tenure, kept_as: str = "") -> Process:
         step = process.at_step + 1
-        key = checkpoint_key(tenure.term, step, f"{'abc'[process.index]}k{process.saves}")
-        entry = Entry(key=key, step=step, time=0.0, bytes=1)
+        key = checkpoint_key(tenure.term, step, f"{NAMES[process.index]}k{process.saves}")
+        entry = Entry(key=key, step=step, time=0.0, bytes=1, keptAs=kept_as)
         return replace(process, phase="shard", entry=entry, at_step=step, saves=process.saves + 1)
 
     def _shard(self, process: Process, store: Store) -> Iterator[Move]:
         yield self._uploaded(process, store, 0, replace(process, phase="manifest"))
 
     def _manifest(self, process: Process, store: Store) -> Iterator[Move]:
-        assert process.tenure is not None and process.entry is not None
-        intent = self.rules.committing(process.tenure, process.entry, self.scenario.keep)
-        yield self._uploaded(process, store, 1, self._walk(process, "commit", intent))
+        assert process.entry is not None
+        if process.tenure is None:
+            after = self._walk(process, "copying", self.rules.adopting(process.entry))
+        else:
+            intent = self.rules.committing(process.tenure, process.entry, self.scenario.keep)
+            after = self._walk(process, "commit", intent)
+        yield self._uploaded(process, store, 1, after)
 
     def _uploaded(self, process: Process, store: Store, part: int, after: Process) -> Move:
         assert process.entry is not None
@@ -303,6 +337,51 @@ class World:
             raise Violation(f"{process.entry.key} is written again while HEAD names it")
         parts = store.parts | {parts_of(process.entry.key)[part]}
         return Move(("upload shard", "upload manifest")[part], after, replace(store, parts=parts))
+
+    # --- the moves of a person's commands -----------------------------------------------------------
+    def _look_to_prune(self, process: Process, store: Store) -> Iterator[Move]:
+        after = ended(process, "nothing to do")
+        if store.head is not None and (doomed := prunable(store.head, 1)):
+            try:
+                require_idle(store.head)
+                known = Found(head=store.head, etag=str(self._etag(store.head)))
+                intent = self.rules.pruning(store.head, frozenset(entry.key for entry in doomed))
+                after = self._walk(replace(process, known=known), "pruning", intent)
+            except RunError as error:
+                after = ended(process, type(error).__name__)
+        yield Move("look at HEAD", after, store)
+
+    def _drop(self, process: Process, store: Store) -> Iterator[Move]:
+        parts = [part for key in process.keys for part in parts_of(key)]
+        yield self._deleted("drop", process, store, parts, then="tidy")
+
+    def _tidy(self, process: Process, store: Store) -> Iterator[Move]:
+        listed = tuple(sorted(store.parts))
+        yield Move("tidy: list", replace(process, phase="tidy_read", keys=listed), store)
+
+    def _tidy_read(self, process: Process, store: Store) -> Iterator[Move]:
+        after = ended(process, "no HEAD")
+        if store.head is not None:
+            doomed = tuple(sorted(self.rules.leftovers(process.keys, store.head)))
+            after = replace(process, phase="tidy_delete", keys=doomed)
+        yield Move("tidy: read HEAD", after, store)
+
+    def _tidy_delete(self, process: Process, store: Store) -> Iterator[Move]:
+        yield self._deleted("tidy: delete", process, store, process.keys, then="ended")
+
+    def _look_to_copy(self, process: Process, store: Store) -> Iterator[Move]:
+        try:
+            key = checkpoint_key(term_for_copy(store.head), 6, f"{NAMES[process.index]}k")
+            after = replace(process, phase="shard", entry=Entry(key=key, step=6, time=0.0, bytes=1))
+        except RunError as error:
+            after = ended(process, type(error).__name__)
+        yield Move("look at HEAD", after, store)
+
+    def _finish_tool(self, process: Process, done: Finished, store: Store) -> Process:
+        if process.phase == "pruning":
+            return replace(process, step=None, phase="drop", keys=done.dropped)
+        check_copied(process.entry, store.head)
+        return ended(process, "copied")
 
 
 def ended(process: Process, how: str) -> Process:

@@ -22,10 +22,11 @@ START_SECONDS: Final = 20.0
 class S3Server:
     port: int
     folder: Path
+    scheme: str = "http"
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def make_bucket(self, name: str) -> None:
         (self.folder / name).mkdir(exist_ok=True)
@@ -46,36 +47,39 @@ def credentials(access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> d
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[S3Server]:
+def running(folder: Path, tls: tuple[Path, Path] | None = None) -> Iterator[S3Server]:
+    """`tls`: files of the certificate and of its key."""
     binary = STATE / "bin" / "versitygw"
     if not binary.is_file():
         raise RuntimeError(f"{binary} is missing; `make binaries` builds it")
-    server = S3Server(port=_free_port(), folder=folder / "data")
+    server = S3Server(port=free_port(), folder=folder / "data", scheme="https" if tls else "http")
     server.folder.mkdir(parents=True)
     log = folder / "versitygw.log"
     environment = os.environ | {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-    command = [str(binary), "--port", f"127.0.0.1:{server.port}", "--quiet", "posix", str(server.folder)]
+    command = [str(binary), "--port", f"127.0.0.1:{server.port}", "--quiet"]
+    command += ["--cert", str(tls[0]), "--key", str(tls[1])] if tls else []
+    command += ["posix", str(server.folder)]
     with (
         log.open("wb") as output,
         subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process,
     ):
         try:
-            _wait(process, server.port, log)
+            wait_for_port(process, server.port, log)
             yield server
         finally:
             process.kill()
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     give_up = time.monotonic() + START_SECONDS
     while time.monotonic() < give_up and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.05)
-    raise RuntimeError(f"versitygw did not start on port {port}: {log.read_text()[-2000:]}")
+    raise RuntimeError(f"{log.stem} did not start on port {port}: {log.read_text()[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

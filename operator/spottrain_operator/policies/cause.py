@@ -7,14 +7,15 @@ no success, and a crash in the last seconds of a reclaimed node is no failure.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain.contract import ExitCode, Outcome, TerminationMessage
+from spottrain.contract import ExitCode, Outcome, Reason, TerminationMessage
 
-from spottrain_operator.api import REASON_LIMIT, URI_LIMIT
+from spottrain_operator.api import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
 from spottrain_operator.model import Ending, Notice, Observed, PodView
 from spottrain_operator.names import Cause
 from spottrain_operator.policies.gone import ended, node_dead
@@ -29,7 +30,7 @@ LOST_REASONS: Final = frozenset({"NodeLost"})
 ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
 """The pod broke a limit of its own: storage, activeDeadlineSeconds."""
 MAX_WORDS: Final = 2000
-MESSAGE_LIMITS: Final = {"reason": REASON_LIMIT, "outputURI": URI_LIMIT}
+MESSAGE_LIMITS: Final = {"reason": REASON_LIMIT, "outputURI": URI_LIMIT, "warning": WARNING_LIMIT}
 """Of a termination message, what goes into the status whole."""
 
 
@@ -46,6 +47,11 @@ class Case:
         """When the trainer ended; now, where nobody can tell."""
         finished = self.pod.ended.finished if self.pod.ended else None
         return finished or self.o.now
+
+    @property
+    def managed(self) -> bool:
+        """Whether the trainer's exit codes are of our runtime."""
+        return self.o.job.spec is None or self.o.job.spec.checkpoint.managed
 
     @property
     def notices(self) -> Iterator[Notice]:
@@ -158,7 +164,9 @@ def _ended_by_kubelet(case: Case) -> Ending | None:
 def _own_outcome(case: Case) -> Ending | None:
     outcome = case.word.outcome if case.word else None
     code = case.pod.ended.exit_code if case.pod.ended else None
-    if outcome is Outcome.SUPERSEDED or (outcome is None and code == ExitCode.SUPERSEDED):
+    if _peer_out_of_memory(case):
+        return None
+    if outcome is Outcome.SUPERSEDED or (outcome is None and code == ExitCode.SUPERSEDED and case.managed):
         return Ending(cause=Cause.SUPERSEDED, evidence=_told(case, "a newer attempt owns the checkpoints"))
     stopped = outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     if stopped or (outcome is None and code in (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST)):
@@ -168,9 +176,18 @@ def _own_outcome(case: Case) -> Ending | None:
     return None
 
 
+def _peer_out_of_memory(case: Case) -> bool:
+    """A rank says that another one is gone, and the kubelet says why: it would be so again each time."""
+    return case.word is not None and case.word.reason == Reason.PEER_LOST and _oom_killed(case.pod)
+
+
+def _oom_killed(pod: PodView) -> bool:
+    return pod.ended is not None and pod.ended.reason == "OOMKilled"
+
+
 def _out_of_memory(case: Case) -> Ending | None:
     pod = case.pod
-    if pod.ended is None or pod.ended.reason != "OOMKilled":
+    if pod.ended is None or not _oom_killed(pod):
         return None
     limit = f"its limit is {pod.memory_limit}" if pod.memory_limit else "it has no limit, so the node ran out"
     return Ending(
@@ -186,9 +203,19 @@ def _failed(case: Case) -> Ending | None:
     if pod.ended is None and pod.phase != "Failed":
         return None
     unstarted = pod.init_failure or pod.reason or "phase Failed"
-    known = f"exit code {pod.ended.exit_code}" if pod.ended else unstarted
+    known = _code(pod.ended.exit_code) if pod.ended else unstarted
     reason = word.reason if word else pod.reason
     return Ending(cause=Cause.FAILED, evidence=_told(case, known), charged=True, reason=reason)
+
+
+def _code(code: int) -> str:
+    """An exit code in words: above 128 it is a signal, and what nobody known has sent is said so."""
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exit code {code}"
+    unasked = ", and no notice, deletion or memory limit is known" if name in ("SIGTERM", "SIGKILL") else ""
+    return f"exit code {code} ({name}{unasked})"
 
 
 def _told(case: Case, known: str) -> str:

@@ -6,16 +6,16 @@ Every store gives the same four answers:
 * the thing, or None where there is none: only for a key that is absent from a store that can be read;
 * AlreadyExists, PreconditionFailed, KeyMissing: the condition of a conditional write did not hold;
 * StoreUnavailable: no answer, or 5xx. A write may have been applied, or may be later;
-* StoreDenied, BucketNotFound, StoreUnsuitable, ConfigurationError: a person must act.
+* StoreDenied, BucketNotFound, StoreUnsuitable, ConfigurationError, CheckpointArchived: a person must act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from spottrain.errors import ConfigurationError
 
@@ -31,13 +31,39 @@ class PreconditionFailed(Exception):
 
 
 class KeyMissing(Exception):
-    """put_if_match: there is no object at that key."""
+    """put_if_match, read_into: there is no object at that key."""
+
+
+class Truncated(Exception):
+    """read_into: the object ends before the range does."""
+
+
+class Cancelled(Exception):
+    """upload: the caller's `cancelled` said so."""
+
+
+def never() -> bool:
+    """`cancelled` of an upload that nobody will stop."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Object:
     body: bytes
     etag: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stat:
+    """What a store says of an object without its body."""
+
+    bytes: int
+    storage_class: str
+    """As the store spells it; empty where there are none."""
+    archived: bool
+    """It must be restored before it can be read."""
+    restoring: bool
+    """Somebody has asked for that already."""
 
 
 class Store(Protocol):
@@ -55,6 +81,22 @@ class Store(Protocol):
     def put_if_match(self, key: str, body: Body, etag: str) -> str:
         """ETag of the new object. Raises PreconditionFailed or KeyMissing."""
 
+    def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
+        """Writes an object that must not exist yet, from memory and in parallel.
+
+        Returns the SHA-256 (hex) of each CHUNK_BYTES of `body`. Raises AlreadyExists, or Cancelled once
+        `cancelled`, which is called in this thread, says so. Parts sent so far are taken back on any error;
+        the object itself may still appear where the store gave no answer.
+        """
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset` on; threads may do so in parallel. Raises KeyMissing or Truncated."""
+
+    def stat(self, key: str) -> Stat | None: ...
+
+    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> list[str]:
+        """Ends the unfinished uploads whose key begins with `prefix` and is `doomed`; returns their keys."""
+
     def list(self, prefix: str) -> list[str]:
         """All keys that begin with `prefix`, in order."""
 
@@ -65,22 +107,38 @@ class Store(Protocol):
         """Raises StoreDenied, BucketNotFound or StoreUnsuitable unless everything above would work."""
 
 
-def open(uri: str, endpoint: str | None = None) -> Store:
-    """The store at `s3://bucket/prefix`, `file:///folder` or a plain path.
+def open(
+    uri: str, endpoint: str | None = None, *, path_style: bool | None = None, kms_key: str | None = None
+) -> Store:
+    """The store at `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder` or a plain path.
 
-    `endpoint` is the URL of an S3-compatible server; None means AWS.
+    `endpoint` is the URL of a server of that protocol; None means AWS, or Google. The rest is S3's:
+    `path_style` puts the bucket into the path (None: where there is an endpoint); `kms_key` is the ID or
+    ARN of the key for SSE-KMS (`default`: the account's own; None: the bucket's setting).
     """
     parts = urlsplit(uri)
     match parts.scheme:
         case "s3":
-            return _open_s3(uri, parts.netloc, parts.path.strip("/"), endpoint)
+            return _open_s3(uri, _bucket(uri, parts), endpoint, path_style, kms_key)
+        case "gs":
+            return _open_gcs(uri, _bucket(uri, parts), endpoint)
         case "file" if not parts.netloc and parts.path.startswith("/"):
             return _open_folder(uri, Path(unquote(parts.path)))
         case "" if uri:
             return _open_folder(uri, Path(uri))
     raise ConfigurationError(
-        f"checkpoint URI {uri!r} is not understood; use s3://bucket/prefix, file:///folder or a path"
+        f"checkpoint URI {uri!r} is not understood; use s3://bucket/prefix, gs://bucket/prefix, "
+        "file:///folder or a path"
     )
+
+
+def _bucket(uri: str, parts: SplitResult) -> tuple[str, str]:
+    """Bucket and prefix."""
+    if not parts.netloc:
+        raise ConfigurationError(
+            f"checkpoint URI {uri!r} names no bucket; use {parts.scheme}://bucket/prefix"
+        )
+    return parts.netloc, parts.path.strip("/")
 
 
 def _open_folder(uri: str, root: Path) -> Store:
@@ -89,13 +147,23 @@ def _open_folder(uri: str, root: Path) -> Store:
     return FolderStore(root.absolute(), uri=uri)
 
 
-def _open_s3(uri: str, bucket: str, prefix: str, endpoint: str | None) -> Store:
-    if not bucket:
-        raise ConfigurationError(f"checkpoint URI {uri!r} names no bucket; use s3://bucket/prefix")
+def _open_s3(
+    uri: str, where: tuple[str, str], endpoint: str | None, path_style: bool | None, kms_key: str | None
+) -> Store:
     try:
         from spottrain.store.s3 import S3Store
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"checkpoint URI {uri} needs boto3 ({error}); install spottrain[s3]"
         ) from error
-    return S3Store(bucket, prefix, endpoint=endpoint)
+    return S3Store(*where, endpoint=endpoint, path_style=path_style, kms_key=kms_key)
+
+
+def _open_gcs(uri: str, where: tuple[str, str], endpoint: str | None) -> Store:
+    try:
+        from spottrain.store.gcs import GCSStore
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"checkpoint URI {uri} needs google-cloud-storage ({error}); install spottrain[gcs]"
+        ) from error
+    return GCSStore(*where, endpoint=endpoint)

@@ -6,6 +6,7 @@ rename), and conditional writes are serialised by flock on one lock file. The ET
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import fcntl
 import hashlib
@@ -13,11 +14,23 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
+from spottrain.contract import CHUNK_BYTES
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.store import AlreadyExists, Body, KeyMissing, Object, PreconditionFailed
+from spottrain.store import (
+    AlreadyExists,
+    Body,
+    Cancelled,
+    KeyMissing,
+    Object,
+    PreconditionFailed,
+    Stat,
+    Truncated,
+    never,
+)
 
 PRIVATE: Final = ".spottrain"
 """Folder of the lock and the temporary files; no key lies in it."""
@@ -27,7 +40,8 @@ STALE_SECONDS: Final = 86400.0
 
 
 class FolderStore:
-    def __init__(self, root: Path, *, uri: str = "") -> None:
+    def __init__(self, root: Path, *, uri: str = "", chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
         self.uri = uri or root.as_uri()
         self._root = root
         self._private = root / PRIVATE
@@ -44,14 +58,11 @@ class FolderStore:
         return Object(body=body, etag=_etag(body))
 
     def put(self, key: str, body: Body) -> None:
-        self._publish(key, body, lambda path: None)
+        self._publish(key, _writes(body), lambda path: None)
 
     def put_if_absent(self, key: str, body: Body) -> str:
-        def absent(path: Path) -> None:
-            if path.exists():
-                raise AlreadyExists(key)
-
-        return self._publish(key, body, absent)
+        self._publish(key, _writes(body), _absent)
+        return _etag(body)
 
     def put_if_match(self, key: str, body: Body, etag: str) -> str:
         def matches(path: Path) -> None:
@@ -60,9 +71,52 @@ class FolderStore:
             if _etag(path.read_bytes()) != etag:
                 raise PreconditionFailed(key)
 
-        return self._publish(key, body, matches)
+        self._publish(key, _writes(body), matches)
+        return _etag(body)
 
-    def list(self, prefix: str) -> list[str]:
+    def upload(
+        self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
+    ) -> builtins.list[str]:
+        view = body.cast("B")
+        digests: list[str] = []
+
+        def write(file: BinaryIO) -> None:
+            for start in range(0, len(view), self._chunk_bytes):
+                if cancelled():
+                    raise Cancelled(key)
+                chunk = view[start : start + self._chunk_bytes]
+                file.write(chunk)
+                digests.append(hashlib.sha256(chunk).hexdigest())
+
+        self._publish(key, write, _absent)
+        return digests
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        left = buffer.cast("B")
+        with self._said(key), self._opened(key) as file:
+            file.seek(offset)
+            while left:
+                count = file.readinto(left)
+                if not count:
+                    raise Truncated(f"{self._root}/{key} ends before byte {offset + buffer.nbytes}")
+                left = left[count:]
+
+    def stat(self, key: str) -> Stat | None:
+        with self._said(key):
+            try:
+                with self._opened(key) as file:
+                    size = os.fstat(file.fileno()).st_size
+            except KeyMissing:
+                return None
+        return Stat(bytes=size, storage_class="", archived=False, restoring=False)
+
+    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
+        """All temporary files that nobody writes any more; of what key they were is not known."""
+        with self._said(prefix), self._locked():
+            self._sweep_temporaries()
+        return []
+
+    def list(self, prefix: str) -> builtins.list[str]:
         with self._said(prefix):
             return sorted(key for key in self._keys() if key.startswith(prefix))
 
@@ -72,7 +126,7 @@ class FolderStore:
                 self._remove(self._path(key))
 
     def probe(self) -> None:
-        with self._said(""), _temporary(self._private, b"probe"), self._locked():
+        with self._said(""), _temporary(self._private, _writes(b"probe")), self._locked():
             self._sweep_temporaries()
 
     def _sweep_temporaries(self) -> None:
@@ -82,22 +136,36 @@ class FolderStore:
                 if path.name != LOCK and path.stat().st_mtime < time.time() - STALE_SECONDS:
                     path.unlink()
 
-    def _publish(self, key: str, body: Body, condition: Callable[[Path], None]) -> str:
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[FileIO]:
+        try:
+            file = self._path(key).open("rb", buffering=0)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            self._private.stat()  # a folder that was unmounted is no empty folder
+            raise KeyMissing(f"{self._root}/{key}") from None
+        with file:
+            yield file
+
+    def _publish(
+        self, key: str, write: Callable[[BinaryIO], None], condition: Callable[[Path], None]
+    ) -> None:
         """Write a temporary file, then move it to `key` unless `condition`, called under the lock, raises."""
         path = self._path(key)
-        with self._said(key), _temporary(self._private, body) as written, self._locked():
+        with self._said(key), _temporary(self._private, write) as written, self._locked():
             condition(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(written, path)
             _fsync_folders(path.parent, self._root)
-        return _etag(body)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """flock belongs to the open file, so it holds between threads as between processes."""
         with (self._private / LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            try:
+                yield
+            finally:  # closing it is not enough: a process that was forked meanwhile has it open too
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _path(self, key: str) -> Path:
         parts = key.split("/")
@@ -137,12 +205,24 @@ class FolderStore:
             raise StoreUnavailable(f"{where}: {error.strerror or error}") from error
 
 
+def _writes(body: Body) -> Callable[[BinaryIO], None]:
+    def write(file: BinaryIO) -> None:
+        file.write(body)
+
+    return write
+
+
+def _absent(path: Path) -> None:
+    if path.exists():
+        raise AlreadyExists(str(path))
+
+
 @contextlib.contextmanager
-def _temporary(folder: Path, body: Body) -> Iterator[Path]:
+def _temporary(folder: Path, write: Callable[[BinaryIO], None]) -> Iterator[Path]:
     path = folder / secrets.token_hex(8)
     try:
         with path.open("xb") as file:
-            file.write(body)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         yield path

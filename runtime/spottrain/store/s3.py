@@ -1,27 +1,37 @@
-"""A store in an S3 bucket. Opened by `store.open`; with `s3errors.py` the only modules that know boto3.
+"""A store in an S3 bucket. Opened by `store.open`; with `s3client.py` and `s3errors.py` all that knows boto3.
 
-HEAD has a client of its own: one try, short time-outs, because `owner.py` resolves what a lost reply leaves
-open, and a spot notice may leave 15 seconds. Everything else is retried by the SDK. A retried PUT whose
-first try had arrived is refused by its own condition, so each conditional PUT carries an id, by which that
-is told from another writer.
+A retried PUT whose first try had arrived is refused by its own condition, so each conditional PUT carries
+an id, by which that is told from another writer.
 """
 
 from __future__ import annotations
 
 import builtins
-import io
+import contextlib
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from boto3.session import Session
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
-from spottrain.contract import HEAD_KEY
-from spottrain.errors import ConfigurationError, StoreUnavailable, StoreUnsuitable
-from spottrain.store import AlreadyExists, Body, KeyMissing, Object, PreconditionFailed
+from spottrain.contract import CHUNK_BYTES, HEAD_KEY
+from spottrain.errors import StoreUnavailable, StoreUnsuitable
+from spottrain.store import (
+    AlreadyExists,
+    Body,
+    KeyMissing,
+    Object,
+    PreconditionFailed,
+    Stat,
+    Truncated,
+    never,
+)
+from spottrain.store import sending as ways
+from spottrain.store.s3client import Reach, clients
 from spottrain.store.s3errors import FAILURES, Place, translate
+from spottrain.store.s3upload import Bucket, Manner, Upload, checksum
+from spottrain.store.sending import SLICE, Outgoing, tried
 
 WRITE_ID: Final = "spottrain-write"
 """User metadata that names the writer of an object."""
@@ -29,6 +39,9 @@ DELETE_BATCH: Final = 1000
 """Keys per DeleteObjects request (S3 API limit)."""
 READ_TRIES: Final = 3
 """GETs of one object: the SDK retries the request, but not a body that breaks off."""
+DEFAULT_KEY: Final = "default"
+"""`kms_key` for the account's own key."""
+ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
 class S3Store:
@@ -38,23 +51,23 @@ class S3Store:
         prefix: str = "",
         *,
         endpoint: str | None = None,
+        path_style: bool | None = None,
+        kms_key: str | None = None,
         head_timeout: float = 5.0,
         timeout: float = 60.0,
         tries: int = 5,
+        connections: int = 8,
+        chunk_bytes: int = CHUNK_BYTES,
+        pause: Callable[[int], float] = ways.pause,
     ) -> None:
-        """Credentials and region come from the SDK's standard chain. Time-outs are seconds without a byte."""
+        """Time-outs are seconds without a byte; `connections` are those of one upload; `pause` gives the
+        seconds after so many failures."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        try:
-            session = Session()
-            self._steady = _client(session, endpoint, timeout, tries)
-            self._quick = _client(session, endpoint, head_timeout, 1)
-        except (BotoCoreError, ValueError) as error:  # unknown profile or region, a URL that is none
-            raise ConfigurationError(
-                f"no client for s3://{bucket}/{prefix} at {endpoint or 'AWS'}: {error}; check the endpoint "
-                "and the AWS_... variables"
-            ) from error
-        self._endpoint = str(self._steady.meta.endpoint_url)
+        reach = Reach(endpoint=endpoint, path_style=path_style, head_timeout=head_timeout, timeout=timeout)
+        self._clients = clients(reach, self.uri)
+        self._encryption = _encryption(kms_key)
+        self._manner = Manner(chunk_bytes=chunk_bytes, connections=connections, tries=tries, pause=pause)
 
     @property
     def uri(self) -> str:
@@ -69,7 +82,7 @@ class S3Store:
         return self._get(key)
 
     def put(self, key: str, body: Body) -> None:
-        self._call("put_object", key, Body=_sendable(body))
+        self._call("put_object", key, **_sent(body), **self._encryption)
 
     def put_if_absent(self, key: str, body: Body) -> str:
         write_id = secrets.token_hex(8)
@@ -79,7 +92,62 @@ class S3Store:
             return self._etag_of_own(key, write_id)
 
     def put_if_match(self, key: str, body: Body, etag: str) -> str:
-        return self._put(key, body, secrets.token_hex(8), IfMatch=etag)
+        write_id = secrets.token_hex(8)
+        try:
+            return self._put(key, body, write_id, IfMatch=etag)
+        except PreconditionFailed as refused:
+            if key == HEAD_KEY:  # is tried once, and `owner` finds out what a lost reply leaves open
+                raise
+            with contextlib.suppress(AlreadyExists):
+                return self._etag_of_own(key, write_id)
+            raise refused
+
+    def upload(
+        self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
+    ) -> builtins.list[str]:
+        write_id = secrets.token_hex(8)
+        return Upload(
+            bucket=Bucket(call=self._call_bulk, own=self._own, abort_all=self._abort_all),
+            key=key,
+            body=body.cast("B"),
+            write_id=write_id,
+            manner=self._manner,
+            cancelled=cancelled,
+            options={"Metadata": {WRITE_ID: write_id}, **self._encryption},
+        ).run()
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        left = buffer.cast("B")
+        done = 0
+
+        def read() -> None:  # again from where the last body broke off
+            nonlocal done
+            for count in self._stream(key, offset + done, left[done:]):
+                done += count
+
+        if left:
+            self._again(read)
+
+    def stat(self, key: str) -> Stat | None:
+        reply = self._head(key)
+        if reply is None:
+            return None
+        storage_class = str(reply.get("ArchiveStatus") or reply.get("StorageClass") or "STANDARD")
+        restore = str(reply.get("Restore", ""))
+        shut = storage_class in ARCHIVES and 'ongoing-request="false"' not in restore
+        return Stat(
+            bytes=int(reply["ContentLength"]),
+            storage_class=storage_class,
+            archived=shut or bool(reply.get("ArchiveStatus")),
+            restoring='ongoing-request="true"' in restore,
+        )
+
+    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
+        swept = [(key, upload) for key, upload in self._uploads(prefix) if doomed(key)]
+        for key, upload in swept:
+            with contextlib.suppress(KeyMissing):  # somebody else ended it
+                self._call("abort_multipart_upload", key, UploadId=upload)
+        return [key for key, _ in swept]
 
     def list(self, prefix: str) -> builtins.list[str]:
         return [key for page in self._pages(prefix) for key in page]
@@ -128,12 +196,17 @@ class S3Store:
 
     def _put(self, key: str, body: Body, write_id: str, **condition: str) -> str:
         reply = self._call(
-            "put_object", key, Body=_sendable(body), Metadata={WRITE_ID: write_id}, **condition
+            "put_object",
+            key,
+            **_sent(body),
+            Metadata={WRITE_ID: write_id},
+            **self._encryption,
+            **condition,
         )
         return str(reply["ETag"])
 
     def _etag_of_own(self, key: str, write_id: str) -> str:
-        """After a refused If-None-Match: whether it was an earlier try of the same write that got there."""
+        """After a refused condition: whether it was an earlier try of the same write that got there."""
         try:
             reply = self._call("get_object", key)
         except KeyMissing:
@@ -142,6 +215,62 @@ class S3Store:
         if reply["Metadata"].get(WRITE_ID) != write_id:
             raise AlreadyExists(str(self._place(key)))
         return str(reply["ETag"])
+
+    def _own(self, key: str, write_id: str) -> None:
+        """The same by a HEAD request, which moves no body."""
+        reply = self._head(key)
+        if reply is None:
+            raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again")
+        if reply["Metadata"].get(WRITE_ID) != write_id:
+            raise AlreadyExists(str(self._place(key)))
+
+    def _head(self, key: str) -> Any:
+        if (reply := self._again(lambda: self._head_once(key))) is not None:
+            return reply
+        next(self._pages(key), None)  # a reply without a body says 404 for the bucket too
+        return None
+
+    def _head_once(self, key: str) -> Any:
+        try:
+            return self._clients.steady.head_object(Bucket=self._bucket, Key=self._prefix + key)
+        except ClientError as error:
+            if error.response["ResponseMetadata"].get("HTTPStatusCode") != 404:
+                raise translate(error, self._place(key)) from error
+        except FAILURES as error:
+            raise translate(error, self._place(key)) from error
+        return None
+
+    def _stream(self, key: str, start: int, view: memoryview) -> Iterator[int]:
+        """Fills the view from there; yields how many bytes came."""
+        wanted = f"bytes={start}-{start + len(view) - 1}"
+        reply = self._call_bulk("get_object", key, Range=wanted)
+        with contextlib.closing(reply["Body"]) as body:
+            if reply["ContentLength"] != len(view) or start != _first_byte(reply):
+                raise Truncated(f"{self._place(key)}: asked for {wanted}, got {reply.get('ContentRange')}")
+            at = 0
+            while at < len(view):
+                try:
+                    count = body.readinto(view[at : at + SLICE])
+                except FAILURES as error:
+                    raise translate(error, self._place(key)) from error
+                if not count:
+                    raise StoreUnavailable(f"{self._place(key)}: the body broke off")
+                at += count
+                yield count
+
+    def _abort_all(self, key: str) -> None:
+        self.sweep_uploads(key, lambda found: found == key)
+
+    def _uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Key and upload id of each unfinished upload."""
+        marker: dict[str, str] = {}
+        while True:
+            reply = self._call("list_multipart_uploads", None, Prefix=self._prefix + prefix, **marker)
+            for item in reply.get("Uploads", ()):
+                yield item["Key"].removeprefix(self._prefix), item["UploadId"]
+            if not reply.get("IsTruncated"):
+                return
+            marker = {"KeyMarker": reply["NextKeyMarker"], "UploadIdMarker": reply["NextUploadIdMarker"]}
 
     def _pages(self, prefix: str) -> Iterator[builtins.list[str]]:
         token: dict[str, str] = {}
@@ -153,7 +282,18 @@ class S3Store:
             token = {"ContinuationToken": reply["NextContinuationToken"]}
 
     def _call(self, operation: str, key: str | None, **parameters: Any) -> Any:
-        client = self._quick if key == HEAD_KEY else self._steady
+        if key == HEAD_KEY:
+            return self._ask(self._clients.quick, operation, key, parameters)
+        return self._again(lambda: self._ask(self._clients.steady, operation, key, _rewound(parameters)))
+
+    def _again(self, act: Callable[[], Any]) -> Any:
+        """By us, not by the SDK, whose pauses draw from Python's random numbers: these are the training's."""
+        return tried(act, self._manner.tries, lambda failures: time.sleep(self._manner.pause(failures)))
+
+    def _call_bulk(self, operation: str, key: str, **parameters: Any) -> Any:
+        return self._ask(self._clients.bulk, operation, key, parameters)
+
+    def _ask(self, client: Any, operation: str, key: str | None, parameters: dict[str, Any]) -> Any:
         if key:
             parameters["Key"] = self._prefix + key
         try:
@@ -162,49 +302,34 @@ class S3Store:
             raise translate(error, self._place(key or "")) from error
 
     def _place(self, key: str) -> Place:
-        return Place(bucket=self._bucket, key=self._prefix + key, endpoint=self._endpoint)
+        return Place(bucket=self._bucket, key=self._prefix + key, endpoint=self._clients.endpoint)
 
 
-def _client(session: Session, endpoint: str | None, timeout: float, tries: int) -> Any:
-    config = Config(
-        connect_timeout=min(timeout, 5.0),
-        read_timeout=timeout,
-        retries={"mode": "standard", "total_max_attempts": tries},
-        max_pool_connections=32,
-        tcp_keepalive=True,
-        s3={"addressing_style": "path" if endpoint else "auto"},
-    )
-    return session.client("s3", endpoint_url=endpoint, config=config)
+def _encryption(kms_key: str | None) -> dict[str, str]:
+    if kms_key is None:
+        return {}
+    return {"ServerSideEncryption": "aws:kms"} | ({} if kms_key == DEFAULT_KEY else {"SSEKMSKeyId": kms_key})
 
 
-def _sendable(body: Body) -> Any:
-    """What botocore takes as a body; a memoryview (a slice of a pinned buffer) is not copied."""
-    return io.BufferedReader(_View(body), buffer_size=1 << 20) if isinstance(body, memoryview) else body
+def _rewound(parameters: dict[str, Any]) -> dict[str, Any]:
+    body: Any = parameters.get("Body")
+    if hasattr(body, "seek"):
+        body.seek(0)
+    return dict(parameters)
 
 
-class _View(io.RawIOBase):
-    """A memoryview as a seekable file."""
+def _first_byte(reply: Any) -> int:
+    """Of the range that came; 0 where the server sent the whole object."""
+    said = str(reply.get("ContentRange", "bytes 0-"))
+    return int(said.removeprefix("bytes ").split("-", 1)[0])
 
-    def __init__(self, view: memoryview) -> None:
-        self._view = view.cast("B")
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
+def _sent(body: Body) -> dict[str, Any]:
+    """The body as botocore's parameters.
 
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        part = self._view[self._at : self._at + len(buffer)]
-        buffer[: len(part)] = part
-        self._at += len(part)
-        return len(part)
+    A small one is a bytearray, which botocore sends at once, while it asks for 100-continue before any
+    bytes or file: a round trip, and over TLS the loss of an early answer (versitygw says 412 unread).
+    """
+    view = memoryview(body).cast("B")
+    sent = Outgoing(view) if len(view) > SLICE else bytearray(view)
+    return {"Body": sent, "ChecksumSHA256": checksum(view)}

@@ -96,7 +96,15 @@ def test_a_pod_of_another_controller_is_none_of_ours() -> None:
     assert pod_view({"metadata": META | {"labels": labels}}) is None
 
 
-@given(text=st.one_of(st.text(max_size=50), st.just("[" * 4000), st.just('{"outcome":"done","step":1e400}')))
+HARMFUL = (
+    "[" * 4000,
+    '{"outcome":"done","step":1e400}',
+    '{"outcome":"done","emergencySeconds":1' + "0" * 400 + "}",
+    '{"outcome":"done","warning":{"a":1}}',
+)
+
+
+@given(text=st.one_of(st.text(max_size=50), st.sampled_from(HARMFUL)))
 def test_no_termination_message_does_harm(text: str) -> None:
     word_of(ended_pod(code=1, message=text))
 
@@ -146,6 +154,11 @@ GOOD = Progress(state="Training", attempt=1, step=7, totalSteps=10, loss=0.5).to
         (GOOD, True),
         (GOOD.replace('"attempt": 1', '"attempt": 2'), False),
         (GOOD.replace("0.5", "NaN"), False),
+        (GOOD.replace("0.5", "1" + "0" * 400), False),
+        (GOOD.replace("}", ', "warning": ["x"]}'), False),
+        (GOOD.replace("}", ', "emergencySeconds": "long"}'), False),
+        (GOOD.replace("}", ', "emergencySeconds": 1e999}'), False),
+        (GOOD.replace("}", ', "warning": "raise the grace", "graceSeconds": 25}'), True),
         (GOOD.replace('"step": 7', '"step": -7'), False),
         (GOOD.replace('"step": 7', '"step": "many"'), False),
         ("[" * 5000, False),
@@ -177,7 +190,7 @@ async def test_only_a_sane_answer_of_the_current_attempt_is_progress(
 
 
 async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: int) -> None:
-    ANSWER[0] = Progress(state="S" * 500, attempt=1, durableTime="t" * 500).to_json()
+    ANSWER[0] = Progress(state="S" * 500, attempt=1, durableTime="t" * 500, warning="w" * 9000).to_json()
     poller = Poller(
         caches=Caches(),
         memory=Memory(),
@@ -190,6 +203,7 @@ async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: in
     async with aiohttp.ClientSession() as session:
         progress = await poller._ask(session, make_pod(ip="127.0.0.1"))
     assert progress is not None and (len(progress.state), len(progress.durableTime)) == (63, 64)
+    assert len(progress.warning) == 1024
     seen = Sample(progress=progress, at=NOW)
     first = plan(make_observed(make_pod(), sample=seen)).status
     assert first is not None and not progress_due(first, seen, timedelta(seconds=60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env
+from spottrain.gang import LOOPBACK, Gang, reserve_port
 
 from tests.unit.runtime.zygote import Run, Zygote
 
@@ -71,6 +73,23 @@ trainer.fit()
 print("after fit")
 """
 
+# Uploads are made by a process of their own, which reads this when it starts: so a test makes them slow or
+# broken. `puts`: the shards so far.
+UPLOADS = """\
+import time
+from spottrain.errors import StoreUnavailable
+from spottrain.store.folder import FolderStore
+upload = FolderStore.upload
+puts = []
+def slow(self, key, body, **more):
+    if key.endswith(".safetensors"):
+        puts.append(key)
+        print("putting", key, flush=True)
+        {act}
+    return upload(self, key, body, **more)
+FolderStore.upload = slow
+"""
+
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
@@ -86,6 +105,7 @@ class Lab:
         self.folder = folder
         self._zygote = zygote
         self._runs: list[Run] = []
+        self._open = contextlib.ExitStack()
 
     def run(
         self,
@@ -97,11 +117,50 @@ class Lab:
         interval: str = "7steps",
         args: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
+        uploads: str = "",
+        nproc: int = 1,
     ) -> Run:
-        """Starts `spottrain run` on `script` as job `job`; `at` names the checkpoint folder."""
+        """Starts `spottrain run` on `script` as job `job`; `at` names the checkpoint folder.
+
+        `uploads`: a statement that is executed before the upload of each shard.
+        """
+        words = self._write(script, args)
+        env = self._env(at, attempt, interval, training) | self._harm(uploads) | (env or {})
+        return self.start(words if nproc == 1 else ["--nproc", str(nproc), *words], env)
+
+    def ranks(
+        self,
+        count: int,
+        script: str,
+        *,
+        at: str = "store",
+        attempt: int | None = None,
+        training: str = "{}",
+        interval: str = "7steps",
+        env: dict[str, str] | None = None,
+    ) -> list[Run]:
+        """The same as one run for each rank of a pod, without a launcher: torch is imported already."""
+        words = self._write(script, ())
+        basic = self._env(at, attempt, interval, training) | (env or {})
+        port = self._open.enter_context(reserve_port()).getsockname()[1]
+        gang = Gang(nproc=count, host=LOOPBACK)
+        return [self.start(words, basic | gang.env_of(rank, port)) for rank in range(count)]
+
+    def _write(self, script: str, args: tuple[str, ...]) -> list[str]:
         path = self.folder / "train.py"
         path.write_text(script)
-        basic: dict[str, str] = {
+        return [str(path), *args]
+
+    def _harm(self, act: str) -> dict[str, str]:
+        if not act:
+            return {}
+        folder = self.folder / f"harm-{len(self._runs) + 1}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(UPLOADS.format(act=act))
+        return {"PYTHONPATH": str(folder)}
+
+    def _env(self, at: str, attempt: int | None, interval: str, training: str) -> dict[str, str]:
+        return {
             Env.JOB_NAME: "job",
             Env.JOB_UID: f"uid-{at}",
             Env.ATTEMPT: str(attempt or len(self._runs) + 1),
@@ -109,7 +168,6 @@ class Lab:
             Env.CHECKPOINT_INTERVAL: interval,
             Env.TRAINING: training,
         }
-        return self.start([str(path), *args], {**basic, **(env or {})})
 
     def start(self, argv: list[str], env: dict[str, str]) -> Run:
         """`spottrain run ARGV...` in the lab's folder."""
@@ -122,6 +180,7 @@ class Lab:
             if run.code is None:
                 run.send(signal.SIGKILL)
                 run.end()
+        self._open.close()
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ ARGUMENTS: dict[str, Any] = {
         ("{", "SPOTTRAIN_TRAINING is not JSON"),
         ("[]", "must be a JSON object"),
         ('{"warmup": 3}', "spec.training.warmup is not a field; the fields are precision,"),
-        ('{"precision": "fp16"}', 'spec.training.precision must be bf16 or fp32, and is "fp16"'),
+        ('{"precision": "fp8"}', 'spec.training.precision must be bf16, fp16 or fp32, and is "fp8"'),
         ('{"microBatchSize": 0}', "microBatchSize must be a whole number, at least 1, and is 0"),
         ('{"globalBatchSize": 1.5}', "globalBatchSize must be a whole number, at least 1"),
         ('{"maxSteps": true}', "maxSteps must be a whole number, at least 1, and is true"),
@@ -60,7 +60,7 @@ def test_bad_training_settings(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        ({Env.CHECKPOINT_INTERVAL: "10 minutes"}, "write 500steps, 90s, 10m or 1h"),
+        ({Env.CHECKPOINT_INTERVAL: "10 minutes"}, "write auto, 500steps, 90s, 10m or 1h"),
         ({Env.CHECKPOINT_KEEP: "1"}, "SPOTTRAIN_CHECKPOINT_KEEP='1': must be a whole number, at least 2"),
         ({Env.CHECKPOINT_ON_EXISTING: "maybe"}, "must be one of fail, resume, fresh"),
         ({Env.ATTEMPT: "zero"}, "SPOTTRAIN_ATTEMPT='zero'"),
@@ -81,7 +81,7 @@ def test_bad_variables(env: dict[str, str], says: str) -> None:
         ({"max_steps": None}, "the training has no end"),
         ({"max_steps": None, "epochs": 0}, "Trainer(epochs=0): must be at least 1"),
         ({"batch_size": 0}, "Trainer(batch_size=0): must be at least 1"),
-        ({"precision": "fp16"}, "precision 'fp16' is not known"),
+        ({"precision": "fp8"}, "precision 'fp8' is not known"),
         ({"clip_grad_norm": -1.0}, "Trainer(clip_grad_norm=-1.0): must be above 0"),
         ({"warmup_steps": -1}, "Trainer(warmup_steps=-1): must be at least 0"),
     ],

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 from spottrain.cas import Finished, Missing, NoAnswer, Put, Refused, Reply, Request, Step, Writing
+from spottrain.contract import term_of_key
 from spottrain.errors import Superseded
 from spottrain.head import (
+    BEST,
     Claiming,
     ClaimPolicy,
     Committing,
@@ -21,10 +23,26 @@ from spottrain.head import (
     State,
     Tenure,
     present,
+    unnamed,
 )
+from spottrain.headcare import Adopting, Pruning
 
 from tests.support.headexplore import Explorer
-from tests.support.headscenarios import FALL_BACK, SCENARIOS, SUCCESSION, SWEEP, TWO_ATTEMPTS, VANISH, head
+from tests.support.headscenarios import (
+    BEST_KEPT,
+    COPIED_ANEW,
+    COPIED_OVER,
+    FALL_BACK,
+    PRUNED,
+    PRUNED_TWICE,
+    SCENARIOS,
+    SUCCESSION,
+    SWEEP,
+    TWO_ATTEMPTS,
+    VANISH,
+    VANISH_SWEPT,
+    head,
+)
 from tests.support.headworld import UNCONDITIONAL, Rules, Scenario
 
 LIMIT = 400_000
@@ -65,6 +83,43 @@ class PruningByStep(Committing):
         return replace(body, checkpoints=tuple(entry for entry in entries if entry in best))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittingBesideTheOldBest(Committing):
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        body = super(CommittingBesideTheOldBest, self).decide(head, nonce)
+        if body is None:
+            return None
+        marked = {entry.key for entry in present(head).checkpoints if entry.keptAs == BEST}
+        entries = (replace(e, keptAs=BEST) if e.key in marked else e for e in body.checkpoints)
+        return replace(body, checkpoints=tuple(entries))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittingOverTheBest(Committing):
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        seen = present(head)
+        plain = tuple(replace(e, keptAs="") if e.keptAs == BEST else e for e in seen.checkpoints)
+        return super(CommittingOverTheBest, self).decide(replace(seen, checkpoints=plain), nonce)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PruningUnderAJob(Pruning):
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        seen = present(head)
+        left = tuple(entry for entry in seen.checkpoints if entry.key not in self.doomed)
+        return replace(seen, nonce=nonce, checkpoints=left) if left != seen.checkpoints else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptingWhoeverOwns(Adopting):
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        term = term_of_key(self.entry.key)
+        assert term is not None
+        done = replace(head, state=State.DONE, term=term - 1) if head else None
+        body = super(AdoptingWhoeverOwns, self).decide(done, nonce)
+        return replace(body, term=head.term + 1) if body and head else body
+
+
 def claiming(who: Identity, policy: ClaimPolicy) -> Claiming:
     return ClaimingWhateverTheAttempt(who=who, policy=policy)
 
@@ -77,9 +132,30 @@ def pruning_by_step(tenure: Tenure, entry: Entry, keep: int) -> Committing:
     return PruningByStep(tenure=tenure, entry=entry, keep=keep)
 
 
+def beside_the_old_best(tenure: Tenure, entry: Entry, keep: int) -> Committing:
+    return CommittingBesideTheOldBest(tenure=tenure, entry=entry, keep=keep)
+
+
+def over_the_best(tenure: Tenure, entry: Entry, keep: int) -> Committing:
+    return CommittingOverTheBest(tenure=tenure, entry=entry, keep=keep)
+
+
+def pruning_under_a_job(seen: Head, doomed: frozenset[str]) -> Pruning:
+    return PruningUnderAJob(seen=seen, doomed=doomed)
+
+
+def adopting_anyway(entry: Entry) -> Adopting:
+    return AdoptingWhoeverOwns(entry=entry, job="elsewhere")
+
+
 def without_if_match(step: Step) -> Request:
     request = step.request  # type: ignore[union-attr]
     return replace(request, if_match=UNCONDITIONAL) if isinstance(request, Put) else request
+
+
+def tools_without_if_match(step: Step) -> Request:
+    by_tool = isinstance(step, Writing) and isinstance(step.intent, Pruning | Adopting)
+    return without_if_match(step) if by_tool else step.request  # type: ignore[union-attr]
 
 
 def creating_on_404(step: Step, reply: Reply, nonce: str) -> Step:
@@ -103,8 +179,25 @@ def pessimistic(lost: type[Reply]) -> Callable[[Step, Reply, str], Step]:
     return on
 
 
+def deleting_at_once(after: type[Reply]) -> Callable[[Step, Reply, str], Step]:
+    def on(step: Step, reply: Reply, nonce: str) -> Step:
+        if isinstance(step, Writing) and isinstance(step.intent, Pruning) and isinstance(reply, after):
+            return Finished(head=step.body, etag="?", dropped=step.dropped)
+        return step.on(reply, nonce)  # type: ignore[union-attr]
+
+    return on
+
+
+def tidying_under_a_job(keys: Iterable[str], head: Head) -> list[str]:
+    return unnamed(keys, head, below=head.term + 1)
+
+
 def sweeping_all(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
     return [key for key in keys if key.rsplit("/", 1)[0] + "/" not in head.keys]
+
+
+def sweeping_without_owning(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
+    return unnamed(keys, head, below=tenure.term)
 
 
 MUTANTS = {
@@ -118,6 +211,19 @@ MUTANTS = {
     "no answer counts as failed": (SUCCESSION, Rules(on=pessimistic(NoAnswer))),
     "a refusal counts as superseded without a look": (SUCCESSION, Rules(on=pessimistic(Refused))),
     "the sweep ignores terms": (SWEEP, Rules(orphans=sweeping_all)),
+    "the sweep does not look whether HEAD is still its own": (
+        VANISH_SWEPT,
+        Rules(orphans=sweeping_without_owning),
+    ),
+    "a new best leaves the old one its mark": (BEST_KEPT, Rules(committing=beside_the_old_best)),
+    "a commit counts the best among the others": (BEST_KEPT, Rules(committing=over_the_best)),
+    "a person prunes under a running job": (PRUNED, Rules(pruning=pruning_under_a_job)),
+    "a pruning deletes what it failed to drop": (PRUNED, Rules(on=deleting_at_once(Refused))),
+    "an unanswered pruning counts as done": (PRUNED_TWICE, Rules(on=deleting_at_once(NoAnswer))),
+    "a pruning goes without If-Match": (PRUNED, Rules(request=tools_without_if_match)),
+    "a person tidies what a running job uploads": (PRUNED, Rules(leftovers=tidying_under_a_job)),
+    "a copy takes HEAD from whoever owns it": (COPIED_OVER, Rules(adopting=adopting_anyway)),
+    "a copy is written without a condition": (COPIED_ANEW, Rules(request=tools_without_if_match)),
 }
 
 

@@ -338,6 +338,32 @@ def test_the_sweep_takes_what_earlier_terms_left_unfinished(store: ScriptedStore
     assert len(store.list("checkpoints/")) == 2
 
 
+def test_an_owner_whose_head_was_removed_sweeps_nothing_of_the_run_that_began_over(
+    store: ScriptedStore, owner: Make
+) -> None:
+    claimed(owner(1))
+    second = claimed(owner(2))
+    store.delete([HEAD_KEY])
+    anew = claimed(owner(3))
+    store.put(f"{anew.new_key(1)}shard-0", b"half")  # of term 1, as old as can be
+    with pytest.raises(Superseded):
+        second.sweep_orphans()
+    assert len(store.list("checkpoints/")) == 1
+
+
+def test_a_new_best_takes_the_place_of_the_old_one(store: ScriptedStore, owner: Make) -> None:
+    it = claimed(owner(1))
+
+    def commit(step: int, kept_as: str = "") -> Sequence[str]:
+        return it.commit(Entry(key=it.new_key(step), step=step, time=0.0, bytes=1, keptAs=kept_as), 2)
+
+    assert [commit(1, "best"), commit(2), commit(3)] == [(), (), ()]
+    assert [key.split("-")[1] for key in commit(4)] == ["s000000002"]
+    assert [(e.step, e.keptAs) for e in in_store(store).checkpoints] == [(4, ""), (3, ""), (1, "best")]
+    assert [key.split("-")[1] for key in commit(5, "best")] == ["s000000001"]
+    assert [(e.step, e.keptAs) for e in in_store(store).checkpoints] == [(5, "best"), (4, ""), (3, "")]
+
+
 @pytest.mark.parametrize(("done", "state"), [(False, State.RELEASED), (True, State.DONE)])
 def test_a_release_lets_the_successor_in(store: ScriptedStore, owner: Make, done: bool, state: State) -> None:
     it = claimed(owner(1))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from spottrain.contract import OnExisting, Reason, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, Superseded
 from spottrain.head import (
+    BEST,
     Claiming,
     ClaimPolicy,
     Committing,
@@ -205,6 +206,54 @@ def test_what_is_kept_for_a_reason_is_not_pruned_and_takes_no_place() -> None:
     assert commit(seen, entry(6)) == [6, 9, 5]
 
 
+def marks(seen: Head, new: Entry, keep: int = 2, damaged: frozenset[str] = frozenset()) -> dict[int, str]:
+    body = Committing(tenure=TENURE, entry=new, keep=keep, damaged=damaged).decide(seen, "n")
+    assert body is not None
+    return {e.step: e.keptAs for e in body.checkpoints}
+
+
+def mine(*checkpoints: Entry) -> Head:
+    return head(*checkpoints, state=State.ACTIVE, attempt=2)
+
+
+def test_the_first_best_is_kept_beside_the_others() -> None:
+    assert marks(MINE, entry(10, kept_as=BEST)) == {10: BEST, 9: "", 5: ""}
+
+
+def test_a_new_best_takes_the_mark_and_the_old_one_stays_as_long_as_its_age_lets_it() -> None:
+    young = mine(entry(9, kept_as=BEST), entry(5), entry(4))
+    old = mine(entry(9), entry(5), entry(4, kept_as=BEST))
+    assert marks(young, entry(10, kept_as=BEST)) == {10: BEST, 9: "", 5: ""}
+    assert marks(old, entry(10, kept_as=BEST)) == {10: BEST, 9: "", 5: ""}
+
+
+def test_an_old_best_outlives_all_commits_that_are_not_better() -> None:
+    assert marks(mine(entry(9), entry(5), entry(4, kept_as=BEST)), entry(10)) == {10: "", 9: "", 4: BEST}
+
+
+def test_a_best_found_damaged_loses_its_mark_and_goes_the_way_of_all_damaged_ones() -> None:
+    damaged = frozenset({entry(9).key})
+    assert marks(mine(entry(9, kept_as=BEST), entry(5)), entry(6), damaged=damaged) == {6: "", 9: "", 5: ""}
+    assert marks(mine(entry(6), entry(5), entry(9, kept_as=BEST)), entry(7), damaged=damaged) == {
+        7: "",
+        6: "",
+    }
+
+
+def test_a_resumed_job_inherits_the_mark_and_a_fresh_one_lays_the_best_aside() -> None:
+    own, theirs = head(entry(7, kept_as=BEST)), head(entry(7, kept_as=BEST), uid="B")
+    for resumed in (claim(own), claim(theirs, OnExisting.RESUME)):
+        assert resumed is not None and resumed.best == entry(7, kept_as=BEST)
+        assert resumed.resumable == resumed.checkpoints
+    fresh = claim(theirs, OnExisting.FRESH)
+    assert fresh is not None and fresh.best is None
+    assert fresh.checkpoints == (entry(7, kept_as="job:B"),)
+
+
+def test_another_jobs_mark_is_never_taken_by_a_new_best() -> None:
+    assert marks(mine(entry(9, kept_as="job:B")), entry(10, kept_as=BEST)) == {10: BEST, 9: "job:B"}
+
+
 def test_a_commit_that_is_in_head_already_changes_nothing() -> None:
     assert Committing(tenure=TENURE, entry=entry(9), keep=2).decide(MINE, "n") is None
 
@@ -241,6 +290,8 @@ def test_keep_below_two_and_a_key_of_another_term_are_programming_errors() -> No
         commit(MINE, entry(6), keep=1)
     with pytest.raises(ValueError, match="term"):
         commit(MINE, entry(6, term=2))
+    with pytest.raises(ValueError, match="kept as"):
+        commit(MINE, entry(6, kept_as="job:B"))
 
 
 @pytest.mark.parametrize(("done", "state"), [(False, State.RELEASED), (True, State.DONE)])

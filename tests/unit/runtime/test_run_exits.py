@@ -112,18 +112,8 @@ def test_the_manifest_wins_over_the_script_and_says_so(lab: Lab) -> None:
 
 
 def test_a_periodic_save_that_fails_does_not_end_the_training_and_is_told(lab: Lab) -> None:
-    broken = """\
-from spottrain.errors import StoreUnavailable
-from spottrain.store.folder import FolderStore
-put = FolderStore.put_if_absent
-puts = []
-def put_if_absent(self, key, body):
-    if "checkpoints/" in key and puts.append(key) is None and len(puts) == 1:
-        raise StoreUnavailable("the store answers 503")
-    return put(self, key, body)
-FolderStore.put_if_absent = put_if_absent
-"""
-    run = lab.run(broken + SCRIPT, env={"PAUSE": "0.02"})
+    broken = "if len(puts) == 1: raise StoreUnavailable('the store answers 503')"
+    run = lab.run(uploads=broken, env={"PAUSE": "0.02"})
     assert run.end() == ExitCode.DONE, run.log
     assert "event=save-failed step=7" in run.log and "event=committed step=14" in run.log
     assert "1 save(s) failed on the way, the last with: the store answers 503" in run.message.message
@@ -160,19 +150,22 @@ def test_on_a_laptop_the_same_command_goes_on_from_ctrl_c(lab: Lab) -> None:
     assert (lab.folder / "checkpoints" / "train" / "final" / "model.safetensors").exists()
 
 
+def test_a_script_that_changes_its_folder_still_finds_its_checkpoints(lab: Lab) -> None:
+    (lab.folder / "elsewhere").mkdir()
+    moved = SCRIPT.replace("trainer.fit()", "os.chdir('elsewhere'); trainer.fit()")
+    (lab.folder / "train.py").write_text(moved)
+    first = lab.start(["train.py"], {"PAUSE": "0.05"}).until("step=5/")
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    second = lab.start(["train.py"], {})
+    assert second.end() == ExitCode.DONE, second.log
+    assert min(second.losses) == max(first.losses) + 1
+    assert not list((lab.folder / "elsewhere").iterdir())
+
+
 def test_a_save_that_an_upload_is_in_the_way_of_is_told_once_and_made_after_it(lab: Lab) -> None:
-    slow = """\
-import time
-from spottrain.store.folder import FolderStore
-put = FolderStore.put_if_absent
-def put_if_absent(self, key, body):
-    if "s000000003" in key:
-        while trainer.step < 9:
-            time.sleep(0.01)
-    return put(self, key, body)
-FolderStore.put_if_absent = put_if_absent
-"""
-    run = lab.run(slow + SCRIPT, interval="3steps", env={"PAUSE": "0.05"})
+    log = str(lab.folder / "run-1.log")
+    slow = f"while 's000000003' in key and ' step=9/' not in open({log!r}).read(): time.sleep(0.01)"
+    run = lab.run(uploads=slow, interval="3steps", env={"PAUSE": "0.05"})
     assert run.end() == ExitCode.DONE, run.log
     assert run.log.count("event=save-skipped step=6 uploading=3") == 1
     assert run.log.count("uploading=3") == 1

@@ -17,26 +17,6 @@ from tests.unit.runtime.zygote import Run
 
 SLOW_STEPS = {"PAUSE": "0.05"}
 
-# A user's script may replace anything, so it is where a test makes the store slow or broken.
-STORE = """\
-import time
-from spottrain.errors import StoreUnavailable
-from spottrain.store.folder import FolderStore
-put = FolderStore.put_if_absent
-puts = []
-def put_if_absent(self, key, body):
-    if "checkpoints/" in key:
-        puts.append(key)
-        print("putting", key, flush=True)
-        {act}
-    return put(self, key, body)
-FolderStore.put_if_absent = put_if_absent
-"""
-
-
-def store_that(act: str) -> str:
-    return STORE.format(act=act) + SCRIPT
-
 
 def head_state(lab: Lab) -> str:
     return str(json.loads((lab.folder / "store" / "HEAD").read_text())["state"])
@@ -107,20 +87,21 @@ def test_in_an_evaluation_it_stops_after_the_batch(lab: Lab) -> None:
 
 
 def test_during_an_upload_the_newest_step_is_saved(lab: Lab) -> None:
-    run = lab.run(store_that("time.sleep(0.5)"), interval="3steps", env=SLOW_STEPS).until("putting")
+    run = lab.run(uploads="time.sleep(0.5)", interval="3steps", env=SLOW_STEPS).until("putting")
     assert end_promptly(run, 6) == ExitCode.INTERRUPTED
     assert run.message.durableStep == max(run.losses)
 
 
 def test_an_upload_that_takes_too_long_is_given_up_for_the_newest_step(lab: Lab) -> None:
-    script = store_that("time.sleep(20 if len(puts) == 1 else 0)")
-    run = lab.run(script, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "6"}).until("putting")
+    slow = "time.sleep(20 if len(puts) == 1 else 0)"
+    env = SLOW_STEPS | {Env.GRACE_SECONDS: "6"}
+    run = lab.run(uploads=slow, interval="3steps", env=env).until("putting")
     assert end_promptly(run, 6) == ExitCode.INTERRUPTED
     assert run.message.durableStep == max(run.losses) > 3
 
 
 def test_twice_changes_nothing(lab: Lab) -> None:
-    run = lab.run(store_that("time.sleep(0.3)"), env=SLOW_STEPS).until("step=5/").send().until("putting")
+    run = lab.run(uploads="time.sleep(0.3)", env=SLOW_STEPS).until("step=5/").send().until("putting")
     run.send().send(signal.SIGINT)
     assert run.end() == ExitCode.INTERRUPTED
     assert run.log.count("event=sigterm") == 1
@@ -131,11 +112,31 @@ def test_a_signal_to_the_whole_group_leaves_the_loader_workers_alone(lab: Lab) -
     os.killpg(run.pid, signal.SIGTERM)
     assert run.end() == ExitCode.INTERRUPTED, run.log
     assert run.message.durableStep == max(run.losses)
+    assert "uploader-died" not in run.log, "nor does it end the uploader"
+
+
+def test_when_it_is_killed_its_uploader_ends_as_well(lab: Lab) -> None:
+    run = lab.run(env=SLOW_STEPS).until("step=3/")
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    uploaders = [pid for pid in children if b"uploader" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(uploaders) == 1
+    assert run.send(signal.SIGKILL).end() == -signal.SIGKILL
+    give_up = time.monotonic() + 20
+    while b"uploader" in _command(uploaders[0]):
+        assert time.monotonic() < give_up, f"the uploader {uploaders[0]} goes on"
+        time.sleep(0.01)
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_a_save_that_does_not_finish_is_cut_off_before_the_deadline_with_79(lab: Lab) -> None:
-    script = store_that("time.sleep(60 if len(puts) > 2 else 0)")
-    run = lab.run(script, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "3"})
+    stuck = "time.sleep(60 if len(puts) > 1 else 0)"
+    run = lab.run(uploads=stuck, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "3"})
     run.until("event=committed").until("step=5/")
     began = time.time()
     assert run.send().end() == ExitCode.INTERRUPTED_LOST
@@ -147,8 +148,8 @@ def test_a_save_that_does_not_finish_is_cut_off_before_the_deadline_with_79(lab:
 
 
 def test_a_store_that_fails_for_a_while_is_tried_again_until_it_holds(lab: Lab) -> None:
-    script = store_that("if len(puts) < 4: raise StoreUnavailable('the store answers 503')")
-    run = lab.run(script, interval="1h", env=SLOW_STEPS).until("step=5/")
+    failing = "if len(puts) < 4: raise StoreUnavailable('the store answers 503')"
+    run = lab.run(uploads=failing, interval="1h", env=SLOW_STEPS).until("step=5/")
     assert end_promptly(run, 6) == ExitCode.INTERRUPTED
     assert "event=save-failed" in run.log and run.message.durableStep == max(run.losses)
 
@@ -179,9 +180,8 @@ def test_a_deadline_that_was_written_before_the_start_ends_the_run_before_it_tra
 
 def test_the_earlier_of_deadline_and_grace_holds(lab: Lab) -> None:
     file = lab.folder / "deadline"
-    script = store_that("time.sleep(60)")
     env = SLOW_STEPS | {Env.DEADLINE_FILE: str(file), Env.GRACE_SECONDS: "60"}
-    run = lab.run(script, interval="1h", env=env).until("step=3/").send().until("putting")
+    run = lab.run(uploads="time.sleep(60)", interval="1h", env=env).until("step=3/").send().until("putting")
     file.write_text((datetime.now(UTC) + timedelta(seconds=2)).isoformat())
     assert run.end(6) == ExitCode.INTERRUPTED_LOST
 
@@ -228,8 +228,9 @@ def test_signals_to_forked_children_are_their_own_and_end_them(lab: Lab) -> None
 
 
 def test_after_giving_an_upload_up_for_the_newest_step_it_waits_for_it_no_more(lab: Lab) -> None:
-    script = store_that("time.sleep(20 if len(puts) == 1 else 0)")
-    run = lab.run(script, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "6"}).until("putting")
+    slow = "time.sleep(20 if len(puts) == 1 else 0)"
+    env = SLOW_STEPS | {Env.GRACE_SECONDS: "6"}
+    run = lab.run(uploads=slow, interval="3steps", env=env).until("putting")
     assert run.send().end() == ExitCode.INTERRUPTED
     assert head_state(lab) == "released"
     order = [run.log.index(f"event={name}") for name in ("abandoning", "committed", "released", "end")]

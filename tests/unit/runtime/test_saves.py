@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from spottrain import checkpoint
-from spottrain.cadence import AGAIN_SECONDS, Cadence
-from spottrain.checkpoint import Checkpointer, seconds_for_running
-from spottrain.config import Interval, Run
+from spottrain.checkpoint import checkpointer, saver
+from spottrain.checkpoint.checkpointer import Checkpointer, seconds_for_running
+from spottrain.checkpoint.layout import plan
+from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.transfer import Here
+from spottrain.config import Run
 from spottrain.contract import Env
-from spottrain.errors import StoreUnavailable
+from spottrain.errors import CheckpointError, StoreUnavailable
 from spottrain.interruption import Interruption
 from spottrain.session import Session
-from spottrain.state import Encoded
-from spottrain.store import Body
+from spottrain.store import Body, never
 from spottrain.store.folder import FolderStore
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Faulty(FolderStore):
-    """Fails the shards of these names, each as often as it says."""
+    """Fails the objects of these names, each as often as it says; uploads wait for `gate`."""
 
     def __init__(self, root: Path, faults: dict[str, int]) -> None:
         super().__init__(root)
         self.faults = faults
         self.tried: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
+        self._try(key)
+        assert self.gate.wait(10), "nobody opened the gate"
+        return super().upload(key, body, cancelled=cancelled)
 
     def put_if_absent(self, key: str, body: Body) -> str:
-        name = key.rpartition("/")[2]
         if key.startswith("checkpoints/"):
-            self.tried.append(key)
-            if self.faults.get(name, 0) > 0:
-                self.faults[name] -= 1
-                raise StoreUnavailable(f"no answer for {name}")
+            self._try(key)
         return super().put_if_absent(key, body)
+
+    def _try(self, key: str) -> None:
+        self.tried.append(key)
+        name = key.rpartition("/")[2]
+        if self.faults.get(name, 0) > 0:
+            self.faults[name] -= 1
+            raise StoreUnavailable(f"no answer for {name}")
 
 
 def make(folder: Path, faults: dict[str, int] | None = None) -> tuple[Checkpointer, Faulty]:
@@ -51,84 +57,147 @@ def make(folder: Path, faults: dict[str, int] | None = None) -> tuple[Checkpoint
     session = Session({}, Interruption(grace=30.0))
     session.run = Run.from_env({Env.JOB_UID: "u"}, script="train.py")
     session.attempt = 1
-    it = Checkpointer(session, store, watch_seconds=0.01)
+    it = Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=0.01)
     it.claim()
     return it, store
 
 
-def tree(shards: int = 40) -> dict[str, Any]:
-    return {f"t{n}": torch.full((4,), float(n)) for n in range(shards)}
+def taking(it: Checkpointer, step: int, tensors: int = 1) -> Callable[[], Save]:
+    def take() -> Save:
+        tree = {f"t{n}": torch.full((4,), float(n)) for n in range(tensors)}
+        return it.saver.snapshot(tree, {"random": [1, 2]}, step)
+
+    return take
 
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    def encoded(tree: Any, *, step: int) -> Encoded:
-        return Encoded(tree, step=step, shard_bytes=16)
-
-    monkeypatch.setattr(checkpoint, "Encoded", encoded)
-    monkeypatch.setattr(checkpoint, "UPLOADS", 1)
-    monkeypatch.setattr(checkpoint, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(saver, "plan", partial(plan, shard_bytes=16))
+    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("small_shards")
 def test_after_the_first_shard_that_fails_the_others_are_not_begun(tmp_path: Path) -> None:
-    it, store = make(tmp_path, {"00001.safetensors": 99})
-    with pytest.raises(StoreUnavailable, match="no answer for 00001"):
-        it.save_now(tree(), 5)
+    it, store = make(tmp_path, {"r00000-01.safetensors": 99})
+    with pytest.raises(StoreUnavailable, match="no answer for r00000-01"):
+        it.save_now(taking(it, 5, tensors=40))
     assert len(store.tried) < 10
     it.release()
 
 
 @pytest.mark.usefixtures("small_shards")
 def test_a_second_try_before_the_end_repeats_only_what_failed_and_copies_nothing_anew(tmp_path: Path) -> None:
-    it, store = make(tmp_path, {"00001.safetensors": 2, "manifest.json": 1})
+    it, store = make(tmp_path, {"r00000-01.safetensors": 2, "manifest.json": 1})
     taken: list[int] = []
 
-    def take() -> dict[str, Any]:
+    def take() -> Save:
         taken.append(1)
-        return tree(3)
+        return taking(it, 5, tensors=3)()
 
     it.session.interruption._note_signal(15)
     it.save_before_end(take, 5)
     assert it.session.board.facts.durable_step == 5
     assert len(taken) == 1 and len({key.rpartition("/")[0] for key in store.tried}) == 1
-    assert [key.rpartition("/")[2][:5] for key in store.tried].count("00000") == 1
+    assert [key.rpartition("/")[2][:9] for key in store.tried].count("r00000-00") == 1
     it.release()
 
 
 def test_the_state_is_copied_only_when_the_upload_under_way_has_settled(tmp_path: Path) -> None:
-    it, _ = make(tmp_path)
-    gate, seen = threading.Event(), []
-    write = it._put_once
+    it, store = make(tmp_path)
+    seen: list[int | None] = []
 
-    def slow(key: str, body: bytes) -> None:
-        gate.wait(10)
-        write(key, body)
+    def take() -> Save:
+        seen.append(it.busy_with)
+        return taking(it, 5)()
 
-    it._put_once = slow  # type: ignore[method-assign]
-    it.save(tree(1), 4)
+    store.gate.clear()
+    it.start(taking(it, 4)())
     it.session.interruption._note_signal(15)
-    threading.Timer(0.1, gate.set).start()
-    it.save_before_end(lambda: seen.append(it.busy_with) or tree(1), 5)  # type: ignore[func-returns-value]
+    threading.Timer(0.1, store.gate.set).start()
+    it.save_before_end(take, 5)
     assert seen == [None] and it.session.board.facts.durable_step == 5
     it.release()
 
 
 def test_of_an_upload_of_this_very_step_no_second_copy_is_made(tmp_path: Path) -> None:
-    it, _ = make(tmp_path)
-    gate = threading.Event()
-    write = it._put_once
-
-    def slow(key: str, body: bytes) -> None:
-        gate.wait(10)
-        write(key, body)
-
-    it._put_once = slow  # type: ignore[method-assign]
-    it.save(tree(1), 5)
+    it, store = make(tmp_path)
+    store.gate.clear()
+    it.start(taking(it, 5)())
     it.session.interruption._note_signal(15)
-    threading.Timer(0.1, gate.set).start()
+    threading.Timer(0.1, store.gate.set).start()
     it.save_before_end(lambda: pytest.fail("it was copied"), 5)
     assert it.session.board.facts.saves == 1
+    it.release()
+
+
+def test_a_save_that_was_given_up_is_never_committed_after_the_one_that_took_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.01)
+    it, store = make(tmp_path)
+    store.gate.clear()
+    save = taking(it, 4)()
+    it.start(save)
+    it.settle(0.05)
+    assert save.abandoned
+    store.gate.set()
+    assert save.finished.wait(10)
+    assert it.session.board.facts.durable_step is None and not it.last_save_failed
+    assert not [key for key in store.list("checkpoints/") if key.endswith("manifest.json")]
+    it.save_now(taking(it, 5))
+    assert it.session.board.facts.durable_step == 5
+    it.release()
+
+
+def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path) -> None:
+    it, store = make(tmp_path)
+    it.save_now(taking(it, 5, tensors=3))
+    it.release()
+    it.session.attempt = 2
+    successor = Checkpointer(it.session, store, transfer=lambda: Here(store))
+    found = successor.restore(successor.claim())
+    assert found is not None
+    assert found.entry.step == 5 and found.own == {"random": [1, 2]} and not found.new_rank
+    assert [tensor.tolist() for tensor in found.shared.values()] == [[0] * 4, [1] * 4, [2] * 4]
+    with pytest.raises(CheckpointError, match=r"is of kind state, and this script goes on from kind folder"):
+        successor.restore_folder(successor.claim(), lambda step: tmp_path / "here")
+    successor.release()
+
+
+def test_a_folder_of_a_library_is_saved_and_restored(tmp_path: Path) -> None:
+    it, store = make(tmp_path / "store")
+    written = tmp_path / "written"
+    (written / "deep").mkdir(parents=True)
+    (written / "a.bin").write_bytes(b"a" * 1000)
+    (written / "deep" / "b").write_bytes(b"")
+    it.save_now(lambda: it.saver.folder(written, {"step": 5}, {"mine": 1}, 5))
+    it.release()
+    it.session.attempt = 2
+    successor = Checkpointer(it.session, store, transfer=lambda: Here(store))
+    found = successor.restore_folder(successor.claim(), lambda step: tmp_path / f"read-{step}")
+    assert found is not None and found.shared == {"step": 5} and found.own == {"mine": 1}
+    assert (tmp_path / "read-5" / "a.bin").read_bytes() == b"a" * 1000
+    assert (tmp_path / "read-5" / "deep" / "b").read_bytes() == b""
+    successor.release()
+
+
+def test_the_memory_of_a_state_that_has_grown_is_made_anew(tmp_path: Path) -> None:
+    it, _ = make(tmp_path)
+    for step, tensors in ((1, 1), (2, 3), (3, 3)):
+        it.save_now(taking(it, step, tensors))
+    assert it.session.board.facts.durable_step == 3
+    it.release()
+
+
+def test_measuring_the_bandwidth_leaves_nothing_behind(tmp_path: Path) -> None:
+    it, store = make(tmp_path)
+    it.measure_bandwidth()
+    assert it.saver.bandwidth is None and it.expected_seconds is None, "there is no memory to send from yet"
+    it.saver.prepare({"t": torch.ones(1000)}, {})
+    it.measure_bandwidth()
+    assert it.saver.bandwidth and it.expected_seconds
+    assert [key.rpartition("/")[2] for key in store.tried] == ["probe"]
+    assert store.list("checkpoints/") == []
     it.release()
 
 
@@ -146,9 +215,9 @@ def test_head_is_asked_for_as_long_as_the_notice_lasts(tmp_path: Path) -> None:
         release(done, patience=patience)
 
     it._owner.commit, it._owner.release = noted_commit, noted_release  # type: ignore[method-assign]
-    it.save_now(tree(1), 4)
+    it.save_now(taking(it, 4))
     it.session.interruption._note_signal(15)
-    it.save_before_end(lambda: tree(1), 5)
+    it.save_before_end(taking(it, 5), 5)
     it.release()
     usual, *before_end = patiences
     assert usual is None
@@ -169,21 +238,3 @@ def test_a_short_notice_is_shared_out_by_what_a_save_took(
     left: float, running: float, one_save: float | None, gets: float
 ) -> None:
     assert seconds_for_running(left, running=running, one_save=one_save) == gets
-
-
-def test_a_save_that_was_not_started_is_due_until_it_is() -> None:
-    cadence = Cadence(Interval.parse("5steps"))
-    assert not cadence.due(4)
-    assert cadence.due(5) and cadence.due(6)
-    cadence.started(6)
-    assert not cadence.due(10) and cadence.due(11)
-
-
-def test_a_save_that_failed_is_tried_again_long_before_a_long_interval() -> None:
-    clock = Clock()
-    cadence = Cadence(Interval.parse("1h"), clock)
-    cadence.started(7)
-    clock.now += AGAIN_SECONDS - 1
-    assert not cadence.due(8, failed=True)
-    clock.now += 1
-    assert cadence.due(8, failed=True) and not cadence.due(8)

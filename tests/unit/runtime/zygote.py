@@ -67,7 +67,7 @@ class Run:
     def losses(self) -> dict[int, str]:
         """The logged loss of each step, as written."""
         words = [line.split() for line in self.log.splitlines() if " step=" in line and "event=" not in line]
-        return {int(w[1][5:].split("/")[0]): w[2] for w in words}
+        return {int(w[1][5:].split("/")[0]): next(x for x in w if x.startswith("loss=")) for w in words}
 
     @property
     def digest(self) -> str:

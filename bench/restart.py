@@ -1,0 +1,228 @@
+"""What a restart costs, cold and with the compile cache restored from the store: `make bench-restart`.
+
+Fresh processes in pairs, interleaved: cold (empty cache folders, empty store) and warm (empty cache folders,
+a store that a cold one filled). Each has a temporary folder of its own, as a new pod has: torch keeps
+compiled headers there. The store is a folder, so no download is in the figures. One thread each.
+
+The last line is JSON. Exit code 1 when a loss differs, the warm process compiled anything, or the ratio is
+above the goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+BORN = time.time()
+GOAL: Final = 0.15
+STEPS: Final = 4
+TIMEOUT: Final = 300.0
+PARTS: Final = ("python", "import_spottrain", "import_torch", "wait_for_restore", "model", "first_step")
+"""Of the time from the start of the process to the end of its first step. `model` imports the compiler."""
+
+
+def child(spawned: float) -> dict[str, Any]:
+    """One start of one trainer, in the order of `spottrain run`; prints what each part took."""
+    marks = {"python": BORN - spawned}
+    last = BORN
+
+    def mark(part: str) -> None:
+        nonlocal last
+        now = time.time()
+        marks[part], last = now - last, now
+
+    from spottrain import compilecache, store
+    from spottrain.config import Run
+    from spottrain.contract import Env
+
+    compilecache.use_folder(Path(os.environ[Env.CACHE_DIR]), os.environ)
+    run = Run.from_env(os.environ, script="train.py")
+    cache = compilecache.CompileCache.of(store.open(**run.where), run, os.environ, 1)
+    assert cache is not None
+    restored: list[compilecache.Restored | None] = []
+    thread = threading.Thread(target=lambda: restored.append(cache.restore()))
+    thread.start()
+    mark("import_spottrain")
+    import torch  # noqa: F401
+
+    mark("import_torch")
+    thread.join()
+    mark("wait_for_restore")
+    step = training_step()
+    mark("model")
+    losses, seconds, processor = [], [], []
+    for _ in range(STEPS):
+        before = processor_seconds()
+        losses.append(step())
+        processor.append(processor_seconds() - before)
+        mark("step")
+        seconds.append(marks.pop("step"))
+    saved = cache.save_if_changed()
+    mark("save")
+    facts = restored[0]
+    return {
+        **marks,
+        "first_step": seconds[0],
+        "steady_step": statistics.median(seconds[1:]),
+        "compile_processor": processor[0] - statistics.median(processor[1:]),
+        "restore": facts.seconds if facts else 0.0,
+        "archive_bytes": facts.bytes if facts else 0,
+        "losses": losses,
+        "saved": saved,
+        **hits(),
+    }
+
+
+def training_step() -> Callable[[], float]:
+    """A compiled transformer with AdamW: forward and backward are compiled, the optimizer is not."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    body = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True)
+    model = nn.Sequential(nn.Embedding(256, 128), body, nn.LayerNorm(128), nn.Linear(128, 256))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    compiled = torch.compile(model)
+
+    def step() -> float:
+        tokens = torch.randint(0, 256, (8, 65))
+        logits = compiled(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.reshape(-1, 256), tokens[:, 1:].reshape(-1))
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def processor_seconds() -> float:
+    """Of this process and its compilers: what a busy machine does not stretch much."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def hits() -> dict[str, int]:
+    from torch._dynamo.utils import counters
+
+    inductor = counters["inductor"]
+    return {"hits": inductor["fxgraph_cache_hit"], "misses": inductor["fxgraph_cache_miss"]}
+
+
+def start(place: Path, uri: Path) -> dict[str, Any]:
+    """A new process with empty folders in `place` and its checkpoints at `uri`."""
+    (place / "tmp").mkdir(parents=True)
+    environ = {
+        **os.environ,
+        "SPOTTRAIN_CACHE_DIR": str(place / "cache"),
+        "SPOTTRAIN_CHECKPOINT_URI": str(uri),
+        "TMPDIR": str(place / "tmp"),
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        environ.pop(name, None)
+    command = [sys.executable, __file__, "--child", repr(time.time())]
+    done = subprocess.run(
+        command, env=environ, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=True
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def pairs(count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(cold, warm); every second pair is run warm first, from the store of the pair before."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        filled = root / "store-first"
+        start(root / "first", filled)  # also brings the files of torch into the page cache
+        for number in range(count):
+            new = root / f"store-{number}"
+            if number % 2:
+                warm = start(root / f"warm-{number}", filled)
+                cold = start(root / f"cold-{number}", new)
+            else:
+                cold = start(root / f"cold-{number}", new)
+                warm = start(root / f"warm-{number}", new)
+            filled = new
+            found.append((cold, warm))
+            print(f"pair {number}: cold {told(cold)}, warm {told(warm)}", flush=True)
+    return found
+
+
+def told(run: dict[str, Any]) -> str:
+    return f"compile {compile_seconds(run):.2f} s of {to_first_step(run):.2f} s to the first step"
+
+
+def compile_seconds(run: dict[str, Any]) -> float:
+    """What the first step costs above a steady one, and what was waited for the cache."""
+    return float(run["wait_for_restore"] + run["first_step"] - run["steady_step"])
+
+
+def to_first_step(run: dict[str, Any]) -> float:
+    return float(sum(run[part] for part in PARTS))
+
+
+def summary(found: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    ratios = [compile_seconds(warm) / compile_seconds(cold) for cold, warm in found]
+    starts = [to_first_step(warm) / to_first_step(cold) for cold, warm in found]
+    processor = [warm["compile_processor"] / cold["compile_processor"] for cold, warm in found]
+    colds, warms = [cold for cold, _ in found], [warm for _, warm in found]
+    return {
+        "warm_over_cold_compile": spread(ratios),
+        "warm_over_cold_compile_processor": spread(processor),
+        "warm_over_cold_start_to_first_step": spread(starts),
+        "goal": GOAL,
+        "cold": parts(colds),
+        "warm": parts(warms),
+        "archive_bytes": warms[0]["archive_bytes"],
+        "losses_equal": all(run["losses"] == colds[0]["losses"] for run in colds + warms),
+        "warm_misses": sum(warm["misses"] for warm in warms),
+        "warm_hits": sum(warm["hits"] for warm in warms),
+        "warm_saved_again": sum(warm["saved"] for warm in warms),
+        "pairs": len(found),
+        "threads": 1,
+    }
+
+
+def parts(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    seconds = {
+        part: spread([run[part] for run in runs])
+        for part in (*PARTS, "steady_step", "restore", "save", "compile_processor")
+    }
+    seconds["compile"] = spread([compile_seconds(run) for run in runs])
+    return {**seconds, "to_first_step": spread([to_first_step(run) for run in runs])}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    middle = statistics.median(values)
+    return {"median": round(middle, 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--child", type=float, help="Unix seconds at which this process was started")
+    options = parser.parse_args()
+    if options.child is not None:
+        print(json.dumps(child(options.child)))
+        return 0
+    figures = summary(pairs(options.pairs))
+    print(json.dumps(figures))
+    wrong = not figures["losses_equal"] or figures["warm_misses"] or not figures["warm_hits"]
+    return 1 if wrong or figures["warm_over_cold_compile"]["median"] > GOAL else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

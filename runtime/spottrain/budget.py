@@ -1,0 +1,48 @@
+"""What a save at a notice takes, against the notice. Pure; used by `guard`, which measures.
+
+seconds = one step + copy + 1.2 x bytes / bandwidth + 2      (design.md section 7)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MARGIN: Final = 1.2
+"""On the upload: a shared network is slower at times."""
+COMMIT_SECONDS: Final = 2.0
+"""For the manifest and HEAD: a few round trips, one of them tried again."""
+FULL_SHARE: Final = 0.8
+"""Of the notice; a save that is reckoned to take more may not fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """`bytes`: of this rank's part; `bandwidth`: bytes per second of its uploads; `grace`: seconds."""
+
+    bytes: int
+    bandwidth: float
+    step_seconds: float
+    copy_seconds: float
+    grace: float
+
+    @property
+    def seconds(self) -> float:
+        upload = MARGIN * self.bytes / self.bandwidth
+        return self.step_seconds + self.copy_seconds + upload + COMMIT_SECONDS
+
+    @property
+    def share(self) -> float:
+        return self.seconds / self.grace
+
+    @property
+    def warning(self) -> str:
+        """A sentence where the save may not fit into the notice, else empty."""
+        if self.share <= FULL_SHARE:
+            return ""
+        return (
+            f"a save at a notice is reckoned to take {self.seconds:.0f} s (a step {self.step_seconds:.1f} s, "
+            f"{self.bytes / 1e9:.2f} GB at {self.bandwidth / 1e6:.0f} MB/s) of {self.grace:.0f} s of notice: "
+            "an interruption may lose the steps since the last periodic save. Use nodes with a longer notice, "
+            "a faster way to the store, more workers, a smaller state, or a shorter checkpoint.interval"
+        )

@@ -1,0 +1,125 @@
+"""The memory that a snapshot is copied into: shared with the uploader, made before the first save.
+
+An anonymous file (memfd): its pages count as the container's memory, not against the size of /dev/shm. Fresh
+pages cost many times what a copy costs, so they are made resident beforehand, in a thread; with CUDA they are
+pinned as well. Called by `checkpointer`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from spottrain.checkpoint.dtensor import local
+from spottrain.checkpoint.layout import Layout
+from spottrain.checkpoint.tree import Leaf
+from spottrain.contract import Reason
+from spottrain.errors import ConfigurationError
+
+MADV_POPULATE_WRITE: Final = 23
+"""Linux 5.14."""
+SLICE: Final = 64 * 2**20
+"""Bytes made resident at once."""
+CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+class Arena:
+    """Memory for the files of one layout. `fd`: the anonymous file, for the uploader."""
+
+    def __init__(self, layout: Layout, *, pin: bool = False) -> None:
+        self.layout = layout
+        self.size = max(layout.bytes, mmap.PAGESIZE)
+        require_memory(self.size)
+        self.fd = os.memfd_create("spottrain-arena", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.fd)
+        os.ftruncate(self.fd, self.size)
+        self.map = mmap.mmap(self.fd, self.size)
+        self._bytes = torch.frombuffer(self.map, dtype=torch.uint8)
+        self._pin = pin
+        self._ready = threading.Event()
+        self._targets: dict[int, torch.Tensor] = {}
+        threading.Thread(target=self._make_resident, name="spottrain-arena", daemon=True).start()
+
+    def fill(self, leaves: Sequence[Leaf]) -> None:
+        """Copies the leaves to their places. When it returns the caller may change them."""
+        self._ready.wait()
+        with torch.no_grad():
+            for place in self.layout.places:
+                source = local(leaves[place.number].tensor)
+                self._target(place.number, place.offset, source).copy_(source, non_blocking=source.is_cuda)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # copies from a GPU run behind
+
+    def _target(self, number: int, offset: int, source: torch.Tensor) -> torch.Tensor:
+        if number not in self._targets:
+            flat = self._bytes[offset : offset + source.nbytes]
+            self._targets[number] = flat.view(source.dtype).view(source.shape)
+        return self._targets[number]
+
+    def _make_resident(self) -> None:
+        try:
+            for start in range(0, self.size, SLICE):
+                self._touch(start, min(SLICE, self.size - start))
+            for shard in self.layout.shards:
+                self.map[shard.offset : shard.offset + len(shard.header)] = shard.header
+            if self._pin:
+                torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.size, 0)  # type: ignore[no-untyped-call]
+        finally:
+            self._ready.set()
+
+    def _touch(self, start: int, length: int) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)  # its calls let other threads run
+        address = ctypes.c_void_p(self._bytes.data_ptr() + start)
+        if libc.madvise(address, ctypes.c_size_t(length), MADV_POPULATE_WRITE) != 0:
+            self._bytes[start : start + length].zero_()  # an older kernel
+
+
+def require_memory(needed: int, limit: tuple[int, int] | None = None) -> None:
+    """`limit`: (bytes that the container may use, bytes that it does); default: as the cgroup says."""
+    known = limit or container_memory()
+    if known is None or needed <= known[0] - known[1]:
+        return
+    raise ConfigurationError(
+        f"a save needs {_gib(needed)} of memory for a copy of the training state, and the container has "
+        f"{_gib(known[0] - known[1])} left of its limit of {_gib(known[0])}; raise resources.limits.memory "
+        f"by {_gib(needed - known[0] + known[1])} or more. Nothing was overwritten",
+        reason=Reason.OUT_OF_MEMORY,
+    )
+
+
+def container_memory(root: Path = CGROUP) -> tuple[int, int] | None:
+    """(limit, bytes in use that cannot be given back) of this container; None where there is no limit."""
+    for limit, usage, stat in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        try:
+            most = (root / limit).read_text().strip()
+            if most == "max" or int(most) >= 2**60:
+                continue
+            used = int((root / usage).read_text())
+            return int(most), used - _reclaimable(_stat(root / stat))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _stat(path: Path) -> Mapping[str, int]:
+    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
+
+
+def _reclaimable(stat: Mapping[str, int]) -> int:
+    """Bytes of clean files that the kernel drops first."""
+    return stat.get("inactive_file", 0) + stat.get("active_file", 0)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,346 @@
+"""The checkpoints of one claim, as `keeper` sees them. HEAD belongs to `owner.HeadOwner`, on rank 0.
+
+    claim -> restore -> save (in a thread, one at a time) ... -> save_before_end or finish -> release
+
+Every rank calls the same methods at the same steps. A save is shards, then the manifest, then one conditional
+change of HEAD, which is the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from spottrain import log
+from spottrain.checkpoint.choice import Choice, Restored
+from spottrain.checkpoint.manifest import Manifest
+from spottrain.checkpoint.restore import Want
+from spottrain.checkpoint.saver import Abandoned, Save, Saver
+from spottrain.checkpoint.transfer import Outgoing, Transfer
+from spottrain.contract import CHECKPOINTS_PREFIX, FINAL_PREFIX, MANIFEST_NAME
+from spottrain.control import Control, hear, say
+from spottrain.errors import CheckpointError, PeerLost, RunError, StoreError, StoreUnavailable, Superseded
+from spottrain.head import BEST
+from spottrain.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.session import Session
+from spottrain.store import AlreadyExists, Store
+from spottrain.store.sending import tried
+
+WATCH_SECONDS: Final = 30.0
+"""A superseded process learns of it within this time (design.md section 3, rule 8)."""
+RETRY_SECONDS: Final = 0.5
+CHECKS: Final = 60
+"""Times that HEAD is asked for before the final weights are written, RETRY_SECONDS apart."""
+SPARE: Final = 1.5
+"""A save is counted on to be done within so many times what it should take."""
+PROBE_BYTES: Final = 64 * 2**20
+"""Of the object by which the bandwidth is measured at the start."""
+MODEL_NAME: Final = "model.safetensors"
+
+
+def seconds_for_running(left: float, *, running: float, one_save: float | None) -> float:
+    """Seconds of the `left` ones that an upload gets which has been `running` when a stop is asked for.
+
+    A newer save is wanted after it. Where there is time for both it may finish. Where there is time for the
+    newer one alone, and some to spare, it makes room at once, because then nothing is lost. Else it is kept:
+    it has the least to do. While no save was measured it gets half: it is the sure thing, and the newer one
+    needs the rest.
+    """
+    if one_save is None:
+        return left / 2
+    if max(one_save - running, 0.0) + one_save <= left:
+        return left - one_save
+    return 0.0 if SPARE * one_save <= left else left
+
+
+class Checkpointer:
+    """`control` connects the ranks; None where there is one. `transfer` starts an uploader."""
+
+    def __init__(
+        self,
+        session: Session,
+        store: Store,
+        *,
+        transfer: Callable[[], Transfer],
+        control: Control | None = None,
+        watch_seconds: float = WATCH_SECONDS,
+    ) -> None:
+        run = session.run
+        self.session = session
+        self.store = store
+        self._control = control
+        self._watch_seconds = watch_seconds
+        self._owner = HeadOwner(
+            store,
+            Identity(job_uid=run.job_uid, job=run.job, attempt=session.attempt),
+            ClaimPolicy(on_existing=run.on_existing, known_durable_step=run.known_durable_step),
+        )
+        self._saver = Saver(session.world, control, transfer, pin=torch.cuda.is_available())
+        self._released = not session.world.first  # the others have nothing to release
+        self.choice = Choice(session, store, control)
+        self._save: Save | None = None
+        self._commit_turn = threading.Lock()
+
+    # --- start --------------------------------------------------------------------------------------
+    def claim(self) -> Claim:
+        """Waits at the gate, then becomes the owner of HEAD. Raises RunError."""
+        self.session.board.update(state="Gated")
+        if not self.session.world.first:
+            return self._hear_claim()
+        run, interruption = self.session.run, self.session.interruption
+        self._owner.wait_at_gate(run.gate_until, lambda: interruption.stopping)
+        interruption.let_end(None)  # nobody may end the process between a claim and its answer
+        claim = self._owner.claim(lambda: interruption.stopping)
+        if claim is None:
+            self._owner.release()
+            self.session.end_idle()
+        newest = claim.resume[0] if claim.resume else None
+        log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
+        self._released = claim.done  # then nothing was claimed
+        if not claim.done:
+            threading.Thread(target=self._watch, name="spottrain-watch", daemon=True).start()
+        say(self._control, "claim", {"term": claim.term, "done": claim.done})
+        return claim
+
+    def _hear_claim(self) -> Claim:
+        """Rank 0 may wait at the gate for long; a stop meanwhile ends this process from another thread."""
+        heard = hear(self._control, "claim")
+        return Claim(term=heard["term"], done=heard["done"])
+
+    def restore(self, claim: Claim, want: Want | None = None) -> Restored | None:
+        return self.choice.restore(claim, want)
+
+    def restore_folder(self, claim: Claim, place: Callable[[int], Path]) -> Restored | None:
+        return self.choice.restore_folder(claim, place)
+
+    # --- periodic saves -----------------------------------------------------------------------------
+    @property
+    def busy_with(self) -> int | None:
+        """Step of the save under way."""
+        save = self._save
+        return None if save is None or save.finished.is_set() else save.step
+
+    @property
+    def last_save_failed(self) -> bool:
+        return self._save is not None and self._save.failed
+
+    @property
+    def saver(self) -> Saver:
+        return self._saver
+
+    def start(self, save: Save) -> None:
+        """Uploads and commits it in the background."""
+        self._save = save
+        threading.Thread(
+            target=self._save_in_background, args=[save], name="spottrain-upload", daemon=True
+        ).start()
+
+    def _save_in_background(self, save: Save) -> None:
+        try:
+            self._write(save, lambda: float("inf"))
+        except Abandoned:
+            log.event("save-abandoned", step=save.step)
+        except (Superseded, CheckpointError) as error:  # no later save can succeed
+            self.session.fail_now(error)
+        except PeerLost as error:  # the training thread will meet it too, in its own way
+            save.failed = True
+            log.event("save-failed", step=save.step, error=str(error))
+        except Exception as error:  # whatever else it was, training goes on
+            save.failed = True
+            self.session.board.save_failed(str(error))
+            log.event("save-failed", step=save.step, error=str(error), next="it will be tried again")
+        finally:
+            save.finished.set()
+
+    def _write(self, save: Save, left: Callable[[], float]) -> None:
+        """Shards, manifest, commit, prune; on the other ranks: shards, and what rank 0 says of the rest."""
+        if self.session.world.first:
+            try:
+                self._saver.write(save, new_key=self._owner.new_key, commit=self._commit, left=left)
+                self._saver.say_result(save, committed=True)
+            except Exception as error:
+                self._saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
+                raise
+            return
+        self._saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
+        result = self._saver.hear_result(save, left)
+        if not result.get("committed"):
+            raise StoreUnavailable(
+                f"rank 0 did not commit step {save.step}: {result.get('why', 'no answer')}"
+            )
+        self._durable(save, save.key)
+
+    def _no_key(self, step: int) -> str:
+        raise AssertionError("rank 0 names the keys")
+
+    def _commit(self, save: Save, manifest: Manifest) -> None:
+        with self._commit_turn:  # so that an abandoned save cannot come after the one that took its place
+            if save.abandoned:
+                raise Abandoned
+            body = manifest.to_bytes()
+            with contextlib.suppress(AlreadyExists):  # the key is ours alone: an earlier try got so far
+                self.store.put_if_absent(save.key + MANIFEST_NAME, body)
+            entry = Entry(
+                key=save.key,
+                step=save.step,
+                time=save.started,
+                bytes=manifest.size + len(body),
+                keptAs=BEST if save.best else "",
+            )
+            dropped = self._owner.commit(
+                entry,
+                self.session.run.keep,
+                damaged=frozenset(self.choice.damaged),
+                patience=self._patience(),
+            )
+        self._durable(save, entry.key, bytes=entry.bytes)
+        self._prune(dropped)
+
+    def _durable(self, save: Save, key: str, **facts: Any) -> None:
+        now, board = time.time(), self.session.board
+        board.update(
+            durable_step=save.step,
+            durable_time=save.started,
+            key=key,
+            saves=board.facts.saves + 1,
+            save_seconds=now - save.started,
+        )
+        if self.session.world.first:
+            log.event("committed", step=save.step, seconds=now - save.started, **facts, key=key)
+
+    def _prune(self, dropped: tuple[str, ...]) -> None:
+        """Deletes what the commit dropped from HEAD. What is left is an orphan, swept by a later claim."""
+        try:
+            self._owner.prune(dropped)
+        except StoreError as error:
+            log.event("prune-failed", error=str(error))
+
+    def measure_bandwidth(self) -> None:
+        """Writes a part of the memory of saves to the store, and deletes it again. Raises StoreError."""
+        size = min(PROBE_BYTES, self._saver.bytes)
+        if not size or self.busy_with is not None or self._saver.bandwidth is not None:
+            return  # a save shows it too
+        # Of this term, so that a later claim sweeps it if this process is killed here.
+        key = self._hear_term_key() + "probe"
+        self._saver.send([Outgoing(key=key, bytes=size)], lambda: self.session.interruption.stopping)
+        self.store.delete([key])
+
+    def _hear_term_key(self) -> str:
+        if self.session.world.first:
+            key = self._owner.new_key(0)
+            say(self._control, "probe", {"key": key})
+            return key
+        return str(hear(self._control, "probe")["key"]) + f"r{self.session.world.rank:05d}-"
+
+    # --- end ----------------------------------------------------------------------------------------
+    def settle(self, seconds: float | None = None) -> None:
+        """Waits for the save under way, and gives it up after so many seconds, if any are named."""
+        save = self._save
+        if save is None or save.finished.is_set():
+            return
+        if not save.finished.wait(seconds):
+            save.abandoned = True
+            log.event("abandoning", step=save.step)
+            save.finished.wait(RETRY_SECONDS)
+
+    def save_now(self, take: Callable[[], Save]) -> None:
+        """Saves and returns when it is committed. Raises StoreError, Superseded or CheckpointError."""
+        self._write(take(), lambda: float("inf"))
+
+    def save_before_end(self, take: Callable[[], Save], step: int) -> None:
+        """Makes the newest step durable within the notice. Raises the last StoreError when time runs out.
+
+        `take` copies the state; the copy's place is free when no other save is on its way.
+        """
+        left = self.session.interruption.seconds_left
+        board = self.session.board
+        if self.busy_with == step:
+            self.settle(left())
+        elif self._save is not None and self.busy_with is not None:
+            running = time.time() - self._save.started
+            may = seconds_for_running(left(), running=running, one_save=self.expected_seconds)
+            self.settle(may if self.session.world.first else left())  # rank 0 decides for all
+        if board.facts.durable_step == step:
+            return
+        save = take()
+        while board.facts.durable_step != step:
+            try:
+                self._write(save, left)
+            except (StoreUnavailable, Abandoned) as error:
+                log.event("save-failed", step=step, error=str(error), seconds_left=left())
+                if left() < 2 * RETRY_SECONDS:
+                    raise StoreUnavailable(f"step {step} could not be saved in time: {error}") from error
+                time.sleep(RETRY_SECONDS)
+                self._saver.again(save)
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """That one save takes, by the last one or by the measured bandwidth."""
+        last, bandwidth = self.session.board.facts.save_seconds, self._saver.bandwidth
+        if last is not None or bandwidth is None:
+            return last
+        return self._saver.copy_seconds + self._saver.bytes / bandwidth + RETRY_SECONDS
+
+    def write_final(self, weights: bytes, digest: str, step: int) -> str:
+        """Rank 0 leaves the weights at `final/`. A predecessor that died here is written over."""
+        if self.session.world.first:
+            # HEAD is asked for once at a time; here all of the training would fail for it.
+            tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
+            self.store.put(FINAL_PREFIX + MODEL_NAME, weights)
+            facts = {
+                "format": 1,
+                "step": step,
+                "digest": digest,
+                "bytes": len(weights),
+                "sha256": hashlib.sha256(weights).hexdigest(),
+                "checkpoint": self.session.board.facts.key,
+            }
+            self.store.put(FINAL_PREFIX + MANIFEST_NAME, json.dumps(facts, indent=1).encode())
+        return self.final_uri
+
+    @property
+    def final_uri(self) -> str:
+        return f"{self.store.uri.rstrip('/')}/{FINAL_PREFIX}"
+
+    def release(self, *, done: bool = False) -> None:
+        """Gives HEAD up so that the successor need not wait; the last act. Only `done` has to succeed."""
+        if self._released:
+            return
+        self._released = True
+        try:
+            self._owner.release(done, patience=self._patience())
+            log.event("released", done=done or None)
+        except RunError as error:
+            if done:
+                raise
+            log.event("release-failed", error=str(error))
+
+    def _patience(self) -> float | None:
+        """Seconds to go on asking for HEAD: what is left of a notice, else the owner's own."""
+        interruption = self.session.interruption
+        return max(interruption.seconds_left() - RETRY_SECONDS, 0.0) if interruption.stopping else None
+
+    def _watch(self) -> None:
+        """Sweeps once, then re-reads HEAD again and again; ends the process when a newer attempt owns it."""
+        self._quietly(self._owner.sweep_orphans)
+        self._quietly(lambda: self.store.sweep_uploads(CHECKPOINTS_PREFIX, self._owner.outlived))
+        while not self._released:
+            time.sleep(self._watch_seconds)
+            if not self._released:  # from then on HEAD is the successor's by right
+                self._quietly(self._owner.check)
+
+    def _quietly(self, act: Any) -> None:
+        try:
+            act()
+        except Superseded as error:
+            self.session.fail_now(error)
+        except RunError as error:
+            log.event("watch-failed", error=str(error))

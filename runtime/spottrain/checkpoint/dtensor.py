@@ -1,0 +1,67 @@
+"""What is asked of a DTensor (FSDP2), without importing it: that import costs a second and more, and where
+nobody has imported it there are none. Used by `tree`, `layout`, `modelstate`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """The part of a tensor that one rank holds."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def is_sharded(value: object) -> TypeGuard[Any]:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers that this rank holds."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def box_of(tensor: torch.Tensor) -> Box:
+    if not is_sharded(tensor):
+        return Box(start=(0,) * tensor.dim(), shape=tuple(tensor.shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(start=tuple(start), shape=tuple(shape))
+
+
+def like(here: Any, part: torch.Tensor) -> torch.Tensor:
+    """`part`, of this rank, as a DTensor that is laid out as `here`."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part.to(local(here).device),
+        here.device_mesh,
+        here.placements,
+        run_check=False,
+        shape=here.shape,
+        stride=here.stride(),
+    )
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, on the CPU; for a DTensor every rank must call this."""
+    full = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return full.detach().cpu()
+
+
+def holders(tensor: Any) -> list[int]:
+    """Ranks that hold the parts of a DTensor, one for each part."""
+    ranks = tensor.device_mesh.mesh
+    for dimension, placement in enumerate(tensor.placements):
+        if not placement.is_shard():
+            ranks = ranks.narrow(dimension, 0, 1)
+    return [int(rank) for rank in ranks.flatten()]

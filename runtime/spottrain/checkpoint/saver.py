@@ -1,0 +1,333 @@
+"""One save after another: copy, upload, manifest, commit. Called by `checkpointer`, by every rank.
+
+Each rank copies and uploads its own shards and reports them to rank 0 over the control store, not by a
+collective: a rank that is gone must not hang the others. Rank 0 writes the manifest and changes HEAD, which
+is the commit, and says what became of it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from spottrain import log
+from spottrain.checkpoint.arena import Arena
+from spottrain.checkpoint.layout import Layout, describe, divide, plan, signature
+from spottrain.checkpoint.manifest import FOLDER, STATE, File, Manifest, Shard, Stored, shard, stored
+from spottrain.checkpoint.transfer import Outgoing, Sent, Transfer, UploaderDied
+from spottrain.checkpoint.tree import Flattened, Leaf, renumber
+from spottrain.control import Control
+from spottrain.errors import StoreUnavailable
+from spottrain.store import Cancelled
+from spottrain.world import World
+
+WAIT_SECONDS: Final = 1.0
+"""How long a rank waits for another at once, before it looks whether it should."""
+REPORT_SECONDS: Final = 3600.0
+"""Longest difference between the uploads of two ranks; without a stop nothing else bounds it."""
+
+
+class Abandoned(Exception):
+    """A newer save takes this one's place, or there is no time left for it."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Save:
+    """One save on its way. `own`, `tree`: plain (see `tree.py`)."""
+
+    number: int
+    step: int
+    best: bool = False
+    tree: Any = None
+    own: Any = None
+    shared: list[Stored] = field(default_factory=list)
+    private: list[Stored] = field(default_factory=list)
+    layout: Layout | None = None
+    files: list[File] = field(default_factory=list)
+    folder: Path | None = None
+    started: float = field(default_factory=time.time)
+    finished: threading.Event = field(default_factory=threading.Event)
+    abandoned: bool = False
+    failed: bool = False
+    key: str = ""
+
+
+class Saver:
+    """`new_transfer` starts an uploader; a second one where the first has died."""
+
+    def __init__(
+        self,
+        world: World,
+        control: Control | None,
+        new_transfer: Callable[[], Transfer],
+        *,
+        pin: bool = False,
+    ) -> None:
+        self._world = world
+        self._control = control
+        self._new_transfer = new_transfer
+        self._transfer = new_transfer()
+        self._pin = pin
+        self._arena: Arena | None = None
+        self._number = 0
+        self._files_bytes = 0
+        self.of_first: Collection[str] = ()
+        """Paths of the shared tensors that rank 0 must store."""
+        self.copy_seconds = 0.0
+        self.bandwidth: float | None = None
+        """Bytes per second of this rank's last upload of some size."""
+
+    @property
+    def bytes(self) -> int:
+        """Of this rank's part of a save; 0 before one was prepared."""
+        return self._files_bytes if self._arena is None else self._arena.layout.bytes
+
+    # --- copy ---------------------------------------------------------------------------------------
+    def prepare(self, tree: Any, own: Any) -> None:
+        """Makes the memory that the first save will need, in the background.
+
+        Raises CheckpointError for a state that cannot be stored, ConfigurationError where memory is short.
+        """
+        shared, private = Flattened(tree), Flattened(own)
+        self._fit(shared.leaves + private.leaves, self._mine(shared, private))
+
+    def snapshot(self, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
+        """A copy of the state; no other save may be on its way. The caller may then go on training."""
+        shared, private = Flattened(tree), Flattened(own)
+        leaves = shared.leaves + private.leaves
+        arena = self._fit(leaves, self._mine(shared, private))
+        began = time.perf_counter()
+        arena.fill(leaves)
+        self.copy_seconds = time.perf_counter() - began
+        return Save(
+            number=self._next(),
+            step=step,
+            best=best,
+            tree=shared.plain,
+            own=private.plain,
+            shared=[describe(leaf) for leaf in shared.leaves],
+            private=[describe(leaf) for leaf in private.leaves],
+            layout=arena.layout,
+        )
+
+    def folder(self, folder: Path, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
+        """The files of a folder, which nobody may change until the save is done. No tensors in the trees.
+
+        Rank 0 sends them, and the first rank of every other pod what is missing there.
+        """
+        paths = sorted(path for path in folder.rglob("*") if path.is_file()) if self._world.first_here else []
+        files = [
+            File(path=path.relative_to(folder).as_posix(), shard=f"f{self._world.rank:05d}-{number:05d}")
+            for number, path in enumerate(paths)
+        ]
+        self._files_bytes = sum(path.stat().st_size for path in paths)
+        shared, private = Flattened(tree), Flattened(own)
+        assert not shared.leaves and not private.leaves, "a folder's trees hold no tensors"
+        return Save(
+            number=self._next(),
+            step=step,
+            best=best,
+            tree=shared.plain,
+            own=private.plain,
+            files=files,
+            folder=folder,
+        )
+
+    def again(self, save: Save) -> None:
+        """For a second try: under the same key, so that what is there already need not be sent once more."""
+        save.number = self._next()
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _mine(self, shared: Flattened, private: Flattened) -> list[int]:
+        """Numbers of the leaves that this rank stores; its private ones come after the shared ones."""
+        count = len(shared.leaves)
+        mine = divide(shared.leaves, self._world.size, self.of_first)[self._world.rank]
+        return mine + list(range(count, count + len(private.leaves)))
+
+    def _fit(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> Arena:
+        if self._arena is None or self._arena.layout.signature != signature(leaves, mine):
+            layout = plan(leaves, mine, rank=self._world.rank)
+            self._arena = None  # before the next one is made: there may not be memory for two
+            self._arena = Arena(layout, pin=self._pin)
+            self._transfer.share(self._arena)
+        return self._arena
+
+    # --- upload and commit --------------------------------------------------------------------------
+    def write(
+        self,
+        save: Save,
+        *,
+        new_key: Callable[[int], str],
+        commit: Callable[[Save, Manifest], None],
+        left: Callable[[], float],
+    ) -> None:
+        """Makes it durable. Raises StoreError, Abandoned, PeerLost, or what `commit` raises.
+
+        `new_key` and `commit` are called on rank 0 alone. `left`: seconds that may still be spent.
+        """
+        try:
+            self._key(save, new_key, left)
+            sent = self._send(save)
+            report = self._report(save, sent)
+            if self._control is None:
+                commit(save, _manifest(save, self._world, [report]))
+                return
+            if self._world.first:
+                commit(save, _manifest(save, self._world, self._collect(save, report, left)))
+            else:
+                self._control.gather(f"save/{save.number}", json.dumps(report).encode())
+        except (Cancelled, Abandoned):
+            self._excuse(save, "Abandoned", "")
+            raise Abandoned from None
+        except Exception as error:
+            self._excuse(save, type(error).__name__, str(error))
+            raise
+
+    def say_result(self, save: Save, **facts: Any) -> None:
+        """On rank 0: what became of it."""
+        if self._control is not None and self._world.first:
+            self._control.say(f"save/{save.number}/result", json.dumps(facts).encode())
+
+    def hear_result(self, save: Save, left: Callable[[], float]) -> dict[str, Any]:
+        """On the other ranks. Empty when no time is left."""
+        return self._heard(f"save/{save.number}/result", left)
+
+    def _heard(self, name: str, left: Callable[[], float]) -> dict[str, Any]:
+        assert self._control is not None
+        while left() > 0:
+            answer = self._control.hear(name, min(WAIT_SECONDS, left()))
+            if answer is not None:
+                return json.loads(answer)  # type: ignore[no-any-return]
+        return {}
+
+    def _key(self, save: Save, new_key: Callable[[int], str], left: Callable[[], float]) -> None:
+        """All ranks write below the key that rank 0 has chosen."""
+        if self._world.first:
+            save.key = save.key or new_key(save.step)
+            if self._control is not None:
+                words = {"key": save.key, "files": [file.path for file in save.files]}
+                self._control.say(f"save/{save.number}/key", json.dumps(words).encode())
+            return
+        heard = self._heard(f"save/{save.number}/key", left)
+        if not heard:
+            raise Abandoned
+        save.key = heard["key"]
+        theirs = set(heard["files"])
+        save.files = [file for file in save.files if file.path not in theirs]
+
+    def _send(self, save: Save) -> dict[str, Sent]:
+        files = [
+            Outgoing(key=save.key + each.name, bytes=each.bytes, offset=each.offset)
+            for each in (save.layout.shards if save.layout else ())
+        ]
+        for file in save.files:
+            assert save.folder is not None
+            path = (save.folder / file.path).absolute()
+            files.append(Outgoing(key=save.key + file.shard, bytes=path.stat().st_size, path=str(path)))
+        return self.send(files, lambda: save.abandoned)
+
+    def send(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        """By key; measures the bandwidth."""
+        began = time.perf_counter()
+        try:
+            sent = self._transfer.put(files, cancelled)
+        except UploaderDied as error:
+            log.event("uploader-died", error=str(error), next="another one is started")
+            self._transfer.close()
+            self._transfer = self._new_transfer()
+            if self._arena is not None:
+                self._transfer.share(self._arena)
+            sent = self._transfer.put([replace(file, again=True) for file in files], cancelled)
+        size = sum(each.bytes for each in sent.values())
+        if size:
+            self.bandwidth = size / max(time.perf_counter() - began, 1e-6)
+        return sent
+
+    def _report(self, save: Save, sent: dict[str, Sent]) -> dict[str, Any]:
+        """What this rank has stored, as JSON."""
+        count = len(save.shared)
+        pieces: dict[int, list[Any]] = {}
+        for place in save.layout.places if save.layout else ():
+            pieces.setdefault(place.number, []).append(asdict(place.piece))
+        private = [
+            asdict(each) | {"pieces": pieces.get(count + n, [])} for n, each in enumerate(save.private)
+        ]
+        return {
+            "pieces": {str(number): found for number, found in pieces.items() if number < count},
+            "private": private,
+            "own": save.own,
+            "files": [asdict(file) for file in save.files],
+            "shards": [
+                {"name": key.removeprefix(save.key), "bytes": each.bytes, "chunks": each.chunks}
+                for key, each in sorted(sent.items())
+            ],
+        }
+
+    def _collect(self, save: Save, own: dict[str, Any], left: Callable[[], float]) -> list[dict[str, Any]]:
+        """The reports of all ranks, in their order."""
+        assert self._control is not None
+        self._control.gather(f"save/{save.number}", json.dumps(own).encode())
+        answers = self._control.collect(f"save/{save.number}", min(left(), REPORT_SECONDS))
+        if self._control.lost is not None:
+            raise self._control.lost
+        reports = [json.loads(answer) for answer in answers if answer is not None]
+        _raise_first_error(reports)
+        if len(reports) < self._world.size:
+            raise StoreUnavailable("not all ranks had uploaded their shards in time")
+        return reports
+
+    def _excuse(self, save: Save, error: str, message: str) -> None:
+        """Tells rank 0 why there is no report, so that it need not wait for one."""
+        if self._control is not None and not self._world.first:
+            words = {"error": error, "message": message, "rank": self._world.rank}
+            self._control.gather(f"save/{save.number}", json.dumps(words).encode())
+
+    def close(self) -> None:
+        self._transfer.close()
+
+
+def _raise_first_error(reports: Iterable[dict[str, Any]]) -> None:
+    for report in reports:
+        if report.get("error") == "Abandoned":
+            raise Abandoned
+        if "error" in report:
+            raise StoreUnavailable(
+                f"rank {report['rank']} could not save: {report['error']}: {report['message']}"
+            )
+
+
+def _manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Manifest:
+    """Of the reports of all ranks: each tensor with the pieces that the ranks have stored."""
+    tensors = [
+        stored(
+            asdict(each)
+            | {"pieces": [p for report in reports for p in report["pieces"].get(str(number), [])]}
+        )
+        for number, each in enumerate(save.shared)
+    ]
+    trees = []
+    for report in reports:
+        trees.append(renumber(report["own"], len(tensors)))
+        tensors += [stored(each) for each in report["private"]]
+    shards: list[Shard] = [shard(each) for report in reports for each in report["shards"]]
+    return Manifest(
+        step=save.step,
+        world=world.size,
+        kind=FOLDER if save.folder is not None else STATE,
+        tree=save.tree,
+        ranks=tuple(trees),
+        tensors=tuple(tensors),
+        shards=tuple(shards),
+        files=tuple({file["path"]: File(**file) for report in reports for file in report["files"]}.values()),
+        torch=str(torch.__version__),
+    )

@@ -1,0 +1,165 @@
+"""`spottrain checkpoints COMMAND --checkpoint URI`: arguments, answers, exit codes. Called by `__main__`.
+
+Exit code 0: done; 1: a sentence says why not, or what is damaged; 2: the arguments are not understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from spottrain.checkpoint.manifest import Damaged
+from spottrain.cli.answers import Answer
+from spottrain.cli.cooling import FEWEST_DAYS, Cooling, lifecycle
+from spottrain.cli.copying import copy
+from spottrain.cli.exporting import export
+from spottrain.cli.listing import listing
+from spottrain.cli.pruning import Wish, prune
+from spottrain.cli.reading import BEST, NEWEST
+from spottrain.cli.verifying import ALL, verify
+from spottrain.errors import ConfigurationError, RunError
+from spottrain.store import Store
+from spottrain.store import open as open_store
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def main(argv: list[str]) -> int:
+    given = _parser().parse_args(argv)
+    try:
+        answer: Answer = given.run(given)
+    except (RunError, Damaged) as error:
+        print(f"spottrain: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(answer.facts, indent=1) if given.output == "json" else "\n".join(answer.lines))
+    return 0 if answer.ok else 1
+
+
+# --- arguments ------------------------------------------------------------------------------------------
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="spottrain checkpoints", description="Looks after checkpoints.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_list(commands)
+    _add_verify(commands)
+    _add_prune(commands)
+    _add_copy(commands)
+    _add_export(commands)
+    _add_lifecycle(commands)
+    return parser
+
+
+def _command(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=about, description=about)
+    command.add_argument("--checkpoint", required=True, metavar="URI", help="folder or s3://bucket/prefix")
+    command.add_argument("--endpoint", metavar="URL", help="URL of an S3-compatible server")
+    command.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    return command
+
+
+def _step(text: str) -> str:
+    if text not in (NEWEST, BEST, ALL) and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no step; use a number, {NEWEST} or {BEST}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _store(given: argparse.Namespace) -> Store:
+    """Of what is there: a folder store would make the folder of a mistyped URI."""
+    parts = urlsplit(given.checkpoint)
+    folder = given.checkpoint if not parts.scheme else unquote(parts.path) if parts.scheme == "file" else ""
+    if folder and not Path(folder).is_dir():
+        raise ConfigurationError(f"there is no folder {folder}; check the URI")
+    return open_store(given.checkpoint, given.endpoint)
+
+
+# --- the commands ---------------------------------------------------------------------------------------
+def _add_list(commands: Commands) -> None:
+    command = _command(commands, "list", "Says what is at a URI: HEAD, its checkpoints, and orphans.")
+    command.set_defaults(run=lambda given: listing(_store(given), now=time.time()))
+
+
+def _add_verify(commands: Commands) -> None:
+    command = _command(commands, "verify", "Reads checkpoints whole and holds them against their checksums.")
+    command.add_argument(
+        "--step", type=_step, default=ALL, help=f"a step, {NEWEST}, {BEST} or {ALL} (default)"
+    )
+    command.set_defaults(run=lambda given: verify(_store(given), given.step))
+
+
+def _add_prune(commands: Commands) -> None:
+    command = _command(commands, "prune", "Deletes old checkpoints, or orphans, of a URI that no job uses.")
+    command.add_argument("--keep", type=_count, metavar="N", help="keep the newest N, and the best")
+    command.add_argument("--orphans", action="store_true", help="delete the objects that nothing names")
+    command.add_argument(
+        "--earlier-jobs", action="store_true", help="with --keep: what earlier jobs left, too"
+    )
+    command.add_argument("--dry-run", action="store_true", help="show what would go, and change nothing")
+    command.add_argument("--yes", action="store_true", help="do not ask")
+    command.set_defaults(run=_prune)
+
+
+def _prune(given: argparse.Namespace) -> Answer:
+    wish = Wish(
+        keep=given.keep,
+        orphans=given.orphans,
+        earlier_jobs=given.earlier_jobs,
+        dry_run=given.dry_run,
+        sure=given.yes,
+    )
+    return prune(_store(given), wish)
+
+
+def _add_copy(commands: Commands) -> None:
+    command = _command(
+        commands, "copy", "Copies a checkpoint to an empty or finished URI, to move or branch a run."
+    )
+    command.add_argument("--to", required=True, metavar="URI")
+    command.add_argument("--to-endpoint", metavar="URL", help="default: that of the source")
+    command.add_argument("--step", type=_step, default=NEWEST, help=f"a step, {NEWEST} (default) or {BEST}")
+    command.set_defaults(run=_copy)
+
+
+def _copy(given: argparse.Namespace) -> Answer:
+    source = _store(given)
+    return copy(source, open_store(given.to, given.to_endpoint or given.endpoint), given.step)
+
+
+def _add_export(commands: Commands) -> None:
+    command = _command(commands, "export", "Writes the model's weights as one safetensors file.")
+    command.add_argument("--to", required=True, type=Path, metavar="FILE")
+    command.add_argument("--step", type=_step, default=NEWEST, help=f"a step, {NEWEST} (default) or {BEST}")
+    command.set_defaults(run=lambda given: export(_store(given), given.step, given.to))
+
+
+def _add_lifecycle(commands: Commands) -> None:
+    command = _command(
+        commands, "lifecycle", "Shows, or sets, the S3 rule that archives what no job reads again."
+    )
+    command.add_argument("--days", type=int, default=7, help="after the object's creation; default 7")
+    command.add_argument("--storage-class", choices=sorted(FEWEST_DAYS), default="GLACIER")
+    command.add_argument("--earlier-jobs", action="store_true", help="act on what earlier jobs left, too")
+    command.add_argument("--apply", action="store_true", help="tag the objects and set the rule")
+    command.set_defaults(run=_lifecycle)
+
+
+def _lifecycle(given: argparse.Namespace) -> Answer:
+    cooling = Cooling(
+        days=given.days,
+        storage_class=given.storage_class,
+        earlier_jobs=given.earlier_jobs,
+        apply=given.apply,
+    )
+    return lifecycle(_store(given), cooling)

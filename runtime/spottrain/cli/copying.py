@@ -1,0 +1,58 @@
+"""`spottrain checkpoints copy`: moves or branches a run, by copying one checkpoint to a URI of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from spottrain.checkpoint.manifest import Damaged
+from spottrain.cli.answers import Answer, size
+from spottrain.cli.reading import Shards, choose, head_of, manifest_of
+from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, checkpoint_key
+from spottrain.errors import CheckpointError, ConfigurationError, StoreError
+from spottrain.head import Entry
+from spottrain.headcare import Adopting, term_for_copy
+from spottrain.owner import Walker, fresh_nonce
+from spottrain.store import Store
+
+
+def copy(source: Store, target: Store, which: str) -> Answer:
+    """Objects first, then the target's HEAD, conditionally: until then the target is what it was."""
+    if source.uri == target.uri:
+        raise ConfigurationError(f"source and target are the same: {source.uri}")
+    entry = choose(head_of(source), which)
+    walker = Walker(target)
+    key = checkpoint_key(term_for_copy(walker.read()), entry.step, fresh_nonce())
+    try:
+        _objects(source, entry, target, key)
+    except BaseException:
+        # Nothing names them yet, and no change of HEAD was asked for, so none ever will.
+        with contextlib.suppress(StoreError):
+            target.delete(target.list(key))
+        raise
+    walker.change(Adopting(entry=replace(entry, key=key, keptAs=""), job=f"copy:{source.uri}"))
+    line = (
+        f"copied step {entry.step}, {size(entry.bytes)}, to {target.uri}; a job goes on from there with "
+        "checkpoint.onExisting: resume"
+    )
+    facts = {"from": source.uri, "to": target.uri, "step": entry.step, "key": key, "bytes": entry.bytes}
+    return Answer(facts=facts, lines=[line])
+
+
+def _objects(source: Store, entry: Entry, target: Store, key: str) -> None:
+    """One shard at a time in memory; the manifest last."""
+    try:
+        manifest, text = manifest_of(source, entry.key)
+        shards = Shards(source, entry.key, manifest)
+        for shard in manifest.shards:
+            sums = target.upload(key + shard.name, shards.whole(shard))
+            if manifest.chunk_bytes == CHUNK_BYTES and shard.bytes and tuple(sums) != shard.chunks:
+                raise Damaged(f"{shard.name} changed on its way")
+    except Damaged as error:
+        raise CheckpointError(
+            f"step {entry.step} cannot be copied: {error}. Nothing was left at the target. Choose another "
+            "--step (spottrain checkpoints verify says which are whole); where the source's job runs, it may "
+            "have pruned this one meanwhile",
+            reason=Reason.CHECKPOINT_DAMAGED,
+        ) from error
+    target.put_if_absent(key + MANIFEST_NAME, text)

@@ -1,0 +1,147 @@
+"""`spottrain checkpoints list`: what is at a URI, whoever is using it. Reads no body but HEAD's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spottrain.cli.answers import Answer, age, size, table
+from spottrain.contract import CHECKPOINTS_PREFIX, MANIFEST_NAME
+from spottrain.head import Entry, Head, folder_of
+from spottrain.headcare import leftovers
+from spottrain.owner import Walker
+from spottrain.store import Stat, Store
+
+ASKING: Final = 16
+"""Requests at once for the sizes of objects."""
+LOOKS: Final = 3
+"""At a HEAD that moves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    head: Head | None
+    objects: Mapping[str, Stat]
+    """Below `checkpoints/`."""
+    orphans: tuple[str, ...]
+    """Keys that no HEAD can ever name again."""
+    under_way: tuple[str, ...]
+    """Keys that HEAD does not name and a running job's next commit may."""
+
+    def of(self, entry: Entry) -> dict[str, Stat]:
+        return {key: stat for key, stat in self.objects.items() if folder_of(key) == entry.key}
+
+    def condition(self, entry: Entry) -> str:
+        """Empty where the checkpoint's objects are there and can be read."""
+        mine = self.of(entry)
+        if entry.key + MANIFEST_NAME not in mine or sum(s.bytes for s in mine.values()) < entry.bytes:
+            return "incomplete"
+        shut = [stat for stat in mine.values() if stat.archived]
+        if not shut:
+            return ""
+        return "restoring" if all(stat.restoring for stat in shut) else "archived"
+
+    def bytes(self, keys: Iterable[str]) -> int:
+        return sum(self.objects[key].bytes for key in keys)
+
+
+def look(store: Store) -> Inventory:
+    """The objects first, then HEAD, so that an orphan is one for good, even where HEAD is removed by hand and
+    a run begins over. Looked at again where HEAD moved meanwhile: then the objects are not its."""
+    walker = Walker(store)
+    before = walker.read()
+    for _ in range(LOOKS):
+        objects, head = _objects(store), walker.read()
+        if head == before:
+            break
+        before = head
+    unnamed = [key for key in objects if head is None or folder_of(key) not in head.keys]
+    orphans = set(leftovers(unnamed, head)) if head else set(unnamed)
+    return Inventory(
+        head=head,
+        objects=objects,
+        orphans=tuple(key for key in unnamed if key in orphans),
+        under_way=tuple(key for key in unnamed if key not in orphans),
+    )
+
+
+def _objects(store: Store) -> dict[str, Stat]:
+    keys = store.list(CHECKPOINTS_PREFIX)
+    with ThreadPoolExecutor(ASKING) as pool:
+        stats = zip(keys, pool.map(store.stat, keys), strict=True)
+        return {key: stat for key, stat in stats if stat is not None}
+
+
+def listing(store: Store, *, now: float) -> Answer:
+    seen = look(store)
+    entries = seen.head.checkpoints if seen.head else ()
+    facts = {
+        "uri": store.uri,
+        "head": _head_facts(seen.head),
+        "checkpoints": [_entry_facts(seen, entry, now) for entry in entries],
+        "orphans": [{"key": key, "bytes": seen.objects[key].bytes} for key in seen.orphans],
+        "underWay": [{"key": key, "bytes": seen.objects[key].bytes} for key in seen.under_way],
+    }
+    return Answer(facts=facts, lines=[*_head_lines(store, seen.head), *_lines(seen, now)])
+
+
+def _head_facts(head: Head | None) -> dict[str, Any] | None:
+    if head is None:
+        return None
+    return {
+        "state": head.state,
+        "job": head.job,
+        "jobUID": head.jobUID,
+        "attempt": head.attempt,
+        "term": head.term,
+    }
+
+
+def _entry_facts(seen: Inventory, entry: Entry, now: float) -> dict[str, Any]:
+    return {
+        "step": entry.step,
+        "time": entry.time,
+        "ageSeconds": round(now - entry.time, 3),
+        "bytes": entry.bytes,
+        "keptAs": entry.keptAs,
+        "key": entry.key,
+        "condition": seen.condition(entry),
+    }
+
+
+def _head_lines(store: Store, head: Head | None) -> list[str]:
+    if head is None:
+        return [f"{store.uri}: no HEAD; no job has used this URI"]
+    owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}, term {head.term})"
+    return [f"{store.uri}: {head.state}; {'owner' if head.state == 'active' else 'last owner'}: {owner}"]
+
+
+def _lines(seen: Inventory, now: float) -> list[str]:
+    rows = [("STEP", "AGE", "SIZE", "KEPT AS", "CONDITION", "KEY")]
+    newest = seen.head.resumable[:1] if seen.head else ()
+    for entry in seen.head.checkpoints if seen.head else ():
+        kept = ", ".join(filter(None, ["newest" if entry in newest else "", entry.keptAs]))
+        condition = seen.condition(entry) or "ok"
+        rows.append((str(entry.step), age(now - entry.time), size(entry.bytes), kept, condition, entry.key))
+    lines = table(rows) if len(rows) > 1 else ["no checkpoints"]
+    return lines + _unnamed_lines(seen)
+
+
+def _unnamed_lines(seen: Inventory) -> list[str]:
+    lines = []
+    for keys, what in (
+        (seen.orphans, "orphans, named by nothing"),
+        (seen.under_way, "being uploaded, or left"),
+    ):
+        folders: dict[str, list[str]] = defaultdict(list)
+        for key in keys:
+            folders[folder_of(key)].append(key)
+        if keys:
+            lines.append(f"{what}: {len(keys)} object(s), {size(seen.bytes(keys))}")
+        lines += [
+            f"  {folder}  {len(own)} object(s), {size(seen.bytes(own))}" for folder, own in folders.items()
+        ]
+    return lines

@@ -1,0 +1,92 @@
+"""`spottrain checkpoints prune`: lets old checkpoints fall out of HEAD, and deletes what no HEAD names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.cli.answers import Answer, confirm, size
+from spottrain.cli.listing import Inventory, look
+from spottrain.contract import CHECKPOINTS_PREFIX
+from spottrain.errors import ConfigurationError
+from spottrain.head import Entry, Head
+from spottrain.headcare import Pruning, leftovers, prunable, require_idle
+from spottrain.owner import Walker
+from spottrain.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    keep: int | None = None
+    """None: HEAD stays as it is."""
+    orphans: bool = False
+    earlier_jobs: bool = False
+    dry_run: bool = False
+    sure: bool = False
+
+
+def prune(store: Store, wish: Wish) -> Answer:
+    """Raises ConfigurationError while a job runs. HEAD changes first; only what that change dropped goes."""
+    if wish.keep is None and not wish.orphans:
+        raise ConfigurationError("say what shall go: --keep N, --orphans, or both")
+    seen = look(store)
+    if seen.head is None:
+        raise ConfigurationError(f"there is no HEAD at {store.uri}; check the URI")
+    require_idle(seen.head)
+    doomed = _doomed(seen, seen.head, wish)
+    orphans = seen.orphans if wish.orphans else ()
+    lines = _lines(seen, doomed, orphans, "would delete" if wish.dry_run else "to delete")
+    facts = _facts(store, seen, doomed, orphans)
+    if wish.dry_run or not (doomed or wish.orphans):
+        return Answer(facts=facts | {"deleted": False}, lines=lines)
+    confirm("\n".join([*lines, "Delete?"]), sure=wish.sure)
+    _drop(store, seen.head, doomed)
+    if wish.orphans:
+        _sweep(store, seen.head, orphans)
+    return Answer(facts=facts | {"deleted": True}, lines=[*lines, "deleted"])
+
+
+def _doomed(seen: Inventory, head: Head, wish: Wish) -> tuple[Entry, ...]:
+    """An incomplete checkpoint takes no place among the kept: one that can be read must stay for it."""
+    if wish.keep is None:
+        return ()
+    broken = {entry.key for entry in head.checkpoints if seen.condition(entry) == "incomplete"}
+    return prunable(head, wish.keep, earlier_jobs=wish.earlier_jobs, damaged=broken)
+
+
+def _drop(store: Store, seen: Head, doomed: Sequence[Entry]) -> None:
+    if not doomed:
+        return
+    walker = Walker(store)
+    keys = frozenset(entry.key for entry in doomed)
+    done = walker.change(Pruning(seen=seen, doomed=keys))
+    assert done is not None, "nothing stops it"
+    for key in done.dropped:
+        store.delete(store.list(key))
+
+
+def _sweep(store: Store, head: Head, orphans: Sequence[str]) -> None:
+    """A job that has come meanwhile adds keys of a higher term only, so the answer is still true."""
+    store.delete(orphans)
+    store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: bool(leftovers([key], head)))
+
+
+def _lines(seen: Inventory, doomed: Sequence[Entry], orphans: Sequence[str], what: str) -> list[str]:
+    lines = [f"{what}: {_named(e)}, {size(e.bytes)}" for e in doomed]
+    if orphans:
+        lines.append(f"{what}: {len(orphans)} orphan object(s), {size(seen.bytes(orphans))}")
+    return lines or ["nothing to delete"]
+
+
+def _named(entry: Entry) -> str:
+    mark = f", {entry.keptAs}" if entry.keptAs else ""
+    return f"step {entry.step} ({entry.key}{mark})"
+
+
+def _facts(store: Store, seen: Inventory, doomed: Sequence[Entry], orphans: Sequence[str]) -> dict[str, Any]:
+    return {
+        "uri": store.uri,
+        "checkpoints": [{"step": e.step, "key": e.key, "bytes": e.bytes, "keptAs": e.keptAs} for e in doomed],
+        "orphans": [{"key": key, "bytes": seen.objects[key].bytes} for key in orphans],
+    }

@@ -1,0 +1,92 @@
+"""`spottrain checkpoints verify`: reads every byte of checkpoints and holds it against its checksum."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
+from spottrain.cli.answers import Answer, size
+from spottrain.cli.reading import Shards, choose, head_of, manifest_of
+from spottrain.contract import CHUNK_BYTES
+from spottrain.errors import CheckpointArchived, CheckpointError
+from spottrain.head import Entry
+from spottrain.store import Store
+
+ALL: Final = "all"
+OK: Final = "ok"
+DAMAGED: Final = "DAMAGED"
+ARCHIVED: Final = "ARCHIVED"
+READERS: Final = 4
+"""Chunks read at once; each takes CHUNK_BYTES of memory."""
+assert CHUNK_BYTES * READERS <= 2**28, "a laptop must do"
+
+
+def verify(store: Store, which: str = ALL) -> Answer:
+    """Raises StoreError where the store does not answer: then nothing is known."""
+    head = head_of(store)
+    entries = head.checkpoints if which == ALL else (choose(head, which),)
+    found = [_facts(entry, *problems_of(store, entry)) for entry in entries]
+    bad = sum(each["condition"] != OK for each in found)
+    lines = [line for each in found for line in _lines(each)]
+    lines.append(
+        f"{bad} of {len(found)} checkpoint(s) cannot be used" if bad else f"{len(found)} checkpoint(s) ok"
+    )
+    return Answer(facts={"uri": store.uri, "checkpoints": found, "unusable": bad}, lines=lines, ok=not bad)
+
+
+def problems_of(store: Store, entry: Entry) -> tuple[str, list[str]]:
+    """OK, DAMAGED (another format, too) or ARCHIVED, and sentences where it is not OK."""
+    try:
+        manifest, _ = manifest_of(store, entry.key)
+        problems = _shards(store, entry.key, manifest)
+        return (DAMAGED if problems else OK), problems
+    except CheckpointArchived as error:
+        return ARCHIVED, [str(error)]
+    except (Damaged, CheckpointError) as error:
+        return DAMAGED, [str(error)]
+
+
+def _shards(store: Store, key: str, manifest: Manifest) -> list[str]:
+    problems = [text for shard in manifest.shards if (text := _wrong_size(store, key, shard))]
+    if problems:
+        return problems  # reading on would say the same again
+    shards = Shards(store, key, manifest)
+
+    def check(work: tuple[Shard, int]) -> str | None:
+        try:
+            shards.chunk(*work)
+        except Damaged as error:
+            return str(error)
+        return None
+
+    work = [(shard, number) for shard in manifest.shards for number in range(len(shard.chunks))]
+    pool = ThreadPoolExecutor(READERS)
+    try:
+        return [text for text in pool.map(check, work) if text]
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error the rest need not be read
+
+
+def _wrong_size(store: Store, key: str, shard: Shard) -> str | None:
+    stat = store.stat(key + shard.name)
+    if stat is None:
+        return f"{shard.name} is missing"
+    if stat.bytes != shard.bytes:
+        return f"{shard.name} has {stat.bytes} bytes instead of {shard.bytes}"
+    return None
+
+
+def _facts(entry: Entry, condition: str, problems: list[str]) -> dict[str, Any]:
+    return {
+        "step": entry.step,
+        "key": entry.key,
+        "bytes": entry.bytes,
+        "condition": condition,
+        "problems": problems,
+    }
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    name = f"step {facts['step']} ({facts['key']}), {size(facts['bytes'])}"
+    return [f"{facts['condition']:8}  {name}", *(f"          {text}" for text in facts["problems"])]

@@ -1,0 +1,215 @@
+"""Which samples make up which optimizer step, and which of them are this rank's. Called by `batches`,
+`sampler`, `evaluation`.
+
+The order of an epoch depends on the seed and the epoch only, and a step is the same samples for any number of
+ranks and any size of micro-batch. So a position is two integers, the same on all ranks, and any position is
+reached at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from spottrain.contract import Reason
+from spottrain.data.shuffle import Order, mix, order, straight
+from spottrain.errors import CheckpointError, ConfigurationError
+
+
+class Dataset(Protocol):
+    """A map-style dataset: samples are fetched by number."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Position(NamedTuple):
+    """Where the next optimizer step begins."""
+
+    epoch: int = 0
+    sample: int = 0
+    """Samples of this epoch that are already used, by all ranks together. Of a stream: optimizer steps."""
+
+
+class Step(NamedTuple):
+    """One optimizer step as one rank sees it."""
+
+    epoch: int
+    micro_batches: list[list[int]]
+    """This rank's samples; as many micro-batches on every rank. Empty where a stream chooses them."""
+    after: Position
+    shares: list[float]
+    """Of each micro-batch in the step; over all ranks they add up to 1. 0: a filler, whose samples are
+    another micro-batch's."""
+    samples: int
+    """Of all ranks."""
+
+
+Stream = Generator[tuple[Step, Iterator[tuple[Any, float]]], None, None]
+"""Each step with its micro-batches: (batch, its share of the step)."""
+
+
+class Source(Protocol):
+    """Where the trainer gets its steps from: see the package."""
+
+    @property
+    def workers(self) -> int: ...
+    @property
+    def per_rank(self) -> bool: ...
+    @property
+    def steps_per_epoch(self) -> int | None: ...
+    def __iter__(self) -> Stream: ...
+    def done(self, step: Step) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any] | None) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Which of `size` samples make up which step; the last ones of an epoch may be smaller."""
+
+    size: int
+    batch_size: int
+    """Samples of one optimizer step, of all ranks together."""
+    micro_batch_size: int
+    """Samples of one forward pass of one rank."""
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+    """Leave out an epoch's last step where it would be smaller."""
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size == 0:
+            raise ConfigurationError("the training set is empty: give Trainer(train_set=...) samples")
+        if self.batch_size < 1 or self.micro_batch_size < 1:
+            raise ConfigurationError(
+                f"batch size {self.batch_size} and micro-batch size {self.micro_batch_size}: at least 1 each"
+            )
+        if not 0 <= self.rank < self.ranks:
+            raise ConfigurationError(f"rank {self.rank} of {self.ranks}: must be from 0 to {self.ranks - 1}")
+        if self.size < self.batch_size:
+            raise ConfigurationError(
+                f"the training set has {self.size} sample(s), fewer than one batch of {self.batch_size}: "
+                "lower globalBatchSize (batch_size of Trainer) or add data"
+            )
+        if self.batch_size % self._at_once:
+            raise ConfigurationError(self._uneven())
+
+    @property
+    def _at_once(self) -> int:
+        """Samples that all ranks have in one micro-batch."""
+        return self.micro_batch_size * self.ranks
+
+    def _uneven(self) -> str:
+        of = f"microBatchSize {self.micro_batch_size}"
+        if self.ranks > 1:
+            of = f"{self.ranks} ranks x {of} = {self._at_once}"
+        below = self.batch_size // self._at_once * self._at_once
+        nearest = " or ".join(str(size) for size in (below, below + self._at_once) if size)
+        return f"globalBatchSize {self.batch_size} is no multiple of {of}: the nearest that fit: {nearest}"
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one rank in a step; fewer in an epoch's last, smaller one."""
+        return self.batch_size // self._at_once
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.size - self.size % self.batch_size if self.drop_last else self.size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples_per_epoch // self.batch_size)
+
+    @property
+    def micro_batches_per_epoch(self) -> int:
+        """Of one rank; the same on all."""
+        full, rest = divmod(self.samples_per_epoch, self.batch_size)
+        return full * self.accumulation - (-rest // self._at_once)
+
+    @property
+    def samples_per_epoch_here(self) -> int:
+        """Samples that this rank is given in an epoch, those of a filler counted too."""
+        full, rest = divmod(self.samples_per_epoch, self.batch_size)
+        size = self.micro_batch_size
+        last = [min(size, rest - i * size if i * size < rest else rest) for i in self._mine(-(-rest // size))]
+        return full * self.accumulation * size + sum(last)
+
+    def order(self, epoch: int) -> Order:
+        """The samples of an epoch by place. Never touches the global random state."""
+        return order(self.size, mix(self.seed, epoch)) if self.shuffle else straight(self.size)
+
+    def after(self, position: Position, steps: int = 1) -> Position:
+        """Where the step begins that comes `steps` after the one at `position`."""
+        epoch, sample = position
+        for _ in range(steps):
+            sample += self.batch_size
+            if sample >= self.samples_per_epoch:
+                epoch, sample = epoch + 1, 0
+        return Position(epoch, sample)
+
+    def steps(self, start: Position) -> Iterator[Step]:
+        """The steps from `start` on, epoch after epoch, without an end."""
+        position = start
+        while True:
+            epoch, order = position.epoch, self.order(position.epoch)
+            while position.epoch == epoch and position.sample < self.samples_per_epoch:
+                end = min(position.sample + self.batch_size, self.samples_per_epoch)
+                yield (step := self._step(position, order(position.sample, end)))
+                position = step.after
+            position = Position(epoch + 1, 0)
+
+    def _step(self, position: Position, numbers: torch.Tensor) -> Step:
+        """The parts are dealt out in turn, so a micro-batch is the same whichever rank has it.
+
+        A rank that is left without one in the last round gets the step's first again, with no weight: the
+        shapes are known to the model, and all ranks do the same number of passes, as DDP must have it.
+        """
+        parts = [part.tolist() for part in torch.split(numbers, self.micro_batch_size)]
+        return Step(
+            epoch=position.epoch,
+            micro_batches=[parts[i] if i < len(parts) else parts[0] for i in self._mine(len(parts))],
+            after=self.after(position),
+            shares=self._shares(len(numbers)),
+            samples=len(numbers),
+        )
+
+    def _mine(self, parts: int) -> range:
+        rounds = -(-parts // self.ranks)
+        return range(self.rank, rounds * self.ranks, self.ranks)
+
+    def _shares(self, samples: int) -> list[float]:
+        size = self.micro_batch_size
+        mine = self._mine(-(-samples // size))
+        return [max(0, min(size, samples - i * size)) / samples for i in mine]
+
+    def shares(self, position: Position) -> list[float]:
+        """Of this rank's micro-batches in the step that begins there."""
+        return self._shares(min(self.batch_size, self.samples_per_epoch - position.sample))
+
+    def state(self, position: Position) -> dict[str, Any]:
+        """What a checkpoint keeps: a few integers, the same on all ranks."""
+        return {**position._asdict(), "seed": self.seed, "size": self.size, "shuffle": self.shuffle}
+
+    def resumed(self, state: dict[str, Any] | None) -> tuple[Plan, Position]:
+        """The plan in the saved order, whatever the seed is now, and the position. Raises CheckpointError."""
+        if state is None or state.get("size") != self.size:
+            raise CheckpointError(
+                f"the checkpoint was made with {_amount(state)}, and train_set now has "
+                f"{self.size}; the position in an epoch would mean other samples. "
+                "Give it the same data, or use another checkpoint URI",
+                reason=Reason.CHECKPOINT_INCOMPATIBLE,
+            )
+        plan = replace(self, seed=state["seed"], shuffle=state.get("shuffle", self.shuffle))
+        return plan, Position(state["epoch"], state["sample"])
+
+
+def _amount(state: dict[str, Any] | None) -> str:
+    if state is None or "size" not in state:
+        return "a stream instead of a map-style set"
+    return f"{state['size']} training samples"

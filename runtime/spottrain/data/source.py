@@ -1,0 +1,72 @@
+"""What `Trainer(train_set=...)` was given, as a `Source`. Called by `trainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spottrain.data.batches import Batches
+from spottrain.data.fetch import Collate
+from spottrain.data.plan import Plan, Source
+from spottrain.data.stream import StreamBatches
+from spottrain.errors import ConfigurationError
+from spottrain.world import World
+
+
+def source(
+    train_set: Any,
+    world: World,
+    *,
+    batch_size: int,
+    micro_batch_size: int | None,
+    seed: int,
+    shuffle: bool,
+    drop_last: bool,
+    steps_per_epoch: int | None,
+    workers: int,
+    collate: Collate | None,
+    pin_memory: bool,
+) -> Source:
+    """A map-style set with a loader of ours around it, or a loader that yields this rank's micro-batches.
+
+    Raises ConfigurationError, for sizes that do not fit too.
+    """
+    micro = micro_batch_size or max(batch_size // world.size, 1)
+    if not hasattr(train_set, "__getitem__") and hasattr(train_set, "__iter__"):
+        return StreamBatches(
+            train_set,
+            accumulation=_accumulation(batch_size, micro, world.size),
+            steps_per_epoch=steps_per_epoch,
+            seed=seed,
+            rank=world.rank,
+            ranks=world.size,
+        )
+    plan = Plan(
+        size=size_of(train_set, "train_set"),
+        batch_size=batch_size,
+        micro_batch_size=micro,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        rank=world.rank,
+        ranks=world.size,
+    )
+    return Batches(train_set, plan, workers=workers, collate=collate, pin_memory=pin_memory)
+
+
+def size_of(dataset: Any, name: str) -> int:
+    """Samples of a map-style set. Raises ConfigurationError for anything else."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigurationError(
+            f"Trainer({name}=...) is a {type(dataset).__name__} without len() or [i]; give it a map-style "
+            "dataset, or, for train_set, a loader that can go on where it was (see spottrain.data)"
+        )
+    return len(dataset)
+
+
+def _accumulation(batch_size: int, micro: int, ranks: int) -> int:
+    if batch_size % (micro * ranks):
+        raise ConfigurationError(
+            f"globalBatchSize {batch_size} is no multiple of {ranks} rank(s) x microBatchSize {micro}, "
+            "which is what the loader yields at a time"
+        )
+    return batch_size // (micro * ranks)

@@ -1,0 +1,226 @@
+"""For people with a loop of their own: three lines keep it from being lost. Its base is `loop.Loop`.
+
+guard = spottrain.Guard(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=1000)
+for batch in guard.batches(loader):
+    ...                              # forward, backward, optimizer.step(), scheduler.step()
+    guard.advance(loss=loss)
+guard.finish()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from spottrain import device as devices
+from spottrain import parallel
+from spottrain.checkpoint import modelstate
+from spottrain.checkpoint.dtensor import Box
+from spottrain.checkpoint.manifest import Stored
+from spottrain.checkpoint.restore import Want
+from spottrain.errors import ConfigurationError
+from spottrain.keeper import Keeper, State
+from spottrain.loop import STATEFUL, Loop
+from spottrain.session import Session, current
+
+ONLY: Final = "main"
+"""Name of an optimizer that was given alone."""
+
+
+class Guard(Loop):
+    """Claims the checkpoint URI and restores what is given, when it is made; `step` then says how far it is.
+
+    model, optimizer: as they are trained, wrapped (DDP, FSDP2, torch.compile) or not; or dicts of several.
+        An optimizer may have parameters that are not the model's.
+    scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. Modules in
+        `extra`, such as an average of the weights, are stored like the model. All are the same on all ranks.
+    data: what gives the batches, if it can go on where it was: `spottrain.data.loader`, a DataLoader over a
+        sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
+    max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
+
+    Make it after everything it is given, and after the wrapping. Random state of Python, NumPy, torch and the
+    current GPU is kept for each rank. Raises RunError.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module | Mapping[str, torch.nn.Module],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+        scheduler: Any = None,
+        scaler: Any = None,
+        data: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
+        log_every: int = 10,
+        session: Session | None = None,
+    ) -> None:
+        session = session or current()
+        super().__init__(data=data, max_steps=max_steps, log_every=log_every, session=session)
+        self._model = _models(model)
+        self._optimizers = _optimizers(optimizer)
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._objects: dict[str, Any] = {}
+        for kind, given in (("scheduler", scheduler), ("scaler", scaler), ("extra", extra)):
+            self._add(kind, given)
+        self._loose = self._loose_parameters()
+        world = session.world
+        if world.distributed:
+            parallel.join(world, devices.choose(parallel.default_device(world)))
+        state = State(
+            shared=self._shared,
+            own=self._own,
+            load=self._load,
+            want=self._want(),
+            of_first=modelstate.buffers(self._model).union(
+                *(modelstate.buffers(each, f"modules.{name}") for name, each in self._modules.items())
+            ),
+        )
+        self._begin(Keeper(session, state, total_steps=self.max_steps))
+
+    def _loose_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Those that are trained and belong to no module here, such as a learnt temperature of the loss."""
+        modules = [self._model, *self._modules.values()]
+        known = {id(parameter) for module in modules for parameter in module.parameters()}
+        return {
+            f"{name}.{number}": parameter
+            for name, optimizer in self._optimizers.items()
+            for number, parameter in enumerate(p for g in optimizer.param_groups for p in g["params"])
+            if id(parameter) not in known
+        }
+
+    def _add(self, kind: str, given: Any) -> None:
+        named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
+        if not named and given is not None and kind != "extra":
+            named = {kind: given}
+        for name, each in named.items():
+            if isinstance(each, torch.nn.Module):
+                self._modules[name] = modelstate.plain(each)
+            elif all(hasattr(each, method) for method in STATEFUL):
+                self._objects[name] = each
+            else:
+                raise ConfigurationError(
+                    f"Guard: {name} is a {type(each).__name__} without state_dict() and load_state_dict(), "
+                    "so it cannot be saved; give it both, or leave it out"
+                )
+
+    # --- state --------------------------------------------------------------------------------------
+    def _shared(self) -> dict[str, Any]:
+        return {
+            modelstate.MODEL: modelstate.model_state(self._model),
+            "optimizers": {
+                name: modelstate.optimizer_state(self._model, each) for name, each in self._optimizers.items()
+            },
+            "loose": {name: each.detach() for name, each in self._loose.items()},
+            "modules": {name: modelstate.model_state(each) for name, each in self._modules.items()},
+            "objects": {name: each.state_dict() for name, each in self._objects.items()},
+            "progress": self._progress(),
+        }
+
+    def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
+        """Raises CheckpointError where the checkpoint is of something else."""
+        if "optimizers" not in tree:
+            raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Guard")
+        for kind in ("optimizers", "loose", "modules", "objects"):
+            self._require_same_names(tree[kind], getattr(self, f"_{kind}"))
+        for name, parameter in self._loose.items():
+            self._require(_copied(parameter, tree["loose"][name], name))
+        self._require(modelstate.load_model(self._model, tree[modelstate.MODEL]))
+        for name, optimizer in self._optimizers.items():
+            self._require(modelstate.load_optimizer(self._model, optimizer, tree["optimizers"][name]))
+        for name, module in self._modules.items():
+            self._require(modelstate.load_model(module, tree["modules"][name]))
+        for name, each in self._objects.items():
+            self._load_object(name, each, tree["objects"][name])
+        self._load_progress(tree["progress"], own, new_rank)
+
+    def _load_object(self, name: str, each: Any, saved: Any) -> None:
+        if name.split(".")[0] == "scaler" and not (saved and each.state_dict()):
+            return  # a GradScaler that is, or was, switched off has no state
+        try:
+            each.load_state_dict(saved)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise self._incompatible(f"its {name} does not fit ({error})") from error
+
+    def _require(self, mismatch: str | None) -> None:
+        if mismatch is not None:
+            raise self._incompatible(mismatch)
+
+    def _require_same_names(self, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        for name in here:
+            if name not in saved:
+                raise self._incompatible(f"it has no state of {name}, which the Guard here is given")
+        for name in saved:
+            if name not in here:
+                raise self._incompatible(f"it has a state of {name}, which the Guard here is not given")
+
+    def _want(self) -> Want:
+        """Which part of each stored tensor this rank needs."""
+        of_model = modelstate.wanted(self._model)
+        kinds = [(f"optimizers.{name}.", f"{modelstate.OPTIMIZER}.", of_model) for name in self._optimizers]
+        kinds += [
+            (f"modules.{name}.", f"{modelstate.MODEL}.", modelstate.wanted(each))
+            for name, each in self._modules.items()
+        ]
+
+        def want(stored: Stored) -> Box | None:
+            for begin, usual, wanted in kinds:
+                if stored.name.startswith(begin):
+                    return wanted(replace(stored, name=usual + stored.name.removeprefix(begin)))
+            return of_model(stored)
+
+        return want
+
+    # --- for the base ---------------------------------------------------------------------------------
+    def _module(self) -> torch.nn.Module:
+        return self._model
+
+    def _final(self) -> Mapping[str, Any]:
+        return modelstate.model_state(self._model)
+
+    def _rate(self) -> float | None:
+        groups = next(iter(self._optimizers.values())).param_groups
+        return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+
+
+def _copied(parameter: torch.nn.Parameter, saved: torch.Tensor, name: str) -> str | None:
+    """None, or a sentence that says why it does not fit."""
+    if parameter.shape != saved.shape:
+        return f"parameter {name} has shape {tuple(saved.shape)} there and {tuple(parameter.shape)} here"
+    with torch.no_grad():
+        parameter.copy_(saved)
+    return None
+
+
+def _models(given: Any) -> torch.nn.Module:
+    """One module; of several, named `<key>.<parameter>`."""
+    if isinstance(given, torch.nn.Module) and not isinstance(given, torch.nn.ModuleDict):
+        return modelstate.plain(given)
+    if not isinstance(given, Mapping | torch.nn.ModuleDict) or not given:
+        raise ConfigurationError(
+            f"Guard(model=...) is {given!r:.80}; give a torch module, or a dict of modules"
+        )
+    try:
+        return torch.nn.ModuleDict({name: modelstate.plain(each) for name, each in given.items()})
+    except (KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"Guard(model=...): {error}; give a dict of names and torch modules"
+        ) from error
+
+
+def _optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
+    named = dict(given) if isinstance(given, Mapping) else {ONLY: given}
+    for name, each in named.items():
+        each = getattr(each, "optimizer", each)  # what Accelerate has wrapped
+        if not isinstance(each, torch.optim.Optimizer):
+            raise ConfigurationError(
+                f"Guard(optimizer=...): {name} is a {type(each).__name__}; give a torch optimizer, or a dict "
+                "of several"
+            )
+        named[name] = each
+    if not named:
+        raise ConfigurationError("Guard(optimizer={}) is empty; give a torch optimizer, or a dict of them")
+    return named

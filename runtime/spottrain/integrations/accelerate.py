@@ -1,0 +1,103 @@
+"""A loop around Hugging Face's Accelerator, in the three lines of `spottrain.Guard`:
+
+    guard = Guard(accelerator, data=loader, max_steps=1000)   # after accelerator.prepare(...)
+    for batch in guard.batches(loader):
+        ...
+        guard.advance(loss=loss)
+    guard.finish()
+
+A checkpoint is what `accelerator.save_state` writes, and `load_state` reads it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from spottrain.checkpoint import modelstate
+from spottrain.errors import ConfigurationError
+from spottrain.integrations.folder import FolderKeeper, packed, unpacked
+from spottrain.keeper import State
+from spottrain.loop import Loop
+from spottrain.session import Session, current
+
+
+class Guard(Loop):
+    """What `accelerator.prepare` was given, and what was registered for checkpointing, is restored at once.
+
+    data: `spottrain.data.loader`, not prepared, or what else `spottrain.Guard` takes. A prepared loader has
+        no position of its own: leave data out, and skip what was used by accelerator.skip_first_batches.
+    folder: on a disk with room for one checkpoint; default: the accelerator's project_dir, else the current
+        one.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        data: Any = None,
+        max_steps: int | None = None,
+        log_every: int = 10,
+        folder: str | Path | None = None,
+        session: Session | None = None,
+    ) -> None:
+        super().__init__(data=data, max_steps=max_steps, log_every=log_every, session=session or current())
+        if accelerator.project_configuration.automatic_checkpoint_naming:
+            raise ConfigurationError(
+                "ProjectConfiguration(automatic_checkpoint_naming=True) lets Accelerate choose the folder of "
+                "a checkpoint; leave it out: the Guard names and keeps them"
+            )
+        if not accelerator._models:
+            raise ConfigurationError(
+                "Guard(accelerator) knows no model yet: make it after accelerator.prepare(model, optimizer)"
+            )
+        if any(data is loader for loader in accelerator._dataloaders):
+            raise ConfigurationError(
+                "Guard(data=...) is a loader that Accelerate has prepared, which has no position of its own; "
+                "give it spottrain.data.loader(...) unprepared, or leave data out"
+            )
+        self._accelerator = accelerator
+        keeper = FolderKeeper(
+            self.session,
+            State(shared=lambda: {"progress": self._progress()}, own=self._packed, load=self._load),
+            place=Path(folder or accelerator.project_dir or "."),
+            write=self._write,
+            total_steps=self.max_steps,
+        )
+        self._begin(keeper)
+        if keeper.restored is not None and self.session.world.first_here:
+            shutil.rmtree(keeper.restored, ignore_errors=True)
+
+    def _write(self, folder: Path) -> None:
+        self._accelerator.save_state(str(folder))
+
+    def _packed(self) -> dict[str, Any]:
+        return dict(packed(self._own()))
+
+    def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
+        assert isinstance(self.keeper, FolderKeeper)
+        try:
+            self._accelerator.load_state(str(self.keeper.restored))
+        except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
+            raise self._incompatible(str(error)) from error
+        self._load_progress(tree["progress"], unpacked(own), new_rank)
+
+    # --- for the base ---------------------------------------------------------------------------------
+    def _module(self) -> torch.nn.Module:
+        return torch.nn.ModuleList(self._plain())
+
+    def _plain(self) -> list[torch.nn.Module]:
+        return [modelstate.plain(each) for each in self._accelerator._models]
+
+    def _final(self) -> Mapping[str, Any]:
+        models = self._plain()
+        return modelstate.model_state(models[0] if len(models) == 1 else torch.nn.ModuleList(models))
+
+    def _rate(self) -> float | None:
+        optimizers = self._accelerator._optimizers
+        return float(optimizers[0].param_groups[0]["lr"]) if optimizers else None

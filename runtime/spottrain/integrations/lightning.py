@@ -1,0 +1,231 @@
+"""Lightning's Trainer, in three lines:
+
+    spot = SpotCallback()
+    trainer = L.Trainer(..., callbacks=[spot])
+    trainer.fit(model, ckpt_path=spot.resume())
+
+A checkpoint is what `trainer.save_checkpoint` writes, with the random state of each rank, which Lightning
+leaves out. Lightning's own handling of SIGTERM is switched off: its handler does collectives, and it leaves
+without a save.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+try:
+    import lightning.pytorch as pl
+except ImportError:
+    import pytorch_lightning as pl  # type: ignore[no-redef]
+
+from spottrain import device as devices
+from spottrain import log, parallel
+from spottrain.checkpoint import dtensor, modelstate
+from spottrain.errors import ConfigurationError
+from spottrain.integrations.folder import FolderKeeper, packed, unpacked
+from spottrain.interruption import SIGNALS
+from spottrain.keeper import State
+from spottrain.meter import Meter
+from spottrain.session import current
+from spottrain.weights import digest, weights_file
+
+FILE: Final = "lightning.ckpt"
+
+
+class SpotCallback(pl.Callback):
+    """Saves, stops and resumes. One for each process and Trainer.
+
+    folder: on a disk with room for one checkpoint; the same for all ranks of a machine.
+    """
+
+    def __init__(self, *, folder: str | Path = ".", log_every: int = 10) -> None:
+        self.session = current()
+        self.keeper: FolderKeeper | None = None
+        self._folder, self._log_every = Path(folder), log_every
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._trainer: pl.Trainer | None = None
+        self._random: Any = None
+        """To be restored when the first batch begins: until then Lightning draws numbers of its own."""
+        self._unvalidated: Any = None
+        """Random state before a validation: one that falls after a checkpoint is not made up for."""
+        self._finished = False
+
+    # --- of the person's script -----------------------------------------------------------------------
+    def resume(self) -> str | None:
+        """Claims the checkpoint URI; the file to go on from, None at the first start. Raises RunError."""
+        if self.keeper is not None:
+            raise ConfigurationError("spot.resume() was called a second time: a run trains once")
+        session, world = self.session, self.session.world
+        if world.distributed:
+            parallel.join(world, devices.choose(parallel.default_device(world)))
+        session.board.update(step=0)
+        self.keeper = FolderKeeper(
+            session,
+            State(shared=self._shared, own=self._own, load=self._load),
+            place=self._folder,
+            write=self._write,
+        )
+        try:
+            self.keeper.begin()
+        except BaseException:
+            self.keeper.ends.give_up()
+            raise
+        restored = self.keeper.restored
+        return None if restored is None else str(restored / FILE)
+
+    # --- called by the Trainer ------------------------------------------------------------------------
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self.keeper is None:
+            raise ConfigurationError(
+                "SpotCallback was not asked where to go on: call trainer.fit(model, ckpt_path=spot.resume())"
+            )
+        if trainer.world_size != self.session.world.size:
+            raise ConfigurationError(
+                f"Lightning trains with {trainer.world_size} process(es), and spottrain knows of "
+                f"{self.session.world.size}: start them by spottrain run --nproc N or torchrun, and give "
+                "L.Trainer(devices=N) the same number"
+            )
+        self._trainer = trainer
+
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._take_signals(trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._take_signals(trainer)
+        keeper, session, step = self._begun(), self.session, trainer.global_step
+        if keeper.restored is None:  # then it may go on from a checkpoint that is not of ours
+            session.board.update(step=step, start_step=step)
+        elif step != keeper.step:
+            raise ConfigurationError(
+                f"the training begins at step {step}, and the newest checkpoint is of step {keeper.step}: "
+                "call trainer.fit(model, ckpt_path=spot.resume())"
+            )
+        keeper.total_steps = trainer.max_steps if trainer.max_steps > 0 else None
+        total = _expected_steps(trainer)
+        session.board.update(total_steps=total or 0, state="Training")
+        self._meter = Meter(
+            session.board,
+            born=session.born,
+            total_steps=total,
+            log_every=self._log_every,
+            world=session.world,
+        )
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._random is not None:
+            devices.set_random_state(self._random)
+            self._random = None
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.session.interruption.let_end(None)  # from here on there is work to lose
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._unvalidated = devices.random_state()
+        keeper, step = self._begun(), trainer.global_step
+        if step == keeper.step:
+            return  # a micro-batch
+        for loader in _counting(trainer):
+            loader.advance(1)
+        self._meter.note(step, lambda: _loss(outputs), rate=_rate(trainer), epoch=trainer.current_epoch)
+        if keeper.boundary(step):
+            keeper.ends.interrupted()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._unvalidated is not None:  # whatever it drew, the training goes on as without it
+            devices.set_random_state(self._unvalidated)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._finish(pl_module)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._finish(pl_module)  # where nothing was left to train there was no on_train_end
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        if self.keeper is None or self._finished or self.session.message is not None:
+            return
+        if (lost := parallel.peer_lost(exception, self.session.world)) is not None:
+            self.keeper.end_without(lost)
+        self.keeper.ends.give_up()
+
+    # --- inside ---------------------------------------------------------------------------------------
+    def _begun(self) -> FolderKeeper:
+        assert self.keeper is not None, "setup() looks"
+        return self.keeper
+
+    def _take_signals(self, trainer: pl.Trainer) -> None:
+        """Back from Lightning, which registers its own just before the run."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        trainer._signal_connector.received_sigterm = False
+
+    def _finish(self, module: torch.nn.Module) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        state = modelstate.model_state(module)
+        weights = {name: dtensor.whole(t) for name, t in state.items() if isinstance(t, torch.Tensor)}
+        final = digest(weights)
+        self._begun().finish(lambda: (weights_file(weights) if self.session.world.first else b"", final))
+
+    def _write(self, folder: Path) -> None:
+        assert self._trainer is not None
+        self._trainer.save_checkpoint(folder / FILE)
+
+    def _shared(self) -> dict[str, Any]:
+        return {"trained": self._begun().trained}
+
+    def _own(self) -> dict[str, Any]:
+        return {"random": packed(devices.random_state())}
+
+    def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
+        self._begun().trained = shared["trained"]
+        if new_rank:
+            log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
+        else:
+            self._random = unpacked(own["random"])
+
+
+def _counting(trainer: pl.Trainer) -> list[Any]:
+    """Loaders of `spottrain.data`, and samplers of it in others."""
+    combined = trainer.fit_loop._combined_loader
+    found = []
+    for loader in combined.flattened if combined is not None else ():
+        for each in (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
+            if hasattr(each, "advance"):
+                found.append(each)
+                break
+    return found
+
+
+def _expected_steps(trainer: pl.Trainer) -> int | None:
+    steps = trainer.estimated_stepping_batches
+    return int(steps) if 0 < steps < float("inf") else None
+
+
+def _loss(outputs: Any) -> float | None:
+    """Of the step's last micro-batch."""
+    value = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else None
+
+
+def _rate(trainer: pl.Trainer) -> float | None:
+    return float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else None

@@ -1,0 +1,238 @@
+"""Hugging Face's Trainer, in three lines:
+
+    spot = SpotCallback()
+    trainer = Trainer(..., callbacks=[spot])
+    trainer.train(resume_from_checkpoint=spot.resume())
+
+The Trainer writes its checkpoint into its output_dir as ever; we have it do so when a save is due or a stop
+was asked for, at the same step on all ranks, and send it to the checkpoint URI. The files are linked, not
+copied, so that save_total_limit may delete them meanwhile. Those that the Trainer would not have written
+without us are deleted from output_dir.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from spottrain import device as devices
+from spottrain import log, parallel
+from spottrain.checkpoint import dtensor, modelstate
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.contract import Outcome
+from spottrain.errors import ConfigurationError
+from spottrain.integrations.folder import FolderKeeper, link_tree
+from spottrain.keeper import State
+from spottrain.meter import Meter
+from spottrain.session import current
+from spottrain.weights import digest, weights_file
+
+
+class SpotCallback(TrainerCallback):
+    """Saves, stops and resumes. One for each process and Trainer."""
+
+    def __init__(self) -> None:
+        self.session = current()
+        self.keeper: _Keeper | None = None
+        self._args: TrainingArguments | None = None
+        self._ours: int | None = None
+        """Step of a checkpoint that nobody but us has asked for."""
+
+    # --- of the person's script -----------------------------------------------------------------------
+    def resume(self) -> str | None:
+        """Claims the checkpoint URI; the folder to go on from, None at the first start. Raises RunError."""
+        if self._args is None:
+            raise ConfigurationError(
+                "spot.resume() was called before the Trainer was made: make Trainer(callbacks=[spot]) first"
+            )
+        if self.keeper is not None:
+            raise ConfigurationError("spot.resume() was called a second time: a run trains once")
+        session, world = self.session, self.session.world
+        if world.distributed:
+            parallel.join(world, devices.choose(parallel.default_device(world)))
+        session.board.update(step=0)
+        self.keeper = _Keeper(
+            session,
+            State(shared=self._shared, own=dict, load=self._load),
+            place=Path(self._args.output_dir or "."),
+            write=self._link,
+            target=self._folder,
+        )
+        try:
+            self.keeper.begin()
+        except BaseException:
+            self.keeper.ends.give_up()
+            raise
+        restored = self.keeper.restored
+        return None if restored is None else str(restored)
+
+    # --- called by the Trainer ------------------------------------------------------------------------
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if getattr(args, "deepspeed", None):
+            raise ConfigurationError(
+                "TrainingArguments(deepspeed=...): SpotCallback cannot gather DeepSpeed's weights; use FSDP"
+            )
+        if getattr(args, "save_only_model", False):
+            raise ConfigurationError(
+                "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints, from which "
+                "nobody can go on then; leave it out"
+            )
+        self._args = args
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        keeper = self._begun()
+        if keeper.restored is None:  # then it may go on from a checkpoint that is not of ours
+            self.session.board.update(step=state.global_step, start_step=state.global_step)
+        elif state.global_step != keeper.step:
+            raise ConfigurationError(
+                f"the training begins at step {state.global_step}, and the newest checkpoint is of step "
+                f"{keeper.step}: call trainer.train(resume_from_checkpoint=spot.resume())"
+            )
+        session = self.session
+        keeper.total_steps = state.max_steps
+        session.board.update(total_steps=state.max_steps, state="Training")
+        self._meter = Meter(
+            session.board,
+            born=session.born,
+            total_steps=state.max_steps,
+            log_every=1,
+            world=session.world,
+        )
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module | None = None,
+        **_: Any,
+    ) -> None:
+        if state.global_step >= state.max_steps:  # it was ended before it could leave the weights
+            self._finish(model)
+            self.session.end(Outcome.DONE, self.session.summary())
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.session.interruption.let_end(None)  # from here on there is work to lose
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        keeper, step = self._begun(), state.global_step
+        self._meter.count(step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+        if keeper.boundary(step):
+            keeper.stopping = True
+            control.should_evaluate = False  # it could outlast the notice
+        if keeper.wanted or keeper.stopping or step >= state.max_steps:
+            self._ours = None if control.should_save else step
+            control.should_save = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """The Trainer may now save this very step a second time, into the files that are being sent."""
+        keeper = self._begun()
+        if keeper.checkpoints is not None and keeper.checkpoints.busy_with == state.global_step:
+            keeper.checkpoints.settle()
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Its files of this rank are there."""
+        keeper = self._begun()
+        if state.best_global_step == self._ours:
+            self._ours = None
+        if keeper.stopping:
+            keeper.ends.interrupted()
+        if keeper.wanted:
+            keeper.send()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if logs and "loss" in logs and self.keeper is not None:
+            epoch = None if state.epoch is None else int(state.epoch)
+            self._meter.line(
+                state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
+            )
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module | None = None,
+        **_: Any,
+    ) -> None:
+        self._finish(model)
+
+    # --- inside ---------------------------------------------------------------------------------------
+    def _begun(self) -> _Keeper:
+        if self.keeper is None:
+            raise ConfigurationError(
+                "SpotCallback was not asked where to go on: call "
+                "trainer.train(resume_from_checkpoint=spot.resume())"
+            )
+        return self.keeper
+
+    def _finish(self, model: torch.nn.Module | None) -> None:
+        assert model is not None, "the Trainer gives its callbacks the model"
+        state = modelstate.model_state(model)
+        weights = {name: dtensor.whole(t) for name, t in state.items() if isinstance(t, torch.Tensor)}
+        final = digest(weights)
+        self._begun().finish(lambda: (weights_file(weights) if self.session.world.first else b"", final))
+
+    def _folder(self, step: int) -> Path:
+        assert self._args is not None
+        return Path(self._args.output_dir or ".").resolve() / f"checkpoint-{step}"
+
+    def _link(self, folder: Path) -> None:
+        keeper = self._begun()
+        keeper.meet()  # until then another rank may still be writing
+        if self.session.world.first_here:
+            written = self._folder(keeper.step)
+            link_tree(written, folder)
+            if self._ours == keeper.step:
+                shutil.rmtree(written, ignore_errors=True)
+
+    def _shared(self) -> dict[str, Any]:
+        return {"trained": self._begun().trained}
+
+    def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
+        self._begun().trained = shared["trained"]
+
+
+class _Keeper(FolderKeeper):
+    """A save that is due waits for the Trainer to write its files."""
+
+    wanted = False
+    stopping = False
+
+    def save(self, *, best: bool = False) -> None:
+        self.wanted = True
+
+    def send(self) -> None:
+        self.wanted = False
+        super().save()
+
+    def _save_last(self, checkpoints: Checkpointer) -> None:
+        """Where the Trainer has written it: not where another callback has ended the training early."""
+        self.meet()  # until then rank 0 may still delete it, for another one was the best
+        if self._target(self.step).is_dir():
+            super()._save_last(checkpoints)
+        else:
+            log.event("no-last-checkpoint", step=self.step, why="the Trainer did not write one")

@@ -1,0 +1,254 @@
+"""`spottrain run` with several processes in the pod: starts the ranks, passes signals on, ends last.
+
+Started by `__main__` in place of the script when there is more than one process to start; the ranks are
+`spottrain run` again, with RANK set. One thread, standard library only: no handler, lock or import of its own
+may keep it from the next signal. What it must outlive: ranks that fail, hang or are killed. See ADR 0004.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from spottrain import config, lastwords, log
+from spottrain.contract import EXIT_CODE_OF, Env, Outcome, Reason, TerminationMessage
+from spottrain.gang import Gang, reserve_port, threads_of_each
+from spottrain.interruption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_deadline
+
+FORCED_SHARE: Final = 0.95
+"""Of the notice; then what is left is killed. After the ranks' own 0.9, before the kubelet's SIGKILL."""
+PEER_SECONDS: Final = 10.0
+"""For the others when a rank has failed: they can save nothing without it, but tell and give up HEAD."""
+REAP_SECONDS: Final = 0.5
+"""For the kernel to end what was killed; a process stuck in a driver is left behind."""
+SIGNALLED: Final = 128
+"""Plus the signal: the exit code that shells give to a process that died of one."""
+OUTCOME_OF: Final = {int(code): outcome for outcome, code in EXIT_CODE_OF.items()}
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a rank ended."""
+
+    rank: int
+    status: int
+    """Exit code, or minus the signal that it died of."""
+    killed: bool = False
+    """By this launcher, because its time was up."""
+    told: bool = False
+    """Whether it had been sent SIGTERM before."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Killed in time or dead of a SIGTERM of ours: what it had not saved is lost."""
+        if self.killed or (self.told and self.status == -signal.SIGTERM):
+            return Outcome.INTERRUPTED_LOST
+        return OUTCOME_OF.get(self.status, Outcome.FAILED)
+
+    @property
+    def code(self) -> int:
+        if self.outcome is not Outcome.FAILED:
+            return int(EXIT_CODE_OF[self.outcome])
+        return self.status if self.status > 0 else SIGNALLED - self.status
+
+    @property
+    def words(self) -> str:
+        if self.killed:
+            return f"Rank {self.rank} did not end in the time it had, and was killed."
+        if self.status == -signal.SIGKILL:
+            return f"Rank {self.rank} was killed (SIGKILL), probably because it was out of memory."
+        if self.status < 0:
+            return f"Rank {self.rank} died of {_name(-self.status)}."
+        return f"Rank {self.rank} ended with exit code {self.status}."
+
+
+def gravest(ended: Sequence[Ended]) -> Ended:
+    """The end that is the pod's: among equals the first, for the others followed from it."""
+    return min(ended, key=lambda end: lastwords.GRAVEST_FIRST.index(end.outcome))
+
+
+class Launcher:
+    """`command`: script and arguments. `env`: of the ranks, but for what `gang` adds."""
+
+    def __init__(self, gang: Gang, command: Sequence[str], env: Mapping[str, str], *, born: float) -> None:
+        self._gang = gang
+        self._command = command
+        self._env = env
+        self._born = born
+        self._grace = config.grace_seconds(env)
+        self._deadline_file = config.deadline_file(env)
+        self._alive: dict[int, int] = {}
+        """Ranks by process."""
+        self._ended: list[Ended] = []
+        self._told = False
+        self._signalled_at: float | None = None
+        self._stopping_since: float | None = None
+        self._deadline = float("inf")
+        self._peers_until = float("inf")
+        self._killed = False
+
+    def run(self) -> int:
+        """The exit code, when no rank is left."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit codes
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        with reserve_port() as reserved:
+            port = self._gang.port or reserved.getsockname()[1]
+            for local_rank in range(self._gang.nproc):
+                self._alive[self._start(local_rank, port)] = self._gang.rank(local_rank)
+            log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
+            while self._alive and time.time() < self._kill_at + REAP_SECONDS:
+                self._wait()
+                self._reap()
+                self._watch_time()
+        return self._conclude()
+
+    # --- ranks ----------------------------------------------------------------------------------------
+    def _start(self, local_rank: int, port: int) -> int:
+        """A group of its own for each: a signal to the pod's first group arrives once, through here."""
+        env = {**self._env, **self._gang.env_of(local_rank, port)}
+        env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
+        # Started as a module, Python puts the working folder first on the path; `spottrain run` does not.
+        safe = [] if os.getcwd() in sys.path else ["-P"]
+        argv = [sys.executable, *safe, "-m", "spottrain", "run", *self._command]
+        launcher = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setpgid(0, 0)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank computes on, or writes HEAD, unwatched
+            if os.getppid() == launcher:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # held until the rank has its handlers
+                os.execve(sys.executable, argv, env)
+        finally:
+            os._exit(127)
+
+    def _wait(self) -> None:
+        found = signal.sigtimedwait({*SIGNALS, signal.SIGCHLD}, POLL_SECONDS)
+        if found is not None and found.si_signo in SIGNALS:
+            self._interrupted(time.time() + self._grace)
+            self._tell(signal.Signals(found.si_signo))
+
+    def _reap(self) -> None:
+        """Ranks, and at PID 1 whatever else was orphaned."""
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                rank = self._alive.pop(found.si_pid, None)
+                if rank is not None:  # its loaders and uploader, while its number cannot be another's yet
+                    _kill_group(found.si_pid)
+                _, status = os.waitpid(found.si_pid, 0)
+                if rank is not None:
+                    self._note(rank, os.waitstatus_to_exitcode(status))
+
+    def _note(self, rank: int, status: int) -> None:
+        end = Ended(
+            rank=rank, status=status, killed=self._killed and status == -signal.SIGKILL, told=self._told
+        )
+        self._ended.append(end)
+        log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
+        if end.outcome is Outcome.DONE:
+            return
+        if end.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION) and self._stopping_since is None:
+            self._peers_until = time.time() + min(PEER_SECONDS, FORCED_SHARE * self._grace)
+        self._stop(time.time() + self._grace)
+        self._tell(signal.SIGTERM)
+
+    # --- the end --------------------------------------------------------------------------------------
+    def _interrupted(self, deadline: float) -> None:
+        self._signalled_at = self._signalled_at or time.time()
+        self._stop(deadline)
+
+    def _stop(self, deadline: float) -> None:
+        self._deadline = min(self._deadline, deadline)
+        if self._stopping_since is None:
+            self._stopping_since = time.time()
+
+    def _tell(self, signum: signal.Signals) -> None:
+        """Once: a second signal to us is none to them."""
+        if not self._told:
+            self._told = True
+            for pid in self._alive:
+                os.kill(pid, signum)  # not reaped yet, so it is still this one
+
+    @property
+    def _kill_at(self) -> float:
+        if self._stopping_since is None:
+            return float("inf")
+        budget = max(self._deadline - self._stopping_since, LEAST_BUDGET)
+        return min(self._stopping_since + FORCED_SHARE * budget, self._peers_until)
+
+    def _watch_time(self) -> None:
+        """The ranks read the deadline file themselves; here it sets the time of the kill."""
+        deadline = read_deadline(self._deadline_file)
+        if deadline is not None:
+            self._interrupted(deadline)
+        if self._alive and not self._killed and time.time() >= self._kill_at:
+            self._killed = True
+            log.event("ranks-killed", ranks=",".join(str(rank) for rank in self._alive.values()))
+            for pid in self._alive:
+                _kill_group(pid)
+
+    def _conclude(self) -> int:
+        self._ended += [
+            Ended(rank=rank, status=-signal.SIGKILL, killed=True) for rank in self._alive.values()
+        ]
+        worst = gravest(self._ended)
+        log.event("launcher-end", code=worst.code, why=worst.words)
+        path = self._env.get(Env.TERMINATION_MESSAGE)
+        if path:
+            try:
+                lastwords.revise(Path(path), lambda found: self._last_words(worst, found), since=self._born)
+            except OSError as error:
+                log.event("termination-message-not-written", path=path, error=str(error))
+        return worst.code
+
+    def _last_words(self, worst: Ended, found: TerminationMessage | None) -> TerminationMessage | None:
+        """What the ranks have not told themselves: nothing, too little, or less than the cause."""
+        if found is not None and not lastwords.graver(worst.outcome, found.outcome):
+            failed = found.outcome is worst.outcome is Outcome.FAILED
+            if not failed or worst.status > 0:
+                return None
+            # A rank that died without a word is the cause of what its peers say of their failure.
+        reason = Reason.SCRIPT_FAILED if worst.outcome is Outcome.FAILED else ""
+        attempt = self._env.get(Env.ATTEMPT, "")
+        basis = found or TerminationMessage(
+            outcome=worst.outcome,
+            attempt=int(attempt) if attempt.isdecimal() else 0,
+            signalledAt=self._signalled_at,
+        )
+        then = f" The ranks' own message: {found.message}" if found and found.message else ""
+        return replace(basis, outcome=worst.outcome, reason=reason, message=worst.words + then)
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux only; elsewhere a killed launcher may leave ranks behind."""
+    if sys.platform == "linux":
+        _LIBC.prctl(option, value, 0, 0, 0)
+
+
+_LIBC: Final = ctypes.CDLL(None)

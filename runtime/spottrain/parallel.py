@@ -1,0 +1,150 @@
+"""One model over several ranks: process group, DDP or FSDP2, sums over ranks. Used by `trainer`.
+
+DDP is what a plain model gets. A model that `shard` was called on (FSDP2) is taken as it is: its parameters
+are DTensors, and the optimizer must be made after that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from spottrain.checkpoint.dtensor import is_sharded
+from spottrain.errors import ConfigurationError, PeerLost
+from spottrain.session import current
+from spottrain.world import World
+
+COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
+"""Of one collective. Ranks wait for each other at the gate outside of collectives, so this is work only."""
+LOST: Final = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "socket closed",
+    "remote process exited",
+    "ncclremoteerror",
+)
+"""What gloo, NCCL and the store say when a rank is gone (torch 2.15)."""
+
+
+def join(world: World, device: torch.device) -> None:
+    """Makes the process group unless the script has; torch's `env://`. All ranks must come."""
+    if not world.distributed or dist.is_initialized():
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # Both: checkpoints and stop orders of a GPU run go over the CPU's backend.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+
+
+def default_device(world: World) -> str | None:
+    """A GPU of this rank's own, where there is one."""
+    if not world.distributed or not torch.cuda.is_available():
+        return None
+    if torch.cuda.device_count() < world.local_size:
+        raise ConfigurationError(
+            f"{world.local_size} processes share {torch.cuda.device_count()} GPU(s): NCCL wants one for "
+            "each; set gpusPerWorker, or spottrain run --nproc, to the number of GPUs"
+        )
+    return f"cuda:{world.local_rank}"
+
+
+def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) -> torch.nn.Module:
+    """Shards `model` over all ranks by FSDP2; without other ranks it stays as it is.
+
+    layers: classes of the blocks that are gathered one at a time, such as a transformer's. Call it before the
+    optimizer is made, for the parameters change:
+
+        model = spottrain.shard(GPT(), layers=[Block])
+        optimizer = torch.optim.AdamW(model.parameters())
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # not above: it is slow to import, and few need it
+
+    world = current().world
+    if not world.distributed:
+        return model
+    device = torch.device(default_device(world) or "cpu")
+    join(world, device)
+    mesh = init_device_mesh(device.type, (world.size,))
+    model.to(device)
+    kinds = tuple(layers)
+    for module in model.modules():
+        if kinds and isinstance(module, kinds):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+class Replica:
+    """The model as the loop calls it. `module` is the plain one."""
+
+    def __init__(
+        self, model: torch.nn.Module, world: World, device: torch.device, *, deterministic: bool
+    ) -> None:
+        self.module = model
+        self.outer: torch.nn.Module = model
+        self.sharded = any(is_sharded(parameter) for parameter in model.parameters())
+        if world.distributed and not self.sharded:
+            # After the first step DDP sorts its buckets anew, by use, and three or more ranks are then added
+            # up in another order than right after a resume; a search for unused parameters prevents it.
+            keep_order = deterministic and world.size > 2
+            self.outer = DistributedDataParallel(
+                model,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=keep_order,
+            )
+
+    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward: ranks exchange gradients in the last micro-batch of a step alone."""
+        if self.sharded:
+            self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
+        elif isinstance(self.outer, DistributedDataParallel) and not last:
+            return self.outer.no_sync()
+        return nullcontext()
+
+
+def total(value: torch.Tensor, world: World) -> torch.Tensor:
+    """Sum over all ranks; every rank must call it."""
+    if world.distributed:
+        dist.all_reduce(value)
+    return value
+
+
+def give_buffers(model: torch.nn.Module, world: World) -> None:
+    """Rank 0's buffers to all ranks, as DDP does before a forward pass; every rank must call it.
+
+    For an evaluation: so it is one of what is saved, and equal when it is done again after a resume.
+    """
+    if world.distributed:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def peer_lost(error: BaseException, world: World) -> PeerLost | None:
+    """What an exception from a collective means, where it means that another rank is gone."""
+    if not world.distributed or isinstance(error, PeerLost | SystemExit | KeyboardInterrupt):
+        return None
+    text = str(error).lower()
+    if isinstance(error, dist.DistNetworkError | dist.DistBackendError) or any(word in text for word in LOST):
+        return PeerLost(
+            f"rank {world.rank} of {world.size} cannot go on, because another rank is gone "
+            f"({str(error).splitlines()[0][:200]}); see what ended that one"
+        )
+    return None
+
+
+def leave() -> None:
+    """Before the process ends by itself: destroying the group waits for no one."""
+    if dist.is_initialized() and os.environ.get("TORCHELASTIC_RUN_ID") is None:
+        dist.destroy_process_group()

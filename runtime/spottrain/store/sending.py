@@ -1,0 +1,82 @@
+"""What the network stores share: a memoryview as a body, digests by chunk, and waits between tries.
+
+Called by `s3.py`, `s3upload.py` and `gcs.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from spottrain.errors import StoreUnavailable
+
+T = TypeVar("T")
+CHANCE: Final = random.SystemRandom()
+"""Not Python's own: its state is the training's, and is the same in a run that meets no failure."""
+SLICE: Final = 1 << 20
+"""Bytes that go to, or come from, a socket in one call."""
+LONGEST_PAUSE: Final = 20.0
+
+
+class Stopped(BaseException):
+    """Raised by a body that must not go on. No Exception, because SDKs take each of those for a network
+    fault and try again."""
+
+
+def unchecked() -> None:
+    """`check` of a body that nobody will stop."""
+
+
+class Outgoing:
+    """A memoryview as a file that is sent without a copy.
+
+    `read` returns slices of the view, and more than was asked for: http.client asks for 16 KiB at a time,
+    which costs a fifth of the rate, and passes on whatever it gets. `check` is called before each.
+    """
+
+    def __init__(self, view: memoryview, check: Callable[[], None] = unchecked) -> None:
+        self._view = view.cast("B")
+        self._check = check
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        self._check()
+        end = len(self._view) if size < 0 else self._at + max(size, SLICE)
+        part = self._view[self._at : end]
+        self._at += len(part)
+        return part
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+
+def digests(view: memoryview, chunk_bytes: int) -> list[str]:
+    """SHA-256 (hex) of each chunk."""
+    starts = range(0, len(view), chunk_bytes)
+    return [hashlib.sha256(view[start : start + chunk_bytes]).hexdigest() for start in starts]
+
+
+def pause(failures: int) -> float:
+    """Seconds before the next try: doubled each time, and random so that clients do not come in step."""
+    return CHANCE.uniform(0, min(2.0 ** (failures - 1), LONGEST_PAUSE))
+
+
+def tried(act: Callable[[], T], tries: int, rest: Callable[[int], None]) -> T:
+    """`act`, again while the store does not answer; `rest` waits, given the number of failures."""
+    for failures in range(1, tries):
+        try:
+            return act()
+        except StoreUnavailable:
+            rest(failures)
+    return act()

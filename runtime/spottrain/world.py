@@ -1,0 +1,104 @@
+"""Which process of the gang this one is, in the words of torch's `env://`.
+
+Set by our launcher, torchrun or `accelerate launch`; without them a run is one process. Read by `session`,
+by whatever acts by rank, and by `launcher`. No torch in it: it is needed before that import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from spottrain.errors import ConfigurationError
+
+RANK: Final = "RANK"
+WORLD_SIZE: Final = "WORLD_SIZE"
+LOCAL_RANK: Final = "LOCAL_RANK"
+LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
+MASTER_ADDR: Final = "MASTER_ADDR"
+MASTER_PORT: Final = "MASTER_PORT"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Ranks count from 0. `local_*`: within this pod (or machine)."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> World:
+        """One process where RANK and WORLD_SIZE are absent. Raises ConfigurationError.
+
+        LOCAL_RANK and LOCAL_WORLD_SIZE may be absent only where WORLD_SIZE is 1: whether ranks share a pod,
+        and so its port and its termination message, cannot be guessed.
+        """
+        if not env.get(RANK) and env.get(WORLD_SIZE, "") in ("", "1"):
+            return cls()
+        size = _whole(env, WORLD_SIZE, least=1)
+        alone = 1 if size == 1 else None
+        world = cls(
+            rank=_whole(env, RANK),
+            size=size,
+            local_rank=_whole(env, LOCAL_RANK, default=0 if alone else None),
+            local_size=_whole(env, LOCAL_WORLD_SIZE, least=1, default=alone),
+        )
+        world._require_sense()
+        return world
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there are other ranks."""
+        return self.size > 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0 of the gang, the owner of HEAD."""
+        return self.rank == 0
+
+    @property
+    def first_here(self) -> bool:
+        """Whether this is the first rank of its pod, which serves progress and writes the last words."""
+        return self.local_rank == 0
+
+    def _require_sense(self) -> None:
+        for small, number, big, count in (
+            (RANK, self.rank, WORLD_SIZE, self.size),
+            (LOCAL_RANK, self.local_rank, LOCAL_WORLD_SIZE, self.local_size),
+        ):
+            if number >= count:
+                raise _contradiction(f"{small}={number} is not below {big}={count}")
+        if self.local_size > self.size:
+            raise _contradiction(f"{LOCAL_WORLD_SIZE}={self.local_size} is above {WORLD_SIZE}={self.size}")
+        if self.local_rank > self.rank:
+            raise _contradiction(f"{LOCAL_RANK}={self.local_rank} is above {RANK}={self.rank}")
+
+
+def _whole(env: Mapping[str, str], name: str, *, least: int = 0, default: int | None = None) -> int:
+    text = env.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text:
+        raise ConfigurationError(
+            f"{name} is not set, but {_set_ones(env)}: spottrain run, torchrun and accelerate launch "
+            f"set {RANK}, {WORLD_SIZE}, {LOCAL_RANK} and {LOCAL_WORLD_SIZE}; set all, or none for one process"
+        )
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigurationError(f"{name}={text!r} must be a whole number, at least {least}")
+    return int(text)
+
+
+def _set_ones(env: Mapping[str, str]) -> str:
+    words = [
+        f"{name}={env[name]}" for name in (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) if env.get(name)
+    ]
+    return " ".join(words)
+
+
+def _contradiction(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what}; a launcher sets them, so do not set them by hand in the pod's template"
+    )

@@ -1,0 +1,149 @@
+"""Lines between ranks that a test moves itself: nothing arrives before the test lets it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from spottrain.agreement import Agreement, Orders, led
+from spottrain.errors import PeerLost
+from spottrain.world import World
+
+
+class Nothing(Exception):
+    """This rank would wait now."""
+
+
+@dataclass
+class Wire:
+    """Both directions between rank 0 and one other rank."""
+
+    orders: deque[bytes] = field(default_factory=deque)
+    requests: deque[bytes] = field(default_factory=deque)
+
+
+@dataclass
+class FakeLine:
+    """Rank 0 has all wires, another rank has its own."""
+
+    world: World
+    wires: dict[int, Wire]
+    lost: PeerLost | None = None
+    handler: Callable[[int, bytes], None] = lambda rank, body: None
+
+    @property
+    def gone(self) -> list[int]:
+        return []
+
+    def say(self, name: str, body: bytes) -> None:
+        for wire in self.wires.values():
+            wire.orders.append(body)
+
+    def hear(self, name: str) -> bytes | None:
+        orders = self.wires[self.world.rank].orders
+        if not orders:
+            raise Nothing
+        return orders.popleft()
+
+    def gather(self, name: str, body: bytes) -> None:
+        self.wires[self.world.rank].requests.append(body)
+
+    def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:
+        self.handler = handler
+
+
+@dataclass
+class Player:
+    """One rank's loop, a boundary at a time."""
+
+    agreement: Agreement
+    step: int
+    total: int
+    begun: bool = False
+    stopped: bool = False
+    saves: tuple[int, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        return self.stopped or (self.begun and self.step == self.total)
+
+    def go_on(self, save_due: Callable[[], bool]) -> bool:
+        """Comes to the next boundary, or waits at one. False when it waits."""
+        try:
+            self.act(self._ask(save_due))
+        except Nothing:
+            return False
+        return True
+
+    def _ask(self, save_due: Callable[[], bool]) -> Orders:
+        if not self.begun:
+            return self.agreement.begin(self.step, self.total)
+        return self.agreement.at_boundary(self.step + 1, save_due=save_due)
+
+    def act(self, orders: Orders) -> None:
+        self.step += self.begun
+        self.begun = True
+        self.stopped = orders.stop
+        if orders.save:
+            self.saves += (self.step,)
+
+
+STEP_SECONDS: Final = 0.1
+
+
+@dataclass
+class Gang:
+    """Ranks whose every move the test chooses. The clock moves with rank 0's steps."""
+
+    players: list[Player]
+    lines: list[FakeLine]
+    wires: dict[int, Wire]
+    now: list[float]
+
+    @classmethod
+    def of(cls, size: int, *, total: int, start: int = 0) -> Gang:
+        wires = {rank: Wire() for rank in range(1, size)}
+        worlds = [World(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
+        lines = [FakeLine(world, wires) for world in worlds]
+        now = [0.0]
+        players = [
+            Player(led(line, clock=lambda: now[0], start=lambda work: work()), start, total) for line in lines
+        ]
+        return cls(players, lines, wires, now)
+
+    def move(self, rank: int, *, seconds: float = STEP_SECONDS, save_due: bool = False) -> bool:
+        """A step of this rank, in so many seconds, as far as rank 0's clock is concerned."""
+        player = self.players[rank]
+        if player.ended:
+            return False
+        self.now[0] += seconds if rank == 0 else 0
+        return player.go_on(lambda: save_due)
+
+    def ask_for_stop(self, rank: int, deadline: float) -> None:
+        self.players[rank].agreement.request_stop(deadline, "SIGTERM")
+
+    def deliver(self, rank: int) -> bool:
+        """Rank 0 receives one request of this rank."""
+        requests = self.wires[rank].requests if rank else None
+        if not requests:
+            return False
+        self.lines[0].handler(rank, requests.popleft())
+        return True
+
+    def finish(self) -> None:
+        """Everybody goes on until everybody has ended. Fails where nobody can."""
+        while not all(player.ended for player in self.players):
+            if not any([self.move(rank) for rank in range(len(self.players))]):
+                raise AssertionError(f"nobody can go on: {self.players}")
+
+    def state(self) -> str:
+        """Equal for gangs that cannot be told apart from here on."""
+        facts: list[object] = [self.wires]
+        for player in self.players:
+            inner = dict(vars(player.agreement))
+            inner["_made_at"] = round(self.now[0] - inner.get("_made_at", self.now[0]), 6)
+            inside = [inner[name] for name in ("request", "_order", "_until", "_made_at")]
+            facts += [player.step, player.begun, player.stopped, player.saves, *inside]
+        return repr(facts)

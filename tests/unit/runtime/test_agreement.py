@@ -1,0 +1,306 @@
+"""All ranks save and stop at the same steps, whatever each of them knew when. The lines are the test's."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spottrain.agreement import (
+    MOST_STEPS,
+    REACH_SECONDS,
+    REACH_SECONDS_PER_RANK,
+    Order,
+    Orders,
+    Request,
+    alone,
+    decide,
+    led,
+    reach,
+)
+from spottrain.errors import ConfigurationError, PeerLost
+from spottrain.world import World
+
+from tests.support.gang import STEP_SECONDS, FakeLine, Gang
+
+NEVER = lambda: False  # noqa: E731
+ALWAYS = lambda: True  # noqa: E731
+
+
+def an_order(*, at: int, until: int, number: int = 1) -> Order:
+    return Order(number=number, at=at, until=until)
+
+
+# --- how far an order reaches ---------------------------------------------------------------------------
+def test_the_first_order_reaches_one_step() -> None:
+    assert reach(last=None, at=7, step_seconds=0.001, size=2) == 1
+
+
+def test_an_order_reaches_a_quarter_of_a_second() -> None:
+    assert reach(last=an_order(at=0, until=8), at=8, step_seconds=0.02, size=2) == 12
+
+
+def test_slow_steps_are_ordered_one_by_one() -> None:
+    assert reach(last=an_order(at=0, until=8), at=8, step_seconds=3.0, size=2) == 1
+
+
+@given(span=st.integers(1, 3000), seconds=st.floats(1e-9, 1e3), size=st.integers(2, 2000))
+def test_an_order_reaches_at_most_twice_as_far_as_the_last(span: int, seconds: float, size: int) -> None:
+    steps = reach(last=an_order(at=5, until=5 + span), at=5 + span, step_seconds=seconds, size=size)
+    assert 1 <= steps <= min(2 * span, MOST_STEPS)
+    assert steps == 1 or steps * seconds <= max(REACH_SECONDS, REACH_SECONDS_PER_RANK * size) * (1 + 1e-9)
+
+
+# --- what an order says ---------------------------------------------------------------------------------
+def test_a_stop_ends_the_orders_at_this_boundary_and_carries_the_deadline() -> None:
+    request = Request(deadline=99.0, reason="rank 3: SIGTERM")
+    order = decide(last=an_order(at=0, until=4), at=4, steps=9, total=100, request=request, save_due=ALWAYS)
+    assert (order.at, order.until, order.orders) == (4, 4, Orders(stop=True))
+    assert (order.deadline, order.reason, order.number) == (99.0, "rank 3: SIGTERM", 2)
+
+
+@given(
+    at=st.integers(0, 50),
+    steps=st.integers(0, 90),
+    total=st.none() | st.integers(0, 80),
+    horizon=st.none() | st.integers(0, 80),
+)
+def test_an_order_goes_on_but_not_past_the_end_or_the_horizon(
+    at: int, steps: int, total: int | None, horizon: int | None
+) -> None:
+    order = decide(last=None, at=at, steps=steps, total=total, request=None, save_due=NEVER, horizon=horizon)
+    assert at < order.until <= at + max(1, steps)
+    for bound in (total, horizon):
+        assert bound is None or bound <= at or order.until <= bound
+
+
+@given(st.builds(Order, number=st.integers(), at=st.integers(), until=st.integers(), save=st.booleans()))
+def test_an_order_is_read_as_it_was_written(order: Order) -> None:
+    assert Order.from_bytes(order.to_bytes()) == order
+
+
+@given(st.lists(st.floats(0, 1e10), min_size=1))
+def test_the_least_deadline_counts_and_the_first_reason(deadlines: list[float]) -> None:
+    joined: Request | None = None
+    for number, deadline in enumerate(deadlines):
+        joined = Request(deadline=deadline, reason=str(number)).joined(joined)
+    assert joined == Request(deadline=min(deadlines), reason="0")
+
+
+# --- a world of one -------------------------------------------------------------------------------------
+def test_alone_a_rank_is_asked_at_every_boundary() -> None:
+    stopping = False
+    agreement = alone(lambda: stopping)
+    assert agreement.begin(3, 10) == Orders()
+    assert agreement.at_boundary(4, save_due=ALWAYS) == Orders(save=True)
+    stopping = True
+    assert agreement.at_boundary(5, save_due=ALWAYS) == Orders(stop=True)
+
+
+def test_alone_a_request_stops_too_and_leaves_its_deadline() -> None:
+    agreement = alone(NEVER)
+    agreement.request_stop(50.0, "SIGTERM")
+    agreement.request_stop(40.0, "deadline-file")
+    assert agreement.begin(0, 10) == Orders(stop=True)
+    assert (agreement.stop_deadline, agreement.stop_reason) == (40.0, "SIGTERM")
+
+
+# --- a gang ---------------------------------------------------------------------------------------------
+def test_inside_an_order_nothing_is_sent() -> None:
+    gang = Gang.of(2, total=100)
+    while gang.players[0].step < 60:
+        gang.move(0, seconds=0.0085)
+    orders = [Order.from_bytes(body) for body in gang.wires[1].orders]
+    assert [order.until - order.at for order in orders] == [1, 2, 4, 8, 16, 29, 29]
+    assert [order.number for order in orders] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_rank_that_is_told_nothing_stops_with_the_others() -> None:
+    gang = Gang.of(3, total=100)
+    for _ in range(10):
+        for rank in range(3):
+            gang.move(rank)
+    gang.ask_for_stop(2, 77.0)
+    gang.deliver(2)
+    gang.finish()
+    assert {player.step for player in gang.players} == {gang.players[0].step}
+    assert gang.players[0].step < 100
+    assert [player.agreement.stop_deadline for player in gang.players] == [77.0] * 3
+    assert gang.players[1].agreement.stop_reason == "rank 2: SIGTERM"
+
+
+def test_a_stop_that_was_asked_for_before_the_first_step_comes_before_it() -> None:
+    gang = Gang.of(2, total=100, start=30)
+    gang.ask_for_stop(0, 5.0)
+    gang.finish()
+    assert [(player.step, player.stopped) for player in gang.players] == [(30, True)] * 2
+
+
+def test_who_stopped_is_told_so_again_without_a_new_order() -> None:
+    gang = Gang.of(2, total=100)
+    gang.ask_for_stop(0, 5.0)
+    gang.finish()
+    for player in gang.players:
+        assert player.agreement.at_boundary(0, save_due=ALWAYS) == Orders(stop=True)
+
+
+def test_nothing_is_ordered_when_all_steps_are_done() -> None:
+    gang = Gang.of(2, total=30, start=30)
+    gang.finish()
+    assert not gang.wires[1].orders
+
+
+def test_a_save_due_by_steps_is_made_at_its_step() -> None:
+    gang = Gang.of(2, total=1000)
+    leader = gang.players[0]
+    saved: list[int] = []
+    leader.act(leader.agreement.begin(0, 1000))
+    for step in range(1, 1000):
+        gang.now[0] += 0.001
+        due, horizon = step % 70 == 0, step // 70 * 70 + 70
+        asked = partial(leader.agreement.at_boundary, step, horizon=partial(int, horizon))
+        saved += [step] if asked(save_due=partial(bool, due)).save else []
+    assert saved == list(range(70, 1000, 70))
+
+
+def test_ranks_that_would_do_different_numbers_of_steps_are_told_before_the_first() -> None:
+    gang = Gang.of(2, total=100)
+    gang.players[1].total = 90
+    gang.move(0)
+    with pytest.raises(ConfigurationError, match=r"rank 1 is at step 0 of 90, rank 0 at step 0 of 100"):
+        gang.move(1)
+
+
+def test_a_lost_rank_is_told_at_the_next_boundary() -> None:
+    for rank in range(2):
+        gang = Gang.of(2, total=100)
+        gang.move(0), gang.move(1)
+        gang.lines[rank].lost = PeerLost("rank 9 is gone")
+        with pytest.raises(PeerLost, match="rank 9 is gone"):
+            gang.move(rank)
+
+
+class Emptied(FakeLine):
+    @property
+    def gone(self) -> list[int]:
+        return [3]
+
+
+def test_rank_0_does_not_go_on_without_a_rank_that_has_ended() -> None:
+    agreement = led(Emptied(World(rank=0, size=4, local_rank=0, local_size=4), {}))
+    with pytest.raises(PeerLost, match="rank 3 has ended its run, but rank 0 is at step 5 of 8"):
+        agreement.begin(5, 8)
+
+
+# --- any interleaving -----------------------------------------------------------------------------------
+Move = tuple[str, int, float]
+"""What, of which rank, and a number: the seconds of a step or a deadline."""
+
+
+def happen(gang: Gang, move: Move) -> None:
+    what, rank, number = move
+    if what == "stop":
+        gang.ask_for_stop(rank, number)
+    elif what == "deliver":
+        gang.deliver(rank)
+    else:
+        gang.move(rank, seconds=number, save_due=what == "save")
+
+
+@st.composite
+def moves(draw: st.DrawFn, size: int) -> list[Move]:
+    rank = st.integers(0, size - 1)
+    seconds = st.sampled_from([1e-6, 0.004, 0.03, STEP_SECONDS, 0.4, 20.0])
+    step = st.tuples(st.sampled_from(["move", "move", "move", "save", "deliver"]), rank, seconds)
+    scene: list[Move] = draw(st.lists(step, max_size=150))
+    for who in draw(st.lists(rank, max_size=3)):
+        scene.insert(draw(st.integers(0, len(scene))), ("stop", who, draw(st.floats(1, 1e6))))
+    return scene
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), size=st.integers(2, 4), total=st.integers(0, 60))
+def test_no_two_ranks_ever_save_or_stop_at_different_steps(
+    data: st.DataObject, size: int, total: int
+) -> None:
+    gang = Gang.of(size, total=total)
+    asked: list[float] = []
+    for move in data.draw(moves(size)):
+        happen(gang, move)
+        asked += [move[2]] if move[0] == "stop" else []
+    for rank in range(1, size):
+        while gang.deliver(rank):
+            pass
+    gang.finish()
+    leader = gang.players[0]
+    for player in gang.players:
+        assert (player.step, player.stopped, player.saves) == (leader.step, leader.stopped, leader.saves)
+    if leader.stopped:
+        assert leader.agreement.stop_deadline == min(asked)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seconds=st.lists(st.sampled_from([1e-6, 0.01, 0.1, 0.24, 0.3, 5.0]), min_size=1, max_size=200))
+def test_a_stop_comes_within_the_order_in_hand(seconds: list[float]) -> None:
+    gang = Gang.of(2, total=10**6)
+    for each in seconds:
+        gang.move(0, seconds=each)
+    order = Order.from_bytes(gang.wires[1].orders[-1])
+    gang.ask_for_stop(0, 1.0)
+    gang.finish()
+    assert [player.step for player in gang.players] == [order.until] * 2
+
+
+def test_at_an_even_pace_a_stop_is_at_most_a_reach_late() -> None:
+    for pace in (0.001, 0.02, 0.1, 0.24):
+        gang = Gang.of(2, total=10**6)
+        for _ in range(3000):
+            gang.move(0, seconds=pace)
+        told = gang.now[0]
+        gang.ask_for_stop(0, 1.0)
+        while not gang.players[0].ended:
+            gang.move(0, seconds=pace)
+        assert gang.now[0] - told <= REACH_SECONDS + 1e-9
+
+
+# --- all interleavings of a small gang ------------------------------------------------------------------
+def possible(gang: Gang) -> Iterator[Move]:
+    """What can happen next: a quick or slow step, with a save due or not, a request to stop, its arrival."""
+    for rank, player in enumerate(gang.players):
+        if not player.ended:
+            kinds = itertools.product(("move", "save"), (0.1, 1.0)) if rank == 0 else [("move", 0.1)]
+            yield from ((what, rank, seconds) for what, seconds in kinds)
+        if rank != 1 and math.isinf(player.agreement.stop_deadline):  # rank 1 never hears of it by itself
+            yield "stop", rank, 10.0 - rank
+        if rank and gang.wires[rank].requests:
+            yield "deliver", rank, 0.0
+
+
+def test_in_all_that_can_happen_to_a_small_gang_no_two_ranks_differ_and_nobody_waits_for_ever() -> None:
+    came: set[str] = set()
+    stuck: dict[str, list[Move]] = {}
+    """States that nobody has been seen to leave by a move of a rank."""
+    queue: deque[tuple[str, list[Move]]] = deque([("", [])])
+    while queue:
+        parent, path = queue.popleft()
+        gang = Gang.of(3, total=3)
+        for move in path:
+            happen(gang, move)
+        state = gang.state()
+        if path and path[-1][0] != "stop" and state != parent:
+            stuck.pop(parent, None)
+        if state in came:
+            continue
+        came.add(state)
+        ended = [player for player in gang.players if player.ended]
+        assert len({(p.step, p.stopped, p.saves) for p in ended}) <= 1, path
+        if len(ended) < 3:
+            stuck[state] = path
+        queue.extend((state, [*path, move]) for move in possible(gang))
+    assert not stuck
+    assert len(came) > 1000

@@ -1,0 +1,266 @@
+"""The files of a checkpoint: valid safetensors, aligned without holes, and the copy that fills them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spottrain.checkpoint import arena as arenas
+from spottrain.checkpoint.arena import Arena, container_memory, require_memory
+from spottrain.checkpoint.layout import ALIGNMENT, SAFETENSORS, Layout, divide, plan, signature
+from spottrain.checkpoint.tree import Flattened, Leaf
+from spottrain.errors import ConfigurationError
+
+from tests.support.snapshots import KEY, pack, same
+
+shapes = st.lists(st.integers(0, 5), max_size=3)
+leaf_lists = st.lists(st.tuples(st.sampled_from(list(SAFETENSORS)), shapes), max_size=8)
+
+
+def leaves(*specs: tuple[torch.dtype, list[int]]) -> list[Leaf]:
+    return [
+        Leaf(path=f"t.{n}", tensor=(torch.arange(math.prod(shape)).reshape(shape) % 2).to(dtype))
+        for n, (dtype, shape) in enumerate(specs)
+    ]
+
+
+def all_of(found: list[Leaf], **more: Any) -> Layout:
+    return plan(found, range(len(found)), **more)
+
+
+# --- layout -------------------------------------------------------------------------------------------
+@settings(max_examples=100, deadline=None)
+@given(leaf_lists, st.sampled_from([1, 40, 1 << 30]))
+def test_every_tensor_is_aligned_and_no_byte_of_a_file_is_unused(specs: Any, shard_bytes: int) -> None:
+    found = leaves(*specs)
+    layout = all_of(found, shard_bytes=shard_bytes)
+    places = {place.number: place for place in layout.places}
+    assert sorted(places) == list(range(len(found)))
+    for shard in layout.shards:
+        assert shard.offset % mmap.PAGESIZE == 0 and len(shard.header) % ALIGNMENT == 0
+        at = len(shard.header)
+        here = [place for place in layout.places if place.piece.shard == shard.name]
+        for place in sorted(here, key=lambda place: place.offset):
+            tensor = found[place.number].tensor
+            assert place.piece.offset == at and place.offset == shard.offset + at
+            assert place.offset % tensor.element_size() == 0
+            at += tensor.nbytes
+        assert at == shard.bytes
+    ends = [shard.offset + shard.bytes for shard in layout.shards]
+    assert all(end <= shard.offset for end, shard in zip(ends, layout.shards[1:], strict=False))
+    assert layout.bytes >= (ends[-1] if ends else 0)
+
+
+def test_every_type_is_written_as_the_safetensors_library_reads_it() -> None:
+    tree = {str(n): (torch.arange(6).reshape(2, 3) % 2).to(dtype) for n, dtype in enumerate(SAFETENSORS)}
+    tree |= {"empty": torch.empty(0, 3), "scalar": torch.tensor(5), "__metadata__": torch.ones(2)}
+    store = pack({"model": tree, "__metadata__": torch.ones(3)}, shard_bytes=100)
+    found: dict[str, torch.Tensor] = {}
+    for key, body in store.bodies.items():
+        if key.endswith(".safetensors"):
+            found |= safetensors.torch.load(body)
+    assert len(found) == len(tree) + 1
+    assert all(same(found[f"model.{name}"], tensor) for name, tensor in tree.items())
+
+
+def test_two_leaves_of_one_name_are_both_there() -> None:
+    store = pack({1: torch.zeros(2), "1": torch.ones(2)})
+    found = safetensors.torch.load(store.bodies[KEY + "r00000-00.safetensors"])
+    assert sorted(tensor.tolist() for tensor in found.values()) == [[0, 0], [1, 1]]
+
+
+def test_shards_stay_below_their_limit_and_a_larger_tensor_has_one_of_its_own() -> None:
+    found = leaves(*[(torch.float32, [3])] * 10, (torch.float32, [100]), *[(torch.uint8, [5])] * 3)
+    layout = all_of(found, shard_bytes=48)
+    sizes = {shard.name: shard.bytes - len(shard.header) for shard in layout.shards}
+    large = next(place.piece.shard for place in layout.places if place.number == 10)
+    assert sizes.pop(large) == 400
+    assert [place.number for place in layout.places if place.piece.shard == large] == [10]
+    assert all(size <= 48 for size in sizes.values())
+    assert len(sizes) == 4, "4 + 4 + 2 and then the bytes, as few as can be"
+    assert [shard.name for shard in layout.shards] == [f"r00000-0{n}.safetensors" for n in range(5)]
+
+
+def test_the_signature_tells_whether_a_layout_still_fits() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def now() -> tuple[Any, ...]:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        found = Flattened(state).leaves
+        return signature(found, range(len(found)))
+
+    before = now()
+    with torch.no_grad():
+        model.weight += 1
+    assert now() == before, "other numbers have the same places"
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert (with_state := now()) != before
+    optimizer.step()
+    assert now() == with_state
+    model.half()
+    assert now() != with_state
+    found = leaves((torch.float32, [2, 3]))
+    assert all_of(found).signature == signature(found, [0]) != signature(leaves((torch.float32, [3, 2])), [0])
+
+
+# --- who stores what ----------------------------------------------------------------------------------
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 8))
+def test_the_leaves_are_divided_once_each_and_evenly_and_alike_on_every_rank(
+    sizes: list[int], ranks: int
+) -> None:
+    found = leaves(*[(torch.uint8, [size]) for size in sizes])
+    shares = divide(found, ranks)
+    assert len(shares) == ranks
+    assert sorted(itertools.chain(*shares)) == list(range(len(sizes)))
+    loads = [sum(sizes[n] for n in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes, default=0), "by no more than one tensor"
+    assert divide(leaves(*[(torch.uint8, [size]) for size in sizes]), ranks) == shares
+
+
+# --- memory -------------------------------------------------------------------------------------------
+@settings(max_examples=40, deadline=None)
+@given(leaf_lists)
+def test_what_is_filled_in_equals_what_it_was_filled_from(specs: Any) -> None:
+    found = leaves(*specs)
+    arena = Arena(all_of(found, shard_bytes=64))
+    for turn in range(2):
+        if turn:
+            found = [Leaf(path=leaf.path, tensor=(leaf.tensor == 0).to(leaf.tensor.dtype)) for leaf in found]
+        arena.fill(found)
+        for place in arena.layout.places:
+            tensor = found[place.number].tensor
+            body = arena.map[place.offset : place.offset + tensor.nbytes]
+            assert body == bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+
+
+def test_a_snapshot_is_not_touched_by_what_happens_next() -> None:
+    weight = torch.ones(3)
+    found = [Leaf(path="w", tensor=weight)]
+    arena = Arena(all_of(found))
+    arena.fill(found)
+    weight += 1
+    at = arena.layout.places[0].offset
+    assert torch.frombuffer(bytearray(arena.map[at : at + 12]), dtype=torch.float32).tolist() == [1, 1, 1]
+
+
+def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind: list[bool] = []
+    copy = torch.Tensor.copy_
+
+    def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        behind.append(non_blocking)
+        return copy(self, source, non_blocking)
+
+    found = leaves((torch.float32, [3]))
+    arena = Arena(all_of(found))
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    arena.fill(found)
+    assert behind == [False]
+
+
+def test_the_first_copy_waits_until_the_memory_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, order = threading.Event(), list[str]()
+    touch = Arena._touch
+
+    def slowly(self: Arena, start: int, length: int) -> None:
+        assert gate.wait(10), "nobody opened the gate"
+        order.append("resident")
+        touch(self, start, length)
+
+    monkeypatch.setattr(Arena, "_touch", slowly)
+    found = leaves((torch.float32, [3]))
+    arena = Arena(all_of(found))
+    threading.Timer(0.05, gate.set).start()
+    arena.fill(found)
+    order.append("filled")
+    assert order == ["resident", "filled"]
+    assert arena.map[: len(arena.layout.shards[0].header)] == arena.layout.shards[0].header
+
+
+def test_an_older_kernel_s_memory_is_made_resident_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "MADV_POPULATE_WRITE", 12345)
+    found = leaves((torch.float32, [3000]))
+    arena = Arena(all_of(found))
+    arena.fill(found)
+    at = arena.layout.places[0].offset
+    body = bytearray(arena.map[at : at + 12000])
+    assert torch.equal(torch.frombuffer(body, dtype=torch.float32), found[0].tensor)
+
+
+def test_the_memory_of_a_layout_that_fits_no_more_is_given_back() -> None:
+    def mine() -> int:
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum("spottrain-arena" in os.readlink(link) for link in links if os.path.islink(link))
+
+    before = mine()
+    found = leaves((torch.float32, [3]))
+    arena = Arena(all_of(found))
+    arena.fill(found)
+    assert mine() > before
+    del arena
+    assert mine() == before
+
+
+V2 = {"memory.max": "{limit}\n", "memory.current": "{used}\n", "memory.stat": "anon 5\n{files}"}
+V1 = {
+    "memory/memory.limit_in_bytes": "{limit}\n",
+    "memory/memory.usage_in_bytes": "{used}\n",
+    "memory/memory.stat": "rss 5\n{files}",
+}
+
+
+@pytest.mark.parametrize("files", [V2, V1], ids=["v2", "v1"])
+def test_what_is_left_of_the_container_s_memory_is_read(tmp_path: Path, files: dict[str, str]) -> None:
+    values = {"limit": 1000, "used": 700, "files": "inactive_file 150\nactive_file 50\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text.format(**values))
+    assert container_memory(tmp_path) == (1000, 500), "clean files can be dropped"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"memory.max": "max\n"},
+        {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
+        {"memory.max": "1000\n"},
+    ],
+)
+def test_without_a_limit_nothing_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert container_memory(tmp_path) is None
+    require_memory(2**60, limit=(2**61, 0))
+
+
+def test_too_little_memory_for_a_copy_is_told_with_what_to_raise() -> None:
+    gib = 2**30
+    require_memory(2 * gib, limit=(8 * gib, 6 * gib))
+    with pytest.raises(ConfigurationError) as caught:
+        require_memory(3 * gib, limit=(8 * gib, 6 * gib))
+    assert "a save needs 3.00 GiB" in str(caught.value) and "has 2.00 GiB left" in str(caught.value)
+    assert "raise resources.limits.memory by 1.00 GiB or more" in str(caught.value)
+    assert caught.value.reason == "OutOfMemory"
+
+
+def test_a_header_is_one_that_a_person_can_read() -> None:
+    layout = all_of(leaves((torch.float32, [2, 3])))
+    assert json.loads(layout.shards[0].header[8:]) == {
+        "t.0": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    }

@@ -1,0 +1,250 @@
+"""Reading a checkpoint: the parts that a rank wants, each chunk of them verified, what is wrong named."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, canonical
+from spottrain.checkpoint.restore import fetch_folder, read_files, read_manifest, read_shard, read_trees
+from spottrain.contract import MANIFEST_NAME
+from spottrain.errors import CheckpointError
+
+from tests.support.snapshots import (
+    KEY,
+    Memory,
+    boxes,
+    change,
+    chunks_of,
+    inside,
+    ordered,
+    pack,
+    pack_parts,
+    same,
+    unpack,
+)
+
+TREE = {"w": torch.arange(10.0), "x": 1.5, "y": [torch.ones(3, dtype=torch.int8)]}
+SHARD = KEY + "r00000-00.safetensors"
+
+
+# --- damage -------------------------------------------------------------------------------------------
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_a_byte_that_was_flipped_in_a_shard_is_noticed_by_shard_and_chunk(data: st.DataObject) -> None:
+    store = pack(TREE, chunk_bytes=16)
+    body = store.bodies[SHARD]
+    header = 8 + int.from_bytes(body[:8], "little")
+    at = data.draw(st.integers(header, len(body) - 1))
+    bit = data.draw(st.integers(0, 7))
+    store.bodies[SHARD] = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
+    with pytest.raises(Damaged, match=rf"r00000-00.safetensors has a wrong checksum in chunk {at // 16}$"):
+        unpack(store)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whoever_reads_a_whole_shard_notices_any_byte_of_it(data: st.DataObject) -> None:
+    store = pack(TREE, chunk_bytes=16)
+    manifest = read_manifest(store, KEY)
+    body = store.bodies[SHARD]
+    assert b"".join(read_shard(store, KEY, manifest, manifest.shards[0])) == body
+    at = data.draw(st.integers(0, len(body) - 1))
+    store.bodies[SHARD] = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+    with pytest.raises(Damaged, match=rf"wrong checksum in chunk {at // 16}$"):
+        list(read_shard(store, KEY, manifest, manifest.shards[0]))
+
+
+@pytest.mark.parametrize("left", [0, 1, 100, -1])
+def test_a_shard_that_was_cut_short_is_noticed(left: int) -> None:
+    store = pack(TREE)
+    store.bodies[SHARD] = store.bodies[SHARD][:left]
+    with pytest.raises(Damaged, match=r"r00000-00.safetensors is shorter than its \d+ bytes"):
+        unpack(store)
+
+
+def test_a_shard_that_is_gone_is_noticed() -> None:
+    store = pack(TREE)
+    del store.bodies[SHARD]
+    with pytest.raises(Damaged, match=r"r00000-00.safetensors is missing"):
+        unpack(store)
+
+
+def test_a_manifest_that_is_gone_is_noticed() -> None:
+    with pytest.raises(Damaged, match="the manifest is missing"):
+        read_manifest(Memory(), KEY)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_a_manifest_that_was_changed_anywhere_is_noticed(data: st.DataObject) -> None:
+    store = pack(TREE)
+    text = store.bodies[KEY + MANIFEST_NAME]
+    at = data.draw(st.integers(0, len(text) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda b: b != text[at]))
+    store.bodies[KEY + MANIFEST_NAME] = text[:at] + bytes([byte]) + text[at + 1 :]
+    with contextlib.suppress(Damaged, CheckpointError):
+        assert same(ordered(unpack(store)), ordered(TREE)), "white space"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"format": 2}', b"\xff"])
+def test_what_is_no_manifest_is_damaged(text: bytes) -> None:
+    with pytest.raises(Damaged, match="not readable"):
+        Manifest.from_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(3, "has format 3, of a newer spottrain"), (1, "has format 1, of an older spottrain")],
+)
+def test_another_format_is_named_and_not_taken_for_damage(number: int, says: str) -> None:
+    store = pack({})
+    body = json.loads(store.bodies[KEY + MANIFEST_NAME]) | {"format": number, "unheard": "of"}
+    with pytest.raises(CheckpointError, match=f"{says}; this one reads format 2. Use the image") as caught:
+        Manifest.from_bytes(canonical(body))
+    assert caught.value.reason == "CheckpointIncompatible"
+
+
+def test_a_manifest_comes_back_as_it_was_and_its_checksum_is_of_all_the_rest() -> None:
+    text = pack(TREE).bodies[KEY + MANIFEST_NAME]
+    manifest = Manifest.from_bytes(text)
+    assert manifest.to_bytes() == text
+    raw = json.loads(text)
+    told = raw.pop("sha256")
+    assert told == hashlib.sha256(canonical(raw)).hexdigest()
+    assert manifest.step == 3 and manifest.size == sum(shard.bytes for shard in manifest.shards)
+
+
+# --- parts --------------------------------------------------------------------------------------------
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_parts_that_some_ranks_stored_are_read_by_any_other_number_of_ranks(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    dtype = data.draw(st.sampled_from([torch.float32, torch.int8, torch.float64]))
+    tensor = torch.randperm(math.prod(shape)).reshape(shape).to(dtype)
+    before, after = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    cut, read = (data.draw(st.integers(0, len(shape) - 1) | st.just(0)) for _ in range(2))
+    store = pack_parts(tensor, boxes(shape, before, cut), chunk_bytes=data.draw(st.sampled_from([7, 64])))
+    for box in boxes(shape, after, read):
+        found = unpack(store, want=lambda stored, box=box: box)["t"]  # type: ignore[misc]
+        assert same(found, tensor[inside(box)].contiguous())
+    assert same(unpack(store)["t"], tensor)
+
+
+def test_a_rank_reads_only_the_chunks_of_its_part() -> None:
+    tensor = torch.arange(64.0)
+    read: list[tuple[int, int]] = []
+
+    class Noting(Memory):
+        def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+            read.append((offset, len(buffer)))
+            super().read_into(key, offset, buffer)
+
+    store = Noting(pack_parts(tensor, boxes([64], 1), chunk_bytes=32).bodies)
+    half = boxes([64], 2)[1]
+    assert same(unpack(store, want=lambda stored: half)["t"], tensor[32:])
+    assert sorted(read) == [(offset, min(32, 261 - offset)) for offset in range(128, 261, 32)]
+
+
+def test_a_tensor_that_is_not_whole_is_noticed() -> None:
+    store = pack_parts(torch.arange(8.0).reshape(4, 2), boxes([4, 2], 4), chunk_bytes=64)
+    stored = read_manifest(store, KEY).tensors[0]
+    for pieces in (stored.pieces[:3], stored.pieces[1:], ()):
+        with pytest.raises(Damaged, match=rf"t is not whole: {2 * len(pieces)} of 8 numbers are there"):
+            unpack(change(store, tensors=(replace(stored, pieces=pieces),)))
+    first = boxes([4, 2], 4)[0]
+    part = change(store, tensors=(replace(stored, pieces=stored.pieces[:1]),))
+    assert unpack(part, want=lambda stored: first)["t"].tolist() == [[0, 1]], "what is wanted is there"
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ({"shard": "r00009-00.safetensors"}, "r00009-00.safetensors, which the manifest does not list"),
+        ({"offset": 30}, "a tensor ends at byte 62 of r00000-00.safetensors, which has 37"),
+        ({"start": (0, 0)}, "do not fit together"),
+        ({"start": (-1,)}, "is not whole"),
+        ({"shape": (7,)}, "is not whole"),
+    ],
+)
+def test_pieces_that_contradict_their_shards_are_damaged(harm: dict[str, Any], says: str) -> None:
+    store = pack_parts(torch.arange(8.0), boxes([8], 1), chunk_bytes=64)
+    stored = read_manifest(store, KEY).tensors[0]
+    with pytest.raises(Damaged, match=says):
+        unpack(change(store, tensors=(replace(stored, pieces=(replace(stored.pieces[0], **harm),)),)))
+
+
+def test_what_was_a_rank_s_own_comes_back_to_it_and_a_new_rank_gets_the_first_one_s() -> None:
+    store = pack({"shared": 1})
+    manifest = replace(read_manifest(store, KEY), ranks=({"mine": 0}, {"mine": 1}), world=2)
+    found = [read_trees(store, KEY, manifest, rank=rank) for rank in range(3)]
+    assert [shared for shared, _ in found] == [{"shared": 1}] * 3
+    assert [own for _, own in found] == [{"mine": 0}, {"mine": 1}, {"mine": 0}]
+
+
+# --- folders ------------------------------------------------------------------------------------------
+def folder(*files: tuple[str, bytes]) -> Memory:
+    store, listed, shards = Memory(), [], []
+    for number, (path, body) in enumerate(files):
+        name = f"f{number:05d}"
+        store.put(KEY + name, body)
+        listed.append(File(path=path, shard=name))
+        shards.append({"name": name, "bytes": len(body), "chunks": chunks_of(body, 4)})
+    manifest = Manifest(step=1, kind=FOLDER, files=tuple(listed), chunk_bytes=4)
+    raw = json.loads(manifest.to_bytes()) | {"shards": shards}
+    raw.pop("sha256")
+    raw["sha256"] = hashlib.sha256(canonical(raw)).hexdigest()
+    store.put(KEY + MANIFEST_NAME, canonical(raw))
+    return store
+
+
+def test_a_folder_comes_back_as_it_was(tmp_path: Path) -> None:
+    files = [("a", b"0123456789"), ("deep/er/b.bin", bytes(range(256))), ("empty", b"")]
+    store = folder(*files)
+    read_files(store, KEY, read_manifest(store, KEY), tmp_path)
+    found = {p.relative_to(tmp_path).as_posix(): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert found == dict(files)
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "deep/.."])
+def test_a_file_outside_of_the_folder_is_refused_and_nothing_is_written(tmp_path: Path, path: str) -> None:
+    target = tmp_path / "here"
+    target.mkdir()
+    store = folder((path, b"evil"))
+    with pytest.raises(Damaged, match="would lie outside its folder"):
+        read_files(store, KEY, read_manifest(store, KEY), target)
+    assert list(tmp_path.rglob("*")) == [target]
+
+
+def test_a_file_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    store = folder(("a", b"0123456789"))
+    store.bodies[KEY + "f00000"] = b"0123x56789"
+    with pytest.raises(Damaged, match="f00000 has a wrong checksum in chunk 1"):
+        read_files(store, KEY, read_manifest(store, KEY), tmp_path)
+
+
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint-5"
+    target.mkdir()
+    (target / "older").write_bytes(b"older")
+    store = folder(("a", b"0123456789"), ("b", b"x"))
+    whole = store.bodies[KEY + "f00001"]
+    store.bodies[KEY + "f00001"] = b"y"
+    with pytest.raises(Damaged):
+        fetch_folder(store, KEY, read_manifest(store, KEY), target)
+    assert list(tmp_path.rglob("*")) == [target, target / "older"]
+    store.bodies[KEY + "f00001"] = whole
+    fetch_folder(store, KEY, read_manifest(store, KEY), target)
+    assert sorted(tmp_path.rglob("*")) == [target, target / "a", target / "b"]

@@ -1,0 +1,154 @@
+"""What goes into a checkpoint comes out of it, and nothing in it is executed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spottrain.checkpoint.layout import SHARD_BYTES
+from spottrain.checkpoint.manifest import Damaged, Piece, Stored
+from spottrain.checkpoint.tree import Flattened, renumber, unflatten
+from spottrain.errors import CheckpointError
+from spottrain.weights import digest
+
+from tests.support.snapshots import change, ordered, pack, same, unpack
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+)
+tensors = st.builds(
+    lambda dtype, shape: (torch.arange(math.prod(shape)).reshape(shape) % 5).to(dtype),
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 4), max_size=3),
+)
+keys = st.text(max_size=4) | st.integers() | st.binary(max_size=2) | st.sampled_from(["$tensor", "$bytes"])
+trees = st.recursive(
+    scalars | tensors,
+    lambda child: (
+        st.lists(child, max_size=3)
+        | st.lists(child, max_size=3).map(tuple)
+        | st.dictionaries(keys, child, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees, st.sampled_from([8, 50, SHARD_BYTES]), st.sampled_from([16, 1 << 20]))
+def test_any_tree_comes_back_as_it_was(tree: Any, shard_bytes: int, chunk_bytes: int) -> None:
+    back = unpack(pack(tree, shard_bytes=shard_bytes, chunk_bytes=chunk_bytes))
+    assert same(ordered(back), ordered(tree))
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees, st.integers(0, 9))
+def test_a_tree_that_is_renumbered_names_the_same_tensors(tree: Any, by: int) -> None:
+    flattened = Flattened(tree)
+    back = unflatten(renumber(flattened.plain, by), lambda number: flattened.leaves[number - by].tensor)
+    assert same(back, tree)
+
+
+def test_numbers_that_are_not_finite_come_back() -> None:
+    back = unpack(pack({"a": [math.nan, math.inf, -math.inf, -0.0], "t": torch.tensor([math.nan, -0.0])}))
+    assert math.isnan(back["a"][0]) and back["a"][1:3] == [math.inf, -math.inf]
+    assert math.copysign(1, back["a"][3]) == -1
+    assert math.isnan(back["t"][0]) and torch.signbit(back["t"])[1]
+
+
+def test_empty_tensors_and_single_numbers_keep_their_shapes() -> None:
+    tree = {
+        "empty": torch.empty(0, 3),
+        "none": torch.empty(0),
+        "scalar": torch.tensor(7),
+        "one": torch.ones(1),
+    }
+    assert same(unpack(pack(tree)), ordered(tree))
+
+
+def test_tied_tensors_are_stored_once_and_stay_tied() -> None:
+    weight = torch.randn(4, 4)
+    tree = {"a": weight, "b": weight.detach(), "c": weight.t()}
+    assert len(Flattened(tree).leaves) == 2, "a and b; c is another view"
+    back = unpack(pack(tree))
+    assert back["a"] is back["b"] and torch.equal(back["c"], weight.t())
+
+
+def test_views_of_the_same_memory_that_mean_other_numbers_are_not_tied() -> None:
+    wave = torch.tensor([1 + 2j, 3 - 4j])
+    back = unpack(pack({"a": wave, "b": wave.conj(), "c": wave[:1]}))
+    assert torch.equal(back["b"], wave.conj()) and torch.equal(back["c"], wave[:1])
+
+
+def test_views_with_any_strides_come_back() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    tree = {"columns": base[:, ::2], "expanded": torch.ones(1).expand(3, 2), "turned": base.t()}
+    assert same(unpack(pack(tree)), ordered(tree))
+
+
+def test_an_optimizer_s_state_comes_back() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    back = unpack(pack(optimizer.state_dict()))
+    assert list(back["state"]) == [0, 1], "integer keys stay integers"
+    assert back["param_groups"][0]["betas"] == (0.9, 0.999)
+    torch.optim.AdamW(model.parameters()).load_state_dict(back)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [({1, 2}, "set"), (print, "builtin_function_or_method"), (object(), "object")]
+)
+def test_what_cannot_be_stored_is_named_with_its_place(value: object, kind: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"holds a {kind} at optimizer\.seen, which cannot be stored"):
+        Flattened({"optimizer": {"seen": value}})
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, 2).to_sparse(),
+        torch.empty(2, device="meta"),
+        torch.ones(1, dtype=torch.complex128),
+    ],
+)
+def test_a_tensor_that_cannot_be_stored_is_named_with_its_place(tensor: torch.Tensor) -> None:
+    with pytest.raises(CheckpointError, match=r"at model\.w, which cannot be stored; keep it out"):
+        pack({"model": {"w": tensor}})
+
+
+@pytest.mark.parametrize("dtype", ["load", "save", "hub", "nothing", "float32.__class__"])
+def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str) -> None:
+    store = pack({"w": torch.ones(2)})
+    piece = Piece(shard="r00000-00.safetensors", offset=0, start=(0,), shape=(2,))
+    evil = Stored(name="w", dtype=dtype, shape=(2,), pieces=(piece,))
+    with pytest.raises(Damaged, match="do not fit together"):
+        unpack(change(store, tensors=(evil,)))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"$tensor": 5},
+        {"$tensor": "x"},
+        {"$float": "__import__('os')"},
+        {"$bytes": 5},
+        {"$dict": [1]},
+        {"$dict": [[{"$dict": []}, 1]]},
+    ],
+)
+def test_a_tree_that_was_made_by_no_writer_is_damaged(tree: Any) -> None:
+    with pytest.raises(Damaged, match="do not fit together"):
+        unpack(change(pack({"w": torch.ones(2)}), tree=tree))
+
+
+def test_the_digest_depends_on_names_shapes_and_bytes_only() -> None:
+    weights = {"b": torch.ones(2, 3), "a": torch.zeros(1)}
+    same_weights = {"a": torch.zeros(1), "b": torch.ones(3, 2).t().contiguous()}
+    assert digest(weights) == digest(same_weights)
+    assert digest(weights) != digest(weights | {"b": torch.ones(3, 2)})

@@ -1,0 +1,218 @@
+"""`spottrain checkpoints copy|export` over folders."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from spottrain.checkpoint.manifest import Piece, Stored
+from spottrain.cli.checkpoints import main
+from spottrain.cli.exporting import assemble
+from spottrain.cli.reading import Shards
+from spottrain.contract import OnExisting
+from spottrain.head import Entry, Head
+from spottrain.owner import ClaimPolicy, HeadOwner, Identity
+from spottrain.store import Store
+from spottrain.store import open as open_store
+
+from tests.support.headcheckpoints import Made, save, sums
+
+SHARD = "r00001-00.safetensors"
+
+
+def owner(store: Store, uid: str = "A", on_existing: OnExisting = OnExisting.FAIL) -> HeadOwner:
+    who = Identity(job_uid=uid, job=f"job-{uid}", attempt=1)
+    return HeadOwner(store, who, ClaimPolicy(on_existing=on_existing))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Store:
+    """A run that is still under way, with steps 9, 7 (best) and 5."""
+    store = open_store(str(tmp_path / "run"))
+    it = owner(store)
+    it.claim()
+    for step in (5, 7, 9):
+        save(store, it, step, best=step == 7)
+    return store
+
+
+def head(store: Store) -> Head:
+    found = store.get("HEAD")
+    assert found is not None
+    return Head.from_json(found.body)
+
+
+def entry(store: Store, step: int) -> Entry:
+    return next(each for each in head(store).checkpoints if each.step == step)
+
+
+def copied(source: Store, target: Path, *words: str) -> int:
+    return main(["copy", "--checkpoint", source.uri, "--to", str(target), *words])
+
+
+# --- copy -------------------------------------------------------------------------------------------
+def test_a_copy_is_whole_and_belongs_to_nobody(source: Store, tmp_path: Path) -> None:
+    assert copied(source, tmp_path / "branch", "--step", "7") == 0
+    target = open_store(str(tmp_path / "branch"))
+    assert main(["verify", "--checkpoint", target.uri]) == 0
+    it = head(target)
+    assert (it.state, it.jobUID, it.term) == ("released", "copied", 1)
+    assert [(e.step, e.keptAs) for e in it.checkpoints] == [(7, "")]
+    bodies = [target.get(it.checkpoints[0].key + name) for name in Made().objects()]
+    assert [b.body if b else None for b in bodies] == list(Made(step=7).objects().values())
+
+
+def test_a_job_goes_on_from_a_copy_only_when_told_to(source: Store, tmp_path: Path) -> None:
+    copied(source, tmp_path / "branch")
+    target = open_store(str(tmp_path / "branch"))
+    with pytest.raises(Exception, match="onExisting"):
+        owner(target, "B").claim()
+    claim = owner(target, "B", OnExisting.RESUME).claim()
+    assert claim is not None and [e.step for e in claim.resume] == [9]
+
+
+def test_a_copy_into_a_finished_run_keeps_what_that_one_left(source: Store, tmp_path: Path) -> None:
+    target = open_store(str(tmp_path / "old"))
+    old = owner(target, "B")
+    old.claim()
+    save(target, old, 100, best=True)
+    old.release(done=True)
+    assert copied(source, tmp_path / "old") == 0
+    assert [(e.step, e.keptAs) for e in head(target).checkpoints] == [(9, ""), (100, "job:B")]
+    assert main(["verify", "--checkpoint", target.uri]) == 0
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_a_copy_never_overwrites_a_run_that_is_not_done(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], release: bool
+) -> None:
+    target = open_store(str(tmp_path / "busy"))
+    it = owner(target, "B")
+    it.claim()
+    save(target, it, 100)
+    if release:
+        it.release()
+    before = target.list(""), target.get("HEAD")
+    assert copied(source, tmp_path / "busy") == 1
+    assert "a copy goes to a URI that is empty or whose job is done" in capsys.readouterr().err
+    assert (target.list(""), target.get("HEAD")) == before
+
+
+def test_a_damaged_checkpoint_is_not_copied_and_leaves_nothing(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.put(entry(source, 9).key + SHARD, bytes(len(Made().objects()[SHARD])))
+    assert copied(source, tmp_path / "branch") == 1
+    assert "do not fit their checksum" in capsys.readouterr().err
+    assert open_store(str(tmp_path / "branch")).list("") == []
+    assert copied(source, tmp_path / "branch", "--step", "best") == 0
+
+
+def test_a_copy_onto_itself_is_refused(source: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["copy", "--checkpoint", source.uri, "--to", source.uri]) == 1
+    assert "the same" in capsys.readouterr().err
+
+
+# --- export -----------------------------------------------------------------------------------------
+def exported(source: Store, target: Path, *words: str) -> int:
+    return main(["export", "--checkpoint", source.uri, "--to", str(target), *words])
+
+
+def test_an_export_has_the_plain_names_and_joins_what_several_ranks_stored(
+    source: Store, tmp_path: Path
+) -> None:
+    assert exported(source, tmp_path / "model.safetensors", "--step", "best") == 0
+    weights = load_file(tmp_path / "model.safetensors")
+    assert sorted(weights) == ["bias", "weight"]
+    assert weights["bias"].tolist() == [1.0, 2.0, 3.0]
+    assert weights["weight"].tolist() == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert weights["weight"].dtype == numpy.float32
+
+
+def test_an_export_writes_tied_tensors_under_each_name_and_leaves_out_what_is_no_tensor(
+    source: Store, tmp_path: Path
+) -> None:
+    model = {"a": {"$tensor": 0}, "b": {"$tensor": 0}, "extra": 3, "$dict": []}
+    tree = {"model": {"$dict": [[name, value] for name, value in model.items()]}}
+    Made(tree=tree).put(source, entry(source, 9).key)
+    assert exported(source, tmp_path / "m") == 0
+    assert sorted(load_file(tmp_path / "m")) == ["a", "b"]
+
+
+def test_an_export_never_overwrites_and_leaves_no_part_of_a_file(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").write_text("mine")
+    assert exported(source, tmp_path / "there") == 1
+    assert "not overwritten" in capsys.readouterr().err
+    source.put(entry(source, 9).key + SHARD, bytes(len(Made().objects()[SHARD])))
+    assert exported(source, tmp_path / "new") == 1
+    assert "cannot be exported" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "there"]
+    assert exported(source, tmp_path / "nowhere" / "new") == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_an_export_of_a_librarys_folder_is_the_librarys_own_file(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = b"what the library wrote"
+    key = entry(source, 9).key
+    shards = [{"name": "f0", "bytes": len(body), "chunks": sums(body)}]
+    folder = {"kind": "folder", "tensors": [], "shards": shards}
+    files = [{"path": "model.safetensors", "shard": "f0"}]
+    Made(more=folder | {"files": files}).put(source, key)
+    source.put(f"{key}f0", body)
+    assert exported(source, tmp_path / "m") == 0
+    assert (tmp_path / "m").read_bytes() == body
+    Made(more=folder | {"files": [{"path": "model.bin", "shard": "f0"}]}).put(source, key)
+    assert exported(source, tmp_path / "n") == 1
+    assert "it holds: model.bin" in capsys.readouterr().err
+
+
+@given(st.data())
+def test_pieces_of_any_cut_come_together_as_the_tensor_they_were(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(min_value=1, max_value=4), max_size=4))
+    whole = numpy.arange(numpy.prod(shape, dtype=int), dtype=numpy.float32).reshape(shape)
+    cuts = [sorted({0, n, *data.draw(st.sets(st.integers(0, n), max_size=2))}) for n in shape]
+    spans = [list(itertools.pairwise(cut)) for cut in cuts]
+    pieces, body = [], b""
+    for box in itertools.product(*spans):
+        part = whole[tuple(slice(a, b) for a, b in box)]
+        start, sides = tuple(a for a, _ in box), tuple(b - a for a, b in box)
+        pieces.append(Piece(shard="s", offset=len(body), start=start, shape=sides))
+        body += part.tobytes()
+
+    class InMemory(Shards):
+        def __init__(self) -> None: ...
+
+        def read(self, name: str, offset: int, count: int) -> bytearray:
+            return bytearray(body[offset : offset + count])
+
+    tensor = Stored(name="t", dtype="float32", shape=tuple(shape), pieces=tuple(pieces))
+    assert bytes(assemble(tensor, InMemory())) == whole.tobytes()
+
+
+def test_the_reader_in_the_documentation_reads_a_checkpoint(source: Store, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    model = names["read"](tmp_path / "run" / entry(source, 9).key)
+    assert {name: value.tolist() for name, value in model.items()} == {
+        "bias": [1.0, 2.0, 3.0],
+        "weight": [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]],
+    }
+
+
+def test_facts_are_told_as_json(source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exported(source, tmp_path / "m", "-o", "json")
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["step"], facts["tensors"]) == (9, 2)
+    assert facts["bytes"] == (tmp_path / "m").stat().st_size

@@ -1,0 +1,300 @@
+"""Messages between ranks over real connections, all in one process: nothing is lost, no wait is for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from spottrain.control import MOST_NAMES, Control, connect
+from spottrain.errors import PeerLost
+from spottrain.link import ADDRESS_KEY
+from spottrain.world import World
+
+SECONDS = 20.0
+"""For what must come at once, on a busy machine."""
+
+
+@dataclass
+class Book:
+    """Torch's default store, as far as it is used."""
+
+    entries: dict[str, bytes] = field(default_factory=dict)
+    came: threading.Condition = field(default_factory=threading.Condition)
+
+    def set(self, key: str, value: str, /) -> None:
+        with self.came:
+            self.entries[key] = value.encode()
+            self.came.notify_all()
+
+    def get(self, key: str, /) -> bytes:
+        with self.came:
+            assert self.came.wait_for(lambda: key in self.entries, timeout=SECONDS), key
+            return self.entries[key]
+
+    def delete_key(self, key: str, /) -> bool:
+        return self.entries.pop(key, None) is not None
+
+
+def world(rank: int, size: int) -> World:
+    return World(rank=rank, size=size, local_rank=rank, local_size=size)
+
+
+def connected(size: int, book: Book, on_lost: Callable[[PeerLost], None] | None = None) -> list[Control]:
+    def join(rank: int) -> Control:
+        return connect(world(rank, size), host="127.0.0.1", book=book, timeout=SECONDS, on_lost=on_lost)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(join, range(size)))
+
+
+@contextlib.contextmanager
+def gang(size: int, on_lost: Callable[[PeerLost], None] | None = None) -> Iterator[list[Control]]:
+    controls = connected(size, Book(), on_lost)
+    yield controls
+    for control in reversed(controls):  # rank 0 leaves last
+        control.close(timeout=SECONDS)
+
+
+def vanish(control: Control) -> None:
+    """What the others see of a rank that was killed."""
+    for link in control._links.values():
+        link.shut()
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + SECONDS
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# --- messages -------------------------------------------------------------------------------------------
+def test_what_rank_0_says_every_rank_hears_in_the_order_of_saying() -> None:
+    with gang(3) as controls:
+        for number in range(50):
+            controls[0].say("order", b"%d" % number)
+            controls[0].say("key", b"k%d" % number)
+        for control in controls[1:]:
+            assert [control.hear("key", SECONDS) for _ in range(50)] == [b"k%d" % n for n in range(50)]
+            assert [control.hear("order", SECONDS) for _ in range(50)] == [b"%d" % n for n in range(50)]
+
+
+def test_who_waits_hears_what_is_said_later() -> None:
+    with gang(2) as controls, ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(controls[1].hear, "key", SECONDS)
+        controls[0].say("key", b"later")
+        assert heard.result(SECONDS) == b"later"
+
+
+def test_a_wait_ends_when_nothing_comes() -> None:
+    with gang(2) as controls:
+        assert controls[1].hear("key", 0.05) is None
+
+
+def test_rank_0_collects_every_ranks_part_by_rank() -> None:
+    with gang(3) as controls:
+        for control in controls:
+            control.gather("save-7", b"of %d" % control.world.rank)
+        assert controls[0].collect("save-7", SECONDS) == [b"of 0", b"of 1", b"of 2"]
+        assert controls[0].collect("save-7", 0.01) == [None] * 3
+
+
+def test_of_a_rank_that_is_late_rank_0_has_none() -> None:
+    with gang(3) as controls:
+        controls[0].gather("save", b"")
+        controls[2].gather("save", b"of 2")
+        assert controls[0].collect("save", 0.5) == [b"", None, b"of 2"]
+
+
+def test_a_large_message_arrives_whole() -> None:
+    report = os.urandom(20_000_000)
+    with gang(2) as controls:
+        controls[1].gather("save", report)
+        controls[0].gather("save", b"")
+        assert controls[0].collect("save", SECONDS)[1] == report
+
+
+def test_one_thread_waits_while_another_speaks() -> None:
+    with gang(2) as controls, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(controls[1].hear, "order", SECONDS)
+        controls[1].gather("stop", b"now")
+        controls[0].gather("stop", b"")
+        assert controls[0].collect("stop", SECONDS) == [b"", b"now"]
+        assert not waiting.done()
+        controls[0].say("order", b"on")
+        assert waiting.result(SECONDS) == b"on"
+
+
+def test_a_handler_gets_what_came_before_it_too() -> None:
+    got: list[tuple[int, bytes]] = []
+    with gang(2) as controls:
+        controls[1].gather("stop", b"early")
+        wait_for(lambda: controls[0]._inbox)
+        controls[0].handle("stop", lambda rank, body: got.append((rank, body)))
+        controls[1].gather("stop", b"late")
+        wait_for(lambda: len(got) == 2)
+    assert got == [(1, b"early"), (1, b"late")]
+
+
+def test_parts_that_nobody_collects_do_not_pile_up() -> None:
+    with gang(2) as controls:
+        for number in range(3 * MOST_NAMES):
+            controls[1].gather(f"save-{number}", b"")
+        controls[1].gather("last", b"")
+        controls[0].gather("last", b"")
+        assert controls[0].collect("last", SECONDS) == [b"", b""]
+        assert len(controls[0]._inbox) <= MOST_NAMES
+
+
+def test_a_world_of_one_collects_its_own_part() -> None:
+    control = connect(world(0, 1), host="nowhere")
+    control.say("key", b"")
+    control.gather("save", b"mine")
+    assert control.collect("save", 1.0) == [b"mine"]
+    control.close()
+
+
+# --- loss -----------------------------------------------------------------------------------------------
+def test_when_rank_0_is_gone_the_others_waits_end_in_a_sentence() -> None:
+    with gang(3) as controls, ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(control.hear, "order") for control in controls[1:]]
+        vanish(controls[0])
+        for wait in waits:
+            with pytest.raises(PeerLost, match=r"rank 0 is gone: its connection to rank [12] broke"):
+                wait.result(SECONDS)
+
+
+def test_what_rank_0_said_before_it_went_is_heard() -> None:
+    with gang(2) as controls:
+        controls[0].say("order", b"last words")
+        vanish(controls[0])
+        wait_for(lambda: controls[1].lost)
+        assert controls[1].hear("order") == b"last words"
+        with pytest.raises(PeerLost):
+            controls[1].hear("order")
+
+
+def test_rank_0_does_not_wait_for_the_part_of_a_rank_that_is_gone() -> None:
+    with gang(3) as controls, ThreadPoolExecutor(1) as pool:
+        controls[0].gather("save", b"of 0")
+        controls[1].gather("save", b"of 1")
+        collected = pool.submit(controls[0].collect, "save", 1e9)
+        vanish(controls[2])
+        assert collected.result(SECONDS) == [b"of 0", b"of 1", None]
+        assert controls[0].gone == [2]
+        with pytest.raises(PeerLost, match="rank 2 is gone"):
+            controls[0].say("order", b"")
+
+
+def test_who_hands_over_a_part_learns_that_rank_0_is_gone() -> None:
+    with gang(2) as controls:
+        vanish(controls[0])
+        with pytest.raises(PeerLost, match="rank 0 is gone"):
+            for _ in range(1000):
+                controls[1].gather("save", b"x" * 10_000)
+
+
+def test_a_loss_is_told_once_to_whoever_wants_to_know() -> None:
+    told: list[str] = []
+    with gang(3, on_lost=lambda lost: told.append(str(lost))) as controls:
+        vanish(controls[0])
+        wait_for(lambda: len(told) >= 3)  # rank 0's own ends are cut too, and it says so once
+    assert len(told) == 3
+
+
+def test_noise_ends_the_connection_and_not_the_process() -> None:
+    with gang(2) as controls:
+        controls[0].gather("save", b"")
+        controls[1]._links[0].socket.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        wait_for(lambda: controls[0].lost)
+        assert controls[0].collect("save", SECONDS) == [b"", None]
+
+
+# --- leaving --------------------------------------------------------------------------------------------
+def test_who_leaves_with_a_word_is_not_lost() -> None:
+    with gang(3) as controls:
+        controls[2].gather("save", b"of 2")
+        controls[2].close()
+        controls[0].gather("save", b"")
+        controls[1].gather("save", b"")
+        assert controls[0].collect("save", SECONDS) == [b"", b"", b"of 2"]
+        wait_for(lambda: controls[0].gone == [2])
+        controls[0].say("order", b"on")
+        assert controls[1].hear("order", SECONDS) == b"on"
+        assert controls[0].lost is None
+
+
+def test_rank_0_leaves_last() -> None:
+    with gang(2) as controls, ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(controls[0].close, SECONDS)
+        with pytest.raises(TimeoutError):
+            leaving.result(0.2)
+        controls[1].close()
+        leaving.result(SECONDS)
+
+
+def test_rank_0_does_not_wait_for_ever_to_leave() -> None:
+    with gang(2) as controls:
+        controls[0].close(timeout=0.1)
+        with pytest.raises(PeerLost, match="rank 0 has ended its run"):
+            controls[1].hear("order", SECONDS)
+        assert controls[1].lost is None
+
+
+def test_leaving_twice_is_leaving_once() -> None:
+    with gang(2) as controls:
+        controls[1].close()
+        controls[1].close()
+
+
+# --- meeting --------------------------------------------------------------------------------------------
+def test_the_same_ranks_can_meet_again() -> None:
+    book = Book()
+    for _ in range(2):
+        controls = connected(2, book)
+        controls[0].say("key", b"v")
+        assert controls[1].hear("key", SECONDS) == b"v"
+        for control in reversed(controls):
+            control.close()
+    assert not book.entries
+
+
+def test_a_stranger_at_the_port_is_sent_away() -> None:
+    book = Book()
+    with ThreadPoolExecutor(2) as pool:
+        leader = pool.submit(connect, world(0, 2), host="127.0.0.1", book=book, timeout=SECONDS)
+        address = ("127.0.0.1", json.loads(book.get(ADDRESS_KEY))["port"])
+        for words in (b"SSH-2.0\r\n", b'{"rank": 1, "token": "guess"}\n', b"[]\n"):
+            with socket.create_connection(address) as stranger:
+                stranger.sendall(words)
+                assert stranger.recv(1) == b""
+        follower = connect(world(1, 2), host="127.0.0.1", book=book, timeout=SECONDS)
+        follower.close()
+        leader.result(SECONDS).close()
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    book = Book()
+    with ThreadPoolExecutor(2) as pool:
+        leader = pool.submit(connect, world(0, 4), host="127.0.0.1", book=book, timeout=1.0)
+        follower = pool.submit(connect, world(2, 4), host="127.0.0.1", book=book, timeout=SECONDS)
+        with pytest.raises(PeerLost, match=r"of 4 ranks these did not connect .* within 1 s: 1, 3\."):
+            leader.result(SECONDS)
+        with pytest.raises(PeerLost, match="rank 2 had reached rank 0, which then hung up"):
+            follower.result(SECONDS)
+
+
+def test_a_host_that_is_not_rank_0s_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    book = Book({ADDRESS_KEY: json.dumps({"port": port, "token": ""}).encode()})
+    with pytest.raises(PeerLost, match=rf"rank 0 could not be reached at 127\.0\.0\.1:{port} .*MASTER_ADDR"):
+        connect(world(1, 2), host="127.0.0.1", book=book, timeout=0.3)

@@ -1,0 +1,117 @@
+"""Loaders without a state of the right kind: replayed, or counted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from spottrain.data import Skipping, StreamBatches, Streaming
+from spottrain.errors import CheckpointError, ConfigurationError
+from torch.utils.data import DataLoader, IterableDataset
+
+from tests.unit.runtime.test_data_stream import run
+
+
+class Plain(IterableDataset[float]):
+    """Without a state, and with a shuffle of its own."""
+
+    def __iter__(self) -> Iterator[float]:
+        for number in range(20):
+            yield number + random.random() / 2 + float(torch.rand(())) / 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipping_replays_a_loader_without_a_state(workers: int) -> None:
+    def source() -> StreamBatches:
+        return StreamBatches(Skipping(DataLoader(Plain(), batch_size=3, num_workers=workers)), accumulation=2)
+
+    torch.manual_seed(1)
+    whole = run(source(), 11)
+    torch.manual_seed(2)
+    for stop in (4, 5) if workers else (1, 4, 5, 8, 9):
+        for inside in (False, True):
+            early = source()
+            taken = run(early, stop, into_the_next=inside)
+            late = source()
+            late.load_state_dict(early.state_dict())
+            assert taken + run(late, 11 - stop) == whole
+
+
+def test_skipping_with_another_number_of_workers_is_refused() -> None:
+    source = StreamBatches(Skipping(DataLoader(Plain(), num_workers=2)))
+    run(source, 2)
+    late = StreamBatches(Skipping(DataLoader(Plain())))
+    late.load_state_dict(source.state_dict())
+    with pytest.raises(CheckpointError, match="made with 2 loader workers, and now there are 0"):
+        run(late, 1)
+
+
+class Mosaic(IterableDataset[int]):
+    """Behaves as MosaicML's StreamingDataset, which is not installed: one global state, counted outside."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks, self.next_epoch = rank, ranks, 0
+        self.resume: dict[str, Any] | None = None
+
+    def _begin(self, epoch: int) -> tuple[int, int]:
+        if self.resume is None or self.resume["epoch"] < epoch:
+            return epoch, 0
+        return self.resume["epoch"], self.resume["sample_in_epoch"]
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, start = self._begin(self.next_epoch)
+        self.next_epoch = epoch + 1
+        for place in range(start, 48):
+            if (place - start) // 2 % self.ranks == self.rank:
+                yield (place * 5 + epoch) % 48
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        epoch, start = self._begin(self.next_epoch - 1)
+        return {"epoch": epoch, "sample_in_epoch": num_samples + (0 if from_beginning else start)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resume = state
+
+
+def mosaic(rank: int, ranks: int) -> StreamBatches:
+    inner = DataLoader(Mosaic(rank, ranks), batch_size=2)
+    return StreamBatches(inner, accumulation=4 // ranks, rank=rank, ranks=ranks, steps_per_epoch=6)
+
+
+def gang(
+    ranks: int, steps: int, state: dict[str, Any] | None = None
+) -> tuple[list[set[int]], dict[str, Any]]:
+    """The samples of each step of all ranks together, and rank 0's state."""
+    sources = [mosaic(rank, ranks) for rank in range(ranks)]
+    for source in sources:
+        if state is not None:
+            source.load_state_dict(state)
+    taken = [run(source, steps) for source in sources]
+    together = [
+        {sample for _, parts in of_step for part in parts for sample in part}
+        for of_step in zip(*taken, strict=True)
+    ]
+    return together, sources[0].state_dict()
+
+
+@pytest.mark.parametrize("stop", [1, 5, 6, 7, 12, 13])
+def test_streaming_keeps_one_state_for_any_number_of_ranks(stop: int) -> None:
+    assert isinstance(mosaic(0, 1).loader, Streaming)
+    whole, _ = gang(1, 15)
+    assert all(len(samples) == 8 for samples in whole)
+    for before, after in ((1, 1), (4, 4), (4, 2), (1, 2)):
+        early, state = gang(before, stop)
+        late, _ = gang(after, 15 - stop, state)
+        assert early + late == whole
+
+
+def test_a_streaming_set_without_a_loader_says_what_to_do() -> None:
+    with pytest.raises(
+        ConfigurationError, match="is a Mosaic, which makes no batches; give it to a DataLoader"
+    ):
+        StreamBatches(Mosaic(0, 1))
+    with pytest.raises(ConfigurationError, match="its dataset has no state_dict"):
+        Streaming(DataLoader(Plain()))

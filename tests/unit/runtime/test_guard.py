@@ -1,0 +1,272 @@
+"""A loop of one's own under `spottrain.Guard`: a real process that is told to stop by a real signal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import spottrain
+from spottrain.contract import ExitCode, Outcome
+from spottrain.weights import digest
+
+from tests.unit.runtime.conftest import Lab
+
+HEAD = """\
+import copy, os, time
+import torch, spottrain
+
+spottrain.seed(3)
+torch.use_deterministic_algorithms(True)
+PAUSE = float(os.environ.get("PAUSE", "0"))
+MORE = os.environ.get("MORE", "")
+NOISE = float(os.environ.get("NOISE", "0.01"))
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        return x + NOISE * torch.randn(4), x.sum()
+
+
+def make(width=int(os.environ.get("WIDTH", "16"))):
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, width),
+        torch.nn.BatchNorm1d(width),
+        torch.nn.Dropout(10 * NOISE),
+        torch.nn.Linear(width, 1),
+    )
+
+
+model = make()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+"""
+
+SCRIPT = (
+    HEAD
+    + """\
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+scaler = torch.amp.GradScaler("cpu", enabled="SCALER" in os.environ)
+workers = int(os.environ.get("WORKERS", "0"))
+loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2, num_workers=workers)
+ema = copy.deepcopy(model)
+extra = {"ema": ema, "other": scheduler} if MORE == "extra" else {"ema": ema}
+
+guard = spottrain.Guard(
+    model=model,
+    optimizer=optimizer,
+    scheduler=scheduler,
+    scaler=scaler,
+    data=loader,
+    extra=extra,
+    max_steps=23,
+    log_every=1,
+)
+micro = []
+for x, y in guard.batches(loader):
+    guard.poll()
+    print("micro", flush=True)
+    time.sleep(PAUSE)
+    loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y) / 2
+    scaler.scale(loss).backward()
+    micro.append(loss.detach())
+    if len(micro) < 2:
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for mine, theirs in zip(ema.parameters(), model.parameters()):
+            mine.lerp_(theirs, 0.1)
+    total, micro = sum(micro), []
+    if os.environ.get("NAN_AT") == str(guard.step + 1):
+        total = total * float("nan")
+    guard.advance(loss=total)
+guard.finish()
+print("average=" + spottrain.weights.digest(dict(ema.state_dict())))
+"""
+)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_loop_that_was_interrupted_inside_a_step_ends_with_the_same_weights(lab: Lab, workers: str) -> None:
+    env = {"WORKERS": workers, "SCALER": "1"}
+    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env)
+    assert plain.end() == ExitCode.DONE, plain.log
+    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=9/")
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == first.message.step
+    second = lab.run(SCRIPT, attempt=2, interval="4steps", env=env | {"PAUSE": "0.02"})
+    second.until("event=committed").until(f"step={min(second.losses) + 5}/")
+    second.send(signal.SIGKILL).end()
+    third = lab.run(SCRIPT, attempt=3, env=env)
+    assert third.end() == ExitCode.DONE, third.log
+    assert first.losses | second.losses | third.losses == plain.losses
+    assert third.digest == plain.digest
+    assert _average(third.log) == _average(plain.log)
+    weights = spottrain.load_weights(lab.folder / "store" / "final" / "model.safetensors")
+    assert digest(weights) == plain.digest
+
+
+def _average(log: str) -> str:
+    return log.rsplit("average=", 1)[1].split()[0]
+
+
+def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_them_and_trains_nothing(
+    lab: Lab,
+) -> None:
+    first = lab.run(SCRIPT, attempt=1)
+    assert first.end() == ExitCode.DONE, first.log
+    head = lab.folder / "store" / "HEAD"
+    head.write_text(head.read_text().replace('"done"', '"active"'))
+    again = lab.run(SCRIPT, attempt=2)
+    assert again.end() == ExitCode.DONE, again.log
+    assert not again.losses and again.digest == first.digest and "average=" not in again.log
+    assert '"done"' in head.read_text()
+
+
+def test_the_manifests_max_steps_win(lab: Lab) -> None:
+    run = lab.run(SCRIPT, training='{"maxSteps": 5}')
+    assert run.end() == ExitCode.DONE, run.log
+    assert max(run.losses) == 5 and "event=override setting=max_steps manifest=5" in run.log
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_saves_nothing(lab: Lab) -> None:
+    run = lab.run(SCRIPT, interval="4steps", env={"NAN_AT": "6"})
+    assert run.end() == ExitCode.FAILED
+    assert "the loss is nan at step 6" in run.message.message and run.message.durableStep == 4
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"WIDTH": "8"}, "0.weight has shape (16, 4) in the checkpoint and (8, 4) in the model"),
+        ({"MORE": "extra"}, "it has no state of extra.other, which the Guard here is given"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(lab: Lab, env: dict[str, str], says: str) -> None:
+    assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=3/").send().end() == 75
+    again = lab.run(SCRIPT, attempt=2, env=env)
+    assert again.end() == ExitCode.BAD_CONFIGURATION, again.log
+    assert says in again.message.message
+
+
+EPOCHS = (
+    HEAD
+    + """\
+names = ["first", "second"]
+models = {name: make() for name in names}
+temperature = torch.nn.Parameter(torch.ones(()))
+optimizers = {
+    "first": torch.optim.SGD([*models["first"].parameters(), temperature], lr=1e-2, momentum=0.9),
+    "second": torch.optim.AdamW(models["second"].parameters()),
+}
+sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8)
+loader = torch.utils.data.DataLoader(Noisy(), batch_sampler=sampler, generator=torch.Generator())
+
+with spottrain.Guard(model=models, optimizer=optimizers, data=loader, log_every=1) as guard:
+    for epoch in range(guard.epoch, 4):
+        for x, y in loader:
+            time.sleep(PAUSE)
+            losses = [torch.nn.functional.mse_loss(each(x).squeeze(-1), y) for each in models.values()]
+            loss = sum(losses) * temperature.sigmoid()
+            loss.backward()
+            for each in optimizers.values():
+                each.step()
+                each.zero_grad()
+            if MORE == "raise" and guard.step == 6:
+                raise ValueError("a bug of the script")
+            guard.advance(loss=loss)
+    guard.finish()
+"""
+)
+
+
+def test_several_models_and_a_loop_over_epochs_go_on_in_the_middle_of_one(lab: Lab) -> None:
+    plain = lab.run(EPOCHS, at="plain", attempt=1)
+    assert plain.end() == ExitCode.DONE, plain.log
+    assert max(plain.losses) == 20, "4 epochs of 5 steps"
+    first = lab.run(EPOCHS, attempt=1, env={"PAUSE": "0.05"}).until("step=7 ")
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    second = lab.run(EPOCHS, attempt=2)
+    assert second.end() == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+    names = spottrain.load_weights(lab.folder / "store" / "final" / "model.safetensors")
+    assert {name.split(".")[0] for name in names} == {"first", "second"}
+
+
+def test_an_exception_in_the_with_block_gives_head_up_and_the_next_attempt_goes_on(lab: Lab) -> None:
+    failed = lab.run(EPOCHS, attempt=1, interval="3steps", env={"MORE": "raise"})
+    assert failed.end() == ExitCode.FAILED
+    assert "a bug of the script" in failed.message.message
+    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+    again = lab.run(EPOCHS, attempt=2)
+    assert again.end() == ExitCode.DONE, again.log
+    assert min(again.losses) == (failed.message.durableStep or 0) + 1
+
+
+STREAM = (
+    HEAD
+    + """\
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+loader = StatefulDataLoader(Noisy(), batch_size=4, shuffle=True)
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=25, log_every=1)
+for x, y in guard.batches(loader):
+    time.sleep(PAUSE)
+    loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if not guard.advance(loss=loss):
+        break
+guard.finish()
+"""
+)
+
+
+def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(lab: Lab) -> None:
+    env = {"NOISE": "0"}  # the order alone: its noise is of the global random state, of which it draws anew
+    plain = lab.run(STREAM, at="plain", attempt=1, env=env)
+    assert plain.end() == ExitCode.DONE, plain.log
+    first = lab.run(STREAM, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=7/")
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    second = lab.run(STREAM, attempt=2, env=env)
+    assert second.end() == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses
+
+
+BAD = {
+    "no state": ("data=[1, 2]", "Guard(data=...) is a list without state_dict() and load_state_dict()"),
+    "no module": ("model=3", "Guard(model=...) is 3; give a torch module, or a dict of modules"),
+    "no optimizer": ("optimizer=model", "main is a Sequential; give a torch optimizer"),
+    "no scheduler": ("scheduler=3", "Guard: scheduler is a int without state_dict()"),
+    "no extra": ("extra={'ema': 3}", "Guard: extra.ema is a int without state_dict()"),
+    "no steps": ("max_steps=0", "Guard(max_steps=0, log_every=10): at least 1 each"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
+    argument, says = BAD[case]
+    call = f"spottrain.Guard(**dict(model=model, optimizer=optimizer) | dict({argument}))\n"
+    run = lab.run(HEAD + call)
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message
+    assert "Traceback" not in run.log
+
+
+def test_a_loop_that_does_not_leave_at_max_steps_is_told(lab: Lab, tmp_path: Path) -> None:
+    call = """\
+guard = spottrain.Guard(model=model, optimizer=optimizer, max_steps=2)
+for _ in range(3):
+    guard.advance()
+"""
+    run = lab.run(HEAD + call)
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert "max_steps=2 are done, and the loop goes on" in run.message.message

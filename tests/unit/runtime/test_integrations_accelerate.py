@@ -1,0 +1,168 @@
+"""A loop around Accelerate under its `Guard`: the real library in real processes, a tiny model made here."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+import spottrain
+from spottrain.contract import ExitCode, Outcome
+from spottrain.weights import digest
+
+from tests.unit.runtime.conftest import Lab
+from tests.unit.runtime.zygote import Run, Zygote
+
+pytest.importorskip("accelerate")
+
+HEAD = """\
+import os, time
+import torch, spottrain
+from accelerate import Accelerator
+from spottrain.integrations.accelerate import Guard
+
+spottrain.seed(1)
+PAUSE = float(os.environ.get("PAUSE", "0"))
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        return x + 0.01 * torch.randn(4), x.sum()
+
+
+class Average:  # registered for checkpointing
+    value = 0.0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Sequential(
+    torch.nn.Linear(4, int(os.environ.get("WIDTH", "16"))), torch.nn.Dropout(0.1), torch.nn.LazyLinear(1)
+)
+model(torch.zeros(1, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+"""
+
+SCRIPT = (
+    HEAD
+    + """\
+loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2)
+model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+average = Average()
+accelerator.register_for_checkpointing(average)
+
+guard = Guard(accelerator, data=loader, max_steps=18, log_every=1)
+for x, y in guard.batches(loader):
+    guard.poll()
+    time.sleep(PAUSE)
+    with accelerator.accumulate(model):
+        loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        average.value += 0.1 * (float(loss.detach()) - average.value)
+        guard.advance(loss=loss)
+guard.finish()
+print(f"average={average.value:.9g}")
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    zygote.ask(preload="accelerate")
+    yield zygote
+    zygote.close()
+
+
+def test_an_interrupted_loop_ends_with_the_weights_of_one_that_was_not(lab: Lab) -> None:
+    plain = lab.run(SCRIPT, at="plain", attempt=1)
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=7/", 60)
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED
+    assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.02"})
+    second.until("event=committed", 60).until(f"step={min(second.losses) + 5}/", 60)
+    second.send(signal.SIGKILL).end()
+    third = lab.run(SCRIPT, attempt=3)
+    assert third.end(60) == ExitCode.DONE, third.log
+    assert first.losses | second.losses | third.losses == plain.losses
+    assert third.digest == plain.digest and _average(third) == _average(plain)
+    assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
+    assert not list(lab.folder.glob(".spottrain-*")), "nothing is left on the disk"
+
+
+def test_a_checkpoint_of_another_model_is_refused(lab: Lab) -> None:
+    assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
+    again = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"})
+    assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
+    assert "is not of this training" in again.message.message
+
+
+def test_a_checkpoint_of_another_interface_is_refused(lab: Lab) -> None:
+    assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
+    again = lab.run(HEAD + "spottrain.Guard(model=model, optimizer=optimizer)\n", attempt=2)
+    assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
+    assert "is of kind folder, and this script goes on from kind state" in again.message.message
+
+
+def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(
+    lab: Lab,
+) -> None:
+    plain = _two(lab, at="two", attempt=1)
+    assert plain.end(300) == ExitCode.DONE, plain.log
+    first = _two(lab, at="store", attempt=1, env={"PAUSE": "0.05"})
+    assert first.until("step=5/", 300).send().end(60) == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED, first.message
+    again = _two(lab, at="store", attempt=2)
+    assert again.end(300) == ExitCode.DONE, again.log
+    assert again.digest == plain.digest
+
+
+def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) -> Run:
+    script = lab.folder / "two.py"
+    script.write_text(SCRIPT)
+    usual = {
+        "SPOTTRAIN_JOB_NAME": "job",
+        "SPOTTRAIN_JOB_UID": f"uid-{at}",
+        "SPOTTRAIN_ATTEMPT": str(attempt),
+        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
+        "SPOTTRAIN_CHECKPOINT_INTERVAL": "7steps",
+    }
+    return lab.start(["--nproc", "2", str(script)], usual | (env or {}))
+
+
+BAD = {
+    "nothing prepared": ("Guard(accelerator)\n", "Guard(accelerator) knows no model yet"),
+    "a prepared loader": (
+        "model, loader = accelerator.prepare(model, torch.utils.data.DataLoader(Noisy()))\n"
+        "Guard(accelerator, data=loader)\n",
+        "Guard(data=...) is a loader that Accelerate has prepared",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
+    code, says = BAD[case]
+    run = lab.run(HEAD + code)
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message
+
+
+def _average(run: Run) -> str:
+    return run.log.rsplit("average=", 1)[1].split()[0]

@@ -1,0 +1,123 @@
+"""Checkpoints that are files of a library: what is kept of them, by whom, and what a fork may not break."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from spottrain import device
+from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, Shard
+from spottrain.checkpoint.restore import fetch_folder, read_files
+from spottrain.checkpoint.saver import Save, Saver
+from spottrain.checkpoint.transfer import Here
+from spottrain.integrations.folder import link_tree, packed, unpacked
+from spottrain.store.folder import FolderStore
+from spottrain.world import World
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, body in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    return folder
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+FILES = {"model.bin": b"m" * 1000, "deep/er/state.json": b"{}", "empty": b""}
+
+
+def _save(store: FolderStore, folder: Path) -> Manifest:
+    """By one rank, as `checkpointer` does it."""
+    saver = Saver(World(), None, lambda: Here(store))
+    save = saver.folder(folder, {"trained": 1.5}, {"random": b"r"}, 7)
+    found: list[Manifest] = []
+
+    def commit(save: Save, manifest: Manifest) -> None:
+        found.append(Manifest.from_bytes(manifest.to_bytes()))
+
+    saver.write(save, new_key=lambda step: f"checkpoints/{step}/", commit=commit, left=lambda: 60.0)
+    return found[0]
+
+
+def test_files_come_back_as_they_were(store: FolderStore, tmp_path: Path) -> None:
+    manifest = _save(store, _write(tmp_path / "written", FILES))
+    assert manifest.kind == FOLDER and manifest.step == 7
+    fetch_folder(store, "checkpoints/7/", manifest, tmp_path / "back")
+    assert _read(tmp_path / "back") == FILES
+    assert [path.name for path in tmp_path.glob(".spottrain-*")] == []
+
+
+def test_an_older_folder_of_the_same_name_is_replaced_as_a_whole(store: FolderStore, tmp_path: Path) -> None:
+    manifest = _save(store, _write(tmp_path / "written", FILES))
+    _write(tmp_path / "back", {"left.over": b"x"})
+    fetch_folder(store, "checkpoints/7/", manifest, tmp_path / "back")
+    assert _read(tmp_path / "back") == FILES
+
+
+def test_a_damaged_file_leaves_nothing_behind(store: FolderStore, tmp_path: Path) -> None:
+    manifest = _save(store, _write(tmp_path / "written", FILES))
+    shard = next(each for each in manifest.shards if each.bytes == 1000)
+    (tmp_path / "store/checkpoints/7" / shard.name).write_bytes(b"n" * 1000)
+    with pytest.raises(Damaged, match="wrong checksum"):
+        fetch_folder(store, "checkpoints/7/", manifest, tmp_path / "back")
+    assert not (tmp_path / "back").exists() and not list(tmp_path.glob(".spottrain-*"))
+
+
+@pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside"])
+def test_a_file_outside_of_the_folder_is_refused(store: FolderStore, tmp_path: Path, path: str) -> None:
+    manifest = Manifest(
+        step=1,
+        kind=FOLDER,
+        files=(File(path=path, shard="f"),),
+        shards=(Shard(name="f", bytes=0, chunks=()),),
+    )
+    with pytest.raises(Damaged, match="outside its folder"):
+        read_files(store, "k/", manifest, tmp_path / "back")
+
+
+def test_linked_files_outlive_their_folder(tmp_path: Path) -> None:
+    source = _write(tmp_path / "checkpoint-3", FILES)
+    link_tree(source, tmp_path / "ours")
+    assert (tmp_path / "ours" / "model.bin").stat().st_ino == (source / "model.bin").stat().st_ino
+    for path in source.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert _read(tmp_path / "ours") == FILES
+
+
+def test_random_state_without_tensors_comes_back() -> None:
+    state = device.random_state()
+    again = unpacked(packed(state))
+    assert torch.equal(again["torch"], state["torch"]) and again["python"] == state["python"]
+
+
+def test_a_process_forked_while_the_stores_lock_is_held_does_not_keep_it(store: FolderStore) -> None:
+    """Loader workers are forked at any moment, also during a commit."""
+    stay = multiprocessing.get_context("fork").Event()
+    with store._locked():
+        child = multiprocessing.get_context("fork").Process(target=stay.wait, daemon=True)
+        child.start()
+    done = threading.Event()
+
+    def write() -> None:
+        store.put_if_absent("key", b"x")
+        done.set()
+
+    threading.Thread(target=write, daemon=True).start()
+    try:
+        assert done.wait(10), "the store's lock was not given back"
+    finally:
+        stay.set()
+        child.join(10)

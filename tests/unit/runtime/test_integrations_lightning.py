@@ -1,0 +1,187 @@
+"""Lightning's Trainer under `SpotCallback`: the real library in real processes, a tiny model made here."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+import spottrain
+from spottrain.contract import ExitCode, Outcome
+from spottrain.weights import digest
+
+from tests.unit.runtime.conftest import Lab
+from tests.unit.runtime.zygote import Run, Zygote
+
+pytest.importorskip("lightning")
+
+HEAD = """\
+import os, time, warnings
+import torch, spottrain
+import lightning.pytorch as L
+from spottrain.integrations.lightning import SpotCallback
+
+spottrain.seed(1)
+PAUSE = float(os.environ.get("PAUSE", "0"))
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        return x + 0.01 * torch.randn(4), x.sum()
+
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(
+            torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
+        )
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(PAUSE)
+        return torch.nn.functional.mse_loss(self.inner(batch[0]).squeeze(-1), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("v", torch.nn.functional.mse_loss(self.inner(batch[0]).squeeze(-1), batch[1]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 5), "interval": "step"}]
+
+
+def trainer(*callbacks, **arguments):
+    usual = dict(
+        max_steps=18,
+        accumulate_grad_batches=2,
+        accelerator="cpu",
+        deterministic=True,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=1,
+    )
+    return L.Trainer(callbacks=list(callbacks), **usual | arguments)
+
+
+loader = spottrain.data.loader(
+    Noisy(), batch_size=4, accumulation=2, num_workers=int(os.environ.get("WORKERS", "0"))
+)
+"""
+
+SCRIPT = (
+    HEAD
+    + """\
+held_out = torch.utils.data.DataLoader(Noisy(), batch_size=8)
+spot = SpotCallback(log_every=1)
+theirs = trainer(spot, **eval(os.environ.get("ARGUMENTS", "{}")))
+theirs.fit(Model(), loader, held_out, ckpt_path=spot.resume())
+print("after fit")
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    zygote.ask(preload="lightning.pytorch")
+    yield zygote
+    zygote.close()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: Lab, workers: str) -> None:
+    env = {"WORKERS": workers}
+    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env)
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.02"}).until("step=7/", 60)
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED
+    assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env=env | {"PAUSE": "0.02"})
+    second.until("event=committed", 60).until(f"step={min(second.losses) + 5}/", 60)
+    second.send(signal.SIGKILL).end()
+    third = lab.run(SCRIPT, attempt=3, env=env)
+    assert third.end(60) == ExitCode.DONE, third.log
+    assert first.losses | second.losses | third.losses == plain.losses
+    assert third.digest == plain.digest
+    assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
+    assert not list(lab.folder.glob(".spottrain-*")), "nothing is left on the disk"
+
+
+def test_a_checkpoint_at_the_very_end_of_an_epoch_goes_on_with_the_next(lab: Lab) -> None:
+    env = {"ARGUMENTS": "dict(max_epochs=4, max_steps=-1)"}
+    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env)
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    assert max(plain.losses) == 20
+    first = lab.run(SCRIPT, attempt=1, interval="5steps", env=env | {"PAUSE": "0.05"})
+    first.until("committed step=5", 60).send(signal.SIGKILL).end()
+    second = lab.run(SCRIPT, attempt=2, env=env)
+    assert second.end(60) == ExitCode.DONE, second.log
+    assert min(second.losses) == 6
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+
+
+def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_them(lab: Lab) -> None:
+    first = lab.run(SCRIPT, attempt=1)
+    assert first.end(60) == ExitCode.DONE, first.log
+    head = lab.folder / "store" / "HEAD"
+    head.write_text(head.read_text().replace('"done"', '"active"'))
+    again = lab.run(SCRIPT, attempt=2)
+    assert again.end(60) == ExitCode.DONE, again.log
+    assert again.digest == first.digest and not again.losses
+    assert '"done"' in head.read_text()
+
+
+def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(
+    lab: Lab,
+) -> None:
+    plain = _two(lab, at="two", attempt=1)
+    assert plain.end(300) == ExitCode.DONE, plain.log
+    first = _two(lab, at="store", attempt=1, env={"PAUSE": "0.05"})
+    assert first.until("step=5/", 300).send().end(60) == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED, first.message
+    again = _two(lab, at="store", attempt=2)
+    assert again.end(300) == ExitCode.DONE, again.log
+    assert again.digest == plain.digest
+
+
+def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) -> Run:
+    script = lab.folder / "two.py"
+    script.write_text(SCRIPT)
+    usual = {
+        "SPOTTRAIN_JOB_NAME": "job",
+        "SPOTTRAIN_JOB_UID": f"uid-{at}",
+        "SPOTTRAIN_ATTEMPT": str(attempt),
+        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
+        "SPOTTRAIN_CHECKPOINT_INTERVAL": "7steps",
+        "ARGUMENTS": "dict(devices=2, strategy='ddp')",
+    }
+    return lab.start(["--nproc", "2", str(script)], usual | (env or {}))
+
+
+BAD = {
+    "no resume": (
+        "trainer(SpotCallback()).fit(Model(), loader)\n",
+        "SpotCallback was not asked where to go on",
+    ),
+    "other processes": (
+        "spot = SpotCallback()\n"
+        "spot.resume()\n"
+        "spot.setup(type('Trainer', (), {'world_size': 2})(), Model(), 'fit')\n",
+        "Lightning trains with 2 process(es), and spottrain knows of 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
+    code, says = BAD[case]
+    run = lab.run(HEAD + code)
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message

@@ -1,0 +1,198 @@
+"""Hugging Face's Trainer under `SpotCallback`: the real library in real processes, a tiny model made here."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import spottrain
+from spottrain.contract import ExitCode, Outcome
+from spottrain.weights import digest
+
+from tests.unit.runtime.conftest import Lab
+from tests.unit.runtime.zygote import Run, Zygote
+
+pytest.importorskip("transformers")
+
+HEAD = """\
+import os, time
+import torch
+from spottrain.integrations.transformers import SpotCallback
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, enable_full_determinism
+
+enable_full_determinism(1)
+PAUSE = float(os.environ.get("PAUSE", "0"))
+
+
+class Text(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, i):
+        time.sleep(PAUSE)
+        tokens = torch.randint(16, (8,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trainer(*callbacks, **arguments):
+    config = GPT2Config(
+        vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    usual = dict(
+        output_dir="output",
+        max_steps=18,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        save_strategy="no",
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    usual |= arguments
+    return Trainer(
+        model=GPT2LMHeadModel(config),
+        args=TrainingArguments(**usual),
+        train_dataset=Text(),
+        eval_dataset=Text(),
+        callbacks=list(callbacks),
+    )
+"""
+
+SCRIPT = (
+    HEAD
+    + """\
+spot = SpotCallback()
+theirs = trainer(spot, **eval(os.environ.get("ARGUMENTS", "{}")))
+theirs.train(resume_from_checkpoint=spot.resume())
+print("after train")
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    zygote.ask(preload="transformers.trainer")
+    yield zygote
+    zygote.close()
+
+
+def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: Lab) -> None:
+    plain = lab.run(SCRIPT, at="plain", attempt=1)
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=6/", 60)
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED
+    assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.02"})
+    second.until("event=committed", 60).until(f"step={min(second.losses) + 5}/", 60)
+    second.send(signal.SIGKILL).end()
+    third = lab.run(SCRIPT, attempt=3)
+    assert third.end(60) == ExitCode.DONE, third.log
+    assert third.digest == plain.digest
+    assert first.losses | second.losses | third.losses == plain.losses
+    assert third.message.outputURI and "after train" in third.log
+    assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
+
+
+def test_what_the_trainer_saves_for_itself_stays_as_it_wants_and_what_we_asked_for_is_gone(lab: Lab) -> None:
+    env = {"ARGUMENTS": "dict(save_strategy='steps', save_steps=5, save_total_limit=1)"}
+    run = lab.run(SCRIPT, interval="2steps", env=env | {"PAUSE": "0.01"})
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert _names(lab.folder / "output") == ["checkpoint-15"] or _names(lab.folder / "output") == [
+        "checkpoint-18"
+    ]
+    assert run.message.durableStep == 18
+
+
+def test_a_save_is_made_though_the_trainer_keeps_the_best_alone(lab: Lab) -> None:
+    env = {
+        "ARGUMENTS": "dict(save_strategy='best', metric_for_best_model='loss', eval_strategy='steps', "
+        "eval_steps=3, greater_is_better=True)"  # that is, hardly ever
+    }
+    run = lab.run(SCRIPT, interval="3steps", env=env)
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert "committed step=7 " in run.log, "a step late, for at step 6 the Trainer decided"
+
+
+def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_them_and_trains_nothing(
+    lab: Lab,
+) -> None:
+    first = lab.run(SCRIPT, attempt=1)
+    assert first.end(60) == ExitCode.DONE, first.log
+    head = lab.folder / "store" / "HEAD"
+    head.write_text(head.read_text().replace('"done"', '"active"'))
+    again = lab.run(SCRIPT, attempt=2)
+    assert again.end(60) == ExitCode.DONE, again.log
+    assert again.digest == first.digest and not again.losses
+    assert '"done"' in head.read_text()
+
+
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(lab: Lab) -> None:
+    first = lab.run(SCRIPT, attempt=1, interval="3steps", env={"PAUSE": "0.02"}).until("step=8/", 60)
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    store = lab.folder / "store"
+    key = json.loads((store / "HEAD").read_text())["checkpoints"][0]["key"]
+    file = store / key / "f00000-00001"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    again = lab.run(SCRIPT, attempt=2)
+    assert again.end(60) == ExitCode.DONE, again.log
+    assert "event=damaged" in again.log and "f00000-00001 has a wrong checksum" in again.log
+    assert min(again.losses) == 7, "the one at step 6"
+
+
+def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(
+    lab: Lab,
+) -> None:
+    plain = _two(lab, at="two", attempt=1)
+    assert plain.end(300) == ExitCode.DONE, plain.log
+    first = _two(lab, at="store", attempt=1, env={"PAUSE": "0.05"})
+    assert first.until("step=5/", 300).send().end(60) == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED, first.message
+    again = _two(lab, at="store", attempt=2)
+    assert again.end(300) == ExitCode.DONE, again.log
+    assert again.digest == plain.digest
+
+
+def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) -> Run:
+    script = lab.folder / "two.py"
+    script.write_text(SCRIPT)
+    usual = {
+        "SPOTTRAIN_JOB_NAME": "job",
+        "SPOTTRAIN_JOB_UID": f"uid-{at}",
+        "SPOTTRAIN_ATTEMPT": str(attempt),
+        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
+        "SPOTTRAIN_CHECKPOINT_INTERVAL": "7steps",
+        "ARGUMENTS": f"dict(output_dir='output-{at}', ddp_backend='gloo')",
+    }
+    return lab.start(["--nproc", "2", str(script)], usual | (env or {}))
+
+
+BAD = {
+    "no resume": (
+        "theirs = trainer(SpotCallback())\ntheirs.train()\n",
+        "SpotCallback was not asked where to go on",
+    ),
+    "resume too early": ("SpotCallback().resume()\n", "spot.resume() was called before the Trainer was made"),
+    "model only": (
+        "trainer(SpotCallback(), save_only_model=True)\n",
+        "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
+    code, says = BAD[case]
+    run = lab.run(HEAD + code)
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

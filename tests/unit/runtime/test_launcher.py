@@ -1,0 +1,293 @@
+"""`spottrain run --nproc N`: one process per rank, one signal to each, one end for all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Env, ExitCode, Outcome
+from spottrain.launcher import Ended, gravest
+
+from tests.unit.runtime.launched import BASE, WAITS, Launched, gone
+
+Start = Callable[..., Launched]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Launched] = []
+
+    def start(script: str, nproc: int | str = 2, **env: str) -> Launched:
+        (tmp_path / "train.py").write_text(script)
+        command = [sys.executable, "-m", "spottrain", "run", "--nproc", str(nproc), "train.py", "--lr", "1"]
+        started.append(Launched(tmp_path, command, **env))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.close()
+
+
+COUNTS = (
+    BASE
+    + """
+seen = []
+ours = signal.getsignal(signal.SIGTERM)
+
+
+def count(signum, frame):
+    seen.append(signum)
+    ours(signum, frame)
+
+
+signal.signal(signal.SIGTERM, count)
+wait()
+until = time.time() + 0.7
+while time.time() < until:
+    time.sleep(0.05)
+print(f"seen-{rank}={len(seen)}", flush=True)
+session.end(Outcome.INTERRUPTED, f"Saved by rank {rank}.")
+"""
+)
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_every_rank_runs_the_script_and_all_done_is_done(start: Start, nproc: int) -> None:
+    script = BASE + "print(sys.argv[1:], session.world, os.getpgrp() == os.getpid(), flush=True)"
+    run = start(script, nproc)
+    assert run.end() == ExitCode.DONE, run.log
+    assert run.message.outcome is Outcome.DONE
+    for rank in range(nproc):
+        world = f"World(rank={rank}, size={nproc}, local_rank={rank}, local_size={nproc})"
+        assert f"['--lr', '1'] {world} True" in run.log, "a process group of its own"
+        assert f"event=start rank={rank} " in run.log
+
+
+@pytest.mark.parametrize("how", ["launcher", "group", "twice", "ctrl-c twice"])
+def test_each_rank_sees_a_signal_once(start: Start, how: str) -> None:
+    run = start(COUNTS).until("ready-0", "ready-1")
+    if how == "group":
+        run.send_group()
+    elif how == "launcher":
+        run.send()
+    else:
+        signum = signal.SIGINT if how.startswith("ctrl-c") else signal.SIGTERM
+        run.send(signum).until("event=sigterm rank=0", "event=sigterm rank=1").send(signum)
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    seen = 0 if how.startswith("ctrl-c") else 1  # the script counts SIGTERM
+    assert f"seen-0={seen}" in run.log and f"seen-1={seen}" in run.log
+    assert run.message.outcome is Outcome.INTERRUPTED and run.message.message == "Saved by rank 0."
+
+
+def test_a_signal_before_the_ranks_have_their_handlers_is_kept_for_them(start: Start) -> None:
+    run = start(WAITS).until("event=launched").send()
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED
+
+
+def test_the_deadline_file_alone_ends_all_ranks(start: Start, tmp_path: Path) -> None:
+    deadline = tmp_path / "deadline"
+    run = start(WAITS, **{Env.DEADLINE_FILE: str(deadline)}).until("ready-0", "ready-1")
+    deadline.write_text((datetime.now(UTC) + timedelta(seconds=20)).isoformat())
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert "event=deadline rank=0" in run.log and "event=deadline rank=1" in run.log
+
+
+def test_a_signal_to_one_rank_ends_the_others_too(start: Start) -> None:
+    run = start(WAITS, 3).until("ready-0", "ready-1", "ready-2")
+    os.kill(run.pid_of(1), signal.SIGTERM)
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        ("raise ValueError('two is odd')", 1, "Rank 1: ValueError: two is odd (train.py:"),
+        ("sys.exit(3)", 3, "Rank 1: The script ended itself: sys.exit(3)."),
+        ("os._exit(5)", 5, "Rank 1 ended with exit code 5."),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "Rank 1 was killed (SIGKILL), probably because it was out",
+        ),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "Rank 1 died of SIGSEGV."),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others_and_is_named(
+    start: Start, fault: str, code: int, says: str
+) -> None:
+    run = start(BASE + f"if rank == 1:\n    {fault}\n" + WAITS.removeprefix(BASE), 3)
+    assert run.end() == code, run.log
+    assert run.message.outcome is Outcome.FAILED and run.message.reason == "ScriptFailed"
+    assert says in run.message.message, run.message.message
+
+
+def test_a_silent_death_is_the_cause_of_what_its_peers_say_failed(start: Start) -> None:
+    faults = """
+if rank == 1:
+    while not os.path.exists("first-is-there"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+open("first-is-there", "w").close()
+wait()
+raise RuntimeError("connection closed by peer")
+"""
+    run = start(BASE + faults)
+    assert run.end() == 137, run.log
+    assert run.message.message.startswith("Rank 1 was killed (SIGKILL)")
+    assert "Rank 0: RuntimeError: connection closed by peer" in run.message.message
+
+
+def test_a_bad_configuration_outranks_what_follows_from_it(start: Start) -> None:
+    fault = (
+        "from spottrain.errors import ConfigurationError\nif rank == 1:\n    raise ConfigurationError('no')\n"
+    )
+    run = start(BASE + fault + WAITS.removeprefix(BASE))
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert run.message.outcome is Outcome.BAD_CONFIGURATION and run.message.message == "no"
+
+
+def test_a_rank_that_hangs_is_killed_before_the_grace_ends(start: Start) -> None:
+    hangs = "if rank == 1:\n    ready()\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    run = start(BASE + hangs + WAITS.removeprefix(BASE), **{Env.GRACE_SECONDS: "2"}).until(
+        "ready-0", "ready-1"
+    )
+    run.send()
+    assert run.end() == ExitCode.INTERRUPTED_LOST, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED_LOST
+    assert run.message.message.startswith("Rank 1 did not end in the time it had, and was killed.")
+    assert "Saved by rank 0." in run.message.message and "event=ranks-killed ranks=1" in run.log
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed(start: Start) -> None:
+    run = start(WAITS, 3)
+    pids = [run.pid_of(rank) for rank in range(3)]
+    run.send(signal.SIGKILL).end()
+    assert all(gone(pid) for pid in pids), run.log
+
+
+ORPHANS = (
+    BASE
+    + """
+import subprocess
+if rank == 0:
+    subprocess.run(["sh", "-c", "sleep 2 & echo orphan=$!."])
+else:
+    lasting = subprocess.Popen(["sleep", "600"])
+    print(f"lasting={lasting.pid}.", flush=True)
+wait()
+session.end(Outcome.INTERRUPTED, "Saved.")
+"""
+)
+
+
+def test_orphans_are_reaped_and_no_process_of_a_rank_is_left_behind(start: Start) -> None:
+    run = start(ORPHANS).until("ready-0", "ready-1", "orphan=", "lasting=")
+    orphan, lasting = (int(run.log.split(f"{name}=")[1].split(".")[0]) for name in ("orphan", "lasting"))
+    assert int(Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[1]) == run.pid
+    assert gone(orphan, zombie=False), "a zombie is left"
+    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    assert gone(lasting)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "env", "says"),
+    [
+        ("0", {}, "--nproc 0 must be auto or a whole number, at least 1"),
+        ("2", {"RANK": "1", "WORLD_SIZE": "2"}, "--nproc 2: RANK=1 is set, so another launcher has started"),
+        ("1", {"RANK": "1"}, "WORLD_SIZE is not set, but RANK=1"),
+        ("2", {Env.WORKERS: "2", Env.WORKER_INDEX: "2"}, "SPOTTRAIN_WORKER_INDEX=2 is not below"),
+        ("1", {Env.WORKERS: "2", Env.WORKER_INDEX: "0"}, "must be host:port of pod 0"),
+    ],
+)
+def test_what_cannot_be_a_gang_is_refused_in_a_sentence(
+    start: Start, nproc: str, env: dict[str, str], says: str
+) -> None:
+    run = start(WAITS, nproc, **env)
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message and "Traceback" not in run.log
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_ranks_of_several_pods_count_on(start: Start, nproc: int) -> None:
+    pod = {Env.WORKERS: "3", Env.WORKER_INDEX: "1", Env.RENDEZVOUS: "job-0.job:29400"}
+    script = BASE + "print(session.world, os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], flush=True)"
+    run = start(script, nproc, **pod)
+    assert run.end() == ExitCode.DONE, run.log
+    for local in range(nproc):
+        world = f"World(rank={nproc + local}, size={3 * nproc}, local_rank={local}, local_size={nproc})"
+        assert f"{world} job-0.job 29400" in run.log
+
+
+JOINS = """\
+import torch.distributed as dist
+dist.init_process_group("gloo")
+import torch
+one = torch.ones(1)
+dist.all_reduce(one)
+print(f"sum-{dist.get_rank()}={one.item():g}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_meet_in_a_process_group(start: Start) -> None:
+    run = start(JOINS)
+    assert run.end(120) == ExitCode.DONE, run.log
+    assert "sum-0=2" in run.log and "sum-1=2" in run.log
+
+
+@pytest.mark.parametrize(
+    ("statuses", "rank", "code"),
+    [
+        ([0, 0], 0, 0),
+        ([0, 75], 1, 75),
+        ([75, 79], 1, 79),
+        ([79, 76], 1, 76),
+        ([76, 3, 4], 1, 3),
+        ([1, 64], 1, 64),
+        ([75, -9], 1, 137),
+        ([0, -4], 1, 132),
+    ],
+)
+def test_the_gravest_end_is_the_pods_and_the_first_of_those(
+    statuses: list[int], rank: int, code: int
+) -> None:
+    worst = gravest([Ended(rank=rank, status=status) for rank, status in enumerate(statuses)])
+    assert (worst.rank, worst.code) == (rank, code)
+
+
+def test_what_was_killed_in_time_or_died_of_our_signal_is_lost_work_and_no_failure() -> None:
+    assert Ended(rank=0, status=-9, killed=True).code == ExitCode.INTERRUPTED_LOST
+    assert Ended(rank=0, status=-15, told=True).code == ExitCode.INTERRUPTED_LOST
+    assert Ended(rank=0, status=-15).outcome is Outcome.FAILED
+
+
+def can_be_pid_1() -> bool:
+    try:
+        return (
+            subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode
+            == 0
+        )
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not can_be_pid_1(), reason="needs the right to make a process namespace (root)")
+@pytest.mark.parametrize("nproc", ["1", "2"])
+def test_at_pid_1_a_signal_ends_the_run_and_no_rank_takes_its_parent_for_deaf(
+    tmp_path: Path, nproc: str
+) -> None:
+    (tmp_path / "train.py").write_text(WAITS)
+    inside = [sys.executable, "-m", "spottrain", "run", "--nproc", nproc, "train.py"]
+    run = Launched(tmp_path, ["unshare", "--pid", "--fork", "--mount-proc", *inside], **{Env.JOB_UID: "uid"})
+    run.until(*(f"ready-{rank}" for rank in range(int(nproc))))
+    pid_1 = int(Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text())
+    os.kill(pid_1, signal.SIGTERM)
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED and "will-not-arrive" not in run.log

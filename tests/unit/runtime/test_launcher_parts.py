@@ -1,0 +1,129 @@
+"""The small decisions behind the launcher: how many processes, what a parent does, whose words stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Outcome, TerminationMessage
+from spottrain.gang import count_gpus, threads_of_each
+from spottrain.lastwords import outranking, revise
+from spottrain.parents import agent_limit, deaf_init
+
+ASKED = 7
+"""What torch answers in these tables."""
+
+
+@pytest.mark.parametrize(
+    ("files", "env", "count"),
+    [
+        ([], {}, 1),
+        ([], {"CUDA_VISIBLE_DEVICES": "0,1"}, 1),
+        (["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"], {}, 2),
+        (["nvidia0", "nvidia1", "nvidia2"], {"CUDA_VISIBLE_DEVICES": "2, 0"}, 2),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "GPU-8a"}, ASKED),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "0,5"}, ASKED),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": ""}, ASKED),
+        (["nvidia0", "nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"], {}, 1),
+        (["nvidia0", *(f"nvidia-caps/nvidia-cap{n}" for n in (1, 2, 12))], {}, ASKED),
+        (["kfd"], {}, ASKED),
+    ],
+)
+def test_one_process_per_device_file_and_torch_is_asked_where_they_do_not_say(
+    tmp_path: Path, files: list[str], env: dict[str, str], count: int
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert count_gpus(env, tmp_path, lambda: ASKED) == count
+
+
+def test_a_device_that_torch_does_not_see_still_gives_one_process(tmp_path: Path) -> None:
+    (tmp_path / "kfd").touch()
+    assert count_gpus({}, tmp_path, lambda: 0) == 1
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("150000 100000", 1), ("max 100000", None), (None, None)])
+def test_the_cores_of_the_container_are_shared_out(
+    tmp_path: Path, limit: str | None, threads: int | None
+) -> None:
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit)
+    assert threads_of_each(1, tmp_path) == (threads or len(os.sched_getaffinity(0)))
+    assert threads_of_each(1000, tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "command", "limit"),
+    [
+        ({}, "torchrun --shutdown-timeout 90 train.py", None),
+        ({"TORCHELASTIC_RUN_ID": "x"}, "python torchrun train.py", 30),
+        ({"TORCHELASTIC_RUN_ID": "x"}, "python torchrun --shutdown-timeout 90 train.py", 90),
+        ({"TORCHELASTIC_RUN_ID": "x"}, "python torchrun --shutdown_timeout=90 train.py", 90),
+        ({"TORCHELASTIC_RUN_ID": "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}, "python torchrun", 60),
+        (
+            {
+                "TORCHELASTIC_RUN_ID": "x",
+                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
+                "PET_SHUTDOWN_TIMEOUT": "70",
+            },
+            "python torchrun",
+            70,
+        ),
+    ],
+)
+def test_torchruns_own_limit_is_read_where_torchrun_reads_it(
+    env: dict[str, str], command: str, limit: float | None
+) -> None:
+    assert agent_limit(env, command.split()) == limit
+
+
+def status(proc: Path, pid: int, parent: int, *, name: str, caught: int = 0) -> None:
+    (proc / str(pid)).mkdir()
+    text = f"Name:\t{name}\nPPid:\t{parent}\nSigCgt:\t{caught:016x}\n"
+    (proc / str(pid) / "status").write_text(text)
+
+
+SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
+
+
+@pytest.mark.parametrize(
+    ("init", "caught", "parent", "deaf"),
+    [
+        ("sh", 0, 1, "sh"),
+        ("bash", SIGTERM_BIT, 1, ""),  # it has a trap
+        ("tini", 0, 1, ""),
+        ("sh", 0, 0, ""),  # kubectl exec: no child of it
+    ],
+)
+def test_a_shell_at_pid_1_is_named(tmp_path: Path, init: str, caught: int, parent: int, deaf: str) -> None:
+    status(tmp_path, 1, 0, name=init, caught=caught)
+    status(tmp_path, 7, parent, name="accelerate")
+    status(tmp_path, 9, 7, name="python")
+    assert deaf_init(9, tmp_path) == deaf
+
+
+def test_the_gravest_words_stay_and_among_equals_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "message"
+    told = [
+        (Outcome.INTERRUPTED, "first"),
+        (Outcome.FAILED, "cause"),
+        (Outcome.FAILED, "consequence"),
+        (Outcome.INTERRUPTED_LOST, "peer"),
+    ]
+    for outcome, text in told:
+        revise(path, outranking(TerminationMessage(outcome=outcome, message=text)), since=0.0)
+    found = TerminationMessage.from_json(path.read_text())
+    assert found is not None and found.message == "cause"
+
+
+@pytest.mark.parametrize("before", ['{"outcome": "failed"}', "Traceback (most recent call last)", ""])
+def test_words_of_an_earlier_run_or_of_somebody_else_are_replaced(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "message"
+    path.write_text(before)
+    done = TerminationMessage(outcome=Outcome.DONE, message="x")
+    revise(path, outranking(done), since=time.time() + 60)
+    assert TerminationMessage.from_json(path.read_text()) == done

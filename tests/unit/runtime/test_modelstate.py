@@ -1,0 +1,244 @@
+"""Names and numbers of a model's and an optimizer's state do not depend on what is wrapped around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from spottrain.checkpoint.modelstate import (
+    clean,
+    explain_mismatch,
+    incompatible,
+    load_model,
+    load_optimizer,
+    model_state,
+    optimizer_state,
+    plain,
+    wanted,
+)
+from spottrain.checkpoint.restore import read_manifest
+from spottrain.errors import ConfigurationError
+from spottrain.gang import LOOPBACK, reserve_port
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from tests.support.snapshots import KEY, pack, same, unpack
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world_of_one() -> Iterator[None]:
+    with reserve_port() as reserved:
+        where = f"tcp://{LOOPBACK}:{reserved.getsockname()[1]}"
+        dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x).relu()
+
+
+class Model(torch.nn.Module):
+    """With a buffer and tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(), Block()])
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.last = torch.nn.Linear(4, 4, bias=False)
+        self.blocks[1].inner.weight = self.last.weight  # type: ignore[union-attr]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.norm(x))
+
+
+def checkpointed(model: torch.nn.Module) -> torch.nn.Module:
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+    return model
+
+
+def sharded(model: torch.nn.Module) -> torch.nn.Module:
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def same_module(model: torch.nn.Module) -> torch.nn.Module:
+    return model
+
+
+WRAPS: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "plain": same_module,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "DDP": lambda model: DistributedDataParallel(model),
+    "compiled DDP": lambda model: torch.compile(DistributedDataParallel(model), backend="eager"),
+    "DDP of compiled": lambda model: DistributedDataParallel(torch.compile(model, backend="eager")),
+    "activation checkpointing": checkpointed,
+    "activation checkpointing in DDP": lambda model: DistributedDataParallel(checkpointed(model)),
+    "FSDP2": sharded,
+    "activation checkpointing in FSDP2": lambda model: sharded(checkpointed(model)),
+}
+
+
+def trained(wrap: str, seed: int, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model: torch.nn.Module = WRAPS[wrap](Model())
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    train(model if "compile" not in wrap else plain(model), optimizer, range(steps))
+    return model, optimizer
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    """Never a compiled one: to compile takes seconds and changes no name."""
+    for step in steps:
+        model(torch.randn(3, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def saved(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Through a checkpoint, with every tensor whole."""
+    return unpack(pack({"model": model_state(model), "optimizer": optimizer_state(model, optimizer)}))
+
+
+def names(value: Any, path: str = "") -> set[str]:
+    if not isinstance(value, dict):
+        return {path}
+    return set().union(*(names(item, f"{path}/{key}") for key, item in value.items()))
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_what_is_wrapped_around_changes_no_name_and_either_loads_the_other_s(wrap: str) -> None:
+    bare = saved(*trained("plain", 1, 2))
+    wrapped = trained(wrap, 1, 2)
+    state = saved(*wrapped)
+    assert names(state) == names(bare)
+    assert "model/blocks.0.inner.weight" in {name.lstrip("/") for name in names(state)}
+
+    fresh = trained("plain", 2, 0)
+    assert load_model(fresh[0], state["model"]) is None
+    assert load_optimizer(*fresh, state["optimizer"]) is None
+    assert same(saved(*fresh), state), "saved with, loaded without"
+
+    other = trained(wrap, 3, 0)
+    assert load_model(other[0], bare["model"]) is None
+    assert load_optimizer(*other, bare["optimizer"]) is None
+    assert same(saved(*other), bare), "saved without, loaded with"
+
+
+def test_what_was_loaded_trains_on_as_if_nothing_had_happened() -> None:
+    whole, half, other = trained("plain", 1, 4), trained("plain", 1, 2), trained("plain", 5, 0)
+    state = saved(*half)
+    assert load_model(other[0], state["model"]) is None
+    assert load_optimizer(*other, state["optimizer"]) is None
+    train(*other, range(2, 4))
+    assert same(model_state(other[0]), model_state(whole[0]))
+
+
+def test_an_optimizer_s_state_is_named_by_parameters_and_survives_another_order() -> None:
+    model, optimizer = trained("plain", 1, 2)
+    state = saved(model, optimizer)["optimizer"]
+    assert set(state["state"]) == {name for name, _ in model.named_parameters()}
+    assert "last.weight" not in state["state"] or "blocks.1.inner.weight" not in state["state"], "tied"
+    torch.manual_seed(9)
+    other = Model()
+    turned = [p for p in reversed(list(other.parameters())) if p.dim() > 1]
+    rest = [p for p in reversed(list(other.parameters())) if p.dim() <= 1]
+    groups: list[dict[str, Any]] = [{"params": turned}, {"params": rest}]
+    another = torch.optim.AdamW(groups)
+    assert load_optimizer(other, another, state) is None
+    for name, parameter in other.named_parameters():
+        assert torch.equal(another.state[parameter]["exp_avg"], state["state"][name]["exp_avg"])
+    assert another.param_groups[1]["weight_decay"] == 0.0 and another.param_groups[0]["lr"] == 0.01
+
+
+def test_a_parameter_that_is_not_the_model_s_is_named_by_its_place() -> None:
+    model, heat = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), heat], lr=0.1, momentum=0.9)
+    (model(torch.ones(1, 2)).sum() * heat).sum().backward()
+    optimizer.step()
+    state = optimizer_state(model, optimizer)
+    assert list(state["state"]) == ["weight", "bias", "#2"]
+    assert load_optimizer(model, optimizer, unpack(pack(state))) is None
+
+
+def test_data_parallel_is_refused_with_what_to_use() -> None:
+    with pytest.raises(ConfigurationError, match="use DistributedDataParallel: spottrain run --nproc auto"):
+        plain(DataParallel(torch.nn.Linear(1, 1)))
+
+
+def test_names_are_cleaned_of_every_wrapper() -> None:
+    assert clean("_orig_mod.a._checkpoint_wrapped_module.b._fsdp_wrapped_module.c") == "a.b.c"
+
+
+# --- what does not fit ----------------------------------------------------------------------------------
+def state(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        (state(w=(2,)), state(w=(2,)), None),
+        (state(w=(2,)), state(w=(2,), v=(1,)), "the checkpoint has no v, which the model has"),
+        (state(w=(2,), v=(1,)), state(w=(2,)), "the model has no v, which the checkpoint has"),
+        (state(w=(2, 3)), state(w=(3, 2)), "w has shape (2, 3) in the checkpoint and (3, 2) in the model"),
+        (state(w=(2,)), {"w": {"extra": 1}}, "w has shape (2,) in the checkpoint and none in the model"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(before: Any, now: Any, says: str | None) -> None:
+    assert explain_mismatch(before, now) == says
+
+
+def test_a_model_that_does_not_fit_is_not_touched() -> None:
+    model = torch.nn.Linear(2, 2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert load_model(model, {"weight": torch.zeros(2, 2), "bias": torch.zeros(3)}) == (
+        "bias has shape (3,) in the checkpoint and (2,) in the model"
+    )
+    assert same(dict(model.state_dict()), before)
+    error = incompatible("s3://b/p", "bias is gone")
+    assert str(error) == (
+        "the checkpoint at s3://b/p is not of this training: bias is gone. "
+        "Use the script it was made with, or another checkpoint URI"
+    )
+    assert error.reason == "CheckpointIncompatible"
+
+
+def test_an_optimizer_with_other_groups_is_a_sentence() -> None:
+    model = torch.nn.Linear(2, 2)
+    one = torch.optim.AdamW(model.parameters())
+    groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias]}]
+    two = torch.optim.AdamW(groups)
+    bare = torch.optim.AdamW([model.weight])
+    state = optimizer_state(model, one)
+    assert load_optimizer(model, two, state) == (
+        "its optimizer has 1 parameter group(s), and the one here has 2"
+    )
+    assert load_optimizer(model, bare, state) == (
+        "its optimizer's parameter group 0 differs from the one here in bias"
+    )
+
+
+def test_a_sharded_model_wants_its_parts_and_a_plain_one_all() -> None:
+    full = pack({"model": {"inner.weight": torch.ones(4, 4)}, "optimizer": {"step": torch.tensor(1.0)}})
+    weight, step = read_manifest(full, KEY).tensors
+    want = wanted(sharded(Block()))
+    box = want(weight)
+    assert box is not None and box.shape == (4, 4), "the only rank's part is all of it"
+    assert want(step) is None and wanted(Block())(weight) is None

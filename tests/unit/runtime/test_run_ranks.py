@@ -1,0 +1,179 @@
+"""Two real processes with gloo: they save and stop together, and go on alone, together or with another."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+from spottrain.contract import ExitCode, Outcome
+
+from tests.unit.runtime.conftest import Lab
+from tests.unit.runtime.zygote import Run, Zygote
+
+SCRIPT = """\
+import os, sys, time
+import torch, spottrain
+
+spottrain.seed(3)
+PAUSE = float(os.environ.get("PAUSE", "0"))
+NOISE = float(os.environ.get("NOISE", "0"))
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        return i, x + NOISE * torch.randn(4), x.sum()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 15)
+        self.norm = torch.nn.LayerNorm(15)
+        self.drop = torch.nn.Dropout(0.2 if NOISE else 0.0)
+        self.last = torch.nn.Linear(15, 1)
+
+    def forward(self, x):
+        return self.last(self.drop(self.norm(self.first(x)).relu())).squeeze(-1)
+
+
+def loss(model, batch):
+    time.sleep(PAUSE)
+    sys.stdout.write(f"samples {trainer.step + 1} {batch[0].tolist()}\\n")
+    sys.stdout.flush()
+    return torch.nn.functional.mse_loss(model(batch[1]), batch[2])
+
+
+model = Model()
+if "SHARD" in os.environ:
+    model = spottrain.shard(model, layers=[torch.nn.Linear])
+trainer = spottrain.Trainer(
+    model=model,
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    train_set=Numbers(),
+    loss=loss,
+    max_steps=20,
+    batch_size=8,
+    micro_batch_size=2,
+    log_every=1,
+    drop_last=True,
+    deterministic=True,
+)
+trainer.fit()
+print("after fit")
+"""
+NOISE = {"NOISE": "0.1"}
+"""Random numbers in the data and in the model: they are each rank's own."""
+SLOW = {"PAUSE": "0.02"}
+KINDS = {"DDP": {}, "FSDP2": {"SHARD": "1"}}
+
+
+@pytest.fixture(scope="module")
+def warm(zygote: Zygote) -> None:
+    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.parallel"):
+        zygote.ask(preload=module)
+
+
+def samples(*runs: Run) -> dict[int, list[int]]:
+    """What each step was trained on, by all ranks together."""
+    found: dict[int, list[int]] = {}
+    for run in runs:
+        for line in run.log.splitlines():
+            if line.startswith("samples "):
+                _, step, numbers = line.split(maxsplit=2)
+                found.setdefault(int(step), []).extend(json.loads(numbers))
+    return {step: sorted(numbers) for step, numbers in found.items()}
+
+
+def ends(runs: list[Run]) -> list[int]:
+    return [run.end(60) for run in runs]
+
+
+def stopped(runs: list[Run], after: int = 6) -> list[int]:
+    """Only the last rank is told to."""
+    runs[0].until(f" step={after}/", 60)
+    runs[-1].send()
+    return ends(runs)
+
+
+def logged(losses: dict[int, str]) -> list[float]:
+    return [float(losses[step].split("=")[1]) for step in sorted(losses)]
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_numbers(
+    lab: Lab, kind: str
+) -> None:
+    env = NOISE | KINDS[kind]
+    plain = lab.ranks(2, SCRIPT, at="plain", attempt=1, env=env)
+    assert ends(plain) == [ExitCode.DONE] * 2, plain[0].log + plain[1].log
+    first = lab.ranks(2, SCRIPT, attempt=1, env=env | SLOW)
+    assert stopped(first) == [ExitCode.INTERRUPTED] * 2, first[0].log + first[1].log
+    step = first[0].message.step
+    assert step == first[0].message.durableStep == max(first[0].losses)
+    second = lab.ranks(2, SCRIPT, attempt=2, env=env)
+    assert ends(second) == [ExitCode.DONE] * 2, second[0].log + second[1].log
+    assert first[0].losses | second[0].losses == plain[0].losses
+    assert second[0].digest == plain[0].digest
+    assert min(samples(*second)) == step + 1
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_two_ranks_saved_one_goes_on_with_and_then_two_again(lab: Lab, kind: str) -> None:
+    env = KINDS[kind]
+    plain = lab.ranks(1, SCRIPT, at="plain", attempt=1, env=env)
+    assert ends(plain) == [ExitCode.DONE], plain[0].log
+    first = lab.ranks(2, SCRIPT, attempt=1, env=env | SLOW)
+    assert stopped(first) == [ExitCode.INTERRUPTED] * 2, first[0].log
+    second = lab.ranks(1, SCRIPT, attempt=2, env=env | SLOW)
+    assert stopped(second, after=12) == [ExitCode.INTERRUPTED], second[0].log
+    third = lab.ranks(2, SCRIPT, attempt=3, env=env)
+    assert ends(third) == [ExitCode.DONE] * 2, third[0].log
+    assert "event=new-rank" in third[1].log and "event=new-rank" not in second[0].log + third[0].log
+
+    done = [
+        {step: got for step, got in samples(*runs).items() if step in runs[0].losses}
+        for runs in (first, second, third)
+    ]
+    assert [min(each) for each in done[1:]] == [max(each) + 1 for each in done[:2]], "none is repeated"
+    assert done[0] | done[1] | done[2] == samples(*plain), "and none is skipped"
+    losses = first[0].losses | second[0].losses | third[0].losses
+    assert logged(losses) == pytest.approx(logged(plain[0].losses), rel=1e-4)
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_stop_of_the_launcher_ends_all_ranks_with_75_after_the_commit(lab: Lab) -> None:
+    plain = lab.ranks(2, SCRIPT, at="plain", attempt=1, env=NOISE)
+    first = lab.run(SCRIPT, nproc=2, attempt=1, env=NOISE | SLOW).until(" step=6/", 90)
+    first.send(signal.SIGTERM)
+    assert first.end(60) == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED
+    assert first.message.step == first.message.durableStep == max(first.losses)
+    assert first.log.count("status=75") == 2 and "event=launcher-end code=75" in first.log
+    head = json.loads((lab.folder / "store" / "HEAD").read_text())
+    assert head["state"] == "released" and head["checkpoints"][0]["step"] == first.message.step
+    second = lab.ranks(2, SCRIPT, attempt=2, env=NOISE)
+    assert ends(second) == ends(plain) == [ExitCode.DONE] * 2, second[0].log
+    assert first.losses | second[0].losses == plain[0].losses
+    assert second[0].digest == plain[0].digest
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_rank_that_is_killed_ends_the_other_which_loses_what_was_not_committed(lab: Lab) -> None:
+    ranks = lab.ranks(2, SCRIPT, attempt=1, interval="3steps", env=SLOW)
+    ranks[0].until("event=committed", 60).until(" step=5/")
+    began = time.monotonic()
+    ranks[1].send(signal.SIGKILL)
+    assert ends(ranks) == [ExitCode.INTERRUPTED_LOST, -signal.SIGKILL], ranks[0].log
+    assert time.monotonic() - began < 20, "not after a time-out of torch's"
+    assert ranks[0].message.reason == "PeerLost" and ranks[0].message.durableStep
+    again = lab.ranks(2, SCRIPT, attempt=2)
+    assert ends(again) == [ExitCode.DONE] * 2, again[0].log
+    assert min(again[0].losses) == ranks[0].message.durableStep + 1

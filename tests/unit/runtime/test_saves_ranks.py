@@ -1,0 +1,188 @@
+"""Saves of two ranks, in two threads over real connections: one checkpoint or none, the same for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from spottrain.checkpoint import checkpointer
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.choice import Restored
+from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.transfer import Here
+from spottrain.config import Run
+from spottrain.contract import Env
+from spottrain.control import Control
+from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable
+from spottrain.interruption import Interruption
+from spottrain.session import Session
+from spottrain.store import never
+from spottrain.store.folder import FolderStore
+
+from tests.unit.runtime.test_control import SECONDS, gang, vanish
+
+
+class Failing(FolderStore):
+    """Fails so many uploads; what it reads of keys with `wrong` in them is wrong."""
+
+    fails = 0
+    wrong = "none"
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.tried: list[str] = []
+
+    def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
+        self.tried.append(key.rpartition("/")[2])
+        if self.fails:
+            self.fails -= 1
+            raise StoreUnavailable("no answer")
+        return super().upload(key, body, cancelled=cancelled)
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        super().read_into(key, offset, buffer)
+        if self.wrong in key:
+            buffer[0] ^= 1
+
+
+class Pair:
+    """Two ranks. What one attempt does, both do at once."""
+
+    def __init__(self, controls: list[Control], root: Path, attempt: int = 1) -> None:
+        self.root = root
+        self.stores = [Failing(root) for _ in controls]
+        self.ranks = [self._rank(*each, attempt) for each in zip(controls, self.stores, strict=True)]
+        self.claims = self.both(lambda it: it.claim())
+
+    def _rank(self, control: Control, store: Failing, attempt: int) -> Checkpointer:
+        session = Session({}, Interruption(grace=30.0))
+        session.world = control.world
+        session.run = Run.from_env({Env.JOB_UID: "u"}, script="train.py")
+        session.attempt = attempt
+        return Checkpointer(session, store, transfer=lambda: Here(store), control=control)
+
+    def both(self, act: Callable[[Checkpointer], Any]) -> list[Any]:
+        with ThreadPoolExecutor(2) as pool:
+            return [future.result(SECONDS) for future in [pool.submit(act, it) for it in self.ranks]]
+
+    def save(self, step: int) -> None:
+        self.both(lambda it: it.save_now(taking(it, step)))
+
+    def restore(self) -> list[Restored]:
+        return self.both(lambda it: it.restore(self.claims[it.session.world.rank]))
+
+    def shards(self, step: int) -> dict[str, Path]:
+        return {path.name: path for path in self.root.glob(f"checkpoints/*-s{step:09d}-*/*.safetensors")}
+
+
+def taking(it: Checkpointer, step: int) -> Callable[[], Save]:
+    def take() -> Save:
+        shared = {"a": torch.full((40,), float(step)), "b": torch.ones(39), "step": step}
+        own = {"random": torch.full((3,), it.session.world.rank)}
+        return it.saver.snapshot(shared, own, step)
+
+    return take
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.01)
+    with gang(2) as controls:
+        pair = Pair(controls, tmp_path)
+        yield pair
+        pair.ranks[0].release()
+
+
+def durable(pair: Pair) -> list[int | None]:
+    return [it.session.board.facts.durable_step for it in pair.ranks]
+
+
+def test_each_rank_stores_its_share_and_gets_all_of_it_back_and_its_own(pair: Pair) -> None:
+    pair.save(5)
+    assert durable(pair) == [5, 5]
+    sizes = {name: path.stat().st_size for name, path in pair.shards(5).items()}
+    assert sorted(sizes) == ["r00000-00.safetensors", "r00001-00.safetensors"]
+    assert abs(sizes["r00000-00.safetensors"] - sizes["r00001-00.safetensors"]) < 100, "about half each"
+    pair.ranks[0].release()
+    with gang(2) as controls:
+        again = Pair(controls, pair.root, attempt=2)
+        for rank, found in enumerate(again.restore()):
+            assert found.entry.step == found.shared["step"] == 5 and not found.new_rank
+            assert found.shared["a"].tolist() == [5.0] * 40 and found.shared["b"].tolist() == [1.0] * 39
+            assert found.own["random"].tolist() == [rank] * 3
+        again.ranks[0].release()
+
+
+def test_when_one_rank_cannot_save_none_has_and_both_say_so(pair: Pair) -> None:
+    pair.stores[1].fails = 1
+    with ThreadPoolExecutor(2) as pool:
+        first, second = [pool.submit(it.save_now, taking(it, 5)) for it in pair.ranks]
+        with pytest.raises(StoreUnavailable, match="rank 1 could not save: StoreUnavailable: no answer"):
+            first.result(SECONDS)
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            second.result(SECONDS)
+    assert durable(pair) == [None, None]
+    pair.save(6)
+    assert durable(pair) == [6, 6], "the next one is none the worse"
+
+
+def test_when_rank_0_cannot_save_the_other_hears_of_it(pair: Pair) -> None:
+    pair.stores[0].fails = 1
+    with ThreadPoolExecutor(2) as pool:
+        first, second = [pool.submit(it.save_now, taking(it, 5)) for it in pair.ranks]
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            first.result(SECONDS)
+        with pytest.raises(StoreUnavailable, match="rank 0 did not commit step 5: StoreUnavailable"):
+            second.result(SECONDS)
+    pair.save(6)
+    assert durable(pair) == [6, 6]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_before_the_end_both_try_again_and_only_what_failed_is_sent_again(pair: Pair, failing: int) -> None:
+    pair.stores[failing].fails = 2
+    for it in pair.ranks:
+        it.session.interruption._note_signal(15)
+    pair.both(lambda it: it.save_before_end(taking(it, 5), 5))
+    assert durable(pair) == [5, 5]
+    names = ["r00000-00.safetensors", "r00001-00.safetensors"]
+    assert pair.stores[failing].tried == [names[failing]] * 3
+    assert pair.stores[1 - failing].tried == [names[1 - failing]]
+
+
+def test_a_rank_that_is_gone_ends_the_save_at_once(pair: Pair) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(pair.ranks[0].save_now, taking(pair.ranks[0], 5))
+        vanish(pair.ranks[1]._control)  # type: ignore[arg-type]
+        with pytest.raises(PeerLost, match="rank 1 is gone"):
+            first.result(SECONDS)
+    assert durable(pair) == [None, None]
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_what_only_one_rank_finds_damaged_all_pass_over(pair: Pair, reader: int) -> None:
+    pair.save(5)
+    pair.save(6)
+    pair.ranks[0].release()
+    with gang(2) as controls:
+        again = Pair(controls, pair.root, attempt=2)
+        again.stores[reader].wrong = "-s000000006-"
+        assert [found.entry.step for found in again.restore()] == [5, 5]
+        again.ranks[0].release()
+
+
+def test_when_all_are_damaged_for_one_rank_all_ranks_say_so(pair: Pair) -> None:
+    pair.save(5)
+    pair.ranks[0].release()
+    with gang(2) as controls:
+        again = Pair(controls, pair.root, attempt=2)
+        again.stores[1].wrong = "-s000000005-"
+        with ThreadPoolExecutor(2) as pool:
+            for future in [pool.submit(it.restore, again.claims[n]) for n, it in enumerate(again.ranks)]:
+                with pytest.raises(CheckpointError, match=r"step 5: r0000\d-00.safetensors has a wrong"):
+                    future.result(SECONDS)
+        again.ranks[0].release()

@@ -1,0 +1,60 @@
+"""Who a process is, in the words of torch's env://; what cannot be is refused in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain.errors import ConfigurationError
+from spottrain.world import World
+
+
+def env(rank: str = "", size: str = "", local_rank: str = "", local_size: str = "") -> dict[str, str]:
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
+    return {name: value for name, value in values.items() if value}
+
+
+@pytest.mark.parametrize(
+    ("found", "world"),
+    [
+        (env(), World()),
+        (env(size="1"), World()),
+        (env(rank="0", size="1"), World()),
+        (env(local_rank="0"), World()),
+        (env("5", "8", "1", "4"), World(rank=5, size=8, local_rank=1, local_size=4)),
+        (env("3", "5", "1", "2"), World(rank=3, size=5, local_rank=1, local_size=2)),
+    ],
+)
+def test_a_process_knows_its_place(found: dict[str, str], world: World) -> None:
+    assert World.from_env(found) == world
+
+
+def test_a_place_says_what_is_its_to_do() -> None:
+    first, second, other_pod = (
+        World(rank=rank, size=4, local_rank=rank % 2, local_size=2) for rank in (0, 1, 2)
+    )
+    assert first.first and first.first_here and first.distributed
+    assert not second.first and not second.first_here
+    assert not other_pod.first and other_pod.first_here
+    assert not World().distributed
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (env(rank="0"), "WORLD_SIZE is not set, but RANK=0"),
+        (env(size="2"), "RANK is not set, but WORLD_SIZE=2"),
+        (env("0", "2"), "LOCAL_RANK is not set, but RANK=0 WORLD_SIZE=2"),
+        (env("0", "2", "0"), "LOCAL_WORLD_SIZE is not set, but RANK=0"),
+        (env("2", "2", "0", "1"), "RANK=2 is not below WORLD_SIZE=2"),
+        (env("1", "4", "2", "2"), "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2"),
+        (env("0", "2", "1", "2"), "LOCAL_RANK=1 is above RANK=0"),
+        (env("0", "2", "0", "4"), "LOCAL_WORLD_SIZE=4 is above WORLD_SIZE=2"),
+        (env("-1", "2", "0", "2"), "RANK='-1' must be a whole number, at least 0"),
+        (env("0", "0", "0", "1"), "WORLD_SIZE='0' must be a whole number, at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(found: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        World.from_env(found)
+    assert says in str(refused.value)
+    assert refused.value.outcome is Outcome.BAD_CONFIGURATION
