@@ -78,9 +78,10 @@ class Watch:
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:  # with --output-watch-events kubectl writes an event a line
-            event = json.loads(line)
-            self._on_event(event["type"], event["object"])
+        with self._process.stdout as lines:  # with --output-watch-events kubectl writes an event a line
+            for line in lines:
+                event = json.loads(line)
+                self._on_event(event["type"], event["object"])
 
     def stop(self) -> None:
         self._process.terminate()
@@ -99,8 +100,9 @@ class LogFollower:
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._on_line(line.rstrip("\n"))
+        with self._process.stdout as lines:
+            for line in lines:
+                self._on_line(line.rstrip("\n"))
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)

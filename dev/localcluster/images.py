@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,14 +130,24 @@ def _build_target(builder: Builder, name: str, target: str) -> None:
 def load_all(builder: Builder, names: list[str]) -> None:
     """Brings images into the golden store and into every running node; what is there already is skipped."""
     wanted = {name: image for name in names if (image := builder.image_id(name))}
-    nodes = [paths for node in layout.NODES if (paths := builder.paths.node(node.name)).socket.exists()]
+    nodes = _running_nodes(builder.paths)
     held = [store.loaded(builder.paths), *(json.loads(paths.loaded.read_text()) for paths in nodes)]
     stale = [name for name, image in wanted.items() if any(have.get(name) != image for have in held)]
     if not stale:
         return
-    with store.golden_daemon(builder.paths) as socket:
+    with store.golden_daemon(builder.paths) as golden:
         for name in stale:
-            _load(builder, name, wanted[name], socket)
+            _load(builder, name, wanted[name], golden)
+
+
+def _running_nodes(paths: Paths) -> list[NodePaths]:
+    """A node that was taken leaves its socket behind, and nobody answers there."""
+    return [node for known in layout.NODES if _answers(node := paths.node(known.name))]
+
+
+def _answers(node: NodePaths) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(node.socket)) == 0
 
 
 def _load(builder: Builder, name: str, image: str, golden: Path) -> None:
@@ -180,9 +191,8 @@ def _export(builder: Builder, name: str, folder: Path) -> None:
 def _import_everywhere(paths: Paths, name: str, image: str, folder: Path, golden: Path) -> None:
     """Nodes first: the last one, the golden store, may consume the files."""
     log = paths.golden / "import.log"
-    for node in layout.NODES:
-        if paths.node(node.name).socket.exists():
-            _import_to_node(paths.node(node.name), name, image, folder, log)
+    for node in _running_nodes(paths):
+        _import_to_node(node, name, image, folder, log)
     root = store.golden_root(paths)
     if (
         name in store.loaded(paths)

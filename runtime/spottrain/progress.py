@@ -111,7 +111,7 @@ class Board:
             reason=reason,
             message=text,
             attempt=facts.attempt,
-            step=facts.step if facts.total_steps else None,
+            step=facts.step if facts.total_steps or facts.step else None,
             totalSteps=facts.total_steps or None,
             startStep=facts.start_step,
             durableStep=facts.durable_step,

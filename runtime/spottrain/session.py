@@ -127,6 +127,10 @@ class Session:
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """The last words of a script that raised `error`."""
+        if self.world.distributed and "torch" in sys.modules:
+            from spottrain.parallel import peer_lost  # not above: before torch there can be no peer
+
+            error = peer_lost(error, self.world) or error
         if isinstance(error, RunError):
             return self.conclude(error.outcome, str(error), reason=error.reason)
         what = traceback.format_exception_only(error)[-1].strip()

@@ -71,16 +71,22 @@ def explain_mismatch(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str |
     for name in here:
         if name not in saved:
             return f"the checkpoint has no {name}, which the model has"
-        before, now = (_shape(state[name]) for state in (saved, here))
-        if before != now:
+        if not _fits(saved[name], here[name]):
+            before, now = _shape(saved[name]), _shape(here[name])
             return f"{name} has shape {before} in the checkpoint and {now} in the model"
     extra = next((name for name in saved if name not in here), None)
     return None if extra is None else f"the model has no {extra}, which the checkpoint has"
 
 
+def _fits(saved: Any, here: Any) -> bool:
+    """`saved` is the part that this rank wanted, or, where the whole has another shape, all of it."""
+    if not isinstance(saved, torch.Tensor) or not isinstance(here, torch.Tensor):
+        return isinstance(saved, torch.Tensor) == isinstance(here, torch.Tensor)
+    return tuple(saved.shape) == box_of(here).shape
+
+
 def _shape(value: Any) -> str:
-    """Of the part that this rank holds: restored tensors are such parts."""
-    return str(box_of(value).shape) if isinstance(value, torch.Tensor) else "none"
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else "none"
 
 
 # --- optimizer --------------------------------------------------------------------------------------

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import requests
 from google.api_core import exceptions as api
-from google.api_core.retry import Retry
+from google.api_core.retry import Retry, retry_target
 from google.auth import exceptions as auth
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption
@@ -43,7 +45,7 @@ from spottrain.store import (
     Truncated,
     never,
 )
-from spottrain.store.sending import LONGEST_PAUSE, Stopped, digests
+from spottrain.store.sending import LONGEST_PAUSE, Stopped, digests, pause
 
 WRITE_ID: Final = "spottrain-write"
 """Metadata that names the writer of an object."""
@@ -65,6 +67,23 @@ FAILURES: Final = (
 """All that a call of the library raises."""
 
 
+class _Retry(Retry):
+    """With pauses of our own: Google's draw from Python's random numbers, and these are the training's."""
+
+    def __call__(self, func: Callable[..., Any], on_error: Callable[[Exception], Any] | None = None) -> Any:
+        def again(*args: Any, **more: Any) -> Any:
+            pauses = (self._initial * pause(failures) for failures in itertools.count(1))
+            return retry_target(
+                partial(func, *args, **more),
+                self._predicate,
+                pauses,
+                timeout=self._timeout,
+                on_error=self._on_error or on_error,
+            )
+
+        return again
+
+
 class GCSStore:
     def __init__(
         self,
@@ -84,7 +103,7 @@ class GCSStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._name = bucket
         self._times = {True: head_timeout, False: timeout}
-        self._retry = Retry(_passes, first_pause, LONGEST_PAUSE, timeout=retry_seconds)
+        self._retry = _Retry(_passes, first_pause, LONGEST_PAUSE, timeout=retry_seconds)
         self._chunk_bytes = chunk_bytes
         options = {"api_endpoint": endpoint} if endpoint else None
         os.environ.setdefault(NO_LOOKUPS, "true")

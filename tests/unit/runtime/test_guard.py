@@ -12,6 +12,9 @@ from spottrain.contract import ExitCode, Outcome
 from spottrain.weights import digest
 
 from tests.unit.runtime.conftest import Lab
+from tests.unit.runtime.zygote import Run
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_loop.py"
 
 HEAD = """\
 import copy, os, time
@@ -261,7 +264,7 @@ def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
     assert "Traceback" not in run.log
 
 
-def test_a_loop_that_does_not_leave_at_max_steps_is_told(lab: Lab, tmp_path: Path) -> None:
+def test_a_loop_that_does_not_leave_at_max_steps_is_told(lab: Lab) -> None:
     call = """\
 guard = spottrain.Guard(model=model, optimizer=optimizer, max_steps=2)
 for _ in range(3):
@@ -270,3 +273,25 @@ for _ in range(3):
     run = lab.run(HEAD + call)
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
     assert "max_steps=2 are done, and the loop goes on" in run.message.message
+
+
+def test_the_example_goes_on_under_ddp(lab: Lab) -> None:
+    plain = _example(lab, at="plain", attempt=1)
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    first = _example(lab, at="store", attempt=1).until("step=100/", 120)
+    assert first.send().end(60) == ExitCode.INTERRUPTED, first.log
+    assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == first.message.step
+    second = _example(lab, at="store", attempt=2)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert second.digest == plain.digest
+
+
+def _example(lab: Lab, *, at: str, attempt: int) -> Run:
+    env = {
+        "SPOTTRAIN_JOB_NAME": "job",
+        "SPOTTRAIN_JOB_UID": f"uid-{at}",
+        "SPOTTRAIN_ATTEMPT": str(attempt),
+        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
+        "STEPS": "1500",
+    }
+    return lab.start(["--nproc", "2", str(EXAMPLE)], env)
