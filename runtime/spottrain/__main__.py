@@ -16,13 +16,14 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from spottrain.contract import Env, Outcome, Reason
+from spottrain.contract import Env, OnExisting, Outcome, Reason
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.gang import Gang, count_gpus
 from spottrain.interruption import hold_signals
 from spottrain.launcher import Launcher
 from spottrain.session import Session, install, leave, process_start, show, use
 
+ABOUT = "Training on spot capacity: it saves before it is interrupted and goes on where it was."
 DESCRIPTION = """Runs a training script that saves before it is interrupted and goes on where it was.
 Outside Kubernetes: Ctrl-C saves; the same command goes on."""
 
@@ -60,7 +61,7 @@ def _run_here(session: Session, script: str, args: list[str]) -> int:
         session.prepare(script)
         _require_script(script)
         _run(script, args)
-        code: int = _end_of_script(session)
+        code: int = session.end_of_script()
     except SystemExit as exit_:
         code = _exit_of_script(session, exit_)
     except BaseException as error:  # the script's, whatever it is
@@ -72,18 +73,23 @@ def _run_here(session: Session, script: str, args: list[str]) -> int:
 
 def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     """Script, arguments and `--nproc`. The other flags go into the environment, each as one of its names."""
-    parser = _Parser(prog="spottrain", description=DESCRIPTION)
+    parser = _Parser(prog="spottrain", description=ABOUT)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
+    commands.add_parser("checkpoints", help="list, verify, prune, copy or export checkpoints")
+    commands.add_parser("release", help="free a checkpoint URI whose owner is gone")
+    on_existing = "where another job left checkpoints at the URI: fail (default), resume from them, or fresh"
     flags = {
         "--checkpoint": (Env.CHECKPOINT_URI, "folder or s3://bucket/prefix (default: checkpoints/<script>)"),
         "--endpoint": (Env.CHECKPOINT_ENDPOINT, "URL of an S3-compatible server"),
         "--interval": (Env.CHECKPOINT_INTERVAL, "between saves: auto, 500steps, 90s, 10m (default) or 1h"),
         "--keep": (Env.CHECKPOINT_KEEP, "checkpoints to keep, at least 2 (default 3)"),
+        "--on-existing": (Env.CHECKPOINT_ON_EXISTING, on_existing),
         "--training": (Env.TRAINING, "settings that win over the script's, as JSON: '{\"maxSteps\": 100}'"),
     }
     for flag, (name, text) in flags.items():
-        run.add_argument(flag, dest=name, help=f"{text} [{name}]")
+        choices = list(OnExisting) if name is Env.CHECKPOINT_ON_EXISTING else None
+        run.add_argument(flag, dest=name, choices=choices, help=f"{text} [{name}]")
     nproc = "processes in this pod: auto (default: one per GPU, or one) or a number"
     run.add_argument("--nproc", default="auto", help=nproc)
     run.add_argument("script")
@@ -96,7 +102,7 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        raise ConfigurationError(f"{message}; see spottrain run --help")
+        raise ConfigurationError(f"{message}; see {self.prog} --help")
 
 
 def _require_script(script: str) -> None:
@@ -118,18 +124,12 @@ def _failed(session: Session, error: BaseException, script: str) -> int:
     return session.fail(error, script)
 
 
-def _end_of_script(session: Session) -> int:
-    if session.completed:
-        return session.conclude(Outcome.DONE, session.summary())
-    return session.conclude(Outcome.DONE, "The script ended by itself, without training.")
-
-
 def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     """Our own end, which has its message already, or a sys.exit of the script, which keeps its code."""
     if session.message is not None:
         return session.conclude(session.message.outcome, "")
     if exit_.code is None or exit_.code == 0:
-        return _end_of_script(session)
+        return session.end_of_script()
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):
         print(exit_.code, file=sys.stderr)

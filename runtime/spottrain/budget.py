@@ -43,6 +43,6 @@ class Budget:
         return (
             f"a save at a notice is reckoned to take {self.seconds:.0f} s (a step {self.step_seconds:.1f} s, "
             f"{self.bytes / 1e9:.2f} GB at {self.bandwidth / 1e6:.0f} MB/s) of {self.grace:.0f} s of notice: "
-            "an interruption may lose the steps since the last periodic save. Use nodes with a longer notice, "
-            "a faster way to the store, more workers, a smaller state, or a shorter checkpoint.interval"
+            "an interruption may lose the steps since the last periodic save. Use nodes with a longer "
+            "notice, a faster way to the store, more workers, a smaller state, or a shorter interval of saves"
         )

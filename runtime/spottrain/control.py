@@ -32,6 +32,8 @@ END_SECONDS: Final = 5.0
 """For the receiving thread to read what came before a connection's end."""
 TELL_AFTER_SECONDS: Final = 60.0
 """Of waiting, after which the log says for what."""
+LOOK_SECONDS: Final = 0.2
+"""How often a wait looks whether it should go on, without any message having come."""
 MOST_NAMES: Final = 256
 """Of a rank's parts that rank 0 keeps unread; the oldest go first, such as those of a save given up."""
 BYE: Final = "bye"
@@ -95,6 +97,11 @@ class Control:
                 return None
         raise self.lost or _ended()
 
+    def came(self, name: str) -> bool:
+        """Other ranks: whether `hear` would answer at once."""
+        with self._came:
+            return (name, 0) in self._inbox or 0 not in self._open
+
     # --- all ranks to rank 0 ------------------------------------------------------------------------
     def gather(self, name: str, body: bytes) -> None:
         """Any rank: hands rank 0 its part of `name`. Raises PeerLost."""
@@ -108,12 +115,14 @@ class Control:
             self._await_end(0)
             raise self.lost or _ended() from error
 
-    def collect(self, name: str, timeout: float) -> list[bytes | None]:
+    def collect(
+        self, name: str, timeout: float, give_up: Callable[[], bool] = lambda: False
+    ) -> list[bytes | None]:
         """Rank 0: every rank's part of `name`, by rank; None for those that are gone or not in time."""
         ranks = range(self.world.size)
 
         def complete() -> bool:
-            return all((name, r) in self._inbox or (r and r not in self._open) for r in ranks)
+            return give_up() or all((name, r) in self._inbox or (r and r not in self._open) for r in ranks)
 
         with self._came:
             self._wait(complete, timeout, name)
@@ -163,7 +172,7 @@ class Control:
             if waited >= TELL_AFTER_SECONDS and not told:
                 told = True
                 log.event("waiting", rank=self.world.rank, what=name, seconds=waited)
-            self._came.wait(min(1.0, timeout - waited))
+            self._came.wait(min(LOOK_SECONDS, timeout - waited))
 
     def _pop(self, key: tuple[str, int]) -> bytes:
         queue = self._inbox[key]

@@ -63,6 +63,8 @@ def choose(wanted: str | torch.device | None = None) -> torch.device:
         )
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"Trainer(device={str(device)!r}): torch finds no CUDA device here")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # what random states and copies of this process mean
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.event("device", device=device, name=name, threads=torch.get_num_threads(), torch=torch.__version__)
     return device

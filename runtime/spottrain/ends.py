@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.saver import Save
-from spottrain.contract import Outcome
+from spottrain.contract import Outcome, Reason
 from spottrain.errors import RunError, StoreError
 from spottrain.session import Session
 
@@ -78,7 +78,13 @@ class Ends:
         try:
             words = self._save_and_release()
         except RunError as error:
+            self.give_up()
             self._session.fail_now(error)
+        except Exception as error:
+            self.give_up()
+            self._session.end_now(
+                Outcome.FAILED, f"{type(error).__name__}: {error}", reason=Reason.SCRIPT_FAILED
+            )
         self._session.end_now(words.outcome, words.text, durable_seconds=words.durable_seconds)
 
     # --- inside ---------------------------------------------------------------------------------------

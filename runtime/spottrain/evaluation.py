@@ -6,6 +6,7 @@ a stop cuts short can simply be done again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,7 +16,7 @@ import torch
 
 from spottrain import device as devices
 from spottrain.data import Dataset, Plan, Position, load
-from spottrain.parallel import total
+from spottrain.parallel import earliest, of_first, total
 from spottrain.world import World
 
 Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -33,6 +34,10 @@ class Evaluation:
     workers: int
     collate: Callable[[list[Any]], Any] | None
     world: World = field(default_factory=World)
+    until: Callable[[], float] = lambda: math.inf
+    """Unix seconds at which this rank must have ended."""
+    deadline: float = field(default=math.inf, init=False)
+    """The least of all ranks', where a stop cut it short."""
     _stream: Iterator[Any] | None = field(default=None, init=False)
     """Of a run cut short: kept, because to end its workers takes time that the save needs."""
 
@@ -41,12 +46,13 @@ class Evaluation:
         if self._cut(stopping):
             return None
         before = devices.random_state()
-        was_training = model.training
+        modes = [(module, module.training) for module in model.modules()]  # some may be frozen on purpose
         model.eval()
         try:
             return self._means(model, stopping)
         finally:
-            model.train(was_training)
+            for module, training in modes:
+                module.training = training
             devices.set_random_state(before)
 
     def _means(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
@@ -69,7 +75,9 @@ class Evaluation:
                     sums[name] = sums.get(name, 0) + part if share else sums.get(name, torch.zeros_like(part))
         self._stream = None
         count = len(self.dataset)
-        return {name: float(total(sums[name], self._sharing)) / count for name in sorted(sums)}
+        means = {name: total(sums[name], self._sharing) / count for name in sorted(sums)}
+        # What ranks that each did all of it found may differ, and what they do next must not.
+        return {name: float(of_first(mean, self.world)) for name, mean in means.items()}
 
     @property
     def _sharing(self) -> World:
@@ -92,5 +100,5 @@ class Evaluation:
         """Whether a stop cuts it short: for all ranks at the same batch, for a model may need them all."""
         if not self.world.distributed:
             return stopping()
-        flag = torch.tensor(float(stopping()), device=self.device)
-        return float(total(flag, self.world)) > 0
+        self.deadline = earliest(self.until(), self.world, self.device)
+        return self.deadline < math.inf

@@ -76,7 +76,8 @@ class Guard(Loop):
             load=self._load,
             want=self._want(),
             of_first=modelstate.buffers(self._model).union(
-                *(modelstate.buffers(each, f"modules.{name}") for name, each in self._modules.items())
+                ("loose.", "objects."),
+                *(modelstate.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
             ),
         )
         self._begin(Keeper(session, state, total_steps=self.max_steps))
@@ -94,7 +95,12 @@ class Guard(Loop):
 
     def _add(self, kind: str, given: Any) -> None:
         named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
-        if not named and given is not None and kind != "extra":
+        if given is not None and not isinstance(given, Mapping):
+            if kind == "extra":
+                raise ConfigurationError(
+                    f"Guard(extra=...) is a {type(given).__name__}: give it a dict of names, such as "
+                    "extra={'ema': ema}"
+                )
             named = {kind: given}
         for name, each in named.items():
             if isinstance(each, torch.nn.Module):

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from spottrain.contract import CHECKPOINTS_PREFIX, OnExisting, Reason, term_of_key
 from spottrain.errors import CheckpointError, ConfigurationError, Superseded
+from spottrain.words import counted
 
 FORMAT: Final = 1
 MIN_KEEP: Final = 2
@@ -224,8 +225,9 @@ class Claiming:
             )
         if self.policy.on_existing is OnExisting.FAIL:
             raise ConfigurationError(
-                f"the checkpoint URI holds {len(head.checkpoints)} checkpoints of {owner}, now {head.state}; "
-                "set checkpoint.onExisting to resume or fresh, or use another URI",
+                f"the checkpoint URI holds {counted(len(head.checkpoints), 'checkpoint')} of {owner}, now "
+                f"{head.state}; set checkpoint.onExisting (spottrain run --on-existing) to resume or fresh, "
+                "or use another URI",
                 reason=Reason.URI_IN_USE,
             )
 

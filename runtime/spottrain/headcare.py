@@ -14,6 +14,7 @@ from typing import Final
 from spottrain.contract import Reason, term_of_key
 from spottrain.errors import ConfigurationError
 from spottrain.head import KEPT_FOR_JOB, Entry, Head, State, deleted, present, survivors, unnamed
+from spottrain.words import counted
 
 COPIED: Final = "copied"
 """`jobUID` in a HEAD that `spottrain checkpoints copy` made: no job has it, so whoever goes on from there
@@ -85,8 +86,8 @@ def term_for_copy(head: Head | None) -> int:
         return 1
     if head.state is not State.DONE:
         raise ConfigurationError(
-            f"the target holds {len(head.checkpoints)} checkpoint(s) of job {head.job} (UID {head.jobUID}), "
-            f"which is {head.state}; a copy goes to a URI that is empty or whose job is done",
+            f"the target holds {counted(len(head.checkpoints), 'checkpoint')} of job {head.job} (UID "
+            f"{head.jobUID}), which is {head.state}; a copy goes to a URI that is empty or whose job is done",
             reason=Reason.URI_IN_USE,
         )
     return head.term + 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -31,6 +31,7 @@ from spottrain.errors import PeerLost, RunError
 from spottrain.owner import Claim
 from spottrain.session import Session
 from spottrain.store import Cancelled
+from spottrain.weights import final_weights
 
 LOOK_SECONDS: Final = 0.1
 """How soon a stop that this rank was told of is passed on to the others."""
@@ -50,7 +51,8 @@ class State:
     """Takes both again. True: this rank was not there, and gets rank 0's own. Raises CheckpointError."""
     want: Want | None = None
     of_first: frozenset[str] = frozenset()
-    """Paths of shared tensors of which rank 0 alone has the right ones: `modelstate.buffers`."""
+    """Paths, and beginnings of paths that end in a dot, of shared tensors of which rank 0 alone has the right
+    ones: `modelstate.buffers`."""
 
 
 class Keeper:
@@ -71,6 +73,8 @@ class Keeper:
         self._step_seconds = 0.0
         self._stepped: float | None = None
         self._skipped_for: int | None = None
+        self._budget: Budget | None = None
+        """As it was last told."""
         self._warning = session.board.facts.warning
         """Of the session, such as a launcher that kills early."""
         self._connect()
@@ -79,7 +83,9 @@ class Keeper:
                 session, session.store, transfer=self._transfer, control=self.control
             )
             self.checkpoints.saver.of_first = state.of_first
+            self.checkpoints.on_durable = self._tell_budget
         self.ends = Ends(session, self.checkpoints, self.take, self.close)
+        session.unfinished = self._left
 
     @property
     def step(self) -> int:
@@ -137,7 +143,7 @@ class Keeper:
     def boundary(self, step: int) -> bool:
         """`step` steps are done. Saves when it is due; True where all ranks stop here."""
         self._time_step()
-        if self.checkpoints is not None and self._steps_here == 1:
+        if self.checkpoints is not None and self._steps_here == 1 and not self.busy:
             self._prepare(self.checkpoints)
         if self._steps_here == MEASURED_AFTER:
             threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
@@ -179,18 +185,23 @@ class Keeper:
     def _horizon(self) -> int | None:
         return self._cadence.next_step
 
-    def save(self, *, best: bool = False) -> None:
-        """Copies the state, and has it uploaded while training goes on. All ranks at the same step."""
+    def save(self, *, best: bool = False, since: float | None = None) -> Save | None:
+        """Copies the state, and has it uploaded while training goes on. All ranks at the same step.
+
+        `since`: when training stood still for it, by `perf_counter`; default: now.
+        """
         assert self.checkpoints is not None
         self._cadence.started(self.step)
-        began = time.perf_counter()
+        began = time.perf_counter() if since is None else since
         self.checkpoints.settle()  # of another rank: the one that leads had none under way
-        self.checkpoints.start(self.take(best=best))
+        save = self.take(best=best)
+        self.checkpoints.start(save)
         self._stall = time.perf_counter() - began
         if self.session.world.first:
             log.event("saving", step=self.step, stall=self._stall, best=best or None)
         self.session.board.update(stall_seconds=self._stall)
         self._stepped = time.perf_counter()
+        return save
 
     def take(self, *, best: bool = False) -> Save:
         """A copy of everything that the next step depends on."""
@@ -230,6 +241,9 @@ class Keeper:
         board = self.session.board
         warning = " ".join(filter(None, (self._warning, budget.warning)))
         board.update(emergency_seconds=budget.seconds, grace_seconds=grace, warning=warning)
+        if self._budget is not None and self._budget.warning == budget.warning:
+            return  # told already
+        self._budget = budget
         log.event(
             "emergency-budget",
             seconds=budget.seconds,
@@ -271,19 +285,23 @@ class Keeper:
         self.session.end_now(outcome, str(error), reason=error.reason)
 
     # --- end ----------------------------------------------------------------------------------------
-    def finish(self, weights: Callable[[], tuple[bytes, str]]) -> str:
+    def finish(self, weights: Callable[[], Mapping[str, Any]]) -> tuple[str, str]:
         """Last checkpoint, final weights, release. Each can be done again by a successor.
 
-        `weights` gives the file and its digest; all ranks call it, and rank 0's is stored. Answers the URI.
+        `weights` gives the model's tensors by name; all ranks call it. Answers the weights' URI and digest.
         """
         self.session.interruption.let_end(None)
-        body, digest = weights()
         uri = ""
         if self.checkpoints is not None:
             self.session.board.update(state="Saving")
             self.checkpoints.settle()
             if self.session.board.facts.durable_step != self.step:
                 self._save_last(self.checkpoints)
+            self.checkpoints.saver.forget()
+        body, digest = final_weights(
+            weights(), keep=self.session.world.first and self.checkpoints is not None
+        )
+        if self.checkpoints is not None:
             uri = self.checkpoints.write_final(body, digest, self.step)
             if self.session.compile_cache is not None:
                 self.session.compile_cache.save_if_changed()
@@ -294,7 +312,7 @@ class Keeper:
         log.event("done", step=self.step, digest=digest, output=uri or None)
         session = self.session
         session.interruption.let_end(lambda: session.end_now(Outcome.DONE, session.summary()))
-        return uri
+        return uri, digest
 
     # --- what depends on the kind of checkpoint -----------------------------------------------------
     def _restore(self, checkpoints: Checkpointer, claim: Claim) -> Restored | None:
@@ -306,6 +324,18 @@ class Keeper:
 
     def _save_last(self, checkpoints: Checkpointer) -> None:
         checkpoints.save_now(self.take)
+
+    def _left(self) -> None:
+        """The script is over, and has not said that the training is: what there is is kept for the next."""
+        if self.checkpoints is None:
+            return
+        try:
+            self.checkpoints.settle()
+            if self.session.board.facts.lost_steps:
+                self._save_last(self.checkpoints)
+        except Exception as error:  # the script's end is told in any case
+            log.event("save-failed", step=self.step, error=str(error))
+        self.ends.give_up()
 
     def close(self) -> None:
         """Parts from the other ranks, in peace: rank 0 when they have, or when the notice is nearly over."""

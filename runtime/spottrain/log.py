@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -30,8 +31,9 @@ def line(head: str, /, **facts: object) -> None:
     facts = facts if rank is None else {"rank": rank, **facts}
     words = [f"{key}={_word(value)}" for key, value in facts.items() if value is not None]
     # One write per line: threads of ours share stdout, and a line torn in two is read by nobody.
-    sys.stdout.write(" ".join([rfc3339(time.time()), head, *words]) + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; that must not stop a save
+        sys.stdout.write(" ".join([rfc3339(time.time()), head, *words]) + "\n")
+        sys.stdout.flush()
 
 
 def _word(value: object) -> str:

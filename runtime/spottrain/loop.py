@@ -14,14 +14,13 @@ import torch
 
 from spottrain import device as devices
 from spottrain import log, parallel
-from spottrain.checkpoint import dtensor, modelstate
+from spottrain.checkpoint import modelstate
 from spottrain.contract import Outcome
 from spottrain.data.fetch import protect
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.keeper import Keeper
 from spottrain.meter import Meter, require_finite
 from spottrain.session import Session
-from spottrain.weights import digest, weights_file
 from spottrain.world import World
 
 COUNTING: Final = ("advance", "state_dict", "load_state_dict")
@@ -213,12 +212,9 @@ class Loop:
     def finish(self) -> str:
         """After the last step: last checkpoint, final weights, and the job is done. Answers their URI."""
         self._require_open()
-        state = self._final()
-        weights = {name: dtensor.whole(t) for name, t in state.items() if isinstance(t, torch.Tensor)}
         self._read_loss()
-        final = digest(weights)
         self._ended = True
-        return self.keeper.finish(lambda: (weights_file(weights) if self.session.world.first else b"", final))
+        return self.keeper.finish(self._final)[0]
 
     def __enter__(self) -> Self:
         return self

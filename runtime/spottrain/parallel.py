@@ -131,10 +131,26 @@ def give_buffers(model: torch.nn.Module, world: World) -> None:
             dist.broadcast(buffer, 0)
 
 
+def of_first(value: torch.Tensor, world: World) -> torch.Tensor:
+    """What rank 0 has; every rank must call it."""
+    if world.distributed:
+        dist.broadcast(value, 0)
+    return value
+
+
+def earliest(moment: float, world: World, device: torch.device) -> float:
+    """The least of all ranks'; every rank must call it."""
+    if not world.distributed:
+        return moment
+    value = torch.tensor(moment, dtype=torch.float64, device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MIN)
+    return float(value)
+
+
 def peer_lost(error: BaseException, world: World) -> PeerLost | None:
     """What an exception from a collective means, where it means that another rank is gone."""
-    if not world.distributed or isinstance(error, PeerLost | SystemExit | KeyboardInterrupt):
-        return None
+    if not world.distributed or not isinstance(error, RuntimeError):
+        return None  # a network error of the script's own is an OSError
     text = str(error).lower()
     if isinstance(error, dist.DistNetworkError | dist.DistBackendError) or any(word in text for word in LOST):
         return PeerLost(

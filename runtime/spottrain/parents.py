@@ -66,8 +66,8 @@ def grace_warning(grace: float, env: Mapping[str, str], command: list[str]) -> s
     if left == grace:
         return ""
     return (
-        f"torchrun kills its processes {left:g} s after SIGTERM, although the grace is {grace:g} s: start it "
-        f"with --{AGENT_FLAG} {grace:.0f}, or set {AGENT_TIMEOUT}={grace:.0f}"
+        f"torchrun kills its processes {left:g} s after SIGTERM, although the grace is {grace:g} s: set "
+        f"{AGENT_TIMEOUT}={grace:.0f}, or start torchrun with --{AGENT_FLAG} {grace:.0f}"
     )
 
 

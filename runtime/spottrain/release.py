@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 
+from spottrain.cli.reading import open_existing
 from spottrain.contract import HEAD_KEY
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.head import Head, State
 from spottrain.owner import HeadOwner, Identity
 from spottrain.store import Store
-from spottrain.store import open as open_store
+from spottrain.words import counted
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask whether the owner is really gone")
     given = parser.parse_args(argv)
     try:
-        print(release(open_store(given.checkpoint, given.endpoint), sure=given.yes))
+        print(release(open_existing(given.checkpoint, given.endpoint), sure=given.yes))
     except RunError as error:
         print(f"spottrain: {error}", file=sys.stderr)
         return 1
@@ -51,7 +52,8 @@ def release(store: Store, *, sure: bool) -> str:
     holder = HeadOwner(store, Identity(job_uid=head.jobUID, job=head.job, attempt=head.attempt))
     holder.claim()
     holder.release()
-    return f"{store.uri} is released; {len(head.checkpoints)} checkpoint(s) of {owner} are kept."
+    kept = counted(len(head.checkpoints), "checkpoint")
+    return f"{store.uri} is released; it keeps {kept} of {owner}."
 
 
 def _confirmed(owner: str) -> bool:

@@ -60,6 +60,8 @@ class Session:
         """Whether the training reached its end and its weights are stored."""
         self.message: TerminationMessage | None = None
         """The last words; the first ones spoken hold."""
+        self.unfinished: Callable[[], None] | None = None
+        """Where a training was begun: keeps what there is, if the script ends before it is finished."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
@@ -136,6 +138,20 @@ class Session:
         what = traceback.format_exception_only(error)[-1].strip()
         text = f"{what} ({_place(error, script)})"
         return self.conclude(Outcome.FAILED, text, reason=Reason.SCRIPT_FAILED)
+
+    def end_of_script(self) -> ExitCode:
+        """The last words of a script that came to its end by itself."""
+        if self.completed:
+            return self.conclude(Outcome.DONE, self.summary())
+        if self.unfinished is None:
+            return self.conclude(Outcome.DONE, "The script ended by itself, without training.")
+        self.unfinished()
+        return self.conclude(
+            Outcome.FAILED,
+            f"The script ended after {self.board.facts.step} step(s) without saying that the training is "
+            "finished, so no final weights were stored: call finish() after the last step.",
+            reason=Reason.SCRIPT_FAILED,
+        )
 
     def must_leave(self, code: int) -> bool:
         """Whether the interpreter's own end, which may wait for peers and threads, would take too long."""
@@ -309,6 +325,8 @@ def _guard(session: Session) -> None:
     def left() -> None:
         if session.message is None and session.completed:
             session.conclude(Outcome.DONE, session.summary())
+        elif session.message is None and session.unfinished is not None:
+            leave(session.end_of_script())
         elif session.message is not None:
             code = EXIT_CODE_OF[session.message.outcome]
             if session.must_leave(code) or code == ExitCode.BAD_CONFIGURATION:

@@ -8,6 +8,7 @@ is dropped and done again after the resume. What keeps the steps from being lost
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -19,16 +20,17 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import device as devices
 from spottrain import log, parallel, schedule
-from spottrain.checkpoint import dtensor, modelstate
+from spottrain.arguments import require_kinds, require_own_parameters, require_positive
+from spottrain.best import Best
+from spottrain.checkpoint import modelstate
 from spottrain.data import Dataset, Stream
 from spottrain.data.source import size_of, source
-from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.errors import CheckpointError, ConfigurationError, PeerLost
 from spottrain.evaluation import Evaluation
 from spottrain.keeper import Keeper, State
 from spottrain.meter import Meter, require_finite
 from spottrain.session import Session, current
 from spottrain.settings import resolve
-from spottrain.weights import digest, weights_file
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -123,12 +125,14 @@ class Trainer:
         )
         if self.settings.deterministic:
             devices.make_deterministic()
-        _require_positive(log_every=log_every, eval_every=eval_every)
+        require_positive(log_every=log_every, eval_every=eval_every)
         world = self.session.world
         self.device = devices.choose(device or parallel.default_device(world))
+        require_kinds(model, optimizer)
         parallel.join(world, self.device)
         self.model = modelstate.plain(model).to(self.device)
         self.optimizer = optimizer
+        require_own_parameters(self.model, optimizer)
         self.loss, self.metrics = loss, metrics
         self.batches = source(
             train_set,
@@ -150,12 +154,12 @@ class Trainer:
         self.eval_every = eval_every or self.batches.steps_per_epoch or self.total_steps
         self.log_every = log_every
         self.step = 0
-        self.best: float | None = None
-        self.best_kept: float | None = None
-        """Evaluation loss of the checkpoint that is kept as the best."""
+        self.best = Best()
         self.evaluated = 0
         """Step of the last evaluation: one that a stop cut short is done again."""
         self._last_loss = torch.tensor(0.0)
+        self._cut = False
+        """Whether a stop cut an evaluation short on all ranks."""
 
     # --- the run ------------------------------------------------------------------------------------
     def fit(self) -> Result:
@@ -181,6 +185,8 @@ class Trainer:
                 if not self._train(steps):
                     self.keeper.ends.interrupted()
                 return self._finish()
+            except PeerLost as error:
+                self.keeper.end_without(error)
             except BaseException as error:
                 if (lost := parallel.peer_lost(error, self.session.world)) is not None:
                     self.keeper.end_without(lost)
@@ -223,7 +229,7 @@ class Trainer:
             self._meter.tell(self.step, step, loss, self.schedule.rate)
             self.schedule.after_step()
             self._evaluate_if_due()
-            if self.keeper.boundary(self.step):
+            if self._cut or self.keeper.boundary(self.step):
                 return False
         return not self._evaluation_due  # a stop may have cut the last one short
 
@@ -255,15 +261,10 @@ class Trainer:
         return found
 
     def _finish(self) -> Result:
-        state = {
-            name: t for name, t in modelstate.model_state(self.model).items() if isinstance(t, torch.Tensor)
-        }
-        weights = {name: dtensor.whole(tensor) for name, tensor in state.items()}
-        final = digest(weights)
         last = float(parallel.total(self._last_loss.clone(), self.session.world))
-        uri = self.keeper.finish(lambda: (weights_file(weights) if self.session.world.first else b"", final))
+        uri, final = self.keeper.finish(lambda: modelstate.model_state(self.model))
         parallel.leave()
-        return Result(step=self.step, loss=last, best=self.best, digest=final, output_uri=uri)
+        return Result(step=self.step, loss=last, best=self.best.loss, digest=final, output_uri=uri)
 
     # --- between steps ------------------------------------------------------------------------------
     @property
@@ -279,6 +280,9 @@ class Trainer:
         parallel.give_buffers(self.model, self.session.world)
         # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
         values = self.evaluation.run(self.model, lambda: self.session.interruption.stopping)
+        self._cut = values is None and self.session.world.distributed
+        if self._cut:  # all ranks know, and stop here; some may not have been told themselves
+            self.session.interruption.stop_by(self.evaluation.deadline, "another rank")
         if values is not None:
             self.evaluated = self.step
             self._note_best(values["loss"])
@@ -293,16 +297,12 @@ class Trainer:
 
     def _note_best(self, loss: float) -> None:
         """Saves the best so far, unless an upload is under way: best is then the best that was saved."""
-        self.best = loss if self.best is None else min(self.best, loss)
-        if not self.session.run.keep_best or self.step >= self.total_steps:
-            return
-        if self.best_kept is not None and loss >= self.best_kept:
+        wanted = self.best.note(loss) and self.session.run.keep_best and self.step < self.total_steps
+        if not wanted:
             return
         busy = torch.tensor(float(self.keeper.busy), device=self.device)
-        if float(parallel.total(busy, self.session.world)):
-            return
-        self.best_kept = loss
-        self.keeper.save(best=True)
+        if not float(parallel.total(busy, self.session.world)):
+            self.best.keep(loss, lambda: self.keeper.save(best=True))
 
     # --- state --------------------------------------------------------------------------------------
     def _shared(self) -> dict[str, Any]:
@@ -316,8 +316,8 @@ class Trainer:
             "data": None if self.batches.per_rank else self.batches.state_dict(),
             "progress": {
                 "step": self.step,
-                "best": self.best,
-                "best_kept": self.best_kept,
+                "best": self.best.loss,
+                "best_kept": self.best.kept,
                 "evaluated": self.evaluated,
                 "trained": self.keeper.trained,
             },
@@ -344,8 +344,9 @@ class Trainer:
             raise self._incompatible(f"its schedule does not fit ({error})") from error
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
-        self.step, self.best, self.evaluated = progress["step"], progress["best"], progress["evaluated"]
-        self.best_kept, self.keeper.trained = progress["best_kept"], progress["trained"]
+        self.step, self.evaluated = progress["step"], progress["evaluated"]
+        self.best = Best(loss=progress["best"], kept=progress["best_kept"])
+        self.keeper.trained = progress["trained"]
         if new_rank:
             log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
             devices.seed_rank(self.session.world.rank)
@@ -368,7 +369,12 @@ class Trainer:
             workers=workers,
             collate=collate,
             world=self.session.world,
+            until=self._until,
         )
+
+    def _until(self) -> float:
+        interruption = self.session.interruption
+        return interruption.deadline if interruption.stopping else math.inf
 
     def _make_meter(self) -> Meter:
         session = self.session
@@ -384,9 +390,3 @@ class Trainer:
         if isinstance(kind, str):
             kind = schedule.shape(kind, warmup_steps=self.settings.warmup_steps, total_steps=self.total_steps)
         return schedule.Schedule(self.optimizer, kind)
-
-
-def _require_positive(**arguments: int | None) -> None:
-    for name, value in arguments.items():
-        if value is not None and value < 1:
-            raise ConfigurationError(f"Trainer({name}={value}): must be at least 1")

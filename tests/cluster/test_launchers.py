@@ -186,8 +186,8 @@ def test_the_weights_are_those_of_a_job_left_in_peace(reclaimed: Reclaimed, name
 def test_torchruns_30_seconds_are_named_where_the_grace_is_longer_and_no_rank_is_killed(
     reclaimed: Reclaimed,
 ) -> None:
-    sentence = "torchrun kills its processes 30 s after SIGTERM, although the grace is 110 s: start it with "
-    assert sentence + "--shutdown-timeout 110" in reclaimed.begun["torchrun-30"]
+    sentence = "torchrun kills its processes 30 s after SIGTERM, although the grace is 110 s: set "
+    assert sentence + "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110" in reclaimed.begun["torchrun-30"]
     assert sentence in reclaimed.begun["accelerate"]
     assert "grace-shortened" not in reclaimed.begun["torchrun"]
     for name in ("torchrun-30", "accelerate"):

@@ -14,10 +14,11 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from spottrain import log
 from spottrain.checkpoint.dtensor import local
 from spottrain.checkpoint.layout import Layout
 from spottrain.checkpoint.tree import Leaf
@@ -28,22 +29,27 @@ MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14."""
 SLICE: Final = 64 * 2**20
 """Bytes made resident at once."""
+FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class Arena:
-    """Memory for the files of one layout. `fd`: the anonymous file, for the uploader."""
+    """Memory for the files of one layout. `fd`: the anonymous file, for the uploader.
 
-    def __init__(self, layout: Layout, *, pin: bool = False) -> None:
+    `freed`: bytes of one before it, which may not be back yet; `ranks_here`: that need as much now.
+    """
+
+    def __init__(self, layout: Layout, *, pin: bool = False, freed: int = 0, ranks_here: int = 1) -> None:
         self.layout = layout
         self.size = max(layout.bytes, mmap.PAGESIZE)
-        require_memory(self.size)
+        require_memory((self.size - freed) * ranks_here)
         self.fd = os.memfd_create("spottrain-arena", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, self.size)
         self.map = mmap.mmap(self.fd, self.size)
         self._bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self._pin = pin
+        self._pinned = False
         self._ready = threading.Event()
         self._targets: dict[int, torch.Tensor] = {}
         threading.Thread(target=self._make_resident, name="spottrain-arena", daemon=True).start()
@@ -51,12 +57,23 @@ class Arena:
     def fill(self, leaves: Sequence[Leaf]) -> None:
         """Copies the leaves to their places. When it returns the caller may change them."""
         self._ready.wait()
+        devices: set[torch.device] = set()
         with torch.no_grad():
             for place in self.layout.places:
                 source = local(leaves[place.number].tensor)
-                self._target(place.number, place.offset, source).copy_(source, non_blocking=source.is_cuda)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # copies from a GPU run behind
+                behind = source.is_cuda and self._pinned
+                self._target(place.number, place.offset, source).copy_(source, non_blocking=behind)
+                if behind:
+                    devices.add(source.device)
+        for device in devices:
+            torch.cuda.synchronize(device)
+
+    def has_nan(self, number: int) -> bool:
+        """Whether the copy of leaf `number`, as far as this rank holds it, has a NaN."""
+        target = self._targets.get(number)
+        if target is None or target.dtype not in FLOATS or not target.numel():
+            return False
+        return bool(torch.linalg.vector_norm(target.reshape(-1), ord=float("inf")).isnan())
 
     def _target(self, number: int, offset: int, source: torch.Tensor) -> torch.Tensor:
         if number not in self._targets:
@@ -71,9 +88,20 @@ class Arena:
             for shard in self.layout.shards:
                 self.map[shard.offset : shard.offset + len(shard.header)] = shard.header
             if self._pin:
-                torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.size, 0)  # type: ignore[no-untyped-call]
+                self._pinned = self._register()
         finally:
             self._ready.set()
+
+    def _register(self) -> bool:
+        """Pins it. Where CUDA will not, copies are waited for one by one, which is slower and right."""
+        cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self._bytes.data_ptr()
+        code = cuda.cudaHostRegister(address, self.size, 0)
+        if int(code) != 0:
+            log.event("not-pinned", bytes=self.size, code=int(code))
+            return False
+        weakref.finalize(self, cuda.cudaHostUnregister, address)  # before the memory is unmapped
+        return True
 
     def _touch(self, start: int, length: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)  # its calls let other threads run

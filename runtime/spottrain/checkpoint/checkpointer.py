@@ -25,9 +25,17 @@ from spottrain.checkpoint.manifest import Manifest
 from spottrain.checkpoint.restore import Want
 from spottrain.checkpoint.saver import Abandoned, Save, Saver
 from spottrain.checkpoint.transfer import Outgoing, Transfer
-from spottrain.contract import CHECKPOINTS_PREFIX, FINAL_PREFIX, MANIFEST_NAME
+from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.control import Control, hear, say
-from spottrain.errors import CheckpointError, PeerLost, RunError, StoreError, StoreUnavailable, Superseded
+from spottrain.errors import (
+    CheckpointError,
+    PeerLost,
+    RunError,
+    StoreError,
+    StoreUnavailable,
+    Superseded,
+    TrainingFailed,
+)
 from spottrain.head import BEST
 from spottrain.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.session import Session
@@ -41,8 +49,8 @@ CHECKS: Final = 60
 """Times that HEAD is asked for before the final weights are written, RETRY_SECONDS apart."""
 SPARE: Final = 1.5
 """A save is counted on to be done within so many times what it should take."""
-PROBE_BYTES: Final = 64 * 2**20
-"""Of the object by which the bandwidth is measured at the start."""
+PROBE_BYTES: Final = 8 * CHUNK_BYTES
+"""Of the object by which the bandwidth is measured at the start: a part for each connection."""
 MODEL_NAME: Final = "model.safetensors"
 
 
@@ -86,6 +94,8 @@ class Checkpointer:
         self._saver = Saver(session.world, control, transfer, pin=torch.cuda.is_available())
         self._released = not session.world.first  # the others have nothing to release
         self.choice = Choice(session, store, control)
+        self.on_durable: Callable[[], None] = lambda: None
+        """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
         self._commit_turn = threading.Lock()
 
@@ -102,10 +112,10 @@ class Checkpointer:
         if claim is None:
             self._owner.release()
             self.session.end_idle()
-        newest = claim.resume[0] if claim.resume else None
-        log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
         self._released = claim.done  # then nothing was claimed
         if not claim.done:
+            newest = claim.resume[0] if claim.resume else None
+            log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
             threading.Thread(target=self._watch, name="spottrain-watch", daemon=True).start()
         say(self._control, "claim", {"term": claim.term, "done": claim.done})
         return claim
@@ -148,7 +158,7 @@ class Checkpointer:
             self._write(save, lambda: float("inf"))
         except Abandoned:
             log.event("save-abandoned", step=save.step)
-        except (Superseded, CheckpointError) as error:  # no later save can succeed
+        except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
             self.session.fail_now(error)
         except PeerLost as error:  # the training thread will meet it too, in its own way
             save.failed = True
@@ -160,13 +170,18 @@ class Checkpointer:
         finally:
             save.finished.set()
 
-    def _write(self, save: Save, left: Callable[[], float]) -> None:
-        """Shards, manifest, commit, prune; on the other ranks: shards, and what rank 0 says of the rest."""
+    def _write(self, save: Save, left: Callable[[], float], *, again: bool = False) -> None:
+        """Shards, manifest, commit, prune; on the other ranks: shards, and what rank 0 says of the rest.
+
+        `again`: whether it is tried again where it fails.
+        """
         if self.session.world.first:
             try:
                 self._saver.write(save, new_key=self._owner.new_key, commit=self._commit, left=left)
                 self._saver.say_result(save, committed=True)
             except Exception as error:
+                if not again:
+                    self._saver.say_over(save)
                 self._saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
                 raise
             return
@@ -205,6 +220,7 @@ class Checkpointer:
         self._prune(dropped)
 
     def _durable(self, save: Save, key: str, **facts: Any) -> None:
+        save.committed = True
         now, board = time.time(), self.session.board
         board.update(
             durable_step=save.step,
@@ -215,6 +231,7 @@ class Checkpointer:
         )
         if self.session.world.first:
             log.event("committed", step=save.step, seconds=now - save.started, **facts, key=key)
+        self.on_durable()
 
     def _prune(self, dropped: tuple[str, ...]) -> None:
         """Deletes what the commit dropped from HEAD. What is left is an orphan, swept by a later claim."""
@@ -225,20 +242,21 @@ class Checkpointer:
 
     def measure_bandwidth(self) -> None:
         """Writes a part of the memory of saves to the store, and deletes it again. Raises StoreError."""
-        size = min(PROBE_BYTES, self._saver.bytes)
-        if not size or self.busy_with is not None or self._saver.bandwidth is not None:
+        if (folder := self._probe_folder()) is None:
             return  # a save shows it too
-        # Of this term, so that a later claim sweeps it if this process is killed here.
-        key = self._hear_term_key() + "probe"
+        key = f"{folder}r{self.session.world.rank:05d}-probe"
+        size = min(PROBE_BYTES, self._saver.bytes)
         self._saver.send([Outgoing(key=key, bytes=size)], lambda: self.session.interruption.stopping)
         self.store.delete([key])
 
-    def _hear_term_key(self) -> str:
-        if self.session.world.first:
-            key = self._owner.new_key(0)
-            say(self._control, "probe", {"key": key})
-            return key
-        return str(hear(self._control, "probe")["key"]) + f"r{self.session.world.rank:05d}-"
+    def _probe_folder(self) -> str | None:
+        """Rank 0 decides for all. Of this term, so that a later claim sweeps it if this is killed here."""
+        if not self.session.world.first:
+            return hear(self._control, "probe").get("key")
+        known = self.busy_with is not None or self._saver.bandwidth is not None
+        key = None if known or not self._saver.bytes else self._owner.new_key(0)
+        say(self._control, "probe", {"key": key} if key else {})
+        return key
 
     # --- end ----------------------------------------------------------------------------------------
     def settle(self, seconds: float | None = None) -> None:
@@ -246,7 +264,7 @@ class Checkpointer:
         save = self._save
         if save is None or save.finished.is_set():
             return
-        if not save.finished.wait(seconds):
+        if not save.finished.wait(None if seconds == float("inf") else seconds):
             save.abandoned = True
             log.event("abandoning", step=save.step)
             save.finished.wait(RETRY_SECONDS)
@@ -273,8 +291,10 @@ class Checkpointer:
         save = take()
         while board.facts.durable_step != step:
             try:
-                self._write(save, left)
-            except (StoreUnavailable, Abandoned) as error:
+                self._write(save, left, again=True)
+            except Exception as error:
+                if isinstance(error, RunError) and not isinstance(error, StoreUnavailable):
+                    raise
                 log.event("save-failed", step=step, error=str(error), seconds_left=left())
                 if left() < 2 * RETRY_SECONDS:
                     raise StoreUnavailable(f"step {step} could not be saved in time: {error}") from error
@@ -289,12 +309,14 @@ class Checkpointer:
             return last
         return self._saver.copy_seconds + self._saver.bytes / bandwidth + RETRY_SECONDS
 
-    def write_final(self, weights: bytes, digest: str, step: int) -> str:
+    def write_final(self, weights: memoryview, digest: str, step: int) -> str:
         """Rank 0 leaves the weights at `final/`. A predecessor that died here is written over."""
         if self.session.world.first:
             # HEAD is asked for once at a time; here all of the training would fail for it.
             tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
-            self.store.put(FINAL_PREFIX + MODEL_NAME, weights)
+            # Not by `put`, which is one request: S3 takes 5 GiB in one.
+            self.store.delete([FINAL_PREFIX + MODEL_NAME])
+            self.store.upload(FINAL_PREFIX + MODEL_NAME, weights)
             facts = {
                 "format": 1,
                 "step": step,
@@ -320,6 +342,7 @@ class Checkpointer:
             log.event("released", done=done or None)
         except RunError as error:
             if done:
+                self._released = False  # whoever gives up may still let go of it
                 raise
             log.event("release-failed", error=str(error))
 

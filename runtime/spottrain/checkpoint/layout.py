@@ -7,7 +7,7 @@ they lie there. Called by `checkpointer`.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,10 +88,12 @@ def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -
 
     Every rank comes to the same answer by itself. Parts of a DTensor are stored by those that hold them;
     where several hold the same part (replicas), by the first. A whole tensor goes to the rank that has the
-    least so far, but for those whose path is in `of_first`: these are rank 0's.
+    least so far, but for those whose path is in `of_first`, or begins with what ends in a dot
+    there: these are rank 0's.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
+    beginnings = tuple(each for each in of_first if each.endswith("."))
     by_size = sorted(range(len(leaves)), key=lambda n: (-leaves[n].tensor.nbytes, n))
     for number in by_size:
         tensor = leaves[number].tensor
@@ -100,7 +102,8 @@ def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -
                 shares[rank].append(number)
                 loads[rank] += tensor.nbytes // ranks
             continue
-        rank = 0 if leaves[number].path in of_first else loads.index(min(loads))
+        path = leaves[number].path
+        rank = 0 if path in of_first or path.startswith(beginnings) else loads.index(min(loads))
         shares[rank].append(number)
         loads[rank] += tensor.nbytes
     return [sorted(share) for share in shares]
@@ -162,9 +165,14 @@ def _header(leaves: Sequence[Leaf], group: Sequence[int]) -> tuple[bytes, list[i
         }
         starts.append(at)
         at += part.nbytes
+    return header_bytes(entries), starts
+
+
+def header_bytes(entries: Mapping[str, Any]) -> bytes:
+    """A safetensors header: its length, JSON, blanks up to the alignment."""
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text, starts
+    return len(text).to_bytes(8, "little") + text
 
 
 def _require_storable(leaf: Leaf) -> None:

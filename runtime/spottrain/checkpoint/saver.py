@@ -7,7 +7,9 @@ is the commit, and says what became of it.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,13 +25,16 @@ from spottrain.checkpoint.layout import Layout, describe, divide, plan, signatur
 from spottrain.checkpoint.manifest import FOLDER, STATE, File, Manifest, Shard, Stored, shard, stored
 from spottrain.checkpoint.transfer import Outgoing, Sent, Transfer, UploaderDied
 from spottrain.checkpoint.tree import Flattened, Leaf, renumber
+from spottrain.contract import Reason
 from spottrain.control import Control
-from spottrain.errors import StoreUnavailable
+from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 from spottrain.store import Cancelled
 from spottrain.world import World
 
 WAIT_SECONDS: Final = 1.0
 """How long a rank waits for another at once, before it looks whether it should."""
+WEIGHTS: Final = "model."
+"""What the paths of weights begin with."""
 REPORT_SECONDS: Final = 3600.0
 """Longest difference between the uploads of two ranks; without a stop nothing else bounds it."""
 
@@ -56,6 +61,9 @@ class Save:
     finished: threading.Event = field(default_factory=threading.Event)
     abandoned: bool = False
     failed: bool = False
+    committed: bool = False
+    tries: int = 0
+    """That failed."""
     key: str = ""
 
 
@@ -143,6 +151,7 @@ class Saver:
     def again(self, save: Save) -> None:
         """For a second try: under the same key, so that what is there already need not be sent once more."""
         save.number = self._next()
+        save.tries += 1
 
     def _next(self) -> int:
         self._number += 1
@@ -157,10 +166,17 @@ class Saver:
     def _fit(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> Arena:
         if self._arena is None or self._arena.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)
+            before = 0 if self._arena is None else self._arena.size
             self._arena = None  # before the next one is made: there may not be memory for two
-            self._arena = Arena(layout, pin=self._pin)
+            self._transfer.forget()
+            self._arena = Arena(layout, pin=self._pin, freed=before, ranks_here=self._world.local_size)
             self._transfer.share(self._arena)
         return self._arena
+
+    def forget(self) -> None:
+        """Gives the memory back, after the last save."""
+        self._arena = None
+        self._transfer.forget()
 
     # --- upload and commit --------------------------------------------------------------------------
     def write(
@@ -171,11 +187,12 @@ class Saver:
         commit: Callable[[Save, Manifest], None],
         left: Callable[[], float],
     ) -> None:
-        """Makes it durable. Raises StoreError, Abandoned, PeerLost, or what `commit` raises.
+        """Makes it durable. Raises StoreError, Abandoned, PeerLost, TrainingFailed, or what `commit` raises.
 
         `new_key` and `commit` are called on rank 0 alone. `left`: seconds that may still be spent.
         """
         try:
+            self._require_numbers(save)
             self._key(save, new_key, left)
             sent = self._send(save)
             report = self._report(save, sent)
@@ -193,10 +210,26 @@ class Saver:
             self._excuse(save, type(error).__name__, str(error))
             raise
 
+    def _require_numbers(self, save: Save) -> None:
+        """Weights that are no numbers are worth no checkpoint: every restart would go on from them."""
+        for number in range(len(save.shared)) if self._arena is not None and save.layout else ():
+            name = save.shared[number].name
+            if name.startswith(WEIGHTS) and self._arena is not None and self._arena.has_nan(number):
+                raise TrainingFailed(
+                    f"{name.removeprefix(WEIGHTS)} holds NaN after step {save.step}, which is not saved; the "
+                    "checkpoints before it are whole. Lower the learning rate, clip the gradients "
+                    "(clip_grad_norm), or look at the samples of the steps before"
+                )
+
     def say_result(self, save: Save, **facts: Any) -> None:
         """On rank 0: what became of it."""
         if self._control is not None and self._world.first:
             self._control.say(f"save/{save.number}/result", json.dumps(facts).encode())
+
+    def say_over(self, save: Save) -> None:
+        """On rank 0: it is not tried again, so that nobody need send the rest of it."""
+        if self._control is not None and self._world.first:
+            self._control.say(f"save/{save.number}/over", b"")
 
     def hear_result(self, save: Save, left: Callable[[], float]) -> dict[str, Any]:
         """On the other ranks. Empty when no time is left."""
@@ -227,14 +260,23 @@ class Saver:
 
     def _send(self, save: Save) -> dict[str, Sent]:
         files = [
-            Outgoing(key=save.key + each.name, bytes=each.bytes, offset=each.offset)
+            Outgoing(key=save.key + each.name, bytes=each.bytes, offset=each.offset, again=save.tries > 0)
             for each in (save.layout.shards if save.layout else ())
         ]
         for file in save.files:
             assert save.folder is not None
             path = (save.folder / file.path).absolute()
-            files.append(Outgoing(key=save.key + file.shard, bytes=path.stat().st_size, path=str(path)))
-        return self.send(files, lambda: save.abandoned)
+            size = path.stat().st_size
+            files.append(
+                Outgoing(key=save.key + file.shard, bytes=size, path=str(path), again=save.tries > 0)
+            )
+        return self.send(files, lambda: save.abandoned or self._given_up(save))
+
+    def _given_up(self, save: Save) -> bool:
+        """Whether rank 0 has said already that nothing comes of it."""
+        if self._control is None or self._world.first:
+            return False
+        return self._control.came(f"save/{save.number}/over")
 
     def send(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         """By key; measures the bandwidth."""
@@ -249,7 +291,7 @@ class Saver:
                 self._transfer.share(self._arena)
             sent = self._transfer.put([replace(file, again=True) for file in files], cancelled)
         size = sum(each.bytes for each in sent.values())
-        if size:
+        if size and not any(file.again for file in files):  # else some of it was there already
             self.bandwidth = size / max(time.perf_counter() - began, 1e-6)
         return sent
 
@@ -266,6 +308,7 @@ class Saver:
             "pieces": {str(number): found for number, found in pieces.items() if number < count},
             "private": private,
             "own": save.own,
+            "shared": _fingerprint(save.shared),
             "files": [asdict(file) for file in save.files],
             "shards": [
                 {"name": key.removeprefix(save.key), "bytes": each.bytes, "chunks": each.chunks}
@@ -277,7 +320,10 @@ class Saver:
         """The reports of all ranks, in their order."""
         assert self._control is not None
         self._control.gather(f"save/{save.number}", json.dumps(own).encode())
-        answers = self._control.collect(f"save/{save.number}", min(left(), REPORT_SECONDS))
+        name = f"save/{save.number}"
+        answers = self._control.collect(name, min(left(), REPORT_SECONDS), lambda: save.abandoned)
+        if save.abandoned:
+            raise Abandoned
         if self._control.lost is not None:
             raise self._control.lost
         reports = [json.loads(answer) for answer in answers if answer is not None]
@@ -307,7 +353,18 @@ def _raise_first_error(reports: Iterable[dict[str, Any]]) -> None:
 
 
 def _manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Manifest:
-    """Of the reports of all ranks: each tensor with the pieces that the ranks have stored."""
+    """Of the reports of all ranks: each tensor with the pieces that the ranks have stored.
+
+    Raises CheckpointError where the ranks' states do not match.
+    """
+    for rank, report in enumerate(reports):
+        if report["shared"] != reports[0]["shared"]:
+            raise CheckpointError(
+                f"the state of rank {rank} has other tensors than that of rank 0 (names, types, shapes or "
+                "their order), so they cannot make one checkpoint; give all ranks the same model, optimizer "
+                "and extra objects, and keep what differs out of state_dict()",
+                reason=Reason.CHECKPOINT_INCOMPATIBLE,
+            )
     tensors = [
         stored(
             asdict(each)
@@ -319,6 +376,13 @@ def _manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Ma
     for report in reports:
         trees.append(renumber(report["own"], len(tensors)))
         tensors += [stored(each) for each in report["private"]]
+    for each in tensors:
+        if sum(math.prod(piece.shape) for piece in each.pieces) != math.prod(each.shape):
+            raise CheckpointError(
+                f"{each.name} was not stored whole by the {world.size} rank(s); this is a defect of "
+                "spottrain. Nothing was committed",
+                reason=Reason.CHECKPOINT_INCOMPATIBLE,
+            )
     shards: list[Shard] = [shard(each) for report in reports for each in report["shards"]]
     return Manifest(
         step=save.step,
@@ -331,3 +395,9 @@ def _manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Ma
         files=tuple({file["path"]: File(**file) for report in reports for file in report["files"]}.values()),
         torch=str(torch.__version__),
     )
+
+
+def _fingerprint(shared: Sequence[Stored]) -> str:
+    """Equal where the ranks number the same tensors alike."""
+    plain = [[each.name, each.dtype, list(each.shape)] for each in shared]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()

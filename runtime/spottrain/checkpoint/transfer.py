@@ -54,6 +54,9 @@ class Transfer(Protocol):
     def share(self, arena: Arena) -> None:
         """From now on offsets mean this arena."""
 
+    def forget(self) -> None:
+        """Lets go of the arena, so that its memory is free."""
+
     def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         """By key. Raises StoreError, AlreadyExists, Cancelled or UploaderDied. One call at a time."""
 
@@ -90,6 +93,10 @@ class Process:
         line = json.dumps({"arena": arena.size}).encode() + b"\n"
         with contextlib.suppress(OSError):  # it died; the next put will say so
             socket.send_fds(self._sock, [line], [arena.fd])
+
+    def forget(self) -> None:
+        with contextlib.suppress(UploaderDied):
+            self._say({"forget": True})
 
     def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         with self._turn:
@@ -148,6 +155,9 @@ class Here:
 
     def share(self, arena: Arena) -> None:
         self._memory = memoryview(arena.map)
+
+    def forget(self) -> None:
+        self._memory = memoryview(b"")
 
     def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         keys = {file.key for file in files}

@@ -18,7 +18,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,18 +46,26 @@ class Uploader:
         self._memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         os.close(fd)
 
+    def forget(self) -> None:
+        self._memory = None
+
     def abandon(self, number: int) -> None:
         self._abandoned.add(number)
 
-    def put(self, number: int, files: list[dict[str, Any]]) -> None:
+    def work(self, number: int, files: list[dict[str, Any]]) -> Callable[[], None]:
+        return partial(self.put, number, files, self._memory)
+
+    def put(self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None) -> None:
         try:
-            sent = self._put_all(number, files)
+            sent = self._put_all(number, files, memory)
             self._say({"put": number, "sent": sent})
         except Exception as error:  # whatever it is, the trainer must hear of it
             words = {"error": type(error).__name__, "message": str(error)}
             self._say({"put": number, **words, "reason": getattr(error, "reason", "")})
 
-    def _put_all(self, number: int, files: list[dict[str, Any]]) -> dict[str, tuple[int, list[str]]]:
+    def _put_all(
+        self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None
+    ) -> dict[str, tuple[int, list[str]]]:
         keys = {file["key"] for file in files}
         self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
         store = self._store()
@@ -67,7 +76,7 @@ class Uploader:
             if failures or file["key"] in self._sent:
                 return
             try:
-                body = self._body(file)
+                body = _body(file, memory)
                 chunks = self._upload(store, file, body, lambda: number in self._abandoned)
                 self._sent[file["key"]] = (len(body), chunks)
             except BaseException as error:
@@ -76,17 +85,18 @@ class Uploader:
                 raise
 
         small = [file for file in files if file["bytes"] <= CHUNK_BYTES]
-        with ThreadPoolExecutor(SMALL_AT_ONCE) as pool:
-            futures = [pool.submit(send, file) for file in small]
-            try:
-                for file in files:
-                    if file["bytes"] > CHUNK_BYTES:
-                        send(file)
-                for future in futures:
-                    future.result()
-            except BaseException as error:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise (failures or [error])[0] from None
+        pool = ThreadPoolExecutor(SMALL_AT_ONCE)  # `with` would wait for the others after a failure
+        futures = [pool.submit(send, file) for file in small]
+        try:
+            for file in files:
+                if file["bytes"] > CHUNK_BYTES:
+                    send(file)
+            for future in as_completed(futures):
+                future.result()
+        except BaseException as error:
+            raise (failures or [error])[0] from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         # A put that was abandoned may still be at work, and note its own files here.
         return {key: self._sent[key] for key in keys}
 
@@ -102,11 +112,12 @@ class Uploader:
             starts = range(0, len(body), CHUNK_BYTES)
             return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
 
-    def _body(self, file: dict[str, Any]) -> memoryview:
-        if "path" in file:
-            return _mapped(Path(file["path"]))
-        assert self._memory is not None, "no memory was shared"
-        return memoryview(self._memory)[file["offset"] : file["offset"] + file["bytes"]]
+
+def _body(file: dict[str, Any], memory: mmap.mmap | None) -> memoryview:
+    if "path" in file:
+        return _mapped(Path(file["path"]))
+    assert memory is not None, "no memory was shared"
+    return memoryview(memory)[file["offset"] : file["offset"] + file["bytes"]]
 
 
 def _mapped(path: Path) -> memoryview:
@@ -157,11 +168,15 @@ def main(fd: int) -> None:
 def _act(uploader: Uploader, message: dict[str, Any], descriptors: list[int]) -> None:
     if "arena" in message:
         uploader.share(descriptors.pop(0), message["arena"])
+    elif "forget" in message:
+        uploader.forget()
     elif "abandon" in message:
         uploader.abandon(message["abandon"])
     else:
         number, files = message["put"], message["files"]
-        threading.Thread(target=uploader.put, args=[number, files], daemon=True).start()
+        # With the memory of this moment: what comes next may be a memory of another layout.
+        work = uploader.work(number, files)
+        threading.Thread(target=work, daemon=True).start()
 
 
 def _opened(where: dict[str, Any]) -> Callable[[], Store]:

@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.answers import Answer
@@ -20,9 +19,9 @@ from spottrain.cli.copying import copy
 from spottrain.cli.exporting import export
 from spottrain.cli.listing import listing
 from spottrain.cli.pruning import Wish, prune
-from spottrain.cli.reading import BEST, NEWEST
+from spottrain.cli.reading import BEST, NEWEST, open_existing
 from spottrain.cli.verifying import ALL, verify
-from spottrain.errors import ConfigurationError, RunError
+from spottrain.errors import RunError
 from spottrain.store import Store
 from spottrain.store import open as open_store
 
@@ -77,12 +76,7 @@ def _count(text: str) -> int:
 
 
 def _store(given: argparse.Namespace) -> Store:
-    """Of what is there: a folder store would make the folder of a mistyped URI."""
-    parts = urlsplit(given.checkpoint)
-    folder = given.checkpoint if not parts.scheme else unquote(parts.path) if parts.scheme == "file" else ""
-    if folder and not Path(folder).is_dir():
-        raise ConfigurationError(f"there is no folder {folder}; check the URI")
-    return open_store(given.checkpoint, given.endpoint)
+    return open_existing(given.checkpoint, given.endpoint)
 
 
 # --- the commands ---------------------------------------------------------------------------------------

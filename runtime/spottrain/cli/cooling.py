@@ -20,6 +20,7 @@ from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.errors import ConfigurationError
 from spottrain.head import folder_of
 from spottrain.store import KeyMissing, Store
+from spottrain.words import counted
 
 TAG: Final = "spottrain"
 COLD: Final = "cold"
@@ -59,7 +60,8 @@ def lifecycle(store: Store, cooling: Cooling) -> Answer:
     cold = cold_keys(seen, earlier_jobs=cooling.earlier_jobs)
     rule = rule_for(bucket.key_prefix(CHECKPOINTS_PREFIX), cooling)
     facts: dict[str, Any] = {"uri": store.uri, "rule": rule, "cold": list(cold), "bytes": seen.bytes(cold)}
-    lines = [json.dumps(rule, indent=2), f"cold: {len(cold)} object(s), {size(seen.bytes(cold))}"]
+    sum_ = f"cold: {counted(len(cold), 'object')}, {size(seen.bytes(cold))}"
+    lines = [json.dumps(rule, indent=2), sum_]
     if not cooling.apply:
         hint = "nothing was changed; --apply tags these objects and merges the rule into the bucket's"
         return Answer(facts=facts | {"applied": False}, lines=[*lines, hint])
@@ -67,8 +69,8 @@ def lifecycle(store: Store, cooling: Cooling) -> Answer:
     lifted, tagged = _tag(bucket, warm, cold=False), _tag(bucket, cold, cold=True)
     others = len(bucket.merge(rule).rules) - 1
     done = (
-        f"tagged {tagged} object(s) {TAG}={COLD}, took the tag from {lifted}; the rule is in force beside "
-        f"{others} other rule(s) of the bucket"
+        f"tagged {counted(tagged, 'object')} {TAG}={COLD}, took the tag from {lifted}; the rule is in force "
+        f"beside {counted(others, 'other rule')} of the bucket"
     )
     applied = {"applied": True, "tagged": tagged, "untagged": lifted, "otherRules": others}
     return Answer(facts=facts | applied, lines=[*lines, done])

@@ -14,6 +14,7 @@ from spottrain.head import Entry, Head, folder_of
 from spottrain.headcare import leftovers
 from spottrain.owner import Walker
 from spottrain.store import Stat, Store
+from spottrain.words import counted
 
 ASKING: Final = 16
 """Requests at once for the sizes of objects."""
@@ -140,8 +141,9 @@ def _unnamed_lines(seen: Inventory) -> list[str]:
         for key in keys:
             folders[folder_of(key)].append(key)
         if keys:
-            lines.append(f"{what}: {len(keys)} object(s), {size(seen.bytes(keys))}")
+            lines.append(f"{what}: {counted(len(keys), 'object')}, {size(seen.bytes(keys))}")
         lines += [
-            f"  {folder}  {len(own)} object(s), {size(seen.bytes(own))}" for folder, own in folders.items()
+            f"  {folder}  {counted(len(own), 'object')}, {size(seen.bytes(own))}"
+            for folder, own in folders.items()
         ]
     return lines

@@ -14,6 +14,7 @@ from spottrain.head import Entry, Head
 from spottrain.headcare import Pruning, leftovers, prunable, require_idle
 from spottrain.owner import Walker
 from spottrain.store import Store
+from spottrain.words import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +76,7 @@ def _sweep(store: Store, head: Head, orphans: Sequence[str]) -> None:
 def _lines(seen: Inventory, doomed: Sequence[Entry], orphans: Sequence[str], what: str) -> list[str]:
     lines = [f"{what}: {_named(e)}, {size(e.bytes)}" for e in doomed]
     if orphans:
-        lines.append(f"{what}: {len(orphans)} orphan object(s), {size(seen.bytes(orphans))}")
+        lines.append(f"{what}: {counted(len(orphans), 'orphan object')}, {size(seen.bytes(orphans))}")
     return lines or ["nothing to delete"]
 
 

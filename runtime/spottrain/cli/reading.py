@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from math import prod
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
 from spottrain.contract import MANIFEST_NAME, Reason
@@ -12,6 +14,7 @@ from spottrain.errors import ConfigurationError
 from spottrain.head import Entry, Head
 from spottrain.owner import Walker
 from spottrain.store import KeyMissing, Store, Truncated
+from spottrain.store import open as open_store
 
 NEWEST: Final = "newest"
 BEST: Final = "best"
@@ -34,6 +37,25 @@ WIDTHS: Final = {
     "complex64": ("C64", 8),
 }
 """Of torch's types: their names in safetensors, and bytes."""
+
+
+def open_existing(uri: str, endpoint: str | None) -> Store:
+    """For commands on what is there: an absent folder is a mistyped URI, not an empty store."""
+    parts = urlsplit(uri)
+    folder = uri if not parts.scheme else unquote(parts.path) if parts.scheme == "file" else ""
+    if folder and _absent(folder):
+        raise ConfigurationError(f"there is no folder {folder}; check the URI")
+    return open_store(uri, endpoint)
+
+
+def _absent(folder: str) -> bool:
+    try:
+        os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # the store has a sentence for it
+        return False
+    return not os.path.isdir(folder)
 
 
 def head_of(store: Store) -> Head:

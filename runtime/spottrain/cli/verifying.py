@@ -8,15 +8,18 @@ from typing import Any, Final
 from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
 from spottrain.cli.answers import Answer, size
 from spottrain.cli.reading import Shards, choose, head_of, manifest_of
-from spottrain.contract import CHUNK_BYTES
+from spottrain.contract import CHUNK_BYTES, Reason
 from spottrain.errors import CheckpointArchived, CheckpointError
 from spottrain.head import Entry
 from spottrain.store import Store
+from spottrain.words import counted
 
 ALL: Final = "all"
 OK: Final = "ok"
 DAMAGED: Final = "DAMAGED"
 ARCHIVED: Final = "ARCHIVED"
+OTHER_FORMAT: Final = "OTHER FORMAT"
+"""Of a newer or an older spottrain, which may well find it whole."""
 READERS: Final = 4
 """Chunks read at once; each takes CHUNK_BYTES of memory."""
 assert CHUNK_BYTES * READERS <= 2**28, "a laptop must do"
@@ -29,21 +32,23 @@ def verify(store: Store, which: str = ALL) -> Answer:
     found = [_facts(entry, *problems_of(store, entry)) for entry in entries]
     bad = sum(each["condition"] != OK for each in found)
     lines = [line for each in found for line in _lines(each)]
-    lines.append(
-        f"{bad} of {len(found)} checkpoint(s) cannot be used" if bad else f"{len(found)} checkpoint(s) ok"
-    )
+    total = counted(len(found), "checkpoint")
+    lines.append(f"{bad} of {total} cannot be used" if bad else f"{total} ok")
     return Answer(facts={"uri": store.uri, "checkpoints": found, "unusable": bad}, lines=lines, ok=not bad)
 
 
 def problems_of(store: Store, entry: Entry) -> tuple[str, list[str]]:
-    """OK, DAMAGED (another format, too) or ARCHIVED, and sentences where it is not OK."""
+    """OK, DAMAGED, OTHER_FORMAT or ARCHIVED, and sentences where it is not OK."""
     try:
         manifest, _ = manifest_of(store, entry.key)
         problems = _shards(store, entry.key, manifest)
         return (DAMAGED if problems else OK), problems
     except CheckpointArchived as error:
         return ARCHIVED, [str(error)]
-    except (Damaged, CheckpointError) as error:
+    except CheckpointError as error:
+        other = error.reason == Reason.CHECKPOINT_INCOMPATIBLE
+        return (OTHER_FORMAT if other else DAMAGED), [str(error)]
+    except Damaged as error:
         return DAMAGED, [str(error)]
 
 

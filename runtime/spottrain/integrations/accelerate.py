@@ -70,6 +70,8 @@ class Guard(Loop):
             total_steps=self.max_steps,
         )
         self._begin(keeper)
+        if keeper.restored is not None:
+            keeper.meet()  # nothing of Accelerate's waits until all ranks of the pod have read it
         if keeper.restored is not None and self.session.world.first_here:
             shutil.rmtree(keeper.restored, ignore_errors=True)
 

@@ -80,11 +80,6 @@ class FolderKeeper(Keeper):
         self._saved.append((folder, save))
         return save
 
-    def save(self, *, best: bool = False) -> None:
-        if self.session.board.facts.emergency_seconds is None:
-            self._tell_budget()  # by what the first save has shown
-        super().save(best=best)
-
     def meet(self) -> None:
         """Returns when all ranks are here: what each of them writes must be there before it is sent."""
         self._meetings += 1

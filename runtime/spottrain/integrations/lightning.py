@@ -24,14 +24,13 @@ except ImportError:
 
 from spottrain import device as devices
 from spottrain import log, parallel
-from spottrain.checkpoint import dtensor, modelstate
+from spottrain.checkpoint import modelstate
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
 from spottrain.interruption import SIGNALS
 from spottrain.keeper import State
 from spottrain.meter import Meter
 from spottrain.session import current
-from spottrain.weights import digest, weights_file
 
 FILE: Final = "lightning.ckpt"
 
@@ -181,10 +180,7 @@ class SpotCallback(pl.Callback):
         if self._finished:
             return
         self._finished = True
-        state = modelstate.model_state(module)
-        weights = {name: dtensor.whole(t) for name, t in state.items() if isinstance(t, torch.Tensor)}
-        final = digest(weights)
-        self._begun().finish(lambda: (weights_file(weights) if self.session.world.first else b"", final))
+        self._begun().finish(lambda: modelstate.model_state(module))
 
     def _write(self, folder: Path) -> None:
         assert self._trainer is not None

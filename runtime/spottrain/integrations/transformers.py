@@ -13,6 +13,7 @@ without us are deleted from output_dir.
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from spottrain import device as devices
 from spottrain import log, parallel
-from spottrain.checkpoint import dtensor, modelstate
+from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.saver import Save
 from spottrain.contract import Outcome
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, link_tree
 from spottrain.keeper import State
 from spottrain.meter import Meter
 from spottrain.session import current
-from spottrain.weights import digest, weights_file
 
 
 class SpotCallback(TrainerCallback):
@@ -191,10 +192,7 @@ class SpotCallback(TrainerCallback):
 
     def _finish(self, model: torch.nn.Module | None) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
-        state = modelstate.model_state(model)
-        weights = {name: dtensor.whole(t) for name, t in state.items() if isinstance(t, torch.Tensor)}
-        final = digest(weights)
-        self._begun().finish(lambda: (weights_file(weights) if self.session.world.first else b"", final))
+        self._begun().finish(lambda: modelstate.model_state(model))
 
     def _folder(self, step: int) -> Path:
         assert self._args is not None
@@ -221,13 +219,16 @@ class _Keeper(FolderKeeper):
 
     wanted = False
     stopping = False
+    _since: float | None = None
 
-    def save(self, *, best: bool = False) -> None:
+    def save(self, *, best: bool = False, since: float | None = None) -> Save | None:
         self.wanted = True
+        self._since = time.perf_counter()
+        return None
 
     def send(self) -> None:
         self.wanted = False
-        super().save()
+        super().save(since=self._since)
 
     def _save_last(self, checkpoints: Checkpointer) -> None:
         """Where the Trainer has written it: not where another callback has ended the training early."""

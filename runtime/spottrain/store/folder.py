@@ -2,12 +2,14 @@
 
 Same interface and same guarantees as S3: a write appears whole or not at all (temporary file, fsync,
 rename), and conditional writes are serialised by flock on one lock file. The ETag is the content's SHA-256.
+Nothing is made before the first write or probe, so that looking at a mistyped path leaves no trace.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -37,6 +39,8 @@ PRIVATE: Final = ".spottrain"
 LOCK: Final = "lock"
 STALE_SECONDS: Final = 86400.0
 """Age at which a temporary file belongs to nobody any more."""
+HOPELESS: Final = {errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+"""Errors of a folder that can never be written, whoever tries again."""
 
 
 class FolderStore:
@@ -45,15 +49,15 @@ class FolderStore:
         self.uri = uri or root.as_uri()
         self._root = root
         self._private = root / PRIVATE
-        with self._said(""):
-            self._private.mkdir(parents=True, exist_ok=True)
+        self._seen = os.path.isdir(self._private)
+        """Whether it was there once: then its absence is a loss."""
 
     def get(self, key: str) -> Object | None:
         with self._said(key):
             try:
                 body = self._path(key).read_bytes()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                self._private.stat()  # a folder that was unmounted is no empty folder
+                self._require_not_lost()
                 return None
         return Object(body=body, etag=_etag(body))
 
@@ -112,22 +116,50 @@ class FolderStore:
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
         """All temporary files that nobody writes any more; of what key they were is not known."""
-        with self._said(prefix), self._locked():
-            self._sweep_temporaries()
+        with self._said(prefix):
+            if self._require_not_lost():
+                with self._locked():
+                    self._sweep_temporaries()
         return []
 
     def list(self, prefix: str) -> builtins.list[str]:
         with self._said(prefix):
+            self._require_not_lost()
             return sorted(key for key in self._keys() if key.startswith(prefix))
 
     def delete(self, keys: Sequence[str]) -> None:
-        with self._said(f"({len(keys)} keys)"), self._locked():
-            for key in keys:
-                self._remove(self._path(key))
+        with self._said(f"({len(keys)} keys)"):
+            if not self._require_not_lost() and not self._root.is_dir():
+                return
+            self._make()
+            with self._locked():
+                for key in keys:
+                    self._remove(self._path(key))
 
     def probe(self) -> None:
-        with self._said(""), _temporary(self._private, _writes(b"probe")), self._locked():
-            self._sweep_temporaries()
+        with self._said(""), self._judged(HOPELESS):
+            self._make()
+            with _temporary(self._private, _writes(b"probe")), self._locked():
+                self._sweep_temporaries()
+
+    def _make(self) -> None:
+        """Once only: a folder that went away later is not made anew, for that would begin another store."""
+        if self._seen:
+            return
+        with self._judged({errno.ENOENT, *HOPELESS}):
+            self._private.mkdir(parents=True, exist_ok=True)
+        self._seen = True
+
+    def _require_not_lost(self) -> bool:
+        """Whether our folder is there. Raises where it was: one that was unmounted is no empty folder."""
+        try:
+            self._private.stat()
+        except FileNotFoundError:
+            if self._seen:
+                raise
+            return False
+        self._seen = True
+        return True
 
     def _sweep_temporaries(self) -> None:
         """Those of killed processes. A living one's is seconds old."""
@@ -141,7 +173,7 @@ class FolderStore:
         try:
             file = self._path(key).open("rb", buffering=0)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            self._private.stat()  # a folder that was unmounted is no empty folder
+            self._require_not_lost()
             raise KeyMissing(f"{self._root}/{key}") from None
         with file:
             yield file
@@ -151,11 +183,13 @@ class FolderStore:
     ) -> None:
         """Write a temporary file, then move it to `key` unless `condition`, called under the lock, raises."""
         path = self._path(key)
-        with self._said(key), _temporary(self._private, write) as written, self._locked():
-            condition(path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(written, path)
-            _fsync_folders(path.parent, self._root)
+        with self._said(key):
+            self._make()
+            with _temporary(self._private, write) as written, self._locked():
+                condition(path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(written, path)
+                _fsync_folders(path.parent, self._root)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -175,7 +209,7 @@ class FolderStore:
 
     def _keys(self) -> Iterator[str]:
         for folder, folders, names in os.walk(self._root):
-            if Path(folder) == self._root:
+            if Path(folder) == self._root and PRIVATE in folders:
                 folders.remove(PRIVATE)
             for name in names:
                 yield (Path(folder) / name).relative_to(self._root).as_posix()
@@ -186,6 +220,19 @@ class FolderStore:
             if folder == self._root or not folder.is_dir() or any(folder.iterdir()):
                 return
             folder.rmdir()
+
+    @contextlib.contextmanager
+    def _judged(self, hopeless: set[int]) -> Iterator[None]:
+        """Of a folder's first use: whether a person must act, since later tries would end the same."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in hopeless:
+                raise
+            raise ConfigurationError(
+                f"{self._root} cannot hold checkpoints: {error.strerror}; name a folder that can be made and "
+                "written (in a pod: below the mount of a volume)"
+            ) from error
 
     @contextlib.contextmanager
     def _said(self, key: str) -> Iterator[None]:

@@ -255,7 +255,7 @@ def test_after_the_first_file_that_fails_no_other_is_begun() -> None:
     uploader = Uploader(lambda: store, said.append)
     arena, _, _ = filled()
     uploader.share(os.dup(arena.fd), arena.size)
-    uploader.put(1, [{"key": str(n), "bytes": 10, "offset": 0} for n in range(40)])
+    uploader.work(1, [{"key": str(n), "bytes": 10, "offset": 0} for n in range(40)])()
     assert said == [
         {"put": 1, "error": "StoreUnavailable", "message": "no answer", "reason": "StoreUnavailable"}
     ], "the cause, and not what followed from it"
@@ -268,8 +268,8 @@ def test_a_second_try_sends_only_what_is_missing() -> None:
     arena, _, _ = filled()
     uploader.share(os.dup(arena.fd), arena.size)
     files = [{"key": str(n), "bytes": 10, "offset": 0} for n in range(4)]
-    uploader.put(1, files[:2])
-    uploader.put(2, files)
+    uploader.work(1, files[:2])()
+    uploader.work(2, files)()
     assert sorted(store.tried) == ["0", "1", "2", "3"]
     assert sorted(said[1]["sent"]) == ["0", "1", "2", "3"]
     json.dumps(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,10 @@ def test_list_says_which_checkpoint_is_incomplete(store: Store, capsys: pytest.C
 def test_list_of_a_uri_that_nobody_used_says_so(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "run").mkdir()
     code, out, _ = ran(store, capsys, "list")
     assert code == 0 and "no HEAD" in out
+    assert list((tmp_path / "run").iterdir()) == [], "who looks leaves nothing"
     assert main(["list", "--checkpoint", str(tmp_path / "typo")]) == 1
     assert "no folder" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
@@ -121,7 +124,7 @@ def test_list_of_a_uri_that_nobody_used_says_so(
 def test_verify_passes_what_is_whole(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     ended(store, 5, 7)
     code, out, _ = ran(store, capsys, "verify")
-    assert (code, out.splitlines()[-1]) == (0, "2 checkpoint(s) ok")
+    assert (code, out.splitlines()[-1]) == (0, "2 checkpoints ok")
 
 
 @pytest.mark.parametrize("name", [SHARD, "manifest.json"])
@@ -160,6 +163,19 @@ def test_verify_finds_a_manifest_whose_parts_do_not_fit(
     Made(step=5, more=more).put(store, key)
     code, out, _ = ran(store, capsys, "verify")
     assert code == 1 and said in out
+
+
+@pytest.mark.parametrize(("number", "age"), [(3, "a newer"), (1, "an older")])
+def test_verify_does_not_call_another_format_damaged(
+    store: Store, capsys: pytest.CaptureFixture[str], number: int, age: str
+) -> None:
+    other = ended(store, 5, 7).checkpoints[0]
+    Made(step=7, more={"format": number}).put(store, other.key)
+    code, out, _ = ran(store, capsys, "verify")
+    assert code == 1 and "DAMAGED" not in out
+    assert f"OTHER FORMAT  step 7 ({other.key})" in out and f"of {age} spottrain" in out
+    assert out.endswith("1 of 2 checkpoints cannot be used\n")
+    assert facts(store, capsys, "verify")["checkpoints"][0]["condition"] == "OTHER FORMAT"
 
 
 @pytest.mark.parametrize("damage", ["missing", "longer", "shorter", "no manifest"])
@@ -261,7 +277,7 @@ def test_prune_deletes_orphans_of_all_terms_once_the_job_has_ended(
     it.release()
     assert ran(store, capsys, "prune", "--keep", "1", "--yes")[1] == "nothing to delete\n"
     code, out, _ = ran(store, capsys, "prune", "--orphans", "--yes")
-    assert code == 0 and "1 orphan object(s), 4 B" in out
+    assert code == 0 and "1 orphan object, 4 B" in out
     assert orphan not in store.list("") and "checkpoints/readme" in store.list("")
     assert steps(store) == [3]
     assert ran(store, capsys, "verify")[0] == 0
@@ -316,3 +332,12 @@ def test_a_best_checkpoint_can_be_named_by_that_word(
     ended(store, 5, 7, best=5)
     assert [e.keptAs for e in head(store).checkpoints] == ["", BEST]
     assert facts(store, capsys, "verify", "--step", "best")["checkpoints"][0]["step"] == 5
+
+
+def test_reading_a_folder_without_our_own_files_in_it_works_and_adds_none(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(store, 5)
+    shutil.rmtree(tmp_path / "run/.spottrain")  # as after a copy by hand that left hidden files out
+    assert [ran(store, capsys, *words)[0] for words in (["list"], ["verify"])] == [0, 0]
+    assert not (tmp_path / "run/.spottrain").exists()

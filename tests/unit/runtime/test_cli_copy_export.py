@@ -115,6 +115,23 @@ def test_a_damaged_checkpoint_is_not_copied_and_leaves_nothing(
     assert copied(source, tmp_path / "branch", "--step", "best") == 0
 
 
+def test_a_copy_that_fails_before_its_first_object_makes_no_folder(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.delete([entry(source, 9).key + "manifest.json"])
+    assert copied(source, tmp_path / "branch") == 1
+    assert copied(source, tmp_path / "branch", "--step", "6") == 1
+    assert "manifest.json is missing" in capsys.readouterr().err
+    assert not (tmp_path / "branch").exists()
+
+
+def test_a_copy_says_how_a_job_goes_on_from_it(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert copied(source, tmp_path / "branch") == 0
+    assert "checkpoint.onExisting: resume (spottrain run --on-existing resume)" in capsys.readouterr().out
+
+
 def test_a_copy_onto_itself_is_refused(source: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["copy", "--checkpoint", source.uri, "--to", source.uri]) == 1
     assert "the same" in capsys.readouterr().err

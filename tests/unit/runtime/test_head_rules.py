@@ -144,7 +144,7 @@ def test_an_active_foreign_job_is_named_and_left_alone(on_existing: OnExisting) 
 @pytest.mark.parametrize("state", [State.RELEASED, State.DONE])
 def test_a_foreign_job_that_ended_is_refused_resumed_or_kept_aside(state: State) -> None:
     theirs = head(entry(7), uid="B", state=state, attempt=9)
-    with pytest.raises(ConfigurationError, match="onExisting"):
+    with pytest.raises(ConfigurationError, match=r"1 checkpoint of .*onExisting \(spottrain run --on-exist"):
         claim(theirs, OnExisting.FAIL)
     resumed, fresh = claim(theirs, OnExisting.RESUME), claim(theirs, OnExisting.FRESH)
     assert resumed is not None and fresh is not None

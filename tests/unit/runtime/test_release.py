@@ -36,7 +36,7 @@ def test_another_job_may_go_on_from_what_a_dead_owner_left(store: Store) -> None
     commit(dead, 7)
     with pytest.raises(ConfigurationError, match="spottrain release"):
         owner(store, "next").claim()
-    assert "1 checkpoint(s)" in release(store, sure=True)
+    assert "it keeps 1 checkpoint of" in release(store, sure=True)
     claim = owner(store, "next").claim()
     assert claim is not None and [entry.step for entry in claim.resume] == [7]
 
@@ -68,3 +68,10 @@ def test_a_uri_without_head_and_one_that_is_free_are_said(
     holder.release()
     assert main(["--checkpoint", folder]) == 0
     assert "released already" in capsys.readouterr().out
+
+
+def test_a_mistyped_folder_is_said_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for uri in (str(tmp_path / "typo"), f"file://{tmp_path}/typo"):
+        assert main(["--checkpoint", uri, "--yes"]) == 1
+        assert f"there is no folder {tmp_path}/typo; check the URI" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

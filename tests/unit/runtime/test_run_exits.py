@@ -65,6 +65,7 @@ def test_the_script_gets_its_arguments_and_its_folder(lab: Lab) -> None:
     [
         ({Env.TRAINING: '{"warmup": 3}'}, "spec.training.warmup is not a field"),
         ({Env.CHECKPOINT_URI: "ftp://x"}, "ftp://x"),
+        ({Env.CHECKPOINT_URI: "/proc/nope"}, "/proc/nope cannot hold checkpoints"),
         ({Env.KNOWN_DURABLE_STEP: "5"}, "step 5 of job is known to be durable"),
         ({Env.TRAINING: '{"globalBatchSize": 51}'}, "has 50 sample(s), fewer than one batch of 51"),
         ({Env.CHECKPOINT_URI: "s3://b/p", "AWS_PROFILE": "nobody"}, "nobody"),
@@ -84,6 +85,7 @@ def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str],
     [
         ("eval_set=[]", "eval_set=...) is empty"),
         ("eval_set=iter([1])", "Trainer(eval_set=...) is a list_iterator without len() or [i]"),
+        ("batch_size='8'", "Trainer(batch_size='8'): must be a whole number"),
         ("log_every=0", "log_every=0): must be at least 1"),
         ("eval_every=-1", "eval_every=-1): must be at least 1"),
     ],

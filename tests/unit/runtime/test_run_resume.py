@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import spottrain
-from spottrain.contract import ExitCode, Outcome
+from spottrain.contract import ExitCode, Outcome, Reason
 from spottrain.weights import digest
 
-from tests.unit.runtime.conftest import Lab
+from tests.unit.runtime.conftest import SCRIPT, Lab
 from tests.unit.runtime.zygote import Zygote
 
 CELLS = {
@@ -130,6 +130,20 @@ def test_another_model_is_refused_with_the_tensor_and_both_shapes(lab: Lab) -> N
     assert again.end() == ExitCode.BAD_CONFIGURATION
     assert again.message.reason == "CheckpointIncompatible"
     assert "first.weight has shape (16, 4) in the checkpoint and (8, 4) in the model" in again.message.message
+
+
+def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab) -> None:
+    first = lab.run(env={"PAUSE": "0.02"}).until("step=3/")
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    other = lab.run(SCRIPT.replace("    max_steps=24,", "    max_steps=24, schedule='constant',"))
+    assert other.end() == ExitCode.BAD_CONFIGURATION, other.log
+    assert (
+        "its schedule does not fit (the checkpoint has cosine, the script constant)" in other.message.message
+    )
+    assert other.message.reason == Reason.CHECKPOINT_INCOMPATIBLE
+    changed = lab.run(SCRIPT.replace("lr=1e-2", "lr=2e-2"))
+    assert changed.end() == ExitCode.DONE, changed.log
+    assert "event=override setting=lr checkpoint=0.01 script=0.02" in changed.log
 
 
 def test_a_late_attempt_is_fenced_out(lab: Lab) -> None:

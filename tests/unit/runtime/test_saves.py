@@ -196,7 +196,7 @@ def test_measuring_the_bandwidth_leaves_nothing_behind(tmp_path: Path) -> None:
     it.saver.prepare({"t": torch.ones(1000)}, {})
     it.measure_bandwidth()
     assert it.saver.bandwidth and it.expected_seconds
-    assert [key.rpartition("/")[2] for key in store.tried] == ["probe"]
+    assert [key.rpartition("/")[2] for key in store.tried] == ["r00000-probe"]
     assert store.list("checkpoints/") == []
     it.release()
 

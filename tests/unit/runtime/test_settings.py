@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 from spottrain.config import Training
 from spottrain.errors import ConfigurationError
@@ -71,8 +72,29 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
         ({"epochs": -1}, r"Trainer\(epochs=-1\): must be at least 1"),
         ({"warmup_steps": -1}, r"Trainer\(warmup_steps=-1\): must be at least 0"),
         ({"clip_grad_norm": 0.0}, r"Trainer\(clip_grad_norm=0.0\): must be above 0"),
+        ({"clip_grad_norm": float("nan")}, r"Trainer\(clip_grad_norm=nan\): must be above 0"),
+        ({"batch_size": "32"}, r"Trainer\(batch_size='32'\): must be a whole number"),
+        ({"batch_size": 32.0}, r"Trainer\(batch_size=32.0\): must be a whole number"),
+        ({"batch_size": True}, r"Trainer\(batch_size=True\): must be a whole number"),
+        ({"batch_size": None}, r"Trainer\(batch_size=None\): must be a whole number"),
+        ({"micro_batch_size": 0.5}, r"Trainer\(micro_batch_size=0.5\): must be a whole number"),
+        ({"max_steps": "ten"}, r"Trainer\(max_steps='ten'\): must be a whole number"),
+        ({"epochs": 1.5}, r"Trainer\(epochs=1.5\): must be a whole number"),
+        ({"warmup_steps": 1.5}, r"Trainer\(warmup_steps=1.5\): must be a whole number"),
+        ({"clip_grad_norm": "1"}, r"Trainer\(clip_grad_norm='1'\): must be a number"),
+        ({"clip_grad_norm": True}, r"Trainer\(clip_grad_norm=True\): must be a number"),
+        ({"seed": "x"}, r"Trainer\(seed='x'\): must be a whole number"),
+        ({"compile": "yes"}, r"Trainer\(compile='yes'\): must be True or False"),
+        ({"deterministic": 1}, r"Trainer\(deterministic=1\): must be True or False"),
+        ({"precision": None}, "precision None is not known: use bf16, fp16 or fp32"),
     ],
 )
 def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         settings(**arguments)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    it = settings(batch_size=numpy.int64(8), clip_grad_norm=numpy.float32(1))
+    assert (it.batch_size, it.clip_grad_norm) == (8, 1.0)
+    assert settings(clip_grad_norm=1).clip_grad_norm == 1

@@ -93,6 +93,7 @@ def test_what_is_missing_and_what_is_too_short_are_told_apart(folder: FolderStor
 def test_a_folder_that_went_away_is_unavailable_and_no_missing_key(
     folder: FolderStore, tmp_path: Path
 ) -> None:
+    folder.probe()
     (tmp_path / "store").rename(tmp_path / "unmounted")
     with pytest.raises(StoreUnavailable):
         folder.stat("k")

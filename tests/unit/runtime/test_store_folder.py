@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from spottrain import store
-from spottrain.errors import ConfigurationError, StoreUnavailable
+from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
 from spottrain.store import AlreadyExists, KeyMissing, Object, PreconditionFailed
 from spottrain.store.folder import FolderStore
 
@@ -39,7 +40,50 @@ def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str) -> None:
 def test_a_file_in_the_way_is_a_bad_configuration(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="in the way"):
-        FolderStore(tmp_path / "file" / "store")
+        FolderStore(tmp_path / "file" / "store").probe()
+    with pytest.raises(ConfigurationError, match="in the way"):
+        FolderStore(tmp_path / "file" / "store").get("HEAD")
+
+
+@pytest.mark.parametrize("path", ["/proc/nope", "/proc/nope/deeper", "x" * 300])
+@pytest.mark.parametrize("act", ["probe", "put"])
+def test_a_folder_that_cannot_be_made_is_a_bad_configuration(tmp_path: Path, path: str, act: str) -> None:
+    it = FolderStore(tmp_path / path)
+    with pytest.raises(ConfigurationError, match=f"{path} cannot hold checkpoints: .*; name a folder that"):
+        it.probe() if act == "probe" else it.put("k", b"")
+
+
+def test_a_folder_that_is_only_read_is_a_bad_configuration(
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ConfigurationError, match="Read-only file system; name a folder that can be made"):
+        folder.probe()
+
+
+def test_a_folder_of_somebody_else_is_refused_with_what_to_check(
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StoreDenied, match="check the owner and mode of the folder for user"):
+        folder.probe()
+
+
+def test_who_only_looks_finds_nothing_and_makes_nothing(folder: FolderStore, tmp_path: Path) -> None:
+    assert (folder.get("HEAD"), folder.stat("k"), folder.list("")) == (None, None, [])
+    with pytest.raises(KeyMissing):
+        folder.read_into("k", 0, memoryview(bytearray(1)))
+    folder.delete(["k"])
+    folder.sweep_uploads("", lambda key: True)
+    assert list(tmp_path.iterdir()) == []
+    folder.put("k", b"1")
+    assert folder.list("") == ["k"]
 
 
 def test_a_new_store_passes_the_probe_and_is_empty(folder: FolderStore) -> None:
@@ -90,10 +134,26 @@ def test_no_key_leads_out_of_the_folder(folder: FolderStore, key: str) -> None:
         folder.put(key, b"")
 
 
-def test_a_folder_that_went_away_is_not_an_empty_one(folder: FolderStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_a_folder_that_went_away_is_not_an_empty_one(folder: FolderStore, tmp_path: Path, by: str) -> None:
+    (folder if by == "itself" else FolderStore(tmp_path / "store")).put("HEAD", b"1")
+    folder = folder if by == "itself" else FolderStore(tmp_path / "store")
+    assert folder.get("HEAD") is not None
     (tmp_path / "store").rename(tmp_path / "unmounted")
-    with pytest.raises(StoreUnavailable):
-        folder.get("HEAD")
+    (tmp_path / "store").mkdir()  # the empty folder below a mount
+    for act in (
+        lambda: folder.get("HEAD"),
+        lambda: folder.get("k"),
+        lambda: folder.stat("HEAD"),
+        lambda: folder.list(""),
+        lambda: folder.put("HEAD", b"2"),
+        lambda: folder.delete(["HEAD"]),
+        lambda: folder.read_into("HEAD", 0, memoryview(bytearray(1))),
+        folder.probe,
+    ):
+        with pytest.raises(StoreUnavailable):
+            act()
+    assert list((tmp_path / "store").iterdir()) == [], "it is not begun anew"
 
 
 def increments(root: Path, times: int) -> None:

@@ -34,11 +34,11 @@ def test_what_an_abandoned_upload_still_sends_is_no_part_of_the_next_answer() ->
     store, said = Crossing(), list[dict[str, Any]]()
     uploader = Uploader(lambda: cast(Store, store), said.append)
     uploader.share(_memory(), mmap.PAGESIZE)
-    store.probe = threading.Thread(target=uploader.put, args=[1, [{"key": "probe", "bytes": 4, "offset": 0}]])
+    store.probe = threading.Thread(target=uploader.work(1, [{"key": "probe", "bytes": 4, "offset": 0}]))
     store.probe.start()
     assert store.probing.wait(WAIT)
     uploader.abandon(1)
-    uploader.put(2, [{"key": "shard", "bytes": 4, "offset": 0}])
+    uploader.work(2, [{"key": "shard", "bytes": 4, "offset": 0}])()
     answer = next(message for message in said if message["put"] == 2)
     assert list(answer["sent"]) == ["shard"]
 

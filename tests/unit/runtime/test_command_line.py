@@ -1,0 +1,66 @@
+"""`spottrain`: what its help shows, what its flags set, and what it says of words that it does not know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from spottrain.__main__ import _read_command
+from spottrain.config import Run
+from spottrain.contract import Env, OnExisting
+from spottrain.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The flags end up in it."""
+    monkeypatch.setattr(os, "environ", {"COLUMNS": "200"})
+    yield
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        _read_command(list(words))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("value", OnExisting)
+def test_what_to_do_with_checkpoints_of_another_job_can_be_said_on_a_laptop(value: OnExisting) -> None:
+    assert _read_command(["run", "--on-existing", value, "train.py"]) == ("train.py", [], "auto")
+    assert Run.from_env(os.environ, script="train.py").on_existing is value
+
+
+def test_without_the_flag_the_operators_word_stays() -> None:
+    os.environ[Env.CHECKPOINT_ON_EXISTING] = "fresh"
+    _read_command(["run", "train.py", "--on-existing", "its own"])
+    assert Run.from_env(os.environ, script="train.py").on_existing is OnExisting.FRESH
+
+
+def test_another_word_is_refused_with_those_that_are_known() -> None:
+    said = refusal("run", "--on-existing", "overwrite", "train.py")
+    assert "--on-existing" in said and "'overwrite'" in said and "see spottrain run --help" in said
+    assert all(each in said for each in OnExisting)
+
+
+def test_an_unknown_command_is_answered_with_all_three() -> None:
+    said = refusal("trian", "train.py")
+    assert "'trian'" in said and said.endswith("; see spottrain --help")
+    assert all(each in said for each in ("run", "checkpoints", "release"))
+    assert refusal().endswith("required: command; see spottrain --help")
+
+
+def test_the_help_shows_all_three_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        _read_command(["--help"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    assert "run a training script" in out
+    assert "list, verify, prune, copy or export checkpoints" in out
+    assert "free a checkpoint URI whose owner is gone" in out
+
+
+def test_the_help_of_run_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _read_command(["run", "--help"])
+    assert "--on-existing {fail,resume,fresh}" in capsys.readouterr().out
