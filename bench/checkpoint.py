@@ -15,12 +15,10 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,74 +30,28 @@ from spottrain import store as stores
 from spottrain.cadence import Observed, auto_seconds
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.manifest import Manifest
-from spottrain.checkpoint.modelstate import model_state, optimizer_state
 from spottrain.checkpoint.restore import read_trees
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.transfer import Outgoing, Process
 from spottrain.config import Run
-from spottrain.contract import CHUNK_BYTES, Env
+from spottrain.contract import Env
 from spottrain.interruption import Interruption
 from spottrain.session import Session
 from spottrain.world import World
 
+from bench.clients import BUCKET, CONNECTIONS, Child
+from bench.state import Training, ratio, spread, timed
 from tests.support import s3server
 
 ROOT: Final = Path(__file__).parents[1]
-CONNECTIONS: Final = 8
-"""Of one upload and of one restore, on both sides: the default of `S3Store`."""
-BUCKET: Final = "bench"
-GOALS: Final = {
-    "stall_over_memcpy": ("<=", 1.25),
-    "stall_over_torch_save": ("<=", 0.08),
-    "first_over_rest": ("<=", 1.1),
-    "upload_over_bare_client": (">=", 0.85),
-    "download_over_bare_client": (">=", 0.85),
+GOALS: Final[dict[str, Callable[[float], bool]]] = {
+    "stall_over_memcpy": lambda median: median <= 1.25,
+    "stall_over_torch_save": lambda median: median <= 0.08,
+    "first_over_rest": lambda median: median <= 1.1,
+    "upload_over_bare_client": lambda median: median >= 0.85,
+    "download_over_bare_client": lambda median: median >= 0.85,
 }
-
-
-class Training:
-    """A model and its optimizer, of about `gib` GiB in all: as many numbers for AdamW twice over."""
-
-    def __init__(self, gib: float) -> None:
-        torch.manual_seed(0)
-        layers = max(1, round(gib * 2**30 / (12 * 1024 * 1024)))
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(layers)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        for parameter in self.model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def tree(self) -> dict[str, Any]:
-        return {
-            "model": model_state(self.model),
-            "optimizer": optimizer_state(self.model, self.optimizer),
-        }
-
-    def tensors(self) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
-        for value in self.tree()["optimizer"]["state"].values():
-            found += value.values()
-        return found + list(self.tree()["model"].values())
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
-
-
-def timed(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 5),
-        "least": round(min(values), 5),
-        "greatest": round(max(values), 5),
-        "n": len(values),
-    }
+"""Medians over the pairs of one run."""
 
 
 # --- stall ------------------------------------------------------------------------------------------
@@ -107,6 +59,7 @@ class Nowhere:
     """Takes the place of the uploader where only the copy is measured."""
 
     def share(self, arena: object) -> None: ...
+    def forget(self) -> None: ...
     def close(self) -> None: ...
     def put(self, files: object, cancelled: object) -> Any:
         raise AssertionError("nothing is uploaded here")
@@ -143,101 +96,17 @@ def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
         "first_save_s": round(first, 5),
         "stall_over_memcpy": ratio(times["ours"], times["memcpy"]),
         "stall_over_torch_save": ratio(times["ours"], times["torch_save"]),
-        "first_over_rest": round(first / max(times["ours"]), 3),
+        "first_over_rest": spread([first / each for each in times["ours"]]),
     }
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the ratios of the pairs."""
-    return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 4)
-
-
 # --- transfer ---------------------------------------------------------------------------------------
-class Bare:
-    """boto3 with parts of the same size over as many connections, and no checks but its own."""
-
-    def __init__(self, endpoint: str, body: bytes) -> None:
-        import boto3
-        from botocore.config import Config
-
-        config = Config(max_pool_connections=CONNECTIONS, s3={"addressing_style": "path"})
-        self.client = boto3.client("s3", endpoint_url=endpoint, config=config)
-        self.body = body
-        self.parts = range(0, len(body), CHUNK_BYTES)
-        self.into = bytearray(len(body))
-        self.into[:] = body  # touched, as the other side's memory is
-
-    def upload(self, key: str) -> None:
-        where = {"Bucket": BUCKET, "Key": key}
-        upload = where | {"UploadId": self.client.create_multipart_upload(**where)["UploadId"]}
-
-        def part(number: int) -> dict[str, Any]:
-            body = self.body[self.parts[number] : self.parts[number] + CHUNK_BYTES]
-            reply = self.client.upload_part(Body=body, PartNumber=number + 1, **upload)
-            return {"ETag": reply["ETag"], "PartNumber": number + 1}
-
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            done = list(pool.map(part, range(len(self.parts))))
-        self.client.complete_multipart_upload(MultipartUpload={"Parts": done}, **upload)
-
-    def download(self, key: str) -> None:
-        def part(begin: int) -> None:
-            end = min(begin + CHUNK_BYTES, len(self.body))
-            reply = self.client.get_object(Bucket=BUCKET, Key=key, Range=f"bytes={begin}-{end - 1}")
-            self.into[begin:end] = reply["Body"].read()
-
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            list(pool.map(part, self.parts))
-
-
-def bare_child(endpoint: str, size: int) -> None:
-    """A process of its own, as our uploader is. Reads "upload KEY" or "download KEY", answers seconds."""
-    bare = Bare(endpoint, os.urandom(1 << 20) * (size >> 20))
-    print("ready", flush=True)
-    for line in sys.stdin:
-        what, key = line.split()
-        print(timed(lambda key=key, what=what: getattr(bare, what)(key)), flush=True)  # type: ignore[misc]
-
-
-class Child:
-    """This very file, in another process, answering line by line."""
-
-    def __init__(self, *words: str, path: Path | None = None) -> None:
-        env = os.environ | ({"PYTHONPATH": str(path)} if path else {})
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        assert self.answer() == "ready"
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().strip()
-        if not line:
-            raise RuntimeError(f"the other process ended with {self.process.wait()}")
-        return line
-
-    def ask(self, line: str) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
     saver = Saver(World(), None, lambda: Process({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint}))
     save = saver.snapshot(training.tree(), {}, 1)
     assert save.layout is not None
     store = stores.open(f"s3://{BUCKET}/ours", endpoint)
-    bare = Child("--bare-child", endpoint, str(training.bytes))
+    bare = Child("bare", endpoint, str(training.bytes))
     times: dict[str, list[float]] = {"up": [], "bare_up": [], "down": [], "bare_down": []}
     for number in range(rounds + 1):  # the first warms connections and pages, and does not count
         key = f"checkpoints/t000001-s{number:09d}-x/"
@@ -273,56 +142,6 @@ def manifest_of(saver: Saver, save: Any, sent: Any) -> Manifest:
 
 
 # --- durable ----------------------------------------------------------------------------------------
-def peer_child(kind: str, endpoint: str, gib: float) -> None:
-    """Saves by somebody else's library when told to; answers (seconds blocked, seconds until durable)."""
-    training = Training(gib)
-    saves = {"dcp": dcp_s3fs, "s3tc": s3torchconnector}[kind](training, endpoint)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(saves(line.strip())), flush=True)
-
-
-def dcp_s3fs(training: Training, endpoint: str) -> Callable[[str], tuple[float, float]]:
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-
-    def save(name: str) -> tuple[float, float]:
-        began = time.perf_counter()
-        writer = FsspecWriter(
-            f"s3://{BUCKET}/dcp/{name}",
-            endpoint_url=endpoint,
-            config_kwargs={"s3": {"addressing_style": "path"}},
-        )
-        future: Any = dcp.async_save(  # type: ignore[attr-defined]
-            training.tree(), storage_writer=writer
-        )
-        blocked = time.perf_counter() - began
-        future.result()
-        return blocked, time.perf_counter() - began
-
-    return save
-
-
-def s3torchconnector(training: Training, endpoint: str) -> Callable[[str], tuple[float, float]]:
-    from s3torchconnector import S3Checkpoint, S3ClientConfig
-
-    client = S3Checkpoint(
-        region="us-east-1", endpoint=endpoint, s3client_config=S3ClientConfig(force_path_style=True)
-    )
-
-    def save(name: str) -> tuple[float, float]:
-        began = time.perf_counter()
-        with client.writer(f"s3://{BUCKET}/s3tc/{name}") as writer:
-            torch.save(training.tree(), writer)
-        seconds = time.perf_counter() - began
-        return seconds, seconds
-
-    return save
-
-
 class Ours:
     """One claim of one job on the S3 server, as a training has it."""
 
@@ -363,11 +182,7 @@ class Ours:
 
 def durable(training: Training, endpoint: str, gib: float, rounds: int, peers: Path) -> dict[str, Any]:
     ours = Ours(training, endpoint)
-    children = {
-        kind: Child("--peer-child", kind, endpoint, str(gib), path=peers)
-        for kind in ("dcp", "s3tc")
-        if peers.is_dir()
-    }
+    children = {kind: Child(kind, endpoint, str(gib), path=peers) for kind in ("dcp", "s3tc")}
     times: dict[str, list[tuple[float, float]]] = {"ours": [], **{kind: [] for kind in children}}
     for number in range(rounds + 1):
         found = {"ours": ours.save()}
@@ -420,7 +235,7 @@ def work_lost(ours: Ours, saves: int = 3) -> dict[str, Any]:
         "work_lost_s_per_save": spread(lost),
         "save_window_s": spread(windows),
         "auto_interval_s": round(interval, 1),
-        "work_lost_percent": round(100 * statistics.median(lost) / interval, 3),
+        "work_lost_percent": spread([100 * each / interval for each in lost]),
     }
 
 
@@ -429,16 +244,9 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", type=Path, default=ROOT / "bench/.peers", help="folder of bench/peers.txt")
-    parser.add_argument("--bare-child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--peer-child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.bare_child:
-        bare_child(arguments.bare_child[0], int(arguments.bare_child[1]))
-        return 0
-    if arguments.peer_child:
-        kind, endpoint, gib = arguments.peer_child
-        peer_child(kind, endpoint, float(gib))
-        return 0
+    if not arguments.peers.is_dir():
+        parser.error(f"{arguments.peers} is missing; make bench-checkpoint installs bench/peers.txt there")
     os.environ.update(s3server.credentials())
     training = Training(arguments.gib)
     with tempfile.TemporaryDirectory(dir=ROOT / "bench") as folder, s3server.running(Path(folder)) as server:
@@ -451,11 +259,7 @@ def main() -> int:
             **transfer(training, server.endpoint, arguments.rounds),
             **durable(training, server.endpoint, arguments.gib, arguments.rounds, arguments.peers),
         }
-    missed = [
-        name
-        for name, (sign, goal) in GOALS.items()
-        if (found[name] > goal) == (sign == "<=") and found[name] != goal
-    ]
+    missed = [name for name, goal in GOALS.items() if not goal(found[name]["median"])]
     print(json.dumps(found | {"missed": missed}))
     return 1 if missed else 0
 

@@ -1,4 +1,4 @@
-"""What a save at a notice takes, against the notice. Pure; used by `guard`, which measures.
+"""What a save at a notice takes, against the notice. Pure; used by `keeper`, which measures.
 
 seconds = one step + copy + 1.2 x bytes / bandwidth + 2      (design.md section 7)
 """

@@ -1,4 +1,4 @@
-"""When the next periodic save is due. Used by `guard` between steps, on rank 0.
+"""When the next periodic save is due. Used by `keeper` between steps, on rank 0.
 
 `auto` is Young's interval with what was measured: sqrt(2 x cost of a save x mean time between losses), where
 the cost is the time that training stood still for it (Young 1974; Daly 2006). It is never below the time that

@@ -1,4 +1,4 @@
-"""Where the training runs and what makes it repeatable: device, seeds, random state. Called by `trainer`.
+"""Where the training runs and what makes it repeatable: device, seeds, random state. Called by all loops.
 
 `seed()` is also for the user's script, so that the model's first weights are the same in every run.
 """

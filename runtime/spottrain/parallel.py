@@ -1,4 +1,4 @@
-"""One model over several ranks: process group, DDP or FSDP2, sums over ranks. Used by `trainer`.
+"""One model over several ranks: process group, DDP or FSDP2, sums over ranks. Used by all loops.
 
 DDP is what a plain model gets. A model that `shard` was called on (FSDP2) is taken as it is: its parameters
 are DTensors, and the optimizer must be made after that.

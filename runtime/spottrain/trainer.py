@@ -206,7 +206,7 @@ class Trainer:
         model: Any = torch.compile(replica.outer) if self.settings.compile else replica.outer
         self._meter = self._make_meter()
         self._evaluate_if_due()
-        while self.step < self.total_steps:
+        while self.step < self.total_steps and not self._cut:
             step, micro_batches = self._awaited(lambda: next(steps))
             before = devices.Boundary(self.model) if len(step.shares) > 1 else None
             loss = torch.zeros((), device=self.device)

@@ -1,4 +1,4 @@
-"""Model weights by themselves: what a finished run leaves in `final/`. Used by `trainer` and people."""
+"""Model weights by themselves: what a finished run leaves in `final/`. Used by `keeper` and people."""
 
 from __future__ import annotations
 

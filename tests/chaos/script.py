@@ -68,7 +68,7 @@ class Watched(spottrain.Trainer):
                 "step": self.step,
                 "at": time.monotonic(),
                 "loss": float(self._last_loss).hex(),
-                "best": self.best,
+                "best": shared.plain["progress"]["best"],
                 **digests.shared_parts(shared.plain, leaf_of(shared)),
                 **digests.own_parts(own.plain, leaf_of(own)),
             },

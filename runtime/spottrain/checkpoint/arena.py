@@ -2,7 +2,7 @@
 
 An anonymous file (memfd): its pages count as the container's memory, not against the size of /dev/shm. Fresh
 pages cost many times what a copy costs, so they are made resident beforehand, in a thread; with CUDA they are
-pinned as well. Called by `checkpointer`.
+pinned as well. Called by `saver`.
 """
 
 from __future__ import annotations

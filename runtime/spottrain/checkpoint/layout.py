@@ -1,7 +1,7 @@
 """Where each tensor of a rank lies in its shards: safetensors files, one after the other in one memory.
 
 Made once and used for every save: `arena` copies the tensors to their places, the uploader sends the files as
-they lie there. Called by `checkpointer`.
+they lie there. Called by `saver`.
 """
 
 from __future__ import annotations

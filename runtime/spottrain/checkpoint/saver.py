@@ -1,6 +1,6 @@
 """One save after another: copy, upload, manifest, commit. Called by `checkpointer`, by every rank.
 
-Each rank copies and uploads its own shards and reports them to rank 0 over the control store, not by a
+Each rank copies and uploads its own shards and reports them to rank 0 over their connection to it, not by a
 collective: a rank that is gone must not hang the others. Rank 0 writes the manifest and changes HEAD, which
 is the commit, and says what became of it.
 """

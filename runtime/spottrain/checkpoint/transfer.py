@@ -1,4 +1,4 @@
-"""The trainer's end of an upload. Called by `checkpointer` from its upload thread.
+"""The trainer's end of an upload. Called by `saver` in the upload thread.
 
 `Process` hands it to `uploader`; `Here` does it in this process, for systems without shared anonymous files.
 """

@@ -1,4 +1,4 @@
-"""A training state as a plain JSON tree and a list of tensors, and back. Used by `checkpointer`, `restore`.
+"""A training state as a plain JSON tree and a list of tensors, and back. Used by `saver`, `restore`.
 
 A tensor is {"$tensor": number}; tuples, bytes, keys that are no strings and non-finite numbers are tagged
 alike. Reading a tree executes nothing.
