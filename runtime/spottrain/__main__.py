@@ -88,7 +88,7 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
         "--training": (Env.TRAINING, "settings that win over the script's, as JSON: '{\"maxSteps\": 100}'"),
     }
     for flag, (name, text) in flags.items():
-        choices = list(OnExisting) if name is Env.CHECKPOINT_ON_EXISTING else None
+        choices = [str(each) for each in OnExisting] if name is Env.CHECKPOINT_ON_EXISTING else None
         run.add_argument(flag, dest=name, choices=choices, help=f"{text} [{name}]")
     nproc = "processes in this pod: auto (default: one per GPU, or one) or a number"
     run.add_argument("--nproc", default="auto", help=nproc)

@@ -241,8 +241,8 @@ class Keeper:
         board = self.session.board
         warning = " ".join(filter(None, (self._warning, budget.warning)))
         board.update(emergency_seconds=budget.seconds, grace_seconds=grace, warning=warning)
-        if self._budget is not None and self._budget.warning == budget.warning:
-            return  # told already
+        if self._budget is not None and bool(self._budget.warning) == bool(budget.warning):
+            return  # told already; the numbers differ a little at every save
         self._budget = budget
         log.event(
             "emergency-budget",

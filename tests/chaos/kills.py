@@ -91,14 +91,14 @@ def blows(place: str, sign: str, target: str, step: int = STEP) -> tuple[Blow, .
 
 
 def lawful(act: Act) -> set[int]:
-    """Exit codes that the first attempt may have."""
-    blow = act.scene.blows[0][-1]
-    at_the_end = act.scene.name.startswith("done:")
+    """Exit codes of the first attempt. While rank 0 releases HEAD, rank 1 may have ended already."""
+    blow, place = act.scene.blows[0][-1], act.scene.name.split(":")[0]
+    undisturbed = int(ExitCode.DONE if place == "done" else ExitCode.INTERRUPTED)
     if blow.signal == "TERM":
-        return {int(ExitCode.DONE if at_the_end else ExitCode.INTERRUPTED)}
+        return {undisturbed}
     of_a_rank = act.scene.cell.ranks > 1 and blow.target.startswith("rank")
     killed = 128 + signal.SIGKILL if of_a_rank else -signal.SIGKILL
-    return {killed, int(ExitCode.DONE)} if at_the_end and of_a_rank else {killed}
+    return {killed, undisturbed} if of_a_rank and place in ("release", "done") else {killed}
 
 
 def problems(act: Act) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 from spottrain import errors, store
 from spottrain.checkpoint.arena import Arena
+from spottrain.checkpoint.uploader import upload
 from spottrain.errors import StoreUnavailable
 from spottrain.store import Store
 
@@ -41,7 +42,7 @@ class Outgoing:
     offset: int = 0
     path: str = ""
     again: bool = False
-    """It may be there already, by an uploader that died."""
+    """It may be there already: by an uploader that died, or a try whose answer was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +166,7 @@ class Here:
         for file in files:
             if file.key not in self._sent:
                 body = memoryview(Path(file.path).read_bytes()) if file.path else self._part(file)
-                chunks = self._store.upload(file.key, body, cancelled=cancelled)
+                chunks = upload(self._store, file.key, body, file.again, cancelled)
                 self._sent[file.key] = Sent(bytes=len(body), chunks=tuple(chunks))
         return dict(self._sent)
 

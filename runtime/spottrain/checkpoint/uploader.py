@@ -77,7 +77,8 @@ class Uploader:
                 return
             try:
                 body = _body(file, memory)
-                chunks = self._upload(store, file, body, lambda: number in self._abandoned)
+                again = bool(file.get("again"))
+                chunks = upload(store, file["key"], body, again, lambda: number in self._abandoned)
                 self._sent[file["key"]] = (len(body), chunks)
             except BaseException as error:
                 failures.append(error)  # the first is the cause
@@ -100,17 +101,17 @@ class Uploader:
         # A put that was abandoned may still be at work, and note its own files here.
         return {key: self._sent[key] for key in keys}
 
-    def _upload(
-        self, store: Store, file: dict[str, Any], body: memoryview, cancelled: Callable[[], bool]
-    ) -> list[str]:
-        try:
-            return store.upload(file["key"], body, cancelled=cancelled)
-        except AlreadyExists:
-            if not file.get("again"):
-                raise
-            # By an uploader that died before it could tell; it sent these very bytes.
-            starts = range(0, len(body), CHUNK_BYTES)
-            return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
+
+def upload(store: Store, key: str, body: memoryview, again: bool, cancelled: Callable[[], bool]) -> list[str]:
+    """SHA-256 of each chunk. `again`: it may be there already, by a try that could not tell so."""
+    try:
+        return store.upload(key, body, cancelled=cancelled)
+    except AlreadyExists:
+        if not again:
+            raise
+        # That try sent these very bytes.
+        starts = range(0, len(body), CHUNK_BYTES)
+        return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
 
 
 def _body(file: dict[str, Any], memory: mmap.mmap | None) -> memoryview:

@@ -25,7 +25,7 @@ def test_above_its_share_of_the_notice_it_warns_with_every_part_and_what_to_do()
     assert words.startswith(
         "a save at a notice is reckoned to take 15 s (a step 0.5 s, 1.00 GB at 100 MB/s) of 15 s of notice"
     )
-    assert "Use nodes with a longer notice" in words and "checkpoint.interval" in words
+    assert "Use nodes with a longer notice" in words and "a shorter interval of saves" in words
 
 
 @given(st.integers(0, 10**13), st.floats(1e3, 1e11), st.floats(0, 1e3), st.floats(0, 100), st.floats(1, 1e4))

@@ -19,8 +19,12 @@ from hypothesis import strategies as st
 from spottrain.checkpoint import arena as arenas
 from spottrain.checkpoint.arena import Arena, container_memory, require_memory
 from spottrain.checkpoint.layout import ALIGNMENT, SAFETENSORS, Layout, divide, plan, signature
+from spottrain.checkpoint.saver import Saver
+from spottrain.checkpoint.transfer import Here
 from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.errors import ConfigurationError
+from spottrain.store.folder import FolderStore
+from spottrain.world import World
 
 from tests.support.snapshots import KEY, pack, same
 
@@ -129,6 +133,16 @@ def test_the_leaves_are_divided_once_each_and_evenly_and_alike_on_every_rank(
     loads = [sum(sizes[n] for n in share) for share in shares]
     assert max(loads) - min(loads) <= max(sizes, default=0), "by no more than one tensor"
     assert divide(leaves(*[(torch.uint8, [size]) for size in sizes]), ranks) == shares
+
+
+def test_what_only_rank_0_has_right_is_its_own_by_path_or_by_how_the_path_begins() -> None:
+    its_own = ["model.running", "objects.ema.w", "objects.", "loose.0"]
+    others = ["model.w", "objects", "objectsx.w", "model.objects.w"]
+    found = [Leaf(path=path, tensor=torch.ones(100)) for path in its_own]
+    found += [Leaf(path=path, tensor=torch.ones(1)) for path in others]
+    shares = divide(found, 4, frozenset({"model.running", "objects.", "loose."}))
+    assert [found[n].path for n in shares[0]] == its_own, "and no more, for it has the most"
+    assert sorted(found[n].path for share in shares[1:] for n in share) == sorted(others)
 
 
 # --- memory -------------------------------------------------------------------------------------------
@@ -257,6 +271,21 @@ def test_too_little_memory_for_a_copy_is_told_with_what_to_raise() -> None:
     assert "a save needs 3.00 GiB" in str(caught.value) and "has 2.00 GiB left" in str(caught.value)
     assert "raise resources.limits.memory by 1.00 GiB or more" in str(caught.value)
     assert caught.value.reason == "OutOfMemory"
+
+
+def test_the_ranks_of_a_pod_need_their_copies_at_once_and_the_memory_given_up_before_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(arenas, "require_memory", asked.append)
+    layout = all_of(leaves((torch.float32, [3000])))
+    assert Arena(layout, ranks_here=4, freed=2 * mmap.PAGESIZE).size == layout.bytes
+    world = World(rank=9, size=16, local_rank=1, local_size=8)
+    saver = Saver(world, None, lambda: Here(FolderStore(tmp_path)))
+    saver.prepare({}, {"t": torch.ones(1000)})
+    before = saver.bytes
+    saver.prepare({}, {"t": torch.ones(3000)})
+    assert asked == [4 * (layout.bytes - 2 * mmap.PAGESIZE), 8 * before, 8 * (saver.bytes - before)]
 
 
 def test_a_header_is_one_that_a_person_can_read() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -260,6 +261,54 @@ def test_after_the_first_file_that_fails_no_other_is_begun() -> None:
         {"put": 1, "error": "StoreUnavailable", "message": "no answer", "reason": "StoreUnavailable"}
     ], "the cause, and not what followed from it"
     assert len(store.tried) < 12
+
+
+class Stuck(Memory):
+    """One key fails when another is being sent; that one goes on, whatever it is told, until `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sending, self.gate = threading.Event(), threading.Event()
+
+    def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
+        if key == "fails":
+            assert self.sending.wait(SECONDS), "the other was never begun"
+            raise errors.StoreUnavailable("no answer")
+        self.sending.set()
+        assert self.gate.wait(SECONDS), "nobody opened the gate"
+        return super().upload(key, body)
+
+
+def test_that_one_file_failed_is_told_while_another_is_still_being_sent() -> None:
+    store, said = Stuck(), list[dict[str, Any]]()
+    uploader = Uploader(lambda: store, said.append)
+    arena, _, _ = filled()
+    uploader.share(os.dup(arena.fd), arena.size)
+    files = [{"key": key, "bytes": 10, "offset": 0} for key in ("slow", "fails")]
+    try:
+        uploader.work(1, files)()
+        assert [each["error"] for each in said] == ["StoreUnavailable"] and not store.gate.is_set()
+    finally:
+        store.gate.set()
+
+
+def test_a_second_try_takes_what_is_there_although_its_answer_was_an_error() -> None:
+    class Lost(Memory):
+        def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
+            if key in self.bodies:
+                raise AlreadyExists(key)
+            super().upload(key, body)
+            raise errors.StoreUnavailable("the answer was lost")
+
+    store, said = Lost(), list[dict[str, Any]]()
+    uploader = Uploader(lambda: store, said.append)
+    arena, _, memory = filled()
+    uploader.share(os.dup(arena.fd), arena.size)
+    file = {"key": "a", "bytes": 10, "offset": 0}
+    uploader.work(1, [file])()
+    uploader.work(2, [file | {"again": True}])()
+    assert said[0]["message"] == "the answer was lost"
+    assert said[1] == {"put": 2, "sent": {"a": (10, [sha(memory[:10])])}}
 
 
 def test_a_second_try_sends_only_what_is_missing() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from spottrain.best import Best
+from spottrain.checkpoint.saver import Save
 from spottrain.evaluation import Evaluation, Measure
 
 SAMPLES = 10
@@ -110,3 +112,49 @@ def test_one_that_was_not_begun_runs_nothing() -> None:
         raise AssertionError("it ran")
 
     assert evaluation(measure=unwanted).run(Model(), lambda: True) is None
+
+
+def test_what_the_script_has_frozen_stays_frozen() -> None:
+    model = Model().train()
+    model.norm.eval()
+    assert evaluation().run(model, never) is not None
+    assert model.training and model.drop.training and not model.norm.training
+
+
+# --- the best of them ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_never_the_best(loss: float) -> None:
+    best = Best()
+    assert not best.note(loss) and best.loss is None
+    assert best.note(2.0) and best.loss == 2.0
+    assert not best.note(loss) and best.loss == 2.0
+
+
+def kept(best: Best, loss: float) -> Save:
+    save = Save(number=1, step=5)
+    assert best.note(loss)
+    best.keep(loss, lambda: save)
+    return save
+
+
+def end(save: Save, how: str) -> None:
+    setattr(save, how, True)
+    if how != "abandoned":
+        save.finished.set()
+
+
+@pytest.mark.parametrize("how", ["failed", "abandoned"])
+def test_of_a_best_that_could_not_be_saved_the_one_before_is_the_mark_again(how: str) -> None:
+    best = Best()
+    end(kept(best, 3.0), "committed")
+    save = kept(best, 1.0)
+    assert best.kept == 1.0 and not best.note(2.0), "as long as it is on its way"
+    end(save, how)
+    assert best.kept == 3.0 and best.note(2.0)
+    assert best.loss == 1.0, "of all evaluations, kept or not"
+
+
+def test_a_best_that_was_saved_stays_the_mark() -> None:
+    best = Best(loss=4.0, kept=4.0)
+    end(kept(best, 3.0), "committed")
+    assert best.kept == 3.0 and not best.note(3.5)

@@ -139,6 +139,24 @@ def test_the_manifests_max_steps_win(lab: Lab) -> None:
     assert max(run.losses) == 5 and "event=override setting=max_steps manifest=5" in run.log
 
 
+def test_a_script_that_ends_without_finish_fails_and_keeps_its_newest_step_for_the_mended_one(
+    lab: Lab,
+) -> None:
+    forgetful = SCRIPT.replace("guard.finish()\n", "    if guard.step == 9: break\n")
+    run = lab.run(forgetful, attempt=1, interval="4steps")
+    assert run.end() == ExitCode.FAILED, run.log
+    assert run.message.outcome is Outcome.FAILED and run.message.reason == "ScriptFailed"
+    assert (
+        "The script ended after 9 step(s) without saying that the training is finished" in run.message.message
+    )
+    assert run.message.durableStep == 9
+    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+    assert not (lab.folder / "store" / "final").exists()
+    mended = lab.run(SCRIPT, attempt=2)
+    assert mended.end() == ExitCode.DONE, mended.log
+    assert min(mended.losses) == 10 and max(mended.losses) == 23
+
+
 def test_a_loss_that_is_no_number_ends_the_run_and_saves_nothing(lab: Lab) -> None:
     run = lab.run(SCRIPT, interval="4steps", env={"NAN_AT": "6"})
     assert run.end() == ExitCode.FAILED
@@ -250,6 +268,7 @@ BAD = {
     "no optimizer": ("optimizer=model", "main is a Sequential; give a torch optimizer"),
     "no scheduler": ("scheduler=3", "Guard: scheduler is a int without state_dict()"),
     "no extra": ("extra={'ema': 3}", "Guard: extra.ema is a int without state_dict()"),
+    "extra without names": ("extra=model", "Guard(extra=...) is a Sequential: give it a dict of names"),
     "no steps": ("max_steps=0", "Guard(max_steps=0, log_every=10): at least 1 each"),
 }
 

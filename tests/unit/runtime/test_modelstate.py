@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from spottrain.checkpoint.modelstate import (
@@ -22,6 +23,7 @@ from spottrain.checkpoint.modelstate import (
 from spottrain.checkpoint.restore import read_manifest
 from spottrain.errors import ConfigurationError
 from spottrain.gang import LOOPBACK, reserve_port
+from spottrain.weights import digest, final_weights
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -242,3 +244,42 @@ def test_a_sharded_model_wants_its_parts_and_a_plain_one_all() -> None:
     box = want(weight)
     assert box is not None and box.shape == (4, 4), "the only rank's part is all of it"
     assert want(step) is None and wanted(Block())(weight) is None
+
+
+# --- final weights --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wrap", ["plain", "DDP", "FSDP2"])
+def test_the_final_file_is_one_that_the_safetensors_library_reads_with_tied_weights_by_each_name(
+    wrap: str,
+) -> None:
+    state = model_state(trained(wrap, 1, 2)[0])
+    file, its_digest = final_weights(state, keep=True)
+    found = safetensors.torch.load(bytes(file))
+    whole = saved(*trained("plain", 1, 2))["model"]
+    assert found.keys() == whole.keys() >= {"last.weight", "blocks.1.inner.weight"}
+    assert all(same(found[name], tensor) for name, tensor in whole.items())
+    assert its_digest == digest(whole) == digest(found)
+    assert Model().load_state_dict(found)
+
+
+def test_tensors_of_every_width_without_shape_and_without_numbers_are_in_the_final_file() -> None:
+    state: dict[str, Any] = {
+        "byte": torch.arange(3, dtype=torch.uint8),
+        "empty": torch.empty(0, 3),
+        "half": torch.ones(5, dtype=torch.bfloat16),
+        "scalar": torch.tensor(5),
+        "switch": torch.tensor(True),
+        "turned": torch.arange(6.0).reshape(2, 3).T,
+        "empty too": torch.empty(0, dtype=torch.float64),
+        "words": "of no tensor",
+    }
+    file, its_digest = final_weights(state, keep=True)
+    found = safetensors.torch.load(bytes(file))
+    tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
+    assert found.keys() == tensors.keys()
+    assert all(same(found[name], tensor) for name, tensor in tensors.items())
+    assert its_digest == digest(tensors)
+
+
+def test_who_keeps_no_final_file_has_an_empty_one_and_the_same_digest() -> None:
+    file, its_digest = final_weights(state(w=(2, 3)), keep=False)
+    assert len(file) == 0 and its_digest == digest(state(w=(2, 3)))

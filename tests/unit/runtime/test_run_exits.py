@@ -88,6 +88,12 @@ def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str],
         ("batch_size='8'", "Trainer(batch_size='8'): must be a whole number"),
         ("log_every=0", "log_every=0): must be at least 1"),
         ("eval_every=-1", "eval_every=-1): must be at least 1"),
+        ("model=None", "Trainer(model=...) is a NoneType: give it a torch Module"),
+        ("optimizer='adam'", "Trainer(optimizer=...) is a str: give it a torch Optimizer"),
+        (
+            "optimizer=torch.optim.AdamW(Model().parameters())",
+            "Trainer(optimizer=...) has none of the model's parameters, so it would train nothing",
+        ),
     ],
 )
 def test_a_bad_argument_is_named_before_anything_is_trained(lab: Lab, argument: str, says: str) -> None:
@@ -175,3 +181,49 @@ def test_a_save_that_an_upload_is_in_the_way_of_is_told_once_and_made_after_it(l
         int(line.split("step=")[1].split()[0]) for line in run.log.splitlines() if "event=saving" in line
     ]
     assert saved[0] == 3 and 9 <= saved[1] < 12, "as soon as the way is free"
+
+
+def test_a_loss_that_is_no_number_ends_the_training_and_what_was_saved_before_is_whole(lab: Lab) -> None:
+    sick = SCRIPT.replace(
+        "    return torch.nn",
+        "    if 'SICK' in os.environ and trainer.step == 9: batch[1].fill_(torch.nan)\n    return torch.nn",
+    )
+    run = lab.run(sick, interval="4steps", env={"SICK": "1"})
+    assert run.end() == ExitCode.FAILED, run.log
+    assert run.message.outcome is Outcome.FAILED and run.message.reason == "TrainingFailed"
+    assert "the loss is nan at step 10; nothing was saved since. Lower the" in run.message.message
+    assert 4 <= (run.message.durableStep or 0) < 10 and "Traceback" not in run.log
+    healed = lab.run(sick)
+    assert healed.end() == ExitCode.DONE, healed.log
+    assert min(healed.losses) == (run.message.durableStep or 0) + 1
+
+
+def test_weights_that_are_no_numbers_after_a_loss_that_is_one_end_the_training_unsaved(lab: Lab) -> None:
+    sick = SCRIPT.replace(
+        "trainer.fit()",
+        "model.last.bias.register_hook(lambda g: g * torch.nan if trainer.step == 7 else g)\ntrainer.fit()",
+    )
+    run = lab.run(sick, interval="4steps", training='{"maxSteps": 8}')
+    assert run.end() == ExitCode.FAILED, run.log
+    assert run.message.reason == "TrainingFailed" and run.message.durableStep == 4
+    assert "last.bias holds NaN after step 8, which is not saved" in run.message.message
+    head = json.loads((lab.folder / "store" / "HEAD").read_text())
+    assert head["state"] == "released" and [each["step"] for each in head["checkpoints"]] == [4]
+
+
+def test_a_notice_too_short_for_a_save_is_told_while_there_is_time_to_mend_it(lab: Lab) -> None:
+    run = lab.run(env={Env.GRACE_SECONDS: "2"})
+    assert run.end() == ExitCode.DONE, run.log
+    told = next(line for line in run.log.splitlines() if "event=emergency-budget" in line)
+    assert "grace=2.000" in told and 'warning="a save at a notice is reckoned to take ' in told
+    assert run.log.count("event=emergency-budget") == 1, "and not at each save, with other numbers"
+    assert "of 2 s of notice: an interruption may lose the steps" in run.message.warning
+    assert run.message.graceSeconds == 2 and (run.message.emergencySeconds or 0) > 2
+
+
+def test_a_notice_that_is_long_enough_is_told_without_a_warning(lab: Lab) -> None:
+    run = lab.run(env={Env.GRACE_SECONDS: "600"})
+    assert run.end() == ExitCode.DONE, run.log
+    told = next(line for line in run.log.splitlines() if "event=emergency-budget" in line)
+    assert "warning" not in told and not run.message.warning
+    assert run.message.graceSeconds == 600 and (run.message.emergencySeconds or 600) < 480

@@ -284,3 +284,36 @@ def test_a_last_evaluation_that_was_cut_short_is_done_by_the_successor(lab: Lab)
     again = lab.run(script, training='{"maxSteps": 3}', env={"EVAL": "1"})
     assert again.end() == ExitCode.DONE
     assert not again.losses and "event=evaluated step=3 " in again.log and "best True" in again.log
+
+
+DEAF = """\
+import os, sys
+reader, writer = os.pipe()
+os.dup2(writer, 1)
+os.close(writer)
+os.close(reader)
+"""
+
+
+def test_when_nobody_reads_its_output_any_more_it_saves_all_the_same(lab: Lab) -> None:
+    shown = SCRIPT.replace(
+        "    time.sleep(PAUSE)\n", "    time.sleep(PAUSE)\n    print('at', trainer.step, file=sys.stderr)\n"
+    )
+    run = lab.run(DEAF + shown, interval="1h", env=SLOW_STEPS).until("at 5\n")
+    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED
+    assert (run.message.durableStep or 0) == (run.message.step or 0) >= 5
+    assert head_state(lab) == "released"
+    again = lab.run(DEAF + shown.replace('print("after fit")', ""))
+    assert again.end() == ExitCode.DONE, again.log
+    assert again.message.outcome is Outcome.DONE and again.message.startStep == run.message.durableStep
+
+
+def test_an_upload_whose_answer_was_lost_is_taken_as_it_is_by_the_next_try(lab: Lab) -> None:
+    lost = "if len(puts) == 1: upload(self, key, body, **more); raise StoreUnavailable('the answer was lost')"
+    run = lab.run(uploads=lost, interval="1h", env=SLOW_STEPS).until("step=5/")
+    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    assert "the answer was lost" in run.log and run.message.durableStep == run.message.step
+    again = lab.run(attempt=2)
+    assert again.end() == ExitCode.DONE, again.log
+    assert min(again.losses) == (run.message.step or 0) + 1

@@ -8,6 +8,10 @@ import time
 
 import pytest
 from spottrain.contract import ExitCode, Outcome
+from spottrain.interruption import Interruption
+from spottrain.parallel import peer_lost
+from spottrain.session import Session
+from spottrain.world import World
 
 from tests.unit.runtime.conftest import Lab
 from tests.unit.runtime.zygote import Run, Zygote
@@ -177,3 +181,42 @@ def test_a_rank_that_is_killed_ends_the_other_which_loses_what_was_not_committed
     again = lab.ranks(2, SCRIPT, attempt=2)
     assert ends(again) == [ExitCode.DONE] * 2, again[0].log
     assert min(again[0].losses) == ranks[0].message.durableStep + 1
+
+
+# --- whose fault an exception is ------------------------------------------------------------------------
+SECOND = World(rank=1, size=2, local_rank=1, local_size=2)
+GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:40213\nmore")
+
+
+def last_words(error: Exception) -> Session:
+    """Of rank 1, whose script raises `error`."""
+    session = Session({}, Interruption(grace=30.0))
+    session.world = SECOND
+    try:
+        raise error
+    except Exception as raised:
+        session.fail(raised, "train.py")
+    return session
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(104, "Connection reset by peer"),
+        OSError("Connection reset by peer"),
+        BrokenPipeError(32, "Broken pipe"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_a_network_error_of_the_script_s_own_is_its_own(error: Exception) -> None:
+    assert peer_lost(error, SECOND) is None
+    words = last_words(error).message
+    assert words is not None and words.outcome is Outcome.FAILED and words.reason == "ScriptFailed"
+
+
+def test_what_gloo_says_of_a_rank_that_is_gone_is_told_as_that_wherever_it_is_raised() -> None:
+    lost = peer_lost(GLOO, SECOND)
+    assert lost is not None and "another rank is gone ([../gloo/transport" in str(lost)
+    assert "more" not in str(lost) and peer_lost(GLOO, World()) is None
+    words = last_words(GLOO).message
+    assert words is not None and words.outcome is Outcome.INTERRUPTED_LOST and words.reason == "PeerLost"

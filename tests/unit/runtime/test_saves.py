@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +19,7 @@ from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
-from spottrain.errors import CheckpointError, StoreUnavailable
+from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 from spottrain.interruption import Interruption
 from spottrain.session import Session
 from spottrain.store import Body, never
@@ -25,7 +27,12 @@ from spottrain.store.folder import FolderStore
 
 
 class Faulty(FolderStore):
-    """Fails the objects of these names, each as often as it says; uploads wait for `gate`."""
+    """Fails the objects of these names, each as often as it says; uploads wait for `gate`.
+
+    The answers to so many uploads are lost: the object is there, and it says that it failed.
+    """
+
+    lost_answers = 0
 
     def __init__(self, root: Path, faults: dict[str, int]) -> None:
         super().__init__(root)
@@ -37,7 +44,11 @@ class Faulty(FolderStore):
     def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
         self._try(key)
         assert self.gate.wait(10), "nobody opened the gate"
-        return super().upload(key, body, cancelled=cancelled)
+        digests = super().upload(key, body, cancelled=cancelled)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise StoreUnavailable(f"the answer for {key} was lost")
+        return digests
 
     def put_if_absent(self, key: str, body: Body) -> str:
         if key.startswith("checkpoints/"):
@@ -99,6 +110,80 @@ def test_a_second_try_before_the_end_repeats_only_what_failed_and_copies_nothing
     assert it.session.board.facts.durable_step == 5
     assert len(taken) == 1 and len({key.rpartition("/")[0] for key in store.tried}) == 1
     assert [key.rpartition("/")[2][:9] for key in store.tried].count("r00000-00") == 1
+    it.release()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_what_is_there_although_the_store_said_that_it_failed_is_not_in_the_way_of_a_second_try(
+    tmp_path: Path,
+) -> None:
+    it, store = make(tmp_path)
+    store.lost_answers = 2
+    it.session.interruption._note_signal(15)
+    it.save_before_end(taking(it, 5, tensors=3), 5)
+    assert it.session.board.facts.durable_step == 5
+    it.release()
+    it.session.attempt = 2
+    successor = Checkpointer(it.session, store, transfer=lambda: Here(store))
+    found = successor.restore(successor.claim())
+    assert found is not None and [t.tolist() for t in found.shared.values()] == [[0] * 4, [1] * 4, [2] * 4]
+    successor.release()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(), (3, 5)])
+def test_weights_that_are_no_numbers_are_not_saved(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    it, store = make(tmp_path)
+    it.save_now(lambda: it.saver.snapshot({"model": {"last.bias": torch.ones(shape, dtype=dtype)}}, {}, 4))
+    before = len(store.tried)
+    bias = torch.ones(shape, dtype=dtype)
+    bias.view(-1)[-1] = float("nan")
+    with pytest.raises(
+        TrainingFailed, match=r"^last\.bias holds NaN after step 5, which is not saved"
+    ) as told:
+        it.save_now(lambda: it.saver.snapshot({"model": {"last.bias": bias}}, {}, 5))
+    assert "the checkpoints before it are whole. Lower the learning rate" in str(told.value)
+    assert len(store.tried) == before and it.session.board.facts.durable_step == 4
+    it.release()
+
+
+def test_what_is_no_number_on_purpose_or_is_no_weight_is_saved(tmp_path: Path) -> None:
+    it, _ = make(tmp_path)
+    state = {
+        "model": {
+            "mask": torch.tensor([0.0, -torch.inf]),
+            "top": torch.tensor(torch.inf),
+            "none": torch.ones(0),
+        },
+        "optimizer": {"exp_avg": torch.tensor([torch.nan])},
+        "models": {"w": torch.tensor([torch.nan])},
+    }
+    it.save_now(lambda: it.saver.snapshot(state, {"own": torch.tensor(torch.nan)}, 5))
+    assert it.session.board.facts.durable_step == 5
+    it.release()
+
+
+def test_final_weights_go_the_way_of_large_files_and_over_those_of_one_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, store = make(tmp_path)
+    it.save_now(taking(it, 5))
+    put, name = store.put, "final/model.safetensors"
+    put(name, b"of one that died")
+
+    def one_request(key: str, body: Body) -> None:
+        assert len(body) <= 2000, "too much for one request"
+        put(key, body)
+
+    monkeypatch.setattr(store, "put", one_request)
+    weights = bytes(range(256)) * 100
+    assert it.write_final(memoryview(weights), "abc", 5) == f"{store.uri}/final/"
+    assert (tmp_path / name).read_bytes() == weights
+    facts = json.loads((tmp_path / "final" / "manifest.json").read_text())
+    assert facts["bytes"] == len(weights) and facts["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert facts["digest"] == "abc" and facts["step"] == 5
     it.release()
 
 

@@ -17,19 +17,23 @@ from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
 from spottrain.control import Control
-from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable
+from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable, TrainingFailed
 from spottrain.interruption import Interruption
 from spottrain.session import Session
-from spottrain.store import never
+from spottrain.store import Cancelled, never
 from spottrain.store.folder import FolderStore
 
-from tests.unit.runtime.test_control import SECONDS, gang, vanish
+from tests.unit.runtime.test_control import SECONDS, gang, vanish, wait_for
 
 
 class Failing(FolderStore):
-    """Fails so many uploads; what it reads of keys with `wrong` in them is wrong."""
+    """Fails so many uploads; what it reads of keys with `wrong` in them is wrong.
+
+    `stuck`: uploads go on until they are given up.
+    """
 
     fails = 0
+    stuck = False
     wrong = "none"
 
     def __init__(self, root: Path) -> None:
@@ -41,6 +45,9 @@ class Failing(FolderStore):
         if self.fails:
             self.fails -= 1
             raise StoreUnavailable("no answer")
+        if self.stuck:
+            wait_for(cancelled)
+            raise Cancelled(key)
         return super().upload(key, body, cancelled=cancelled)
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
@@ -186,3 +193,64 @@ def test_when_all_are_damaged_for_one_rank_all_ranks_say_so(pair: Pair) -> None:
                 with pytest.raises(CheckpointError, match=r"step 5: r0000\d-00.safetensors has a wrong"):
                     future.result(SECONDS)
         again.ranks[0].release()
+
+
+def test_a_save_that_rank_0_gives_up_is_sent_on_by_nobody_and_the_newer_one_is_made(pair: Pair) -> None:
+    def begun(it: Checkpointer) -> Save:
+        save = taking(it, 5)()
+        it.start(save)
+        return save
+
+    pair.stores[1].stuck = True
+    saves = pair.both(begun)
+    wait_for(lambda: pair.stores[1].tried)
+    pair.ranks[0].settle(0.1)
+    assert all(save.finished.wait(SECONDS) for save in saves)
+    assert not any(save.failed or save.committed for save in saves), "given up, and not failed"
+    assert not list(pair.root.glob("checkpoints/*/manifest.json"))
+    pair.stores[1].stuck = False
+    pair.save(6)
+    assert durable(pair) == [6, 6]
+
+
+BESIDES: dict[str, dict[str, torch.Tensor]] = {
+    "one more": {"a": torch.ones(3), "b": torch.ones(4), "c": torch.ones(1)},
+    "another name": {"a": torch.ones(3), "c": torch.ones(4)},
+    "another shape": {"a": torch.ones(3), "b": torch.ones(2, 2)},
+    "another type": {"a": torch.ones(3), "b": torch.ones(4, dtype=torch.int32)},
+    "another order": {"b": torch.ones(4), "a": torch.ones(3)},
+}
+
+
+@pytest.mark.parametrize("difference", BESIDES)
+def test_ranks_with_other_tensors_make_no_checkpoint_together(pair: Pair, difference: str) -> None:
+    states = [{"a": torch.ones(3), "b": torch.ones(4)}, BESIDES[difference]]
+
+    def taken(it: Checkpointer) -> None:
+        it.save_now(lambda: it.saver.snapshot(states[it.session.world.rank], {}, 5))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = [pool.submit(taken, it) for it in pair.ranks]
+        with pytest.raises(
+            CheckpointError, match="the state of rank 1 has other tensors than that of rank 0"
+        ):
+            first.result(SECONDS)
+        with pytest.raises(StoreUnavailable, match="rank 0 did not commit step 5: CheckpointError"):
+            second.result(SECONDS)
+    assert durable(pair) == [None, None]
+    assert not list(pair.root.glob("checkpoints/*/manifest.json"))
+
+
+def test_weights_of_one_rank_that_are_no_numbers_are_saved_by_none(pair: Pair) -> None:
+    state = {"model": {"first": torch.ones(40), "second": torch.full((39,), float("nan"))}}
+
+    def taken(it: Checkpointer) -> None:
+        it.save_now(lambda: it.saver.snapshot(state, {}, 5))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = [pool.submit(taken, it) for it in pair.ranks]
+        with pytest.raises(StoreUnavailable, match="rank 1 could not save: TrainingFailed: second holds NaN"):
+            first.result(SECONDS)
+        with pytest.raises(TrainingFailed, match="second holds NaN after step 5"):
+            second.result(SECONDS)
+    assert durable(pair) == [None, None]
