@@ -17,7 +17,7 @@ help: ## this list
 	python3 -m pip install --quiet --root-user-action=ignore --target .tools uv==$(UV_VERSION)
 
 .venv/.synced: pyproject.toml uv.lock README.md | $(if $(filter .tools/%,$(UV)),.tools/bin/uv)
-	$(UV) sync --frozen --quiet
+	$(UV) sync --frozen --quiet --compile-bytecode  # else, where Python may not write, each test process compiles torch anew
 	@touch $@
 
 setup: .venv/.synced ## install the locked Python environment (5 GB, torch)

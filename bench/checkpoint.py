@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from spottrain import store as stores
 from spottrain.cadence import Observed, auto_seconds
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.manifest import Manifest
+from spottrain.checkpoint.reports import manifest
 from spottrain.checkpoint.restore import read_trees
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.transfer import Outgoing, Process
@@ -116,8 +116,8 @@ def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
         up = time.perf_counter() - began
         bare_up = float(bare.ask(f"upload bare-{number}"))
         save.key = key
-        manifest = manifest_of(saver, save, sent)
-        down = timed(lambda key=key, manifest=manifest: read_trees(store, key, manifest))  # type: ignore[misc]
+        whole = manifest(save, World(), [saver._report(save, sent)])
+        down = timed(lambda key=key, whole=whole: read_trees(store, key, whole))  # type: ignore[misc]
         bare_down = float(bare.ask(f"download bare-{number}"))
         if number:
             for name, value in zip(times, (up, bare_up, down, bare_down), strict=True):
@@ -133,12 +133,6 @@ def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
         "upload_over_bare_client": ratio(times["bare_up"], times["up"]),
         "download_over_bare_client": ratio(times["bare_down"], times["down"]),
     }
-
-
-def manifest_of(saver: Saver, save: Any, sent: Any) -> Manifest:
-    from spottrain.checkpoint import saver as module
-
-    return module._manifest(save, World(), [saver._report(save, sent)])
 
 
 # --- durable ----------------------------------------------------------------------------------------

@@ -352,4 +352,4 @@ def _place(error: BaseException, script: str) -> str:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == script] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}"
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else script

@@ -22,8 +22,9 @@ import torch
 from spottrain import log
 from spottrain.checkpoint.choice import Choice, Restored
 from spottrain.checkpoint.manifest import Manifest
+from spottrain.checkpoint.reports import Abandoned
 from spottrain.checkpoint.restore import Want
-from spottrain.checkpoint.saver import Abandoned, Save, Saver
+from spottrain.checkpoint.saver import Save, Saver
 from spottrain.checkpoint.transfer import Outgoing, Transfer
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.control import Control, hear, say
@@ -185,8 +186,14 @@ class Checkpointer:
                 self._saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
                 raise
             return
-        self._saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
+        try:
+            self._saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
+        except Abandoned:
+            if save.abandoned:
+                raise  # by this rank; else because rank 0 has said that nothing comes of it, and says why
         result = self._saver.hear_result(save, left)
+        if result.get("why", "").startswith(Abandoned.__name__):
+            raise Abandoned
         if not result.get("committed"):
             raise StoreUnavailable(
                 f"rank 0 did not commit step {save.step}: {result.get('why', 'no answer')}"

@@ -18,6 +18,7 @@ from spottrain.errors import CheckpointError, PeerLost
 from spottrain.owner import Claim, Entry
 from spottrain.session import Session
 from spottrain.store import Store
+from spottrain.words import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +84,7 @@ class Choice:
             self.damaged.add(entry.key)
         if reasons:
             raise CheckpointError(
-                f"none of the {len(reasons)} checkpoint(s) at {self.store.uri} can be read "
+                f"none of the {counted(len(reasons), 'checkpoint')} at {self.store.uri} can be read "
                 f"({'; '.join(reasons)}). Nothing was overwritten: restore the objects from a backup or "
                 "from older versions, or use another URI",
                 reason=Reason.CHECKPOINT_DAMAGED,

@@ -7,27 +7,23 @@ is the commit, and says what became of it.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from spottrain import log
 from spottrain.checkpoint.arena import Arena
 from spottrain.checkpoint.layout import Layout, describe, divide, plan, signature
-from spottrain.checkpoint.manifest import FOLDER, STATE, File, Manifest, Shard, Stored, shard, stored
+from spottrain.checkpoint.manifest import File, Manifest, Stored
+from spottrain.checkpoint.reports import Abandoned, fingerprint, manifest, raise_first_error
 from spottrain.checkpoint.transfer import Outgoing, Sent, Transfer, UploaderDied
-from spottrain.checkpoint.tree import Flattened, Leaf, renumber
-from spottrain.contract import Reason
+from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.control import Control
-from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
+from spottrain.errors import StoreUnavailable, TrainingFailed
 from spottrain.store import Cancelled
 from spottrain.world import World
 
@@ -37,10 +33,6 @@ WEIGHTS: Final = "model."
 """What the paths of weights begin with."""
 REPORT_SECONDS: Final = 3600.0
 """Longest difference between the uploads of two ranks; without a stop nothing else bounds it."""
-
-
-class Abandoned(Exception):
-    """A newer save takes this one's place, or there is no time left for it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -197,10 +189,10 @@ class Saver:
             sent = self._send(save)
             report = self._report(save, sent)
             if self._control is None:
-                commit(save, _manifest(save, self._world, [report]))
+                commit(save, manifest(save, self._world, [report]))
                 return
             if self._world.first:
-                commit(save, _manifest(save, self._world, self._collect(save, report, left)))
+                commit(save, manifest(save, self._world, self._collect(save, report, left)))
             else:
                 self._control.gather(f"save/{save.number}", json.dumps(report).encode())
         except (Cancelled, Abandoned):
@@ -308,7 +300,7 @@ class Saver:
             "pieces": {str(number): found for number, found in pieces.items() if number < count},
             "private": private,
             "own": save.own,
-            "shared": _fingerprint(save.shared),
+            "shared": fingerprint(save.shared),
             "files": [asdict(file) for file in save.files],
             "shards": [
                 {"name": key.removeprefix(save.key), "bytes": each.bytes, "chunks": each.chunks}
@@ -327,7 +319,7 @@ class Saver:
         if self._control.lost is not None:
             raise self._control.lost
         reports = [json.loads(answer) for answer in answers if answer is not None]
-        _raise_first_error(reports)
+        raise_first_error(reports)
         if len(reports) < self._world.size:
             raise StoreUnavailable("not all ranks had uploaded their shards in time")
         return reports
@@ -340,64 +332,3 @@ class Saver:
 
     def close(self) -> None:
         self._transfer.close()
-
-
-def _raise_first_error(reports: Iterable[dict[str, Any]]) -> None:
-    for report in reports:
-        if report.get("error") == "Abandoned":
-            raise Abandoned
-        if "error" in report:
-            raise StoreUnavailable(
-                f"rank {report['rank']} could not save: {report['error']}: {report['message']}"
-            )
-
-
-def _manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Manifest:
-    """Of the reports of all ranks: each tensor with the pieces that the ranks have stored.
-
-    Raises CheckpointError where the ranks' states do not match.
-    """
-    for rank, report in enumerate(reports):
-        if report["shared"] != reports[0]["shared"]:
-            raise CheckpointError(
-                f"the state of rank {rank} has other tensors than that of rank 0 (names, types, shapes or "
-                "their order), so they cannot make one checkpoint; give all ranks the same model, optimizer "
-                "and extra objects, and keep what differs out of state_dict()",
-                reason=Reason.CHECKPOINT_INCOMPATIBLE,
-            )
-    tensors = [
-        stored(
-            asdict(each)
-            | {"pieces": [p for report in reports for p in report["pieces"].get(str(number), [])]}
-        )
-        for number, each in enumerate(save.shared)
-    ]
-    trees = []
-    for report in reports:
-        trees.append(renumber(report["own"], len(tensors)))
-        tensors += [stored(each) for each in report["private"]]
-    for each in tensors:
-        if sum(math.prod(piece.shape) for piece in each.pieces) != math.prod(each.shape):
-            raise CheckpointError(
-                f"{each.name} was not stored whole by the {world.size} rank(s); this is a defect of "
-                "spottrain. Nothing was committed",
-                reason=Reason.CHECKPOINT_INCOMPATIBLE,
-            )
-    shards: list[Shard] = [shard(each) for report in reports for each in report["shards"]]
-    return Manifest(
-        step=save.step,
-        world=world.size,
-        kind=FOLDER if save.folder is not None else STATE,
-        tree=save.tree,
-        ranks=tuple(trees),
-        tensors=tuple(tensors),
-        shards=tuple(shards),
-        files=tuple({file["path"]: File(**file) for report in reports for file in report["files"]}.values()),
-        torch=str(torch.__version__),
-    )
-
-
-def _fingerprint(shared: Sequence[Stored]) -> str:
-    """Equal where the ranks number the same tensors alike."""
-    plain = [[each.name, each.dtype, list(each.shape)] for each in shared]
-    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()

@@ -105,6 +105,7 @@ def test_random_state_without_tensors_comes_back() -> None:
 
 def test_a_process_forked_while_the_stores_lock_is_held_does_not_keep_it(store: FolderStore) -> None:
     """Loader workers are forked at any moment, also during a commit."""
+    store.probe()
     stay = multiprocessing.get_context("fork").Event()
     with store._locked():
         child = multiprocessing.get_context("fork").Process(target=stay.wait, daemon=True)
