@@ -99,6 +99,22 @@ def random_state() -> dict[str, Any]:
     return state
 
 
+def _raw_random_state() -> dict[str, Any]:
+    """As `random_state`, not to be stored: without the conversion, which costs as much as a small step."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    return state
+
+
+def saved_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Those that are part of the model's state."""
+    saved = model.state_dict(keep_vars=True)
+    return [buffer for name, buffer in model.named_buffers() if name in saved]
+
+
 def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
@@ -114,10 +130,9 @@ class Boundary:
     Taken before a step of several micro-batches, and restored when a stop cuts it short.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        saved = model.state_dict(keep_vars=True)
-        self._random = random_state()
-        self._buffers = [(buffer, buffer.clone()) for name, buffer in model.named_buffers() if name in saved]
+    def __init__(self, buffers: list[torch.Tensor]) -> None:
+        self._random = _raw_random_state()
+        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
 
     def restore(self) -> None:
         set_random_state(self._random)

@@ -188,7 +188,7 @@ class Loop:
             self._ended = True
             self.keeper.ends.interrupted()
         if self._partial is None:
-            self._partial = devices.Boundary(self._module())
+            self._partial = devices.Boundary(devices.saved_buffers(self._module()))
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Batches, pass after pass, until `max_steps` are done."""

@@ -204,11 +204,12 @@ class Trainer:
         stopping, world = self.session.interruption, self.session.world
         replica = parallel.Replica(self.model, world, self.device, deterministic=self.settings.deterministic)
         model: Any = torch.compile(replica.outer) if self.settings.compile else replica.outer
+        buffers = devices.saved_buffers(self.model)
         self._meter = self._make_meter()
         self._evaluate_if_due()
         while self.step < self.total_steps and not self._cut:
             step, micro_batches = self._awaited(lambda: next(steps))
-            before = devices.Boundary(self.model) if len(step.shares) > 1 else None
+            before = devices.Boundary(buffers) if len(step.shares) > 1 else None
             loss = torch.zeros((), device=self.device)
             for number, (batch, share) in enumerate(self._fetched(micro_batches), 1):
                 if stopping.stopping and not world.distributed:  # several ranks stop between steps, together
