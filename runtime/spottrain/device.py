@@ -29,10 +29,7 @@ def seed(default: int = 0) -> int:
     global _seeded
     wanted = Training.from_json(os.environ.get(Env.TRAINING, "")).seed
     value = default if wanted is None else wanted
-    random.seed(value)
-    torch.manual_seed(value)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(value % 2**32)
+    _seed_all(value)
     _seeded = value
     return value
 
@@ -44,7 +41,10 @@ def seed_in_use() -> int:
 
 def seed_rank(rank: int) -> None:
     """After the model was made alike on all ranks: from here on each draws numbers of its own."""
-    value = (seed_in_use() * 1_000_003 + rank) % 2**63
+    _seed_all((seed_in_use() * 1_000_003 + rank) % 2**63)
+
+
+def _seed_all(value: int) -> None:
     random.seed(value)
     torch.manual_seed(value)
     if "numpy" in sys.modules:
@@ -90,11 +90,9 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 def random_state() -> dict[str, Any]:
     """All random state of this process (and its CUDA device) as plain values and tensors."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state()
-    if "numpy" in sys.modules:
-        kind, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
+    state = _raw_random_state()
+    if "numpy" in state:
+        kind, keys, position, has_gauss, gauss = state["numpy"]
         state["numpy"] = (kind, keys.tolist(), int(position), int(has_gauss), float(gauss))
     return state
 

@@ -8,7 +8,6 @@ is dropped and done again after the resume. What keeps the steps from being lost
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -370,12 +369,8 @@ class Trainer:
             workers=workers,
             collate=collate,
             world=self.session.world,
-            until=self._until,
+            until=lambda: self.session.interruption.deadline,  # infinite while nobody has asked for an end
         )
-
-    def _until(self) -> float:
-        interruption = self.session.interruption
-        return interruption.deadline if interruption.stopping else math.inf
 
     def _make_meter(self) -> Meter:
         session = self.session

@@ -19,17 +19,18 @@ from spottrain import log
 from spottrain.checkpoint.arena import Arena
 from spottrain.checkpoint.layout import Layout, describe, divide, plan, signature
 from spottrain.checkpoint.manifest import File, Manifest, Stored
+from spottrain.checkpoint.modelstate import MODEL
 from spottrain.checkpoint.reports import Abandoned, fingerprint, manifest, raise_first_error
 from spottrain.checkpoint.transfer import Outgoing, Sent, Transfer, UploaderDied
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.control import Control
+from spottrain.control import Control, say
 from spottrain.errors import StoreUnavailable, TrainingFailed
 from spottrain.store import Cancelled
 from spottrain.world import World
 
 WAIT_SECONDS: Final = 1.0
 """How long a rank waits for another at once, before it looks whether it should."""
-WEIGHTS: Final = "model."
+WEIGHTS: Final = f"{MODEL}."
 """What the paths of weights begin with."""
 REPORT_SECONDS: Final = 3600.0
 """Longest difference between the uploads of two ranks; without a stop nothing else bounds it."""
@@ -204,24 +205,24 @@ class Saver:
 
     def _require_numbers(self, save: Save) -> None:
         """Weights that are no numbers are worth no checkpoint: every restart would go on from them."""
-        for number in range(len(save.shared)) if self._arena is not None and save.layout else ():
-            name = save.shared[number].name
-            if name.startswith(WEIGHTS) and self._arena is not None and self._arena.has_nan(number):
+        if self._arena is None or save.layout is None:
+            return
+        for number, each in enumerate(save.shared):
+            if each.name.startswith(WEIGHTS) and self._arena.has_nan(number):
+                name = each.name.removeprefix(WEIGHTS)
                 raise TrainingFailed(
-                    f"{name.removeprefix(WEIGHTS)} holds NaN after step {save.step}, which is not saved; the "
-                    "checkpoints before it are whole. Lower the learning rate, clip the gradients "
+                    f"{name} holds NaN after step {save.step}, which is not saved; "
+                    "the checkpoints before it are whole. Lower the learning rate, clip the gradients "
                     "(clip_grad_norm), or look at the samples of the steps before"
                 )
 
     def say_result(self, save: Save, **facts: Any) -> None:
         """On rank 0: what became of it."""
-        if self._control is not None and self._world.first:
-            self._control.say(f"save/{save.number}/result", json.dumps(facts).encode())
+        say(self._control, f"save/{save.number}/result", facts)
 
     def say_over(self, save: Save) -> None:
         """On rank 0: it is not tried again, so that nobody need send the rest of it."""
-        if self._control is not None and self._world.first:
-            self._control.say(f"save/{save.number}/over", b"")
+        say(self._control, f"save/{save.number}/over", {})
 
     def hear_result(self, save: Save, left: Callable[[], float]) -> dict[str, Any]:
         """On the other ranks. Empty when no time is left."""
@@ -239,9 +240,8 @@ class Saver:
         """All ranks write below the key that rank 0 has chosen."""
         if self._world.first:
             save.key = save.key or new_key(save.step)
-            if self._control is not None:
-                words = {"key": save.key, "files": [file.path for file in save.files]}
-                self._control.say(f"save/{save.number}/key", json.dumps(words).encode())
+            words = {"key": save.key, "files": [file.path for file in save.files]}
+            say(self._control, f"save/{save.number}/key", words)
             return
         heard = self._heard(f"save/{save.number}/key", left)
         if not heard:
@@ -311,8 +311,8 @@ class Saver:
     def _collect(self, save: Save, own: dict[str, Any], left: Callable[[], float]) -> list[dict[str, Any]]:
         """The reports of all ranks, in their order."""
         assert self._control is not None
-        self._control.gather(f"save/{save.number}", json.dumps(own).encode())
         name = f"save/{save.number}"
+        self._control.gather(name, json.dumps(own).encode())
         answers = self._control.collect(name, min(left(), REPORT_SECONDS), lambda: save.abandoned)
         if save.abandoned:
             raise Abandoned
