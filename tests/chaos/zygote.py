@@ -163,6 +163,8 @@ def _serve(preload: Sequence[str]) -> None:
 
     for name in ("spottrain.trainer", "torch._dynamo", "spottrain.store.s3", *preload):
         importlib.import_module(name)
+    # As at PID 1, whom a signal before the handlers does not end: held from birth until they are there.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     gc.collect()
     gc.freeze()  # what the collector does not touch needs not be copied for each child
     for line in sys.stdin:

@@ -16,7 +16,10 @@ from localcluster.layout import RUNTIME_IMAGE
 Raw = dict[str, Any]
 
 TRAIN = """
-import sys, time, torch, spottrain
+import os, time, torch, spottrain
+
+first = os.environ["SPOTTRAIN_ATTEMPT"] == "1"
+pace = float(os.environ.get("FIRST_ATTEMPTS_PACE" if first else "PACE", 0.05))
 
 class Sums(torch.utils.data.Dataset):
     def __len__(self): return 100_000
@@ -29,7 +32,7 @@ torch.manual_seed(3)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 
 def loss(model, batch):
-    time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0.05)
+    time.sleep(pace)
     x, y = batch
     return torch.nn.functional.mse_loss(model(x), y)
 
@@ -38,6 +41,12 @@ trainer = spottrain.Trainer(
 )
 trainer.fit()
 """
+
+
+def paced(*, first: float = 0.05, later: float = 0.05) -> list[Raw]:
+    """A container's environment: seconds of a step, in the first attempt and in all that follow."""
+    env = {"OMP_NUM_THREADS": 1, "FIRST_ATTEMPTS_PACE": first, "PACE": later}
+    return [{"name": name, "value": str(value)} for name, value in env.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +65,7 @@ class Lab:
             "image": RUNTIME_IMAGE,
             "imagePullPolicy": "Never",
             "args": ["/scripts/train.py"],
-            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "env": paced(),
             "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
         }
         container |= changes.pop("container", {})
@@ -78,6 +87,11 @@ class Lab:
             spec[key] = {**spec.get(key, {}), **change} if isinstance(change, dict) else change
         api = {"apiVersion": "spottrain.io/v1alpha1", "kind": "TrainingJob"}
         return {**api, "metadata": {"name": name}, "spec": spec}
+
+    def slow_job(self, name: str = "job", **changes: Any) -> Raw:
+        """One that cannot end before it is disturbed: its 400 steps take 100 s, or 8 s in a later attempt."""
+        container = {"env": paced(first=0.25, later=0.02)}
+        return self.job(name, **{"training": {"maxSteps": 400}, "container": container} | changes)
 
     def apply(self, *jobs: Raw) -> None:
         scripts = {

@@ -21,7 +21,7 @@ from localcluster.api import Cluster
 from localcluster.layout import OPERATOR_IMAGE
 
 from tests.cluster.conftest import new_lab
-from tests.cluster.steps import TRAIN, Lab, Raw
+from tests.cluster.steps import TRAIN, Lab, Raw, paced
 
 DOOMED, PEACEFUL = "spot-a", "spot-b"
 NOTICE = 90
@@ -32,10 +32,6 @@ BEGUN = 3
 SECONDS: Final = 400
 """For every wait: each time some fifteen imports of torch, on two cores that others use too."""
 SCRIPT = "/scripts/train.py"
-SLOW_AT_FIRST = """
-import os, sys
-sys.argv[1:] = [os.environ["STEP_SECONDS"] if os.environ["SPOTTRAIN_ATTEMPT"] == "1" else "0"]
-"""
 OWN = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -80,7 +76,7 @@ class Reclaimed:
 
 @pytest.fixture(scope="module")
 def reclaimed(cluster: Cluster, installed: Kubectl, tests_image: str) -> Iterator[Reclaimed]:
-    with new_lab(cluster, installed, {"train.py": SLOW_AT_FIRST + TRAIN, "own.py": OWN}) as lab:
+    with new_lab(cluster, installed, {"train.py": TRAIN, "own.py": OWN}) as lab:
         records = {name: JobRecord(name, name, Timeline(), lab.kubectl) for name in (*COMMANDS, *PEACE)}
 
         def on_pod(kind: str, pod: Raw) -> None:
@@ -128,7 +124,11 @@ def has_succeeded(record: JobRecord) -> bool:
 
 def doomed_job(lab: Lab, name: str, image: str | None) -> Raw:
     """On the node that is to go, as long as that is there."""
-    container: dict[str, Any] = {"command": COMMANDS[name], "args": [], "env": environment(STEP_SECONDS)}
+    container: dict[str, Any] = {
+        "command": COMMANDS[name],
+        "args": [],
+        "env": paced(first=STEP_SECONDS, later=0),
+    }
     if image is not None:
         container["image"] = image
     job = lab.job(name, gpusPerWorker=0, training={"maxSteps": STEPS}, container=container)
@@ -136,7 +136,7 @@ def doomed_job(lab: Lab, name: str, image: str | None) -> Raw:
 
 
 def peaceful_job(lab: Lab, name: str) -> Raw:
-    container = {"command": PEACE[name], "args": [], "env": environment(0)}
+    container = {"command": PEACE[name], "args": [], "env": paced(first=0)}
     capacity = {"pools": [local_pool(PEACEFUL)]}
     training = {"maxSteps": STEPS}
     return lab.job(name, gpusPerWorker=0, training=training, container=container, capacity=capacity)
@@ -148,13 +148,6 @@ def own_job(lab: Lab) -> Raw:
     job = lab.job("own", gpusPerWorker=0, container=container)
     job["spec"] |= {"checkpoint": {"managed": False}, "training": {}}
     return drawn_to_doomed(job)
-
-
-def environment(step_seconds: float) -> list[dict[str, str]]:
-    return [
-        {"name": "OMP_NUM_THREADS", "value": "1"},
-        {"name": "STEP_SECONDS", "value": str(step_seconds)},
-    ]
 
 
 def drawn_to_doomed(job: Raw) -> Raw:

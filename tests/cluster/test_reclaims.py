@@ -6,7 +6,7 @@ from tests.cluster.steps import Lab
 
 
 def test_a_reclaimed_job_ends_on_the_other_node_with_nothing_lost_and_nothing_charged(lab: Lab) -> None:
-    lab.apply(lab.job(training={"maxSteps": 400}))
+    lab.apply(lab.slow_job())
     lab.wait_for_step(40)
     first = lab.node_of()
     lab.cluster.reclaim(first, 40)
@@ -21,7 +21,7 @@ def test_a_reclaimed_job_ends_on_the_other_node_with_nothing_lost_and_nothing_ch
 
 
 def test_a_node_that_vanishes_without_notice_costs_only_the_steps_since_the_last_checkpoint(lab: Lab) -> None:
-    lab.apply(lab.job(training={"maxSteps": 400}))
+    lab.apply(lab.slow_job())
     lab.wait("a durable checkpoint", lambda: lab.status().get("progress", {}).get("durableStep"), seconds=120)
     first = lab.node_of()
     lab.cluster.vanish(first)

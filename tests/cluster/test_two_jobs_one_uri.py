@@ -7,7 +7,7 @@ from tests.cluster.steps import Lab
 
 def test_a_second_job_on_the_same_uri_is_refused_and_the_first_goes_on(lab: Lab) -> None:
     uri = f"{lab.uri}/shared"
-    lab.apply(lab.job("one", checkpoint={"uri": uri}, training={"maxSteps": 300}))
+    lab.apply(lab.slow_job("one", checkpoint={"uri": uri}, training={"maxSteps": 160}))
     lab.wait_for_step(20, name="one")
     lab.apply(lab.job("two", checkpoint={"uri": uri}))
     status = lab.wait_for_phase("Failed", name="two")
@@ -18,7 +18,7 @@ def test_a_second_job_on_the_same_uri_is_refused_and_the_first_goes_on(lab: Lab)
 
 
 def test_a_job_deleted_and_applied_again_on_its_uri_says_so_or_goes_on_as_it_was_told(lab: Lab) -> None:
-    lab.apply(lab.job(training={"maxSteps": 400}))
+    lab.apply(lab.slow_job())
     lab.wait_for_step(40)
     lab.kubectl.run("delete", "trainingjob", "job")
     lab.wait("the old pod gone", lambda: not lab.pods())

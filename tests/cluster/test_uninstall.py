@@ -8,7 +8,7 @@ from tests.cluster.steps import Lab
 
 
 def test_an_uninstall_frees_the_pods_and_keeps_the_jobs_and_an_install_takes_them_up_again(lab: Lab) -> None:
-    lab.apply(lab.job(training={"maxSteps": 150}))
+    lab.apply(lab.slow_job(training={"maxSteps": 150}))
     lab.wait_for_step(20)
     pod = lab.pods()[0]["metadata"]["name"]
     try:
