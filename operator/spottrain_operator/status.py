@@ -132,21 +132,29 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
         status = with_record(status, steps)
     status = _known_durable(status, progress.durableStep)
     old = status.progress or ProgressStatus()
-    return replace(status, progress=_progress_status(progress, o, sample.at, old))
+    shown = _progress_status(progress, o, sample.at, old)
+    return replace(status, progress=replace(shown, step=_step_of(progress, status)))
 
 
 def _with_last_figures(status: Status, o: Observed, word: TerminationMessage) -> Status:
-    """Whether a save fits into the grace, of a trainer that nobody could ask while it ran."""
-    if not word.warning and word.emergencySeconds is None:
+    """How far it came, and whether a save fits into the grace: it may never have been asked."""
+    if word.step is None and not word.warning and word.emergencySeconds is None:
         return status
     old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
     progress = replace(
         old,
+        step=_larger(old.step, word.step),
         emergency_seconds=_or(word.emergencySeconds, old.emergency_seconds),
         grace_seconds=_or(word.graceSeconds, old.grace_seconds),
         warning=word.warning,
     )
     return replace(status, progress=progress)
+
+
+def _step_of(progress: Progress, status: Status) -> int:
+    """Until an attempt has restored, the job stands where its checkpoint does, not at step 0."""
+    restored = progress.durableStep is not None or progress.startStep is not None
+    return progress.step if restored else max(progress.step, status.known_durable_step or 0)
 
 
 def with_unknown_progress(status: Status, o: Observed) -> Status:

@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     hold_signals()  # first: at PID 1 whatever comes before it is deaf to SIGTERM
     try:
         script, args, nproc = _read_command(words)
+        _require_script(script)  # before anything is made for it: a folder of checkpoints, ranks
         gang = Gang.from_env(os.environ, nproc, lambda: count_gpus(os.environ))
     except RunError as error:
         return _failed(_make_session(), error, "")
@@ -59,7 +60,6 @@ def _make_session() -> Session:
 def _run_here(session: Session, script: str, args: list[str]) -> int:
     try:
         session.prepare(script)
-        _require_script(script)
         _run(script, args)
         code: int = session.end_of_script()
     except SystemExit as exit_:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from spottrain.errors import ConfigurationError
+from spottrain.settings import require_whole
 
 
 def require_kinds(model: object, optimizer: object) -> None:
@@ -30,5 +31,8 @@ def require_own_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimi
 
 def require_positive(**arguments: int | None) -> None:
     for name, value in arguments.items():
-        if value is not None and value < 1:
+        if value is None:
+            continue
+        require_whole(name, value)
+        if value < 1:
             raise ConfigurationError(f"Trainer({name}={value}): must be at least 1")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -80,6 +81,16 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     log.event("deterministic", threads=torch.get_num_threads())
+
+
+def settle_memory() -> None:
+    """After the first step: what is there now, mostly modules, lives to the end.
+
+    Python's collector need not walk all of it again and again: that stopped the training for some 0.2 s each
+    time (bench/RESULTS.md), on each rank at another step.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

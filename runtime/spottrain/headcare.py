@@ -1,8 +1,8 @@
 """What a person may do to HEAD while no job runs: drop old checkpoints from it, put a copied one into it.
 
-Place in the cycle: none; `cli/` calls it. The intents are carried out by `cas.py` like those of `head.py`,
-and driven through every interleaving with claims by tests/unit/runtime/test_head_model.py. Nothing here does
-I/O.
+Place in the cycle: none; `cli/` calls it, and `owner` for `leftovers` at a job's end. The intents are carried
+out by `cas.py` like those of `head.py`, and driven through every interleaving with claims by
+tests/unit/runtime/test_head_model.py. Nothing here does I/O.
 """
 
 from __future__ import annotations

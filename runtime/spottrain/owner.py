@@ -50,6 +50,7 @@ from spottrain.head import (
     orphans,
     present,
 )
+from spottrain.headcare import leftovers
 from spottrain.store import AlreadyExists, KeyMissing, PreconditionFailed, Store
 
 __all__ = ["Claim", "ClaimPolicy", "Entry", "HeadOwner", "Identity"]
@@ -208,6 +209,13 @@ class HeadOwner:
         """Delete what earlier terms uploaded and HEAD does not name. Answers the objects' keys."""
         keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `orphans`)
         doomed = orphans(keys, present(self._walker.read()), self._owned())
+        self._store.delete(doomed)
+        return doomed
+
+    def sweep_leftovers(self) -> list[str]:
+        """After `release`: delete what this term's own failed saves have left, too."""
+        keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
+        doomed = leftovers(keys, present(self._walker.read()))
         self._store.delete(doomed)
         return doomed
 

@@ -226,6 +226,8 @@ class Trainer:
             self.step += 1
             self.batches.done(step)
             self._last_loss = loss
+            if not self._meter.began:
+                devices.settle_memory()
             self._meter.tell(self.step, step, loss, self.schedule.rate)
             self.schedule.after_step()
             self._evaluate_if_due()

@@ -12,15 +12,19 @@ import torch
 
 from spottrain.checkpoint import dtensor
 from spottrain.checkpoint.layout import SAFETENSORS, header_bytes
+from spottrain.contract import Reason
+from spottrain.errors import CheckpointError
 
 
 def final_weights(state: Mapping[str, Any], *, keep: bool) -> tuple[memoryview, str]:
-    """A safetensors file of the model's tensors, and their digest. All ranks must call it.
+    """A safetensors file of the model's tensors, and their digest. All ranks must call it. Raises
+    CheckpointError.
 
     One tensor is whole at a time. `keep`: whether this rank wants the file; the others get an empty one.
     `load_weights` reads it, `Module.load_state_dict` takes it. Tied weights are there under each name.
     """
     tensors = {name: state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)}
+    _require_storable(tensors)
     header, starts, size = _header(tensors)
     file = torch.empty(len(header) + size if keep else 0, dtype=torch.uint8)
     if keep:
@@ -32,6 +36,17 @@ def final_weights(state: Mapping[str, Any], *, keep: bool) -> tuple[memoryview, 
             start = len(header) + starts[name]
             file[start : start + flat.numel()] = flat
     return file.numpy().data, total.hexdigest()
+
+
+def _require_storable(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in SAFETENSORS:
+            raise CheckpointError(
+                f"the model's {name} is of type {tensor.dtype}, which a safetensors file cannot hold; the "
+                "weights were not stored. Keep it in a type that it can (complex64, float64), or out of "
+                "state_dict()",
+                reason=Reason.CHECKPOINT_INCOMPATIBLE,
+            )
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -347,6 +347,8 @@ class Checkpointer:
         try:
             self._owner.release(done, patience=self._patience())
             log.event("released", done=done or None)
+            if done:  # else the next claim sweeps
+                self._quietly(self._owner.sweep_leftovers)
         except RunError as error:
             if done:
                 self._released = False  # whoever gives up may still let go of it

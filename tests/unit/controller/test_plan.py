@@ -323,6 +323,16 @@ def test_the_successor_tells_what_its_predecessor_had_saved() -> None:
     assert status_of(made).attempts[1].start_step == 33 and status_of(made).known_durable_step == 33
 
 
+def test_the_step_shown_never_falls_below_what_is_durable() -> None:
+    ended = told(Outcome.INTERRUPTED, step=120, durableStep=120)
+    status = status_of(plan(make_observed(ended, job=make_job(status=started()), sample=sample(90))))
+    assert status.progress and status.progress.step == status.known_durable_step == 120
+    starting = make_observed(
+        make_pod(2), job=make_job(status=replace(status, attempt=2)), sample=sample(0, 2)
+    )
+    assert (shown := status_of(plan(starting)).progress) and shown.step == 120, "it has not restored yet"
+
+
 def test_progress_alone_is_written_once_a_minute() -> None:
     first = status_of(plan(make_observed(make_pod(), sample=sample(5))))
     assert first.progress and first.progress.step == 5

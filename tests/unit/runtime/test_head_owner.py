@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from spottrain.contract import HEAD_KEY
+from spottrain.contract import HEAD_KEY, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, StoreDenied, StoreUnavailable, Superseded
 from spottrain.head import Head, State
 from spottrain.owner import ClaimPolicy, Entry, HeadOwner, Identity
@@ -336,6 +336,21 @@ def test_the_sweep_takes_what_earlier_terms_left_unfinished(store: ScriptedStore
     store.put(f"{running}shard-0", b"half")
     assert second.sweep_orphans() == [f"{abandoned}shard-0"]
     assert len(store.list("checkpoints/")) == 2
+
+
+def test_at_the_end_of_a_job_its_own_failed_saves_are_swept_and_a_successors_are_not(
+    store: ScriptedStore, owner: Make
+) -> None:
+    first = claimed(owner(1))
+    save(store, first, 1)
+    failed = first.new_key(2)
+    store.put(f"{failed}shard-0", b"half")
+    assert first.sweep_leftovers() == [], "while HEAD is ours a save may be under way"
+    first.release(done=True)
+    successors = f"{checkpoint_key(2, 1, 'nonce')}shard-0"
+    store.put(successors, b"not yet named")
+    assert first.sweep_leftovers() == [f"{failed}shard-0"]
+    assert len(store.list("checkpoints/")) == 2 and successors in store.list("checkpoints/")
 
 
 def test_an_owner_whose_head_was_removed_sweeps_nothing_of_the_run_that_began_over(

@@ -21,7 +21,7 @@ from spottrain.checkpoint.modelstate import (
     wanted,
 )
 from spottrain.checkpoint.restore import read_manifest
-from spottrain.errors import ConfigurationError
+from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.gang import LOOPBACK, reserve_port
 from spottrain.weights import digest, final_weights
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -278,6 +278,11 @@ def test_tensors_of_every_width_without_shape_and_without_numbers_are_in_the_fin
     assert found.keys() == tensors.keys()
     assert all(same(found[name], tensor) for name, tensor in tensors.items())
     assert its_digest == digest(tensors)
+
+
+def test_weights_of_a_type_that_safetensors_has_not_are_named() -> None:
+    with pytest.raises(CheckpointError, match=r"the model's filter is of type torch.complex128"):
+        final_weights({"filter": torch.ones(2, dtype=torch.complex128)}, keep=True)
 
 
 def test_who_keeps_no_final_file_has_an_empty_one_and_the_same_digest() -> None:
