@@ -33,9 +33,9 @@ format: .venv/.synced ## let ruff rewrite the code
 	$(PY) -m ruff check --fix $(SOURCES)
 	$(PY) -m ruff format $(SOURCES)
 
-test: .venv/.synced ## all levels: unit, contract, s3, api, cluster (root and Linux for the last; see dev/README.md)
+test: .venv/.synced ## all levels: unit, contract, runs, s3, api, cluster (root and Linux for the last; see dev/README.md)
 	@$(PY) dev/cluster.py binaries
-	$(PY) -m pytest tests/unit tests/contract tests/s3 tests/api tests/cluster
+	$(PY) -m pytest tests/unit tests/contract tests/runs tests/s3 tests/api tests/cluster
 
 test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 2 minutes
 	$(PY) -m pytest tests/unit tests/contract

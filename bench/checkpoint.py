@@ -35,9 +35,9 @@ from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.transfer import Outgoing, Process
 from spottrain.config import Run
 from spottrain.contract import Env
-from spottrain.interruption import Interruption
-from spottrain.session import Session
-from spottrain.world import World
+from spottrain.process.interruption import Interruption
+from spottrain.process.session import Session
+from spottrain.ranks.world import World
 
 from bench.clients import BUCKET, CONNECTIONS, Child
 from bench.state import Training, ratio, spread, timed

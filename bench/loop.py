@@ -2,9 +2,9 @@
 
 The same model, data, batches and optimizer, a line each ten steps on both sides, and on ours with checkpoints
 (whose interval is never due). A pair is two processes that train in turns of TURN steps, one while the other
-waits: what the machine does to both within a second or two cancels out. Both, with all their threads, have one
-and the same core, so that its neighbours are the same and nothing of ours hides elsewhere. Which side begins
-alternates.
+waits: what the machine does to both within a second or two cancels out. Both, with all their threads, have
+one and the same core, so that its neighbours are the same and nothing of ours hides elsewhere. Which side
+begins alternates.
 
 The last line is JSON: overhead_percent is the median over the pairs, with its 95 % interval (by bootstrap).
 It counts the pauses of Python's collector, which ours makes shorter; between_pauses_percent, the ratio of the

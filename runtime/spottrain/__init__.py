@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spottrain import data
     from spottrain.device import seed
     from spottrain.guard import Guard
-    from spottrain.parallel import shard
+    from spottrain.ranks.parallel import shard
     from spottrain.trainer import Result, Trainer
     from spottrain.weights import load_weights
 
@@ -28,7 +28,7 @@ _HOME = {
     "Trainer": "trainer",
     "Result": "trainer",
     "seed": "device",
-    "shard": "parallel",
+    "shard": "ranks.parallel",
     "load_weights": "weights",
 }
 

@@ -18,10 +18,10 @@ from typing import NoReturn
 
 from spottrain.contract import Env, OnExisting, Outcome, Reason
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.gang import Gang, count_gpus
-from spottrain.interruption import hold_signals
-from spottrain.launcher import Launcher
-from spottrain.session import Session, install, leave, process_start, show, use
+from spottrain.process.gang import Gang, count_gpus
+from spottrain.process.interruption import hold_signals
+from spottrain.process.launcher import Launcher
+from spottrain.process.session import Session, install, leave, process_start, show, use
 
 ABOUT = "Training on spot capacity: it saves before it is interrupted and goes on where it was."
 DESCRIPTION = """Runs a training script that saves before it is interrupted and goes on where it was.

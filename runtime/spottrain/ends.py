@@ -15,7 +15,7 @@ from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.saver import Save
 from spottrain.contract import Outcome, Reason
 from spottrain.errors import RunError, StoreError
-from spottrain.session import Session
+from spottrain.process.session import Session
 
 SETTLE_SECONDS: Final = 60.0
 """Seconds that a failing script leaves an upload under way to finish."""

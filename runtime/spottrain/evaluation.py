@@ -16,8 +16,8 @@ import torch
 
 from spottrain import device as devices
 from spottrain.data import Dataset, Plan, Position, load
-from spottrain.parallel import earliest, of_first, total
-from spottrain.world import World
+from spottrain.ranks.parallel import earliest, of_first, total
+from spottrain.ranks.world import World
 
 Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 

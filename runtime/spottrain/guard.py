@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 
 from spottrain import device as devices
-from spottrain import parallel
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Stored
@@ -24,7 +23,8 @@ from spottrain.checkpoint.restore import Want
 from spottrain.errors import ConfigurationError
 from spottrain.keeper import Keeper, State
 from spottrain.loop import STATEFUL, Loop
-from spottrain.session import Session, current
+from spottrain.process.session import Session, current
+from spottrain.ranks import parallel
 
 ONLY: Final = "main"
 """Name of an optimizer that was given alone."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from spottrain import log
-from spottrain.agreement import Agreement, alone, led
 from spottrain.budget import Budget
 from spottrain.cadence import Cadence, Observed, auto_seconds
 from spottrain.checkpoint.checkpointer import Checkpointer
@@ -25,11 +24,12 @@ from spottrain.checkpoint.restore import Want
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here, Process, Transfer
 from spottrain.contract import Outcome
-from spottrain.control import Control, connect
 from spottrain.ends import Ends
 from spottrain.errors import PeerLost, RunError
-from spottrain.owner import Claim
-from spottrain.session import Session
+from spottrain.head.owner import Claim
+from spottrain.process.session import Session
+from spottrain.ranks.agreement import Agreement, alone, led
+from spottrain.ranks.control import Control, connect
 from spottrain.store import Cancelled
 from spottrain.weights import final_weights
 

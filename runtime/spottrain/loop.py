@@ -13,15 +13,16 @@ from typing import Any, Final, NoReturn, Self
 import torch
 
 from spottrain import device as devices
-from spottrain import log, parallel
+from spottrain import log
 from spottrain.checkpoint import modelstate
 from spottrain.contract import Outcome
 from spottrain.data.fetch import protect
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.keeper import Keeper
 from spottrain.meter import Meter, require_finite
-from spottrain.session import Session
-from spottrain.world import World
+from spottrain.process.session import Session
+from spottrain.ranks import parallel
+from spottrain.ranks.world import World
 
 COUNTING: Final = ("advance", "state_dict", "load_state_dict")
 STATEFUL: Final = COUNTING[1:]

@@ -15,9 +15,9 @@ import torch
 from spottrain import log
 from spottrain.data import Step
 from spottrain.errors import TrainingFailed
-from spottrain.parallel import total
 from spottrain.progress import Board
-from spottrain.world import World
+from spottrain.ranks.parallel import total
+from spottrain.ranks.world import World
 
 
 class Meter:

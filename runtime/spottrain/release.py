@@ -12,8 +12,8 @@ import sys
 from spottrain.cli.reading import open_existing
 from spottrain.contract import HEAD_KEY
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.head import Head, State
-from spottrain.owner import HeadOwner, Identity
+from spottrain.head.document import Head, State
+from spottrain.head.owner import HeadOwner, Identity
 from spottrain.store import Store
 from spottrain.words import counted
 

@@ -18,7 +18,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import device as devices
-from spottrain import log, parallel, schedule
+from spottrain import log, schedule
 from spottrain.arguments import require_kinds, require_own_parameters, require_positive
 from spottrain.best import Best
 from spottrain.checkpoint import modelstate
@@ -28,7 +28,8 @@ from spottrain.errors import CheckpointError, ConfigurationError, PeerLost
 from spottrain.evaluation import Evaluation
 from spottrain.keeper import Keeper, State
 from spottrain.meter import Meter, require_finite
-from spottrain.session import Session, current
+from spottrain.process.session import Session, current
+from spottrain.ranks import parallel
 from spottrain.settings import resolve
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spottrain.errors import RunError
-from spottrain.head import Head
+from spottrain.head.document import Head
 
 from tests.chaos import digests
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spottrain.contract import EXIT_CODE_OF, ExitCode
-from spottrain.head import Head
+from spottrain.head.document import Head
 
 from tests.chaos.faults import is_head
 from tests.chaos.judge import Found

@@ -16,7 +16,7 @@ from typing import Any
 import spottrain
 import torch
 from spottrain.checkpoint.tree import Flattened
-from spottrain.session import current
+from spottrain.process.session import current
 
 from tests.chaos import digests
 from tests.chaos.order import Order, Teller, step_of

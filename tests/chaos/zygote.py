@@ -192,9 +192,9 @@ def _be_pod(command: dict[str, Any]) -> None:
     os.environ.update(command["env"])
     if command["nproc"] == 1:
         _run(command["script"])
-    from spottrain.gang import LOOPBACK, Gang
-    from spottrain.interruption import hold_signals
-    from spottrain.session import process_start
+    from spottrain.process.gang import LOOPBACK, Gang
+    from spottrain.process.interruption import hold_signals
+    from spottrain.process.session import process_start
 
     hold_signals()
     gang = Gang(nproc=command["nproc"], host=LOOPBACK)
@@ -214,8 +214,8 @@ def _run(script: str) -> NoReturn:
 
 def _forking() -> Any:
     """The launcher but for how it starts a rank: here that has imported torch already."""
-    from spottrain.interruption import SIGNALS
-    from spottrain.launcher import Launcher
+    from spottrain.process.interruption import SIGNALS
+    from spottrain.process.launcher import Launcher
 
     class Forking(Launcher):
         def _start(self, local_rank: int, port: int) -> int:

@@ -16,7 +16,7 @@ import pytest
 from moto import mock_aws
 from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
-from spottrain.owner import ClaimPolicy, HeadOwner, Identity
+from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.store.s3 import S3Store
 
 from tests.support import s3server

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.cli.checkpoints import main
-from spottrain.owner import HeadOwner, Identity
+from spottrain.head.owner import HeadOwner, Identity
 from spottrain.store.s3 import S3Store
 
 from tests.support.headcheckpoints import save

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from spottrain.agreement import Agreement, Orders, led
 from spottrain.errors import PeerLost
-from spottrain.world import World
+from spottrain.ranks.agreement import Agreement, Orders, led
+from spottrain.ranks.world import World
 
 
 class Nothing(Exception):

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from spottrain.agreement import Agreement, led
-from spottrain.control import Control, connect
 from spottrain.errors import PeerLost
-from spottrain.world import World
+from spottrain.ranks.agreement import Agreement, led
+from spottrain.ranks.control import Control, connect
+from spottrain.ranks.world import World
 from torch.nn.parallel import DistributedDataParallel
 
 TOTAL = 40

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spottrain.contract import MANIFEST_NAME
-from spottrain.head import Entry
-from spottrain.owner import HeadOwner
+from spottrain.head.document import Entry
+from spottrain.head.owner import HeadOwner
 from spottrain.store import Store
 
 CHUNK: Final = 16

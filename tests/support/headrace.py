@@ -20,8 +20,8 @@ from typing import Final
 
 from spottrain.contract import HEAD_KEY
 from spottrain.errors import RunError
-from spottrain.head import Entry, Head
-from spottrain.owner import HeadOwner, Identity
+from spottrain.head.document import Entry, Head
+from spottrain.head.owner import HeadOwner, Identity
 from spottrain.store.s3 import S3Store
 
 from tests.support.faultproxy import AMBIGUOUS, Exchange, Fault, FaultProxy, Landing, Plan, Request, Treatment

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spottrain.errors import RunError, Superseded
-from spottrain.head import BEST, Entry, Head, State, Tenure
-from spottrain.headcare import COPIED
+from spottrain.head.care import COPIED
+from spottrain.head.document import BEST, Entry, Head, State, Tenure
 
 
 class Violation(AssertionError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spottrain.contract import OnExisting
-from spottrain.head import BEST, ClaimPolicy, Entry, Head, Identity, State
+from spottrain.head.document import BEST, ClaimPolicy, Entry, Head, Identity, State
 
 from tests.support.headworld import Scenario
 

@@ -1,7 +1,7 @@
 """Every reachable state of a small world in which several attempts share one HEAD.
 
 Used by tests/unit/runtime/test_head_model.py and bench/head_explore.py. The processes run the very code of
-`spottrain.head` and `spottrain.cas`; only the store, the network and time are modelled:
+`spottrain.head.document` and `spottrain.head.cas`; only the store, the network and time are modelled:
 
 * the store is strongly consistent, its ETag is a function of the content (the worst case: equal content,
   equal ETag), and what is modelled of a checkpoint is its shard and its manifest;
@@ -20,7 +20,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from spottrain.cas import (
+from spottrain.contract import checkpoint_key
+from spottrain.errors import RunError, Superseded
+from spottrain.head.care import Adopting, Pruning, leftovers, prunable, require_idle, term_for_copy
+from spottrain.head.cas import (
     Absent,
     Finished,
     Found,
@@ -36,9 +39,7 @@ from spottrain.cas import (
     Writing,
     begin,
 )
-from spottrain.contract import checkpoint_key
-from spottrain.errors import RunError, Superseded
-from spottrain.head import (
+from spottrain.head.document import (
     BEST,
     Claiming,
     ClaimPolicy,
@@ -53,7 +54,6 @@ from spottrain.head import (
     orphans,
     present,
 )
-from spottrain.headcare import Adopting, Pruning, leftovers, prunable, require_idle, term_for_copy
 
 from tests.support.headrules import Violation, check_change, check_copied, check_end, check_finished
 

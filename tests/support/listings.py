@@ -1,5 +1,5 @@
 """What the checkpoint listings of the articles do, told anew in as few lines as show it; and, last, the same
-scenes for ours. Used by tests/unit/runtime/test_listings.py alone.
+scenes for ours. Used by tests/runs/test_listings.py alone.
 
 docs/techniques.md has a row for each. Only the behaviour is the articles', none of the text.
 """
@@ -23,8 +23,8 @@ from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
 from spottrain.errors import StoreDenied
-from spottrain.interruption import Interruption
-from spottrain.session import Session
+from spottrain.process.interruption import Interruption
+from spottrain.process.session import Session
 from spottrain.store import Object, never
 from spottrain.store.folder import FolderStore
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -27,7 +27,6 @@ from spottrain.checkpoint.restore import Want
 from spottrain.checkpoint.saver import Save, Saver
 from spottrain.checkpoint.transfer import Outgoing, Transfer
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
-from spottrain.control import Control, hear, say
 from spottrain.errors import (
     CheckpointError,
     PeerLost,
@@ -37,9 +36,10 @@ from spottrain.errors import (
     Superseded,
     TrainingFailed,
 )
-from spottrain.head import BEST
-from spottrain.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
-from spottrain.session import Session
+from spottrain.head.document import BEST
+from spottrain.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.process.session import Session
+from spottrain.ranks.control import Control, hear, say
 from spottrain.store import AlreadyExists, Store
 from spottrain.store.sending import tried
 

@@ -13,10 +13,10 @@ from spottrain import log
 from spottrain.checkpoint.manifest import FOLDER, STATE, Damaged, Manifest
 from spottrain.checkpoint.restore import Want, fetch_folder, read_manifest, read_trees
 from spottrain.contract import Reason
-from spottrain.control import Control, hear, say
 from spottrain.errors import CheckpointError, PeerLost
-from spottrain.owner import Claim, Entry
-from spottrain.session import Session
+from spottrain.head.owner import Claim, Entry
+from spottrain.process.session import Session
+from spottrain.ranks.control import Control, hear, say
 from spottrain.store import Store
 from spottrain.words import counted
 

@@ -15,7 +15,7 @@ from spottrain.checkpoint.manifest import FOLDER, STATE, File, Manifest, Shard, 
 from spottrain.checkpoint.tree import renumber
 from spottrain.contract import Reason
 from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 if TYPE_CHECKING:
     from spottrain.checkpoint.saver import Save

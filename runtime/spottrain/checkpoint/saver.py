@@ -23,10 +23,10 @@ from spottrain.checkpoint.modelstate import MODEL
 from spottrain.checkpoint.reports import Abandoned, fingerprint, manifest, raise_first_error
 from spottrain.checkpoint.transfer import Outgoing, Sent, Transfer, UploaderDied
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.control import Control, say
 from spottrain.errors import StoreUnavailable, TrainingFailed
+from spottrain.ranks.control import Control, say
+from spottrain.ranks.world import World
 from spottrain.store import Cancelled
-from spottrain.world import World
 
 WAIT_SECONDS: Final = 1.0
 """How long a rank waits for another at once, before it looks whether it should."""

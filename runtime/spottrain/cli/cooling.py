@@ -18,7 +18,7 @@ from spottrain.cli.answers import Answer, size
 from spottrain.cli.listing import Inventory, look
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.errors import ConfigurationError
-from spottrain.head import folder_of
+from spottrain.head.document import folder_of
 from spottrain.store import KeyMissing, Store
 from spottrain.words import counted
 

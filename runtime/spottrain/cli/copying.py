@@ -10,9 +10,9 @@ from spottrain.cli.answers import Answer, size
 from spottrain.cli.reading import Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, StoreError
-from spottrain.head import Entry
-from spottrain.headcare import Adopting, term_for_copy
-from spottrain.owner import Walker, fresh_nonce
+from spottrain.head.care import Adopting, term_for_copy
+from spottrain.head.document import Entry
+from spottrain.head.owner import Walker, fresh_nonce
 from spottrain.store import Store
 
 

@@ -19,7 +19,7 @@ from spottrain.cli.answers import Answer, size
 from spottrain.cli.reading import WIDTHS, Shards, choose, head_of, manifest_of
 from spottrain.contract import Reason
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.head import Entry
+from spottrain.head.document import Entry
 from spottrain.store import Store
 
 MODEL: Final = "model"

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from spottrain.cli.answers import Answer, age, size, table
 from spottrain.contract import CHECKPOINTS_PREFIX, MANIFEST_NAME
-from spottrain.head import Entry, Head, folder_of
-from spottrain.headcare import leftovers
-from spottrain.owner import Walker
+from spottrain.head.care import leftovers
+from spottrain.head.document import Entry, Head, folder_of
+from spottrain.head.owner import Walker
 from spottrain.store import Stat, Store
 from spottrain.words import counted
 

@@ -10,9 +10,9 @@ from spottrain.cli.answers import Answer, confirm, size
 from spottrain.cli.listing import Inventory, look
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.errors import ConfigurationError
-from spottrain.head import Entry, Head
-from spottrain.headcare import Pruning, leftovers, prunable, require_idle
-from spottrain.owner import Walker
+from spottrain.head.care import Pruning, leftovers, prunable, require_idle
+from spottrain.head.document import Entry, Head
+from spottrain.head.owner import Walker
 from spottrain.store import Store
 from spottrain.words import counted
 

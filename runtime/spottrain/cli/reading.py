@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
 from spottrain.contract import MANIFEST_NAME, Reason
 from spottrain.errors import ConfigurationError
-from spottrain.head import Entry, Head
-from spottrain.owner import Walker
+from spottrain.head.document import Entry, Head
+from spottrain.head.owner import Walker
 from spottrain.store import KeyMissing, Store, Truncated
 from spottrain.store import open as open_store
 

@@ -10,7 +10,7 @@ from spottrain.cli.answers import Answer, size
 from spottrain.cli.reading import Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, Reason
 from spottrain.errors import CheckpointArchived, CheckpointError
-from spottrain.head import Entry
+from spottrain.head.document import Entry
 from spottrain.store import Store
 from spottrain.words import counted
 

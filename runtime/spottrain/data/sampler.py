@@ -32,7 +32,7 @@ from spottrain.data.fetch import (
 )
 from spottrain.data.plan import Dataset, Plan, Position, Step
 from spottrain.errors import ConfigurationError
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 
 class _Cursor:

@@ -9,7 +9,7 @@ from spottrain.data.fetch import Collate
 from spottrain.data.plan import Plan, Source
 from spottrain.data.stream import StreamBatches
 from spottrain.errors import ConfigurationError
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 
 def source(

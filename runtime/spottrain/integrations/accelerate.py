@@ -24,7 +24,7 @@ from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
 from spottrain.keeper import State
 from spottrain.loop import Loop
-from spottrain.session import Session, current
+from spottrain.process.session import Session, current
 
 
 class Guard(Loop):

@@ -18,9 +18,9 @@ import torch
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.choice import Restored
 from spottrain.checkpoint.saver import Save
+from spottrain.head.owner import Claim
 from spottrain.keeper import Keeper, State
-from spottrain.owner import Claim
-from spottrain.session import Session
+from spottrain.process.session import Session
 
 OURS: Final = ".spottrain-"
 """Begin of the names of our folders."""

@@ -23,14 +23,15 @@ except ImportError:
     import pytorch_lightning as pl  # type: ignore[no-redef]
 
 from spottrain import device as devices
-from spottrain import log, parallel
+from spottrain import log
 from spottrain.checkpoint import modelstate
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
-from spottrain.interruption import SIGNALS
 from spottrain.keeper import State
 from spottrain.meter import Meter
-from spottrain.session import current
+from spottrain.process.interruption import SIGNALS
+from spottrain.process.session import current
+from spottrain.ranks import parallel
 
 FILE: Final = "lightning.ckpt"
 

@@ -21,7 +21,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from spottrain import device as devices
-from spottrain import log, parallel
+from spottrain import log
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.saver import Save
@@ -30,7 +30,8 @@ from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, link_tree
 from spottrain.keeper import State
 from spottrain.meter import Meter
-from spottrain.session import current
+from spottrain.process.session import current
+from spottrain.ranks import parallel
 
 
 class SpotCallback(TrainerCallback):

@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spottrain.agreement import (
+from spottrain.errors import ConfigurationError, PeerLost
+from spottrain.ranks.agreement import (
     MOST_STEPS,
     REACH_SECONDS,
     REACH_SECONDS_PER_RANK,
@@ -23,8 +24,7 @@ from spottrain.agreement import (
     led,
     reach,
 )
-from spottrain.errors import ConfigurationError, PeerLost
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 from tests.support.gang import STEP_SECONDS, FakeLine, Gang
 

@@ -23,8 +23,8 @@ from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.transfer import Here
 from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.errors import ConfigurationError
+from spottrain.ranks.world import World
 from spottrain.store.folder import FolderStore
-from spottrain.world import World
 
 from tests.support.snapshots import KEY, pack, same
 

@@ -27,9 +27,9 @@ from spottrain.checkpoint.transfer import Here, Outgoing, Process, UploaderDied
 from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.checkpoint.uploader import Uploader
 from spottrain.contract import CHUNK_BYTES
+from spottrain.ranks.world import World
 from spottrain.store import AlreadyExists, Cancelled, never
 from spottrain.store.folder import FolderStore
-from spottrain.world import World
 
 from tests.support.snapshots import Memory
 

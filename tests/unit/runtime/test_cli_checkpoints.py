@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
-from spottrain.head import BEST, Head, State
-from spottrain.owner import ClaimPolicy, HeadOwner, Identity
+from spottrain.head.document import BEST, Head, State
+from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.store import Store
 from spottrain.store import open as open_store
 

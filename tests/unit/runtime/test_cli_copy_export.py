@@ -17,8 +17,8 @@ from spottrain.cli.checkpoints import main
 from spottrain.cli.exporting import assemble
 from spottrain.cli.reading import Shards
 from spottrain.contract import OnExisting
-from spottrain.head import Entry, Head
-from spottrain.owner import ClaimPolicy, HeadOwner, Identity
+from spottrain.head.document import Entry, Head
+from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.store import Store
 from spottrain.store import open as open_store
 

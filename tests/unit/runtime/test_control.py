@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
-from spottrain.control import MOST_NAMES, Control, connect
 from spottrain.errors import PeerLost
-from spottrain.link import ADDRESS_KEY
-from spottrain.world import World
+from spottrain.ranks.control import MOST_NAMES, Control, connect
+from spottrain.ranks.link import ADDRESS_KEY
+from spottrain.ranks.world import World
 
 SECONDS = 20.0
 """For what must come at once, on a busy machine."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 from spottrain.data import BatchSampler, Loader, Sampler, ignore_signals, loader
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.world import World
+from spottrain.ranks.world import World
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -170,7 +170,7 @@ def test_workers_outlive_a_stop() -> None:
 
 SCRIPT = """
 import torch, spottrain.data
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 numbers = torch.utils.data.TensorDataset(torch.arange(100))
 sampler = spottrain.data.BatchSampler(numbers, batch_size=2, world=World())

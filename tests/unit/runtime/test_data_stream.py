@@ -16,7 +16,7 @@ import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.data import Batches, Plan, StreamBatches, loader
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.world import World
+from spottrain.ranks.world import World
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from spottrain.contract import OnExisting, Reason, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.head import BEST, Claiming, ClaimPolicy, Entry, Head, Identity, State
-from spottrain.headcare import COPIED, Adopting, Pruning, leftovers, prunable
+from spottrain.head.care import COPIED, Adopting, Pruning, leftovers, prunable
+from spottrain.head.document import BEST, Claiming, ClaimPolicy, Entry, Head, Identity, State
 
 
 def entry(step: int, *, term: int = 3, kept_as: str = "") -> Entry:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import pytest
-from spottrain.cas import Finished, Missing, NoAnswer, Put, Refused, Reply, Request, Step, Writing
 from spottrain.contract import term_of_key
 from spottrain.errors import Superseded
-from spottrain.head import (
+from spottrain.head.care import Adopting, Pruning
+from spottrain.head.cas import Finished, Missing, NoAnswer, Put, Refused, Reply, Request, Step, Writing
+from spottrain.head.document import (
     BEST,
     Claiming,
     ClaimPolicy,
@@ -25,7 +26,6 @@ from spottrain.head import (
     present,
     unnamed,
 )
-from spottrain.headcare import Adopting, Pruning
 
 from tests.support.headexplore import Explorer
 from tests.support.headscenarios import (

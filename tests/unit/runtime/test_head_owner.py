@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from spottrain.contract import HEAD_KEY, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, StoreDenied, StoreUnavailable, Superseded
-from spottrain.head import Head, State
-from spottrain.owner import ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.head.document import Head, State
+from spottrain.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.store import Body, Object, PreconditionFailed
 from spottrain.store.folder import FolderStore
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import OnExisting, Reason, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, Superseded
-from spottrain.head import (
+from spottrain.head.document import (
     BEST,
     Claiming,
     ClaimPolicy,

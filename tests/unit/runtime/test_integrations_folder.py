@@ -14,8 +14,8 @@ from spottrain.checkpoint.restore import fetch_folder, read_files
 from spottrain.checkpoint.saver import Save, Saver
 from spottrain.checkpoint.transfer import Here
 from spottrain.integrations.folder import link_tree, packed, unpacked
+from spottrain.ranks.world import World
 from spottrain.store.folder import FolderStore
-from spottrain.world import World
 
 
 @pytest.fixture

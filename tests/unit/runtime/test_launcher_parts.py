@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Outcome, TerminationMessage
-from spottrain.gang import count_gpus, threads_of_each
-from spottrain.lastwords import outranking, revise
-from spottrain.parents import agent_limit, deaf_init
+from spottrain.process.gang import count_gpus, threads_of_each
+from spottrain.process.lastwords import outranking, revise
+from spottrain.process.parents import agent_limit, deaf_init
 
 ASKED = 7
 """What torch answers in these tables."""

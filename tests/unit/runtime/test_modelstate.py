@@ -22,7 +22,7 @@ from spottrain.checkpoint.modelstate import (
 )
 from spottrain.checkpoint.restore import read_manifest
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.gang import LOOPBACK, reserve_port
+from spottrain.process.gang import LOOPBACK, reserve_port
 from spottrain.weights import digest, final_weights
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from spottrain.contract import OnExisting
 from spottrain.errors import ConfigurationError, Superseded
-from spottrain.owner import ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.release import main, release
 from spottrain.store import Store
 from spottrain.store import open as open_store

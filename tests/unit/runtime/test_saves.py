@@ -21,8 +21,8 @@ from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
 from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
-from spottrain.interruption import Interruption
-from spottrain.session import Session
+from spottrain.process.interruption import Interruption
+from spottrain.process.session import Session
 from spottrain.store import Body, never
 from spottrain.store.folder import FolderStore
 

@@ -16,10 +16,10 @@ from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
-from spottrain.control import Control
 from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable, TrainingFailed
-from spottrain.interruption import Interruption
-from spottrain.session import Session
+from spottrain.process.interruption import Interruption
+from spottrain.process.session import Session
+from spottrain.ranks.control import Control
 from spottrain.store import Cancelled, never
 from spottrain.store.folder import FolderStore
 

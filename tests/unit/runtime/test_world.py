@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from spottrain.contract import Outcome
 from spottrain.errors import ConfigurationError
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 
 def env(rank: str = "", size: str = "", local_rank: str = "", local_size: str = "") -> dict[str, str]:

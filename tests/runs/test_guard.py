@@ -11,10 +11,10 @@ import spottrain
 from spottrain.contract import ExitCode, Outcome
 from spottrain.weights import digest
 
-from tests.unit.runtime.conftest import Lab
-from tests.unit.runtime.zygote import Run
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Run
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "own_loop.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
 HEAD = """\
 import copy, os, time

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from spottrain import config, lastwords, log
+from spottrain import config, log
 from spottrain.contract import EXIT_CODE_OF, Env, Outcome, Reason, TerminationMessage
-from spottrain.gang import Gang, reserve_port, threads_of_each
-from spottrain.interruption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_deadline
+from spottrain.process import lastwords
+from spottrain.process.gang import Gang, reserve_port, threads_of_each
+from spottrain.process.interruption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_deadline
 
 FORCED_SHARE: Final = 0.95
 """Of the notice; then what is left is killed. After the ranks' own 0.9, before the kubelet's SIGKILL."""

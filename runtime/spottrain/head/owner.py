@@ -16,7 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spottrain.cas import (
+from spottrain.contract import CHECKPOINTS_PREFIX, HEAD_KEY, checkpoint_key, term_of_key
+from spottrain.errors import StoreUnavailable
+from spottrain.head.care import leftovers
+from spottrain.head.cas import (
     Absent,
     Finished,
     Found,
@@ -33,9 +36,7 @@ from spottrain.cas import (
     Writing,
     begin,
 )
-from spottrain.contract import CHECKPOINTS_PREFIX, HEAD_KEY, checkpoint_key, term_of_key
-from spottrain.errors import StoreUnavailable
-from spottrain.head import (
+from spottrain.head.document import (
     Claiming,
     ClaimPolicy,
     Committing,
@@ -50,7 +51,6 @@ from spottrain.head import (
     orphans,
     present,
 )
-from spottrain.headcare import leftovers
 from spottrain.store import AlreadyExists, KeyMissing, PreconditionFailed, Store
 
 __all__ = ["Claim", "ClaimPolicy", "Entry", "HeadOwner", "Identity"]

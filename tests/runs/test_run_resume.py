@@ -11,8 +11,8 @@ import spottrain
 from spottrain.contract import ExitCode, Outcome, Reason
 from spottrain.weights import digest
 
-from tests.unit.runtime.conftest import SCRIPT, Lab
-from tests.unit.runtime.zygote import Zygote
+from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.zygote import Zygote
 
 CELLS = {
     "fp32": ({}, {}),

@@ -24,15 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn
 
-from spottrain import compilecache, config, lastwords, log, parents, progress
+from spottrain import compilecache, config, log, progress
 from spottrain.compilecache import CompileCache
 from spottrain.contract import EXIT_CODE_OF, HEAD_KEY, Env, ExitCode, Outcome, Reason, TerminationMessage
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.head import Head
-from spottrain.interruption import Interruption
+from spottrain.head.document import Head
+from spottrain.process import lastwords, parents
+from spottrain.process.interruption import Interruption
+from spottrain.ranks.world import World
 from spottrain.store import Store
 from spottrain.store import open as open_store
-from spottrain.world import World
 
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 
@@ -130,7 +131,7 @@ class Session:
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """The last words of a script that raised `error`."""
         if self.world.distributed and "torch" in sys.modules:
-            from spottrain.parallel import peer_lost  # not above: before torch there can be no peer
+            from spottrain.ranks.parallel import peer_lost  # not above: before torch there can be no peer
 
             error = peer_lost(error, self.world) or error
         if isinstance(error, RunError):

@@ -8,13 +8,13 @@ import time
 
 import pytest
 from spottrain.contract import ExitCode, Outcome
-from spottrain.interruption import Interruption
-from spottrain.parallel import peer_lost
-from spottrain.session import Session
-from spottrain.world import World
+from spottrain.process.interruption import Interruption
+from spottrain.process.session import Session
+from spottrain.ranks.parallel import peer_lost
+from spottrain.ranks.world import World
 
-from tests.unit.runtime.conftest import Lab
-from tests.unit.runtime.zygote import Run, Zygote
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Run, Zygote
 
 SCRIPT = """\
 import os, sys, time
@@ -79,7 +79,7 @@ KINDS = {"DDP": {}, "FSDP2": {"SHARD": "1"}}
 
 @pytest.fixture(scope="module")
 def warm(zygote: Zygote) -> None:
-    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.parallel"):
+    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
         zygote.ask(preload=module)
 
 

@@ -22,9 +22,11 @@ from spottrain.config import Interval
 from spottrain.contract import ExitCode, Outcome
 from spottrain.data import Batches, Plan
 from spottrain.errors import CheckpointError, StoreDenied, Superseded
-from spottrain.owner import Entry, HeadOwner, Identity
+from spottrain.head.owner import Entry, HeadOwner, Identity
 from spottrain.store.folder import FolderStore
 
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Run, Zygote
 from tests.support import listings
 from tests.support.listings import (
     SCRIPT,
@@ -42,8 +44,6 @@ from tests.support.listings import (
     restored_step,
     state_at,
 )
-from tests.unit.runtime.conftest import Lab
-from tests.unit.runtime.zygote import Run, Zygote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 from spottrain.contract import Reason, term_of_key
 from spottrain.errors import ConfigurationError
-from spottrain.head import KEPT_FOR_JOB, Entry, Head, State, deleted, present, survivors, unnamed
+from spottrain.head.document import KEPT_FOR_JOB, Entry, Head, State, deleted, present, survivors, unnamed
 from spottrain.words import counted
 
 COPIED: Final = "copied"

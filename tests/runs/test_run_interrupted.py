@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 
-from tests.unit.runtime.conftest import SCRIPT, Lab
-from tests.unit.runtime.zygote import Run
+from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.zygote import Run
 
 SLOW_STEPS = {"PAUSE": "0.05"}
 

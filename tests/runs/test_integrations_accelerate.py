@@ -10,8 +10,8 @@ import spottrain
 from spottrain.contract import ExitCode, Outcome
 from spottrain.weights import digest
 
-from tests.unit.runtime.conftest import Lab
-from tests.unit.runtime.zygote import Run, Zygote
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Run, Zygote
 
 pytest.importorskip("accelerate")
 

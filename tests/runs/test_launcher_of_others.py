@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 
-from tests.unit.runtime.launched import BASE, WAITS, Launched
+from tests.runs.launched import BASE, WAITS, Launched
 
 Start = Callable[..., Launched]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
 from spottrain.errors import ConfigurationError, PeerLost
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 REACH_SECONDS: Final = 0.25
 REACH_SECONDS_PER_RANK: Final = 0.01

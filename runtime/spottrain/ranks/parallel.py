@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.checkpoint.dtensor import is_sharded
 from spottrain.errors import ConfigurationError, PeerLost
-from spottrain.session import current
-from spottrain.world import World
+from spottrain.process.session import current
+from spottrain.ranks.world import World
 
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 """Of one collective. Ranks wait for each other at the gate outside of collectives, so this is work only."""

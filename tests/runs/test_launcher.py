@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
-from spottrain.launcher import Ended, gravest
+from spottrain.process.launcher import Ended, gravest
 
-from tests.unit.runtime.launched import BASE, WAITS, Launched, gone
+from tests.runs.launched import BASE, WAITS, Launched, gone
 
 Start = Callable[..., Launched]
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from spottrain.contract import Env
-from spottrain.gang import LOOPBACK, Gang, reserve_port
+from spottrain.process.gang import LOOPBACK, Gang, reserve_port
 
-from tests.unit.runtime.zygote import Run, Zygote
-
-# Two threads of OpenMP spin against each other on busy cores; one is faster, and sums in one order.
-os.environ["OMP_NUM_THREADS"] = "1"
+from tests.runs.zygote import Run, Zygote
 
 SCRIPT = """\
 import os, sys, time

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from spottrain.errors import PeerLost
-from spottrain.world import World
+from spottrain.ranks.world import World
 
 SILENT_SECONDS: Final = 25
 """After which a host that answers no keepalive, or takes no bytes, counts as gone."""

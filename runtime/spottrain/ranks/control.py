@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from spottrain import log
 from spottrain.errors import PeerLost
-from spottrain.link import AddressBook, Link, call, torch_book, welcome_all
-from spottrain.world import World
+from spottrain.ranks.link import AddressBook, Link, call, torch_book, welcome_all
+from spottrain.ranks.world import World
 
 CONNECT_SECONDS: Final = 300.0
 """In which all ranks must have come: torch's own patience for its rendezvous."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain.head import Head, Intent, present
+from spottrain.head.document import Head, Intent, present
 
 
 @dataclass(frozen=True, slots=True)

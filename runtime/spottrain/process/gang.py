@@ -20,8 +20,8 @@ from typing import Final
 
 from spottrain.contract import Env
 from spottrain.errors import ConfigurationError
-from spottrain.interruption import SIGNALS
-from spottrain.world import LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE
+from spottrain.process.interruption import SIGNALS
+from spottrain.ranks.world import LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE
 
 ASK_SECONDS: Final = 60.0
 """For `import torch` in the process that counts GPUs."""

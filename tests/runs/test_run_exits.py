@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Progress
 
-from tests.unit.runtime.conftest import SCRIPT, Lab
+from tests.runs.conftest import SCRIPT, Lab
 
 
 def test_a_script_that_is_not_there_is_named_with_the_folder_it_was_sought_in(lab: Lab) -> None:
