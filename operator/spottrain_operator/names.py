@@ -26,6 +26,7 @@ AGENT_FIELD_MANAGER: Final = "spottrain-agent"
 JOB_LABEL: Final = f"{DOMAIN}/job"
 JOB_UID_LABEL: Final = f"{DOMAIN}/job-uid"
 ATTEMPT_LABEL: Final = f"{DOMAIN}/attempt"
+RANK_LABEL: Final = f"{DOMAIN}/rank"
 ROLE_LABEL: Final = f"{DOMAIN}/role"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "spottrain"
@@ -44,6 +45,7 @@ HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 # --- the end that is coming: written by the agent, read by the operator ------------------------------
 DEADLINE_ANNOTATION: Final = contract.DEADLINE_ANNOTATION
 """On pod and node: RFC 3339 UTC with microseconds."""
+SAVE_ADVISED_ANNOTATION: Final = contract.SAVE_ADVISED_ANNOTATION
 SOURCE_ANNOTATION: Final = f"{DOMAIN}/termination-source"
 """On pod and node: who says so, e.g. `AWS spot/instance-action`."""
 NOTICE_SEEN_ANNOTATION: Final = f"{DOMAIN}/notice-seen"

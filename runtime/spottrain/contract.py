@@ -46,6 +46,12 @@ class Env(StrEnum):
     """spec.training as JSON (fields of `config.Training`)."""
     DEADLINE_FILE = "SPOTTRAIN_DEADLINE_FILE"
     """Path of the downward-API file that carries the termination deadline."""
+    SAVE_ADVISED_FILE = "SPOTTRAIN_SAVE_ADVISED_FILE"
+    """Path of the downward-API file with the time of the last advice to save (no stop); empty without one."""
+    HANG_TIMEOUT = "SPOTTRAIN_HANG_TIMEOUT"
+    """Seconds without a step after which the training hangs; absent: by the measured step time."""
+    LOGS = "SPOTTRAIN_LOGS"
+    """`keep`: each rank's output goes to the store as well; `off`: it does not."""
     TERMINATION_MESSAGE = "SPOTTRAIN_TERMINATION_MESSAGE"
     """Path to which the termination message is written."""
     PROGRESS_PORT = "SPOTTRAIN_PROGRESS_PORT"
@@ -231,6 +237,10 @@ class Progress:
     graceSeconds: float | None = None
     warning: str = ""
     """As in TerminationMessage."""
+    idleSeconds: float | None = None
+    """Since the training last got on, by the trainer's own clock."""
+    hangSeconds: float | None = None
+    """The limit on `idleSeconds` that holds now; None while none does (gated, restoring, compiling)."""
 
     def to_json(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})
@@ -248,6 +258,7 @@ HEAD_KEY: Final = "HEAD"
 CHECKPOINTS_PREFIX: Final = "checkpoints/"
 FINAL_PREFIX: Final = "final/"
 MANIFEST_NAME: Final = "manifest.json"
+LOGS_PREFIX: Final = "logs/"
 COMPILE_CACHE_PREFIX: Final = "compile-cache/"
 CHUNK_BYTES: Final = 32 * 2**20
 """Unit of checksums, and least size of a part of an upload."""
@@ -269,6 +280,9 @@ def term_of_key(key: str) -> int | None:
 PROGRESS_PORT: Final = 9477
 PODINFO_DIR: Final = "/etc/spottrain"
 DEADLINE_NAME: Final = "termination-deadline"
+SAVE_ADVISED_NAME: Final = "save-advised"
 CACHE_DIR: Final = "/cache"
 DEADLINE_ANNOTATION: Final = "spottrain.io/termination-deadline"
+SAVE_ADVISED_ANNOTATION: Final = "spottrain.io/save-advised"
+"""On pod and node: RFC 3339 UTC time of a rebalance recommendation, at which an extra save is wise."""
 """RFC 3339 with fractions; the file of the downward API holds the same text."""
