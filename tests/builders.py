@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
-from spottrain_operator.api import AttemptRecord, Job, JobKey, Pool, Status
+from spottrain_operator.api import AttemptRecord, Job, JobKey, RankRecord, Status
 from spottrain_operator.model import Ended, NodeView, Notice, Observed, PodView, Refusal, Sample
 from spottrain_operator.names import Platform, pod_name
+from spottrain_operator.pools import Pool
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = JobKey(namespace="ns", name="job", uid="uid-1")
@@ -54,6 +55,8 @@ def started(attempt: int = 1, **more: Any) -> Status:
             started=NOW - timedelta(minutes=10),
             node="node-a" if number == attempt else "node-z",
             cause="" if number == attempt else "SpotNotice",
+            pool="default",
+            ranks=(RankRecord(rank=0, node="node-a" if number == attempt else "node-z"),),
             ended=None if number == attempt else NOW - timedelta(minutes=11),
         )
         for number in range(1, attempt + 1)
@@ -62,9 +65,9 @@ def started(attempt: int = 1, **more: Any) -> Status:
     return Status(**(values | more))
 
 
-def make_pod(attempt: int = 1, **more: Any) -> PodView:
+def make_pod(attempt: int = 1, rank: int = 0, **more: Any) -> PodView:
     """A pod that runs on node-a since ten minutes."""
-    name = pod_name(KEY.name, KEY.uid, attempt)
+    name = pod_name(KEY.name, KEY.uid, attempt, rank)
     defaults: dict[str, Any] = {
         "name": name,
         "namespace": KEY.namespace,
@@ -72,6 +75,7 @@ def make_pod(attempt: int = 1, **more: Any) -> PodView:
         "job": KEY,
         "resource_version": 1,
         "attempt": attempt,
+        "rank": rank,
         "created": NOW - timedelta(minutes=10),
         "phase": "Running",
         "node": "node-a",
@@ -90,7 +94,8 @@ def ended_pod(
     """A pod whose trainer has ended just now."""
     end = Ended(exit_code=code, message=message, reason=reason, finished=NOW - timedelta(seconds=1))
     phase = "Succeeded" if code == 0 else "Failed"
-    return make_pod(attempt, **({"phase": phase, "ended": end} | more))
+    fields: dict[str, Any] = {"phase": phase, "ended": end} | more
+    return make_pod(attempt, **fields)
 
 
 def word(outcome: Outcome, **more: Any) -> str:
@@ -145,5 +150,5 @@ def make_observed(
         admitted=admitted,
         refusal=refusal,
         sample=sample,
-        told_at=told_at,
+        told={pod.uid: told_at for pod in pods} if told_at is not None else {},
     )

@@ -7,7 +7,7 @@ by caches, plan and status.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -16,7 +16,8 @@ from spottrain.contract import OnExisting
 
 from spottrain_operator import volumes, wire
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.names import NOTICE_WINDOW, ON_DEMAND_WINDOW, Condition, Platform
+from spottrain_operator.names import Condition
+from spottrain_operator.pools import CapacityType, Pool
 from spottrain_operator.template import template_problem
 
 REASON_LIMIT: Final = 128
@@ -28,11 +29,6 @@ WARNING_LIMIT: Final = 1024
 so what a container says is cut where it comes in."""
 
 
-class CapacityType(StrEnum):
-    SPOT = "spot"
-    ON_DEMAND = "onDemand"
-
-
 class CompileCache(StrEnum):
     """Not `off`: a manifest's bare `off` is a boolean."""
 
@@ -40,20 +36,28 @@ class CompileCache(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
-    """A group of nodes, and how pods get onto it."""
+class Logs(StrEnum):
+    KEEP = "keep"
+    NONE = "none"
 
-    name: str
-    platform: Platform
-    node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[Any, ...] = ()
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnDemandAfter:
+    """When spotFirst gives spot up for a while."""
+
+    interruptions: int | None = 3
+    within_seconds: int = 3600
+    pending_seconds: int | None = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacitySpec:
     type: CapacityType = CapacityType.SPOT
     replace_during_notice: bool = True
+    same_zone: bool = True
+    pending_timeout_seconds: int = 900
+    on_demand_after: OnDemandAfter = OnDemandAfter()
+    return_to_spot_after_seconds: int = 3600
     pools: tuple[Pool, ...] = ()
 
 
@@ -94,13 +98,17 @@ class CheckpointSpec:
     encryption: Encryption | None = None
     ca_bundle: CABundle | None = None
     compile_cache: CompileCache = CompileCache.KEEP
+    logs: Logs = Logs.KEEP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailurePolicy:
     max_failures: int = 3
     max_interruptions: int = 100
+    within_seconds: int | None = None
+    max_no_progress: int | None = 10
     backoff_seconds: int = 10
+    hang_timeout_seconds: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,10 +117,14 @@ class TrainingJobSpec:
     """{metadata?, spec}, as given; render.py fills it in."""
     training: dict[str, Any] = field(default_factory=dict)
     """Goes to the runtime as it is; the schema has checked it."""
+    workers: int = 1
     gpus_per_worker: int = 1
     checkpoint: CheckpointSpec = CheckpointSpec()
     capacity: CapacitySpec = CapacitySpec()
     failure_policy: FailurePolicy = FailurePolicy()
+    suspend: bool = False
+    active_deadline_seconds: int | None = None
+    ttl_seconds_after_finished: int | None = None
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> TrainingJobSpec:
@@ -131,21 +143,49 @@ class TrainingJobSpec:
             return problem
         if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
             return problem
-        spot_folder = self.capacity.type is CapacityType.SPOT and checkpoint.uri.startswith("file:")
+        spot_folder = self.on_spot and checkpoint.uri.startswith("file:")
         return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
 
     @property
     def replaces_during_notice(self) -> bool:
-        """Only our runtime waits at a gate until its predecessor has saved."""
-        return self.capacity.replace_during_notice and self.checkpoint.managed
+        """Only our runtime waits at a gate until its predecessor has saved.
 
-    def pool(self, default: Pool) -> Pool:
-        return self.capacity.pools[0] if self.capacity.pools else default
+        A gang's survivors keep their nodes, which its next attempt needs, until they have saved.
+        """
+        return self.capacity.replace_during_notice and self.checkpoint.managed and self.workers == 1
 
-    def window(self, default: Pool) -> int:
-        """Seconds of grace that a pod of this job can count on."""
-        spot = self.capacity.type is CapacityType.SPOT
-        return NOTICE_WINDOW[self.pool(default).platform] if spot else ON_DEMAND_WINDOW
+    def pools(self, default: Pool, named: Mapping[str, Pool]) -> tuple[Pool, ...]:
+        """In the order of preference. A pool that says nothing but its name is one that the operator knows.
+
+        Raises InvalidSpec. The job's type is that of all its pools, unless it is spotFirst.
+        """
+        pools = tuple(_known(pool, named) for pool in self.capacity.pools) or (default,)
+        if self.capacity.type is not CapacityType.SPOT_FIRST:
+            return tuple(replace(pool, type=self.capacity.type) for pool in pools)
+        for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
+            if not any(pool.type is kind for pool in pools):
+                raise InvalidSpec(
+                    f"spec.capacity.pools has no pool of type {kind}, and capacity.type spotFirst needs one: "
+                    f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
+                )
+        return pools
+
+    @property
+    def on_spot(self) -> bool:
+        return self.capacity.type in (CapacityType.SPOT, CapacityType.SPOT_FIRST)
+
+
+def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
+    if pool.where is not None:
+        return pool
+    if pool.name not in named:
+        known = f"it knows {', '.join(sorted(named))}" if named else "it knows none"
+        raise InvalidSpec(
+            f"spec.capacity.pools: {pool.name} has neither platform nor preset, and the operator knows no "
+            f"pool of this name ({known}; the chart's value pools names them)"
+        )
+    given = {name: value for name in ("node_selector", "tolerations") if (value := getattr(pool, name))}
+    return replace(named[pool.name], **given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,8 +199,21 @@ class ConditionStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankRecord:
+    """A pod of a start, once it was seen."""
+
+    rank: int
+    node: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """One start and how it ended. `cause` is set when it is given up, `ended` when its trainer has ended."""
+    """One start and how it ended. `cause` is set when it is given up, `ended` when all of it has ended.
+
+    `stopping`: the cause for which its pods were asked to stop, while some still work; `evidence`, `charged`
+    and `reason` are then of that. pod, node, zone, instance_type and exit_code are rank 0's.
+    """
 
     number: int
     pod: str = ""
@@ -168,15 +221,19 @@ class AttemptRecord:
     zone: str = ""
     instance_type: str = ""
     capacity_type: str = ""
+    pool: str = ""
     started: datetime | None = None
     ended: datetime | None = None
     cause: str = ""
     evidence: str = ""
     charged: bool | None = None
+    reason: str = ""
+    stopping: str = ""
     exit_code: int | None = None
     start_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = None
+    ranks: tuple[RankRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,10 +263,15 @@ class OutputStatus:
 class Status:
     observed_generation: int | None = None
     phase: str = ""
+    ready: str = ""
     conditions: tuple[ConditionStatus, ...] = ()
     attempt: int = 0
     failures: int = 0
     interruptions: int = 0
+    interruption_times: tuple[datetime, ...] = ()
+    no_progress: int = 0
+    active_since: datetime | None = None
+    completion_time: datetime | None = None
     gate_until: datetime | None = None
     next_start: datetime | None = None
     known_durable_step: int | None = None

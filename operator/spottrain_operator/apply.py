@@ -6,6 +6,7 @@ is raised, and the queue plans again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from dataclasses import dataclass
@@ -24,18 +25,18 @@ from spottrain_operator.model import (
     Check,
     Create,
     Delete,
+    DeleteJob,
     Event,
     Plan,
     PodView,
+    Provide,
     Refusal,
     Release,
 )
 from spottrain_operator.names import (
     API_VERSION,
-    DEADLINE_ANNOTATION,
     FIELD_MANAGER,
     KIND,
-    SOURCE_ANNOTATION,
     Reason,
 )
 from spottrain_operator.observe import fetch_job
@@ -63,12 +64,12 @@ class Hands:
 
 async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
     """Whether another look is worth it at once."""
-    told = [await _do(action, job.key, hands) for action in plan.before]
+    told = await _do_all(plan.before, job.key, hands)
     if plan.status is not None:
         await _write_status(job, plan, hands)
     elif any(isinstance(a, Create) for a in plan.after):
         await _confirm(job, hands)
-    news = [await _do(action, job.key, hands) for action in plan.after]
+    news = await _do_all(plan.after, job.key, hands)
     await _tell(job, plan.events, hands)
     return any(told) or any(news)
 
@@ -109,12 +110,27 @@ async def _confirm(job: Job, hands: Hands) -> None:
         raise Conflict(f"{job.key} has changed")
 
 
+async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> list[bool]:
+    """In order; pods are made all at once, so that an autoscaler sees all of a gang, and starts last."""
+    creates = [a for a in actions if isinstance(a, Create)]
+    done = [await _do(a, key, hands) for a in actions if not isinstance(a, Create)]
+    made = await asyncio.gather(*(_do(a, key, hands) for a in creates), return_exceptions=True)
+    for failure in made:
+        if isinstance(failure, BaseException):
+            raise failure
+    return [*done, *(m for m in made if isinstance(m, bool))]
+
+
 async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
     match action:
         case Check(manifest=manifest, generation=generation):
             return await _check(manifest, generation, key, hands)
         case Create(manifest=manifest, generation=generation):
             return await _create(manifest, generation, key, hands)
+        case Provide():
+            return await _provide(action, hands)
+        case DeleteJob():
+            return await _delete_job(key, hands)
         case _:
             return await _touch(action, hands)
 
@@ -124,9 +140,7 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
     pod, cluster = action.pod, hands.cluster
     try:
         match action:
-            case Annotate(notice=notice):
-                deadline = rfc3339(notice.deadline, timespec="microseconds")
-                words = {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
+            case Annotate(words=words):
                 raw = await cluster.annotate_pod(pod.namespace, pod.name, uid=pod.uid, annotations=words)
                 _remember(raw, hands)
                 return True  # its DELETE is due a moment from now, however late the watch is
@@ -138,6 +152,24 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
         if error.status not in (404, 409):
             raise
         logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error)
+    return False
+
+
+async def _provide(action: Provide, hands: Hands) -> bool:
+    try:
+        await hands.cluster.create(action.kind, action.manifest)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+    return False
+
+
+async def _delete_job(key: JobKey, hands: Hands) -> bool:
+    try:
+        await hands.cluster.delete_job(key.namespace, key.name, uid=key.uid)
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
     return False
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from spottrain_operator.api import Job, JobKey
 from spottrain_operator.model import NodeView, PodView
@@ -113,7 +114,8 @@ class NodeCache:
         if old is not None and old.resource_version >= node.resource_version:
             return False
         self._nodes[node.name] = node
-        (self._noticed.add if node.notice else self._noticed.discard)(node.name)
+        going = node.notice is not None or bool(node.leaving)
+        (self._noticed.add if going else self._noticed.discard)(node.name)
         return old is None or _essence(old) != _essence(node)
 
     def drop(self, name: str) -> None:
@@ -123,6 +125,10 @@ class NodeCache:
     def with_hostnames(self, names: Collection[str]) -> dict[str, NodeView]:
         return {n.name: n for n in self._nodes.values() if n.hostname in names} if names else {}
 
+    def zoned(self) -> bool:
+        """Whether nodes are known by zone here; True where there are none yet."""
+        return not self._nodes or any(node.zone for node in self._nodes.values())
+
     def noticed(self) -> dict[str, NodeView]:
         return {name: self._nodes[name] for name in self._noticed}
 
@@ -130,8 +136,8 @@ class NodeCache:
         return tuple(self._nodes)
 
 
-def _essence(node: NodeView) -> tuple[object, ...]:
-    return (node.ready, node.hostname, node.zone, node.instance_type, node.notice)
+def _essence(node: NodeView) -> NodeView:
+    return replace(node, resource_version=0)
 
 
 class Caches:

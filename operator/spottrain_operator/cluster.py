@@ -56,6 +56,11 @@ class Cluster(Protocol):
         self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
     ) -> Json: ...
 
+    async def create(self, kind: str, manifest: Json) -> Json:
+        """An object of the core group; `kind` is its plural."""
+
+    async def delete_job(self, namespace: str, name: str, *, uid: str) -> None: ...
+
     async def create_event(self, namespace: str, event: Json) -> None: ...
 
 
@@ -134,6 +139,15 @@ class KubeCluster:
         meta = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(resource_version)}
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainingJob", "metadata": meta, "status": status}
         return await self._patch(f"{_job(namespace, name)}/status", body, APPLY, {"force": "true"})
+
+    async def create(self, kind: str, manifest: Json) -> Json:
+        path = f"/api/v1/namespaces/{manifest['metadata']['namespace']}/{kind}"
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        return await self._call("POST", path, query=query, body=manifest)
+
+    async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        await self._call("DELETE", _job(namespace, name), body=options | {"propagationPolicy": "Background"})
 
     async def create_event(self, namespace: str, event: Json) -> None:
         await self._call("POST", f"/api/v1/namespaces/{namespace}/events", body=event)

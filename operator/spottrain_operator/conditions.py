@@ -5,11 +5,13 @@ Succeeded, Failed and Interrupted=True are decided in plan.py and only kept here
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Phase, Reason
+from spottrain_operator.policies import capacity, gang
 from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status import with_condition
 from spottrain_operator.wire import rfc3339
@@ -24,23 +26,30 @@ GATED_STATE = "Gated"
 
 def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     """`note`: what a person should know about an accepted job (a grace that was cut)."""
-    pod = next((p for p in o.pods if p.attempt == status.attempt), None)
+    record = status.record(status.attempt)
+    current = status.attempt if record is None or not record.cause or status.terminal else None
+    pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
     verdicts = {
         Condition.ACCEPTED: _accepted(o, note),
-        Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pod),
-        Condition.RUNNING: _running(status, o, pod),
+        Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
+        Condition.RUNNING: _running(status, o, pods),
         Condition.CHECKPOINT_DURABLE: _durable(status),
-        Condition.INTERRUPTED: _recovered(status, o, pod),
+        Condition.INTERRUPTED: _recovered(status, o, pods),
+        Condition.SUSPENDED: _suspended(status, o, pods),
     }
     for kind, verdict in verdicts.items():
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
-    return replace(status, phase=_phase(status, pod), observed_generation=o.job.generation)
+    ready = sum(p.running_since is not None and not over(p, o) for p in pods)
+    shown = f"{ready}/{gang.size(o)}"
+    return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
 
 
 def _accepted(o: Observed, note: str) -> Verdict | None:
     if o.job.spec is None:
         return False, Reason.INVALID_SPEC, o.job.invalid
+    if problem := capacity.problem(o):
+        return False, Reason.INVALID_SPEC, problem
     if o.refusal is not None and not o.refusal.accepted:
         return False, o.refusal.reason, o.refusal.message
     if not o.admitted:
@@ -48,15 +57,28 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
     return True, Reason.VALID, note or "the API server accepts the pod that the template makes"
 
 
-def _scheduled(status: Status, o: Observed, pod: PodView | None) -> Verdict | None:
-    if pod is not None and pod.node:
-        return True, Reason.BOUND, f"attempt {pod.attempt} is on node {pod.node}"
-    if pod is not None and pod.unschedulable:
-        return False, Reason.UNSCHEDULABLE, pod.unschedulable
-    if pod is not None:
-        return False, Reason.WAITING_FOR_POD, f"pod {pod.name} waits for the scheduler"
+def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    """True when nothing of it runs any more."""
+    wanted = o.job.spec is not None and o.job.spec.suspend and not status.terminal
+    if wanted and not any(not over(p, o) for p in pods):
+        return (
+            True,
+            Reason.SUSPENDED,
+            "spec.suspend is true; false goes on from the last checkpoint",
+        )
+    known = status.condition(Condition.SUSPENDED)
+    if known is None or known.status != "True":
+        return None
+    return False, Reason.RESUMED, "the job is not suspended"
+
+
+def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    if pods:
+        return _placed(status, o, pods)
     if o.refusal is not None and o.refusal.accepted:
         return False, o.refusal.reason, o.refusal.message
+    if o.job.spec is not None and o.job.spec.suspend:
+        return False, Reason.SUSPENDED, "no pods are made while spec.suspend is true"
     if not status.attempt and (words := saving_predecessor(o)):
         return False, Reason.PREDECESSOR_SAVES, words
     if status.next_start is not None and status.next_start > o.now:
@@ -69,15 +91,33 @@ def _scheduled(status: Status, o: Observed, pod: PodView | None) -> Verdict | No
     )
 
 
-def _running(status: Status, o: Observed, pod: PodView | None) -> Verdict | None:
+def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
+    waiting, size = [p for p in pods if not p.node], gang.size(o)
+    if not waiting and len(pods) == size:
+        nodes = ", ".join(dict.fromkeys(p.node for p in pods))
+        return True, Reason.BOUND, f"attempt {status.attempt} is on node{'s' if size > 1 else ''} {nodes}"
+    count = f"{size - len(waiting) - (size - len(pods))} of {size} pods have a node; " if size > 1 else ""
+    if stuck := next((p for p in waiting if p.unschedulable), None):
+        name = f"pod {stuck.name}: " if size > 1 else ""
+        return False, Reason.UNSCHEDULABLE, f"{count}{name}{stuck.unschedulable}"
+    if not waiting:
+        refused = o.refusal.message if o.refusal is not None else f"{size - len(pods)} are to be made"
+        return False, Reason.WAITING_FOR_POD, count + refused
+    return False, Reason.WAITING_FOR_POD, f"{count}pod {waiting[0].name} waits for the scheduler"
+
+
+def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     if status.terminal:
         return False, Reason.ENDED, "the job has ended"
-    if pod is None or over(pod, o):
-        known = status.condition(Condition.RUNNING)
+    known = status.condition(Condition.RUNNING)
+    record = status.record(status.attempt)
+    if record is not None and record.stopping:
+        return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
+    if not pods or all(over(p, o) for p in pods):
         return (False, Reason.WAITING_FOR_POD, _coming(status)) if known else None
-    if pod.running_since is not None:
+    if len(pods) == gang.size(o) and all(p.running_since is not None for p in pods):
         return _training(status)
-    return _starting(pod)
+    return _starting(next((p for p in pods if p.running_since is None), pods[0]))
 
 
 def _coming(status: Status) -> str:
@@ -106,11 +146,11 @@ def _durable(status: Status) -> Verdict:
     return True, Reason.DURABLE, f"step {status.known_durable_step} is in the store"
 
 
-def _recovered(status: Status, o: Observed, pod: PodView | None) -> Verdict | None:
+def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     """An interruption is over when the next attempt trains."""
     interrupted = status.is_true(Condition.INTERRUPTED)
-    trains = pod is not None and pod.running_since is not None and not over(pod, o) and not _gated(status)
-    if not interrupted or not (trains or status.terminal):
+    all_run = bool(pods) and all(p.running_since is not None and not over(p, o) for p in pods)
+    if not interrupted or not ((all_run and not _gated(status)) or status.terminal):
         return None
     return False, Reason.RECOVERED, f"attempt {status.attempt} has taken over"
 
@@ -119,16 +159,22 @@ def _gated(status: Status) -> bool:
     return status.progress is not None and status.progress.state == GATED_STATE
 
 
-def _phase(status: Status, pod: PodView | None) -> Phase:
-    if status.is_true(Condition.SUCCEEDED):
-        return Phase.SUCCEEDED
-    if status.is_true(Condition.FAILED):
-        return Phase.FAILED
+def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
+    for kind, phase in (
+        (Condition.SUCCEEDED, Phase.SUCCEEDED),
+        (Condition.FAILED, Phase.FAILED),
+        (Condition.SUSPENDED, Phase.SUSPENDED),
+    ):
+        if status.is_true(kind):
+            return phase
+    running = status.condition(Condition.RUNNING)
+    if running is not None and running.reason == Reason.STOPPING:
+        return Phase.STOPPING
     if status.is_true(Condition.RUNNING):
         return Phase.GATED if _gated(status) else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
         return Phase.INVALID
-    if pod is not None and pod.node:
+    if pods and all(pod.node for pod in pods):
         return Phase.STARTING
     scheduled = status.condition(Condition.SCHEDULED)
     if scheduled is not None and scheduled.reason in WAITS:

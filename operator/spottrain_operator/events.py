@@ -9,11 +9,13 @@ from spottrain_operator import render
 from spottrain_operator.api import ConditionStatus, Status
 from spottrain_operator.model import Event, Observed
 from spottrain_operator.names import Condition, Reason
+from spottrain_operator.policies import capacity
 
 WARN_WHEN = {
     Condition.ACCEPTED: "False",
     Condition.SCHEDULED: "False",
     Condition.INTERRUPTED: "True",
+    Condition.SUSPENDED: None,
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
@@ -44,8 +46,10 @@ def _attempt(old: Status, new: Status) -> list[Event]:
 
 
 def _grace(o: Observed, old: Status, new: Status) -> list[Event]:
-    note = render.grace_note(o.job.spec, o.default_pool) if o.job.spec else ""
-    if not note or old.attempt or not new.attempt:
+    if o.job.spec is None or old.attempt or not new.attempt:
+        return []
+    note = render.grace_note(o.job.spec, capacity.pool_of(o, new))
+    if not note:
         return []
     return [Event(warning=True, reason=Reason.GRACE_CHANGED, message=note)]
 

@@ -5,6 +5,7 @@ After a restart it is empty: a pod that was refused is tried once more, progress
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from spottrain_operator.api import Job, JobKey
@@ -16,7 +17,7 @@ class Memory:
     def __init__(self) -> None:
         self.refusals: dict[JobKey, Refusal] = {}
         self.samples: dict[JobKey, Sample] = {}
-        self._told: dict[JobKey, tuple[str, datetime]] = {}
+        self._told: dict[JobKey, dict[str, datetime]] = {}
         self._admitted: dict[JobKey, int] = {}
 
     def admit(self, key: JobKey, generation: int) -> None:
@@ -31,14 +32,15 @@ class Memory:
         said = condition is not None and condition.status == "True"
         return said and condition is not None and condition.observed_generation == job.generation
 
-    def told_at(self, pod: PodView, now: datetime) -> datetime | None:
-        """When its deadline was first seen on this pod."""
-        if pod.notice is None:
-            return None
-        uid, at = self._told.get(pod.job, ("", now))
-        if uid != pod.uid:
-            self._told[pod.job] = (pod.uid, at := now)
-        return at
+    def told(self, key: JobKey, pods: Iterable[PodView], now: datetime) -> dict[str, datetime]:
+        """By UID of a pod: when its deadline was first seen on it."""
+        before = self._told.get(key, {})
+        told = {pod.uid: before.get(pod.uid, now) for pod in pods if pod.notice is not None}
+        if told:
+            self._told[key] = told
+        else:
+            self._told.pop(key, None)
+        return told
 
     def forget(self, key: JobKey) -> None:
         for table in (self.refusals, self.samples, self._told, self._admitted):

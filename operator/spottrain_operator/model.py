@@ -12,8 +12,9 @@ from typing import Any
 
 from spottrain.contract import Progress
 
-from spottrain_operator.api import Job, JobKey, Pool, Status
+from spottrain_operator.api import Job, JobKey, Status
 from spottrain_operator.names import Cause, Reason
+from spottrain_operator.pools import Pool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,7 @@ class PodView:
     job: JobKey
     resource_version: int
     attempt: int
+    rank: int = 0
     created: datetime
     phase: str = "Pending"
     reason: str = ""
@@ -71,6 +73,8 @@ class PodView:
     holds_outcome: bool = False
     """Whether our finalizer is on it."""
     notice: Notice | None = None
+    save_advised: str = ""
+    """Time of the last advice to save that it was told."""
     running_since: datetime | None = None
     waiting: Waiting | None = None
     ended: Ended | None = None
@@ -81,6 +85,8 @@ class PodView:
     """Which init container failed, and how, as a sentence."""
     avoids: tuple[str, ...] = ()
     """Host names that its node affinity keeps it off, because of notices when it was made."""
+    pinned: str = ""
+    """Host name that its node affinity keeps it on, where its rank was before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +100,10 @@ class NodeView:
     zone: str = ""
     instance_type: str = ""
     notice: Notice | None = None
+    save_advised: str = ""
+    """Time of a rebalance recommendation."""
+    leaving: str = ""
+    """What says, without a deadline, that somebody is taking it out of service; "" where nobody is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,12 +160,16 @@ class Observed:
     """Those of all these pods, those that one without a node avoids, and all with a notice.
     A pod's node that is not here does not exist."""
     default_pool: Pool
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    """Those that the platform team has named, by name."""
     admitted: bool = False
     """The API server has accepted a dry run of this generation's pod."""
     refusal: Refusal | None = None
     sample: Sample | None = None
-    told_at: datetime | None = None
-    """When this process first saw the deadline on the current attempt's pod."""
+    told: Mapping[str, datetime] = field(default_factory=dict)
+    """By UID of a pod of the current attempt: when this process first saw the deadline on it."""
+    zoned: bool = True
+    """Whether this cluster's nodes have a zone."""
     limits: Limits = Limits()
 
 
@@ -164,10 +178,13 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotate:
-    """Tell the trainer its deadline, before the DELETE: an update in the same instant would not reach it."""
+    """Tell the trainer something, such as its deadline, by the files that its annotations become.
+
+    Before the DELETE: an update in the same instant would not reach it.
+    """
 
     pod: PodView
-    notice: Notice
+    words: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,11 +202,25 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteJob:
+    """The job's own object: its time to live is over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
     """Dry run of the pod."""
 
     manifest: dict[str, Any]
     generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provide:
+    """Make what the pods need beside themselves, such as a gang's Service, unless it is there."""
+
+    kind: str
+    """Plural, as in the API's paths."""
+    manifest: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +230,7 @@ class Create:
     attempt: int
 
 
-Action = Annotate | Delete | Release | Check | Create
+Action = Annotate | Delete | DeleteJob | Release | Check | Provide | Create
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,6 +36,8 @@ POD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{ROLE_LABEL}={ROLE_TRAIN
 
 OUTCOME_FINALIZER: Final = f"{DOMAIN}/outcome"
 """Set in the POST of a pod, removed once the job's status holds how it ended."""
+PINNED_ANNOTATION: Final = f"{DOMAIN}/pinned-to"
+"""On a pod: host name that its node affinity keeps it on, because its rank was there before."""
 AVOIDS_ANNOTATION: Final = f"{DOMAIN}/avoids"
 """On a pod: host names that its node affinity keeps it off, separated by commas."""
 TRAINER_CONTAINER: Final = "trainer"
@@ -85,6 +87,7 @@ class Condition(StrEnum):
     RUNNING = "Running"
     CHECKPOINT_DURABLE = "CheckpointDurable"
     INTERRUPTED = "Interrupted"
+    SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -98,6 +101,8 @@ class Phase(StrEnum):
     RUNNING = "Running"
     RESTARTING = "Restarting"
     WAITING = "Waiting"
+    STOPPING = "Stopping"
+    SUSPENDED = "Suspended"
     INVALID = "Invalid"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -117,6 +122,11 @@ class Cause(StrEnum):
     INTERRUPTED = "Interrupted"
     SUPERSEDED = "Superseded"
     REPLACED = "Replaced"
+    SCHEDULING_TIMEOUT = "SchedulingTimeout"
+    SUSPENDED = "Suspended"
+    STALLED = "Stalled"
+    MOVED = "Moved"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
     OUT_OF_MEMORY = "OutOfMemory"
     FAILED = "Failed"
 
@@ -145,6 +155,10 @@ class Reason(StrEnum):
     COMPLETED = "Completed"
     TOO_MANY_FAILURES = "TooManyFailures"
     TOO_MANY_INTERRUPTIONS = "TooManyInterruptions"
+    NO_PROGRESS = "NoProgress"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    STOPPING = "StoppingAttempt"
     ATTEMPT_STARTED = "AttemptStarted"
     GRACE_CHANGED = "GracePeriodMismatch"
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
@@ -157,6 +171,8 @@ ILLEGAL_INSTRUCTION: Final = 128 + 4
 """Exit code after SIGILL: kernels that were compiled for another processor."""
 
 NAME_LIMIT: Final = 63
+RENDEZVOUS_PORT: Final = 29500
+"""torch's own default; each pod has its own addresses, so no two gangs meet on it."""
 """A pod's name is also its host name (RFC 1123 label)."""
 
 
@@ -165,6 +181,13 @@ def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
     uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
     suffix = f"-{uid_hash}-{attempt}-{rank}"
     return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+
+
+def service_name(job: str, job_uid: str) -> str:
+    """Of the headless Service by which a gang's pods find each other; begins with a letter (RFC 1035)."""
+    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
+    name = job.replace(".", "-")[: NAME_LIMIT - len("gang--") - len(uid_hash)].rstrip("-")
+    return f"gang-{name}-{uid_hash}"
 
 
 def job_label(job: str) -> str:

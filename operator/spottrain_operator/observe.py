@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
-from spottrain_operator.api import Job, JobKey, Pool
+from spottrain_operator.api import Job, JobKey
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import Limits, NodeView, Observed, PodView
 from spottrain_operator.names import JOB_UID_LABEL
+from spottrain_operator.policies import pins
 from spottrain_operator.policies.avoid import may_be_in_vain
+from spottrain_operator.pools import Pool
 from spottrain_operator.views import node_view, pod_view
 
 
@@ -42,37 +45,42 @@ async def observe(
     cluster: Cluster,
     memory: Memory,
     default_pool: Pool,
+    pools: Mapping[str, Pool],
     limits: Limits,
     now: datetime,
 ) -> Observed:
     pods = caches.pods.of(job.key)
     if _seems_lost(job, pods):
         pods = await live_pods(job.key, caches, cluster)
-    current = next((p for p in pods if p.attempt == job.status.attempt), None)
+    current = [p for p in pods if p.attempt == job.status.attempt]
     predecessors = await _predecessors(job, caches, cluster)
     admitted = memory.admitted(job)
-    if current is not None and admitted:
+    if job.spec is not None and len(current) == job.spec.workers and admitted:
         memory.refusals.pop(job.key, None)  # it was of a POST, and here is the pod
     return Observed(
         now=now,
         job=job,
         pods=pods,
         predecessors=predecessors,
-        nodes=await _nodes((*pods, *predecessors), caches, cluster),
+        nodes=await _nodes(job, (*pods, *predecessors), caches, cluster),
         default_pool=default_pool,
+        pools=pools,
         admitted=admitted,
         refusal=memory.refusals.get(job.key),
         sample=memory.samples.get(job.key),
-        told_at=memory.told_at(current, now) if current else None,
+        told=memory.told(job.key, current, now),
+        zoned=caches.nodes.zoned(),
         limits=limits,
     )
 
 
 def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
-    """The current attempt had a pod, and the cache has none: too grave to take the cache's word."""
+    """A rank of the current attempt had a pod, and the cache has none: too grave to take the cache's word."""
     record = job.status.record(job.status.attempt)
-    seen = record is not None and record.started is not None and not job.status.terminal
-    return seen and not any(p.attempt == job.status.attempt for p in pods)
+    if record is None or record.cause or job.status.terminal:
+        return False
+    there = {p.rank for p in pods if p.attempt == job.status.attempt}
+    return any(r.rank not in there for r in record.ranks)
 
 
 async def _predecessors(job: Job, caches: Caches, cluster: Cluster) -> tuple[PodView, ...]:
@@ -83,11 +91,16 @@ async def _predecessors(job: Job, caches: Caches, cluster: Cluster) -> tuple[Pod
     return tuple(pod for pods in lives for pod in pods)
 
 
-async def _nodes(pods: tuple[PodView, ...], caches: Caches, cluster: Cluster) -> dict[str, NodeView]:
-    """The pods' nodes, those they avoid, all with a notice. Only the API server's word makes a node gone."""
+async def _nodes(
+    job: Job, pods: tuple[PodView, ...], caches: Caches, cluster: Cluster
+) -> dict[str, NodeView]:
+    """The pods' nodes, those they avoid or are pinned to, those that ranks were on, all with a notice.
+
+    Only the API server's word makes a node gone.
+    """
     avoided = {name for pod in pods if may_be_in_vain(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
-    for name in {p.node for p in pods if p.node}:
+    for name in {p.node for p in pods if p.node} | pins.nodes_of(job):
         node = caches.nodes.get(name) or await _fetch_node(name, caches, cluster)
         if node is not None:
             nodes[name] = node

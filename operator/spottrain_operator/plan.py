@@ -1,77 +1,58 @@
 """Observed -> Plan, pure: no await, clock, client or logger. Called by reconcile.py alone.
 
 The rules are asked in order; the first that answers has decided. What follows from any decision (records,
-conditions, which pods must go or come) is worked out after it, from the new status alone, so that a crash
-between any two writes is mended by planning again.
+conditions, which pods must go or come) is worked out after it, in follow.py, from the new status alone, so
+that a crash between any two writes is mended by planning again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from spottrain.contract import Outcome
 
-from spottrain_operator import render
+from spottrain_operator import follow
 from spottrain_operator.api import AttemptRecord, Status
-from spottrain_operator.conditions import with_conditions
 from spottrain_operator.events import events_between
 from spottrain_operator.model import (
     Action,
     Annotate,
-    Check,
-    Create,
     Decision,
     Delete,
+    DeleteJob,
     Ending,
     Notice,
     Observed,
     Plan,
     PodView,
-    Release,
 )
 from spottrain_operator.names import Cause, Condition, Reason, pod_name
-from spottrain_operator.policies import avoid, restart
+from spottrain_operator.policies import avoid, capacity, gang, hang, lifecycle, pins, restart
 from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
-from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
-from spottrain_operator.status import (
-    progress_due,
-    with_back_fill,
-    with_condition,
-    with_final_word,
-    with_pods,
-    with_progress,
-    with_record,
-    with_unknown_progress,
-    with_vanished,
-)
+from spottrain_operator.policies.gone import ended, saving_predecessor
+from spottrain_operator.status import with_condition, with_final_word, with_pods, with_record
 
 Rule = Callable[[Observed], Decision | None]
 LEAST_GRACE: Final = 2
 """Seconds; a DELETE with less would be a SIGKILL."""
-HURRY: Final = timedelta(seconds=10)
-"""Before a deadline this near, SIGTERM does not wait for the file."""
-PREDECESSOR_LOOK: Final = timedelta(seconds=2)
-"""Between two looks at a deleted job's pod, whose events wake that job and not this one."""
-AVOIDS_LOOK: Final = timedelta(seconds=30)
-"""Between two looks at the nodes that a pod without a node is kept off; they wake no job."""
 
 
 def plan(o: Observed) -> Plan:
     decision = decide(o)
-    status = _settled(o, decision.status)
+    status = follow.settled(o, decision.status)
     changed = status != o.job.status
-    before = (*_stale_first(o), *decision.before)
+    before = (*follow.stale_first(o), *decision.before)
     return Plan(
         reason=decision.reason,
         message=decision.message,
         before=before,
         status=status if changed else None,
-        after=tuple(_after(o, status, before)),
+        after=tuple(follow.after(o, status, before)),
         events=events_between(o, status) if changed else (),
-        recheck_after=_recheck_after(o, status),
+        recheck_after=follow.recheck_after(o, status),
     )
 
 
@@ -80,10 +61,15 @@ def decide(o: Observed) -> Decision:
     return found or Decision(reason="Keep", message="nothing to decide", status=o.job.status)
 
 
-# --- rules --------------------------------------------------------------------------------------------
+# --- rules: jobs that are at their end ------------------------------------------------------------------
 def finished(o: Observed) -> Decision | None:
     """Terminal is terminal, whatever is deleted around it."""
-    return _keep(o, "Finished", "the job has ended") if o.job.status.terminal else None
+    if not o.job.status.terminal:
+        return None
+    decision = _keep(o, "Finished", "the job has ended")
+    if o.job.deleting or not lifecycle.outlived(o):
+        return decision
+    return replace(decision, before=(DeleteJob(),), message="ttlSecondsAfterFinished is over")
 
 
 def leaving(o: Observed) -> Decision | None:
@@ -91,78 +77,120 @@ def leaving(o: Observed) -> Decision | None:
 
 
 def unreadable(o: Observed) -> Decision | None:
-    return _keep(o, Reason.INVALID_SPEC, o.job.invalid) if o.job.spec is None else None
+    problem = o.job.invalid if o.job.spec is None else capacity.problem(o)
+    return _keep(o, Reason.INVALID_SPEC, problem) if problem else None
 
 
 def done_by_any(o: Observed) -> Decision | None:
-    """Only the owner of HEAD can say done, so it holds whichever attempt says it."""
-    said = ((p, word_of(p)) for p in o.pods)
+    """Only the owner of HEAD, a process of rank 0, can say done; so it holds whichever attempt says it."""
+    said = ((p, word_of(p)) for p in o.pods if p.rank == 0)
     pod = next((p for p, word in said if word is not None and word.outcome is Outcome.DONE), None)
     return _completed(o, pod, why(pod, o)) if pod is not None else None
 
 
+# --- rules: the current attempt -------------------------------------------------------------------------
 def attempt_over(o: Observed) -> Decision | None:
-    pod = _current(o)
-    if pod is None or not over(pod, o):
+    if _judged_already(o):
         return None
-    ending = why(pod, o)
-    if ending.cause is Cause.DONE:
-        return _completed(o, pod, ending)
-    before = () if ended(pod) else (_removal(o, pod),)
-    return replace(_given_up(o, ending), before=before)
-
-
-def attempt_vanished(o: Observed) -> Decision | None:
-    """It was seen and is no more (observe.py has asked the API server): somebody took our finalizer off."""
-    record = o.job.status.record(o.job.status.attempt)
-    if _current(o) is not None or record is None or record.started is None:
+    if gang.done(o):
+        first = gang.team(o)[0]
+        return _completed(o, first, why(first, o))
+    if not gang.broken(o) and not (_stopping(o) and not gang.working(o)):
         return None
-    return _given_up(o, Ending(cause=Cause.POD_DELETED, evidence=f"pod {record.pod} exists no more"))
+    if gang.working(o):
+        return _stop(o, gang.first_sight(o))
+    if not gang.team(o) and not gang.vanished(o):
+        return None  # stopped before any pod was made
+    dead = tuple(follow.removal(o, p) for p in gang.team(o) if not ended(p))
+    return replace(_given_up(o, gang.verdict(o)), before=dead)
 
 
 def under_notice(o: Observed) -> Decision | None:
     """Tell it, delete it with the time that is left, and make its successor at once where that is wanted."""
-    pod = _current(o)
-    notice = notice_of(pod, o) if pod is not None else None
-    if pod is None or notice is None or o.job.spec is None:
+    told = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
+    if not told or o.job.spec is None:
         return None
-    left = (notice.deadline - o.now - o.limits.margin).total_seconds()
-    grace = max(LEAST_GRACE, min(int(left), pod.grace))
-    before: tuple[Action, ...] = ()
-    if pod.deleted is None:
-        before = () if pod.notice is not None else (Annotate(pod=pod, notice=notice),)
-        if o.now < _delete_at(o, notice):
-            return replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is being told"), before=before)
-        before = (*before, Delete(pod=pod, grace=grace))
-    if not o.job.spec.replaces_during_notice:
-        return replace(_keep(o, Cause.SPOT_NOTICE, "the attempt is told to save and end"), before=before)
-    gate = (pod.deleted or o.now + timedelta(seconds=grace)) + o.limits.gate_slack
+    before = tuple(action for pod, notice in told for action in _tell(o, pod, notice))
+    keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is told to save and end"), before=before)
+    going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
+    if not going or not o.job.spec.replaces_during_notice or o.job.spec.suspend or _judged_already(o):
+        return keep
+    pod, notice = told[0]
+    gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
     decision = _given_up(o, by_notice(notice))
     gate = max(gate, decision.status.gate_until or gate)
     return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
 
 
-def _delete_at(o: Observed, notice: Notice) -> datetime:
-    """A moment after it was told, so that its file has the deadline; at once where every second counts."""
-    hurry = notice.deadline - o.now < HURRY
-    return o.now if hurry else (o.told_at or o.now) + o.limits.told_lead
+def _tell(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
+    if pod.deleted is not None:
+        return
+    if pod.notice is None:
+        yield Annotate(pod=pod, words=follow.deadline_words(notice))
+    if o.now >= follow.delete_at(o, pod, notice):
+        yield Delete(pod=pod, grace=_grace(o, pod, notice))
 
 
-def avoids_in_vain(o: Observed) -> Decision | None:
-    """Its pod is kept off a node that can be used again: one without that rule takes its place, uncounted."""
-    pod = _current(o)
-    free = avoid.free_again(o, pod) if pod is not None and avoid.may_be_in_vain(pod) else ()
-    if pod is None or not free:
+def _grace(o: Observed, pod: PodView, notice: Notice) -> int:
+    left = (notice.deadline - o.now - o.limits.margin).total_seconds()
+    return max(LEAST_GRACE, min(int(left), pod.grace))
+
+
+def _is_delete(action: Action, pod: PodView) -> bool:
+    return isinstance(action, Delete) and action.pod.uid == pod.uid
+
+
+def advised(o: Observed) -> Decision | None:
+    """A rebalance recommendation is passed on: an extra save costs little, and stops nothing."""
+    words = tuple(follow.advice(o))
+    return replace(_keep(o, "SaveAdvised", "an extra save is advised"), before=words) if words else None
+
+
+def stopped_by_owner(o: Observed) -> Decision | None:
+    """Suspended, past its deadline, or without progress for too long."""
+    if _judged_already(o) or _stopping(o) or not gang.team(o):
         return None
-    evidence = f"pod {pod.name} was kept off {', '.join(free)}, which can be used again"
-    ending = Ending(cause=Cause.REPLACED, evidence=evidence)
-    status = _next_attempt(o, _judged(o, with_pods(o.job.status, o), pod.attempt, ending))
-    return Decision(reason=Cause.REPLACED, message=evidence, status=status, before=(_removal(o, pod),))
+    asked = lifecycle.asked_to_stop(o) or hang.stalled(o) or capacity.moves(o)
+    return _stop(o, asked) if asked is not None else None
+
+
+def in_vain(o: Observed) -> Decision | None:
+    """Its pods wait for nodes that cannot be theirs: others without that rule take their place, uncounted."""
+    team = gang.team(o)
+    if _judged_already(o) or _stopping(o) or not team:
+        return None
+    kept_off = [(p, free) for p in team if avoid.may_be_in_vain(p) and (free := avoid.free_again(o, p))]
+    words = [f"pod {p.name} was kept off {', '.join(free)}, which can be used again" for p, free in kept_off]
+    words += [sentence for p in team if (sentence := pins.in_vain(o, p))]
+    if words:
+        return _replaced(o, Ending(cause=Cause.REPLACED, evidence=words[0]))
+    sentence = capacity.gives_up_waiting(o)
+    return _replaced(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
+
+
+def _replaced(o: Observed, ending: Ending) -> Decision:
+    """Pods that never ran are gone at once; where some run, all must have ended before others come."""
+    team = gang.team(o)
+    if any(p.node for p in team):
+        return _stop(o, ending)
+    return replace(_given_up(o, ending), before=tuple(follow.removal(o, p) for p in team))
 
 
 def running(o: Observed) -> Decision | None:
-    pod = _current(o)
-    return _keep(o, "Running", f"pod {pod.name} has the attempt") if pod is not None else None
+    team = gang.team(o)
+    return _keep(o, "Running", f"attempt {o.job.status.attempt} has its pods") if team else None
+
+
+# --- rules: the next attempt ----------------------------------------------------------------------------
+def suspended(o: Observed) -> Decision | None:
+    spec = o.job.spec
+    return _keep(o, Cause.SUSPENDED, "spec.suspend is true") if spec is not None and spec.suspend else None
+
+
+def too_late(o: Observed) -> Decision | None:
+    """Past its deadline while nothing runs."""
+    ending = lifecycle.past_deadline(o)
+    return _failed(o, o.job.status, ending.reason, ending.evidence) if ending is not None else None
 
 
 def not_admitted(o: Observed) -> Decision | None:
@@ -175,10 +203,13 @@ def predecessor_saves(o: Observed) -> Decision | None:
     return _keep(o, Reason.PREDECESSOR_SAVES, words) if words and not o.job.status.attempt else None
 
 
-def first_attempt(o: Observed) -> Decision | None:
-    if o.job.status.attempt:
+def next_attempt(o: Observed) -> Decision | None:
+    """The first one, or the one after a suspension."""
+    if o.job.status.attempt and not _judged_already(o):
         return None
-    return Decision(reason="Start", message="first attempt", status=_next_attempt(o, o.job.status))
+    message = "resumed" if o.job.status.attempt else "first attempt"
+    status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
+    return Decision(reason="Start", message=message, status=_next_attempt(o, status))
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -187,19 +218,34 @@ RULES: Final[tuple[Rule, ...]] = (
     unreadable,
     done_by_any,
     attempt_over,
-    attempt_vanished,
     under_notice,
-    avoids_in_vain,
+    stopped_by_owner,
+    in_vain,
+    advised,
     running,
+    suspended,
+    too_late,
     not_admitted,
     predecessor_saves,
-    first_attempt,
+    next_attempt,
 )
 
 
-# --- what rules are made of ---------------------------------------------------------------------------
-def _current(o: Observed) -> PodView | None:
-    return next((p for p in o.pods if p.attempt == o.job.status.attempt), None)
+# --- what rules are made of -----------------------------------------------------------------------------
+def _record(o: Observed) -> AttemptRecord | None:
+    return o.job.status.record(o.job.status.attempt)
+
+
+def _judged_already(o: Observed) -> bool:
+    """The current attempt has ended, and the next is not made yet."""
+    record = _record(o)
+    return record is not None and bool(record.cause)
+
+
+def _stopping(o: Observed) -> bool:
+    """All pods of the current attempt were asked to end."""
+    record = _record(o)
+    return record is not None and bool(record.stopping)
 
 
 def _keep(o: Observed, reason: str, message: str) -> Decision:
@@ -210,137 +256,76 @@ def _completed(o: Observed, pod: PodView, ending: Ending) -> Decision:
     status = with_final_word(_judged(o, o.job.status, pod.attempt, ending), o, word_of(pod))
     message = f"attempt {pod.attempt}: {ending.evidence}"
     status = with_condition(status, Condition.SUCCEEDED, True, Reason.COMPLETED, message, o=o)
-    return Decision(reason=Reason.COMPLETED, message=message, status=status)
+    return Decision(reason=Reason.COMPLETED, message=message, status=lifecycle.completed(o, status))
+
+
+def _failed(o: Observed, status: Status, reason: str, message: str) -> Decision:
+    status = with_condition(status, Condition.FAILED, True, reason, message, o=o)
+    return Decision(reason=reason, message=message, status=lifecycle.completed(o, status))
+
+
+def _stop(o: Observed, ending: Ending) -> Decision:
+    """Has all pods of the attempt end (follow.py deletes them); it is judged when they have."""
+    record = _record(o)
+    message = f"attempt {o.job.status.attempt}: {ending.evidence}"
+    if record is None or record.stopping:
+        return _keep(o, "Stopping", "the attempt is being stopped")
+    stopping = replace(
+        record,
+        stopping=str(ending.cause),
+        evidence=ending.evidence[:4000],
+        charged=ending.charged,
+        reason=ending.reason,
+    )
+    status = with_record(o.job.status, stopping)
+    return Decision(reason=ending.cause, message=message, status=status)
 
 
 def _judged(o: Observed, status: Status, attempt: int, ending: Ending) -> Status:
     record = status.record(attempt)
     if record is None or record.cause:
         return status  # judged already (an interrupted attempt that got done after all keeps its cause)
-    cause, evidence = str(ending.cause), ending.evidence[:4000]
-    return with_record(status, replace(record, cause=cause, evidence=evidence, charged=ending.charged))
+    judged = replace(
+        record,
+        cause=str(ending.cause),
+        evidence=ending.evidence[:4000],
+        charged=ending.charged,
+        reason=ending.reason,
+        stopping="",
+    )
+    return with_record(status, judged)
 
 
 def _given_up(o: Observed, ending: Ending) -> Decision:
     """The current attempt is over or doomed: charge it, and go on or stop."""
     assert o.job.spec is not None
     policy, old = o.job.spec.failure_policy, o.job.status
-    status = restart.counted(_judged(o, with_pods(old, o), old.attempt, ending), ending)
+    status = _judged(o, with_pods(old, o), old.attempt, ending)
+    status = restart.counted(status, ending, policy, o.now)
     stop: tuple[str, str] | None = restart.exhausted(status, policy, ending)
-    if ending.cause is Cause.BAD_CONFIGURATION:  # no restart mends it
+    if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # no restart mends it
         stop = (ending.reason or ending.cause, ending.evidence)
     if not ending.charged:
         message = f"attempt {old.attempt}: {ending.evidence}"
         status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
     if stop is not None:
-        status = with_condition(status, Condition.FAILED, True, *stop, o=o)
-        return Decision(reason=stop[0], message=stop[1], status=status)
-    status = replace(status, next_start=restart.next_start(status, policy, ending, o.now))
+        return _failed(o, status, *stop)
+    status = replace(status, next_start=restart.next_start(status, policy, ending, o.now, o.job.key.uid))
+    if o.job.spec.suspend:
+        return Decision(reason=ending.cause, message=ending.evidence, status=status)
     return Decision(reason=ending.cause, message=ending.evidence, status=_next_attempt(o, status))
 
 
 def _next_attempt(o: Observed, status: Status) -> Status:
     assert o.job.spec is not None
     number, key = status.attempt + 1, o.job.key
+    pool = capacity.choose(o, status)
     record = AttemptRecord(
         number=number,
         pod=pod_name(key.name, key.uid, number),
-        capacity_type=o.job.spec.capacity.type,
+        capacity_type=pool.type,
+        pool=pool.name,
     )
     progress = replace(status.progress, state="", eta_seconds=None) if status.progress else None
     gate = status.gate_until if status.gate_until is not None and status.gate_until > o.now else None
     return with_record(replace(status, attempt=number, gate_until=gate, progress=progress), record)
-
-
-# --- what follows from every decision -----------------------------------------------------------------
-def _settled(o: Observed, status: Status) -> Status:
-    """The status with all that pods and progress tell. Progress alone is written once in a while only."""
-    unseen = not status.attempt and o.job.spec is not None and not o.admitted and o.refusal is None
-    if o.job.deleting or unseen:
-        return status
-    told = _facts(o, with_unknown_progress(status, o))
-    sample = o.sample
-    if sample is None or status.terminal or sample.progress.attempt != status.attempt:
-        return told
-    if told == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
-        return told
-    return _facts(o, with_progress(status, o, sample))
-
-
-def _facts(o: Observed, status: Status) -> Status:
-    status = with_back_fill(with_vanished(with_pods(status, o), o))
-    note = render.grace_note(o.job.spec, o.default_pool) if o.job.spec else ""
-    return with_conditions(status, o, note=note)
-
-
-def _stale_first(o: Observed) -> Iterator[Action]:
-    """First act of every reconcile: no pod of an attempt below the current one stays."""
-    for pod in o.pods:
-        if pod.attempt < o.job.status.attempt and pod.deleted is None:
-            yield _removal(o, pod)
-
-
-def _removal(o: Observed, pod: PodView) -> Delete:
-    """With the pod's own grace, or by force where no kubelet would ever end it."""
-    return Delete(pod=pod, grace=0 if node_dead(pod, o) and not ended(pod) else None)
-
-
-def _after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
-    going = {a.pod.uid for a in before if isinstance(a, Delete)}
-    for pod in o.pods:
-        yield from _clear(o, status, pod, pod.uid in going)
-    if not (status.terminal or o.job.deleting or o.job.spec is None):
-        yield from _make(o, status)
-
-
-def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
-    """Pods that have no future go, and are released once their outcome is written."""
-    stale = pod.attempt < status.attempt
-    # A finished job's pod stays for its logs, unless a container of it still holds the node.
-    unwanted = stale or (status.terminal and alive(pod))
-    stuck = pod.deleted is not None and bool(node_dead(pod, o)) and not ended(pod)
-    if unwanted and not going and (pod.deleted is None or stuck):
-        yield _removal(o, pod)
-    outcome_written = stale or status.terminal
-    if pod.holds_outcome and (o.job.deleting or (outcome_written and over(pod, o))):
-        yield Release(pod=pod)
-
-
-def _make(o: Observed, status: Status) -> Iterator[Action]:
-    if not o.admitted:
-        if not _refused(o):
-            manifest = render.pod(o.job, replace(status, attempt=status.attempt + 1), o.default_pool)
-            yield Check(manifest=manifest, generation=o.job.generation)
-        return
-    if not status.attempt:
-        return
-    missing = not any(p.attempt == status.attempt for p in o.pods)
-    due = status.next_start is None or status.next_start <= o.now
-    if missing and due and not _refused(o):
-        manifest = render.pod(o.job, status, o.default_pool, avoid.doomed(o, status))
-        yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
-
-
-def _refused(o: Observed) -> bool:
-    """The API server has said no to this generation, and it is not yet time to ask again."""
-    no = o.refusal
-    return no is not None and no.generation == o.job.generation and o.now < no.at + no.retry
-
-
-def _recheck_after(o: Observed, status: Status) -> timedelta | None:
-    """When time alone will change the answer."""
-    times = []
-    if status.next_start is not None and not status.terminal:
-        times.append(status.next_start)
-    current = _current(o)
-    if current is not None and current.deleted is None and (notice := notice_of(current, o)) is not None:
-        times.append(_delete_at(o, notice))
-    if o.refusal is not None and not status.terminal:
-        times.append(o.refusal.at + o.refusal.retry)
-    if not status.attempt and saving_predecessor(o):
-        times.append(o.now + PREDECESSOR_LOOK)
-    if current is not None and avoid.may_be_in_vain(current):
-        times.append(o.now + AVOIDS_LOOK)
-    times += [p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node]
-    later = [t - o.now for t in times if t > o.now]
-    return min(later) + timedelta(milliseconds=50) if later else None

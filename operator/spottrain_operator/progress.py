@@ -64,7 +64,9 @@ class Poller:
         """Until cancelled: each round asks every running trainer once, spread over the interval."""
         async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session:
             while True:
-                pods = [p for p in self._caches.pods if p.running_since and p.ip and not ended(p)]
+                pods = [
+                    p for p in self._caches.pods if p.running_since and p.ip and p.rank == 0 and not ended(p)
+                ]
                 asks = [self._ask_later(session, pod) for pod in pods]
                 await asyncio.gather(asyncio.sleep(self._interval), *asks)
 

@@ -6,11 +6,11 @@ Called by the work queue's workers, with nothing but the job's key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from spottrain_operator.api import JobKey, Pool
+from spottrain_operator.api import JobKey
 from spottrain_operator.apply import Hands, apply
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
@@ -19,6 +19,7 @@ from spottrain_operator.memory import Memory
 from spottrain_operator.model import Limits
 from spottrain_operator.observe import find_job, live_pods, observe
 from spottrain_operator.plan import plan
+from spottrain_operator.pools import Pool
 
 logger = logging.getLogger(__name__)
 AT_ONCE = timedelta(0)
@@ -31,6 +32,7 @@ class Reconciler:
     caches: Caches
     memory: Memory
     default_pool: Pool
+    pools: Mapping[str, Pool]
     limits: Limits
     now: Callable[[], datetime]
 
@@ -46,6 +48,7 @@ class Reconciler:
             cluster=self.cluster,
             memory=self.memory,
             default_pool=self.default_pool,
+            pools=self.pools,
             limits=self.limits,
             now=self.now(),
         )

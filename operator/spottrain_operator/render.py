@@ -9,13 +9,22 @@ import copy
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from spottrain.contract import CACHE_DIR, DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, Env
+from spottrain.contract import (
+    CACHE_DIR,
+    DEADLINE_NAME,
+    PODINFO_DIR,
+    PROGRESS_PORT,
+    SAVE_ADVISED_NAME,
+    Env,
+)
 
 from spottrain_operator import volumes
-from spottrain_operator.api import CapacityType, CompileCache, Job, Pool, Status, TrainingJobSpec
+from spottrain_operator.api import CompileCache, Job, Logs, Status, TrainingJobSpec
+from spottrain_operator.model import Observed
 from spottrain_operator.names import (
     API_VERSION,
     ATTEMPT_LABEL,
@@ -29,11 +38,18 @@ from spottrain_operator.names import (
     MANAGED_BY,
     MANAGED_BY_LABEL,
     OUTCOME_FINALIZER,
+    PINNED_ANNOTATION,
+    RANK_LABEL,
+    RENDEZVOUS_PORT,
     ROLE_LABEL,
     ROLE_TRAINER,
+    ZONE_LABEL,
     job_label,
     pod_name,
+    service_name,
 )
+from spottrain_operator.policies import capacity
+from spottrain_operator.pools import CapacityType, Pool
 from spottrain_operator.template import judged
 
 Json = dict[str, Any]
@@ -50,84 +66,138 @@ FS_GROUP: Final = 1000
 """Group of the runtime image's user: it may write what is mounted, and read its cloud token."""
 
 
-def grace(spec: TrainingJobSpec, default: Pool) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where one pod of an attempt may go, beside its pool."""
+
+    rank: int = 0
+    avoid: Sequence[str] = ()
+    """Host names."""
+    pin: str = ""
+    """Host name."""
+    zoned: bool = True
+    """Whether the cluster's nodes have zones, by which a gang can be kept together."""
+
+
+SOLE: Final = Placement()
+
+
+def grace(spec: TrainingJobSpec, pool: Pool) -> int:
     """terminationGracePeriodSeconds: the window; less where the template says so, more only on demand."""
-    asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), spec.window(default)
+    asked = spec.template["spec"].get("terminationGracePeriodSeconds")
     if asked is None:
-        return window
-    return min(int(asked), window) if spec.capacity.type is CapacityType.SPOT else int(asked)
+        return pool.window
+    return min(int(asked), pool.window) if pool.type is CapacityType.SPOT else int(asked)
 
 
-def grace_note(spec: TrainingJobSpec, default: Pool) -> str:
+def grace_note(spec: TrainingJobSpec, pool: Pool) -> str:
     """What a person should know about the grace that was asked for; "" where it equals the window."""
-    asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), spec.window(default)
-    if asked is None or spec.capacity.type is not CapacityType.SPOT or asked == window:
+    asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), pool.window
+    if asked is None or pool.type is not CapacityType.SPOT or asked == window:
         return ""
     if asked > window:
         return f"terminationGracePeriodSeconds {asked} is cut to {window}, the notice window of this capacity"
     return f"terminationGracePeriodSeconds {asked} leaves less than the {window} s that there are for saving"
 
 
-def pod(job: Job, status: Status, default_pool: Pool, avoid: Sequence[str] = ()) -> Json:
-    """The pod of attempt `status.attempt`, kept off the nodes with the host names `avoid`."""
+def trial(o: Observed, status: Status) -> Json:
+    """The next attempt's pod of rank 0, for a dry run."""
+    return pod(o.job, replace(status, attempt=status.attempt + 1), capacity.choose(o, status))
+
+
+def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
+    """A pod of attempt `status.attempt`, on nodes of `pool`."""
     assert job.spec is not None
-    spec, pool = job.spec, job.spec.pool(default_pool)
+    spec = job.spec
     body = copy.deepcopy(spec.template["spec"])
     trainer = judged(body["containers"])
-    body |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": grace(spec, default_pool)}
-    _place(body, pool, avoid)
+    body |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": grace(spec, pool)}
+    _place(body, pool, place)
+    if spec.workers > 1:
+        _join_gang(body, job, status, place)
     ca = spec.checkpoint.ca_bundle
     volumes.equip(body, trainer, ca.source if ca else None)
-    _feed(trainer, job, status, default_pool)
+    _feed(trainer, job, status, grace(spec, pool), place.rank)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _restrict(body)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, avoid), "spec": body}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, place), "spec": body}
 
 
-def _metadata(job: Job, status: Status, avoid: Sequence[str]) -> Json:
+def service(job: Job) -> Json:
+    """Names for the pods of a gang, also before they are ready: they become so by finding each other."""
+    key = job.key
+    port = {"name": "rendezvous", "port": RENDEZVOUS_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(key.name, key.uid),
+            "namespace": key.namespace,
+            "labels": {JOB_LABEL: job_label(key.name), JOB_UID_LABEL: key.uid, MANAGED_BY_LABEL: MANAGED_BY},
+            "ownerReferences": [_owner(job)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_UID_LABEL: key.uid, ROLE_LABEL: ROLE_TRAINER},
+            "ports": [port],
+        },
+    }
+
+
+def _owner(job: Job) -> Json:
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.key.name, "uid": job.key.uid}
+    return owner | {"controller": True, "blockOwnerDeletion": True}
+
+
+def _metadata(job: Job, status: Status, place: Placement) -> Json:
     assert job.spec is not None
     given, key = job.spec.template.get("metadata") or {}, job.key
     labels = {
         JOB_LABEL: job_label(key.name),
         JOB_UID_LABEL: key.uid,
         ATTEMPT_LABEL: str(status.attempt),
+        RANK_LABEL: str(place.rank),
         MANAGED_BY_LABEL: MANAGED_BY,
         ROLE_LABEL: ROLE_TRAINER,
     }
     annotations = KEEP_ALIVE | (given.get("annotations") or {})
-    annotations.pop(AVOIDS_ANNOTATION, None)  # from the template it would be a rule that never ends
-    if avoid:
-        annotations[AVOIDS_ANNOTATION] = ",".join(sorted(avoid))
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": key.uid}
+    # From the template they would be rules that never end.
+    annotations = {k: v for k, v in annotations.items() if k not in (AVOIDS_ANNOTATION, PINNED_ANNOTATION)}
+    if place.avoid:
+        annotations[AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
+    if place.pin:
+        annotations[PINNED_ANNOTATION] = place.pin
     return {
-        "name": pod_name(key.name, key.uid, status.attempt),
+        "name": pod_name(key.name, key.uid, status.attempt, place.rank),
         "namespace": key.namespace,
         "labels": (given.get("labels") or {}) | labels,
         "annotations": annotations,
         "finalizers": [OUTCOME_FINALIZER],
-        "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],
+        "ownerReferences": [_owner(job)],
     }
 
 
 # --- where it runs -----------------------------------------------------------------------------------
-def _place(body: Json, pool: Pool, avoid: Sequence[str]) -> None:
-    body["nodeSelector"] = (body.get("nodeSelector") or {}) | pool.node_selector
+def _place(body: Json, pool: Pool, place: Placement) -> None:
+    body["nodeSelector"] = (body.get("nodeSelector") or {}) | pool.selector
     silence = [  # first, because of several that fit a taint the first one counts
         {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
         | {"tolerationSeconds": NODE_SILENCE}
         for state in ("not-ready", "unreachable")
     ]
     ours = {t["key"] for t in silence}
-    given = (*(body.get("tolerations") or ()), *pool.tolerations)
+    given = (*(body.get("tolerations") or ()), *pool.tolerated)
     body["tolerations"] = [*silence, *(t for t in given if t.get("key") not in ours)]
-    if avoid:
-        _keep_off(body, avoid)
+    if place.avoid:
+        _require(body, {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(place.avoid)})
+    if place.pin:
+        _require(body, {"key": HOSTNAME_LABEL, "operator": "In", "values": [place.pin]})
 
 
-def _keep_off(body: Json, hostnames: Sequence[str]) -> None:
+def _require(body: Json, term: Json) -> None:
     """A hard rule: a template may tolerate every taint, so a doomed node's taint alone would not do."""
-    term = {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(hostnames)}
     affinity = body.get("affinity") or {}
     node = affinity.get("nodeAffinity") or {}
     required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
@@ -137,12 +207,28 @@ def _keep_off(body: Json, hostnames: Sequence[str]) -> None:
     body["affinity"] = affinity | {"nodeAffinity": node}
 
 
+def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
+    """A name that the others know, and the zone of the others: traffic between zones is slow, and costs."""
+    assert job.spec is not None
+    body["hostname"] = pod_name(job.key.name, job.key.uid, status.attempt, place.rank)
+    body["subdomain"] = service_name(job.key.name, job.key.uid)
+    if not (job.spec.capacity.same_zone and place.zoned):
+        return
+    labels = {JOB_UID_LABEL: job.key.uid, ATTEMPT_LABEL: str(status.attempt)}
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": ZONE_LABEL}
+    affinity = body.get("affinity") or {}
+    peers = affinity.get("podAffinity") or {}
+    required = [*(peers.get("requiredDuringSchedulingIgnoredDuringExecution") or ()), term]
+    peers = peers | {"requiredDuringSchedulingIgnoredDuringExecution": required}
+    body["affinity"] = affinity | {"podAffinity": peers}
+
+
 # --- what it is told ---------------------------------------------------------------------------------
-def _feed(trainer: Json, job: Job, status: Status, default_pool: Pool) -> None:
+def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int) -> None:
     assert job.spec is not None
     spec = job.spec
     given = {e.get("name"): e for e in trainer.get("env") or ()}
-    told = environment(job, status, grace(spec, default_pool))
+    told = environment(job, status, grace_seconds, rank)
     if spec.checkpoint.ca_bundle is not None:
         told[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
     defaults = {k: v for k, v in _WRITABLE.items() if k not in given}
@@ -166,7 +252,7 @@ _WRITABLE: Final = {
 }
 
 
-def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
+def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> dict[str, str]:
     """The contract's variables (`contract.Env`); those without a value are left out."""
     assert job.spec is not None
     values: dict[Env, str] = {
@@ -177,13 +263,41 @@ def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
         Env.GRACE_SECONDS: str(grace_seconds),
         Env.TRAINING: json.dumps(job.spec.training, sort_keys=True),
         Env.DEADLINE_FILE: f"{PODINFO_DIR}/{DEADLINE_NAME}",
+        Env.SAVE_ADVISED_FILE: f"{PODINFO_DIR}/{SAVE_ADVISED_NAME}",
         Env.TERMINATION_MESSAGE: TERMINATION_LOG,
         Env.PROGRESS_PORT: str(PROGRESS_PORT),
         Env.CACHE_DIR: CACHE_DIR,
     }
     if job.spec.checkpoint.managed:
         values |= _saving(job.spec, status)
-    return {str(name): str(value) for name, value in values.items() if value}
+    told = {str(name): str(value) for name, value in values.items() if value}
+    return told | (_gang(job, status, rank) if job.spec.workers > 1 else {})
+
+
+def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
+    """For our launcher, for torchrun (PET_...: its flags), and for scripts with a launcher of their own.
+
+    A new attempt has another rank 0, so that nobody meets a ghost of the last one.
+    """
+    assert job.spec is not None
+    key = job.key
+    first = pod_name(key.name, key.uid, status.attempt)
+    host, port = f"{first}.{service_name(key.name, key.uid)}.{key.namespace}.svc", str(RENDEZVOUS_PORT)
+    workers, processes = str(job.spec.workers), str(max(job.spec.gpus_per_worker, 1))
+    return {
+        str(Env.WORKERS): workers,
+        str(Env.WORKER_INDEX): str(rank),
+        str(Env.RENDEZVOUS): f"{host}:{port}",
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "NNODES": workers,
+        "NODE_RANK": str(rank),
+        "PET_NNODES": workers,
+        "PET_NODE_RANK": str(rank),
+        "PET_NPROC_PER_NODE": processes,
+        "PET_MASTER_ADDR": host,
+        "PET_MASTER_PORT": port,
+    }
 
 
 def _saving(spec: TrainingJobSpec, status: Status) -> dict[Env, str]:
@@ -202,6 +316,8 @@ def _saving(spec: TrainingJobSpec, status: Status) -> dict[Env, str]:
         Env.GATE_UNTIL: _unix(status.gate_until),
         Env.COMPILE_CACHE: _compile_cache(checkpoint.compile_cache, status),
         Env.IMAGE_DIGEST: _digest(spec),
+        Env.HANG_TIMEOUT: str(spec.failure_policy.hang_timeout_seconds or ""),
+        Env.LOGS: "keep" if checkpoint.logs is Logs.KEEP else "off",
     }
 
 

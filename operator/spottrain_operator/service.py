@@ -85,6 +85,7 @@ class Service:
             caches=self.caches,
             memory=self.memory,
             default_pool=self.settings.default_pool,
+            pools={pool.name: pool for pool in self.settings.pools},
             limits=self.settings.limits,
             now=self._now,
         )

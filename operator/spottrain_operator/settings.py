@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from spottrain_operator import wire
-from spottrain_operator.api import Pool
+from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.model import Limits
 from spottrain_operator.names import Platform
+from spottrain_operator.pools import Pool
 
 DEFAULT_POOL = Pool(name="default", platform=Platform.AWS)
 PREFIX = "SPOTTRAIN_OPERATOR_"
@@ -22,6 +23,8 @@ class Settings:
     """Watched; none = all. NAMESPACES, separated by commas."""
     default_pool: Pool = DEFAULT_POOL
     """For jobs without capacity.pools. DEFAULT_POOL, as JSON with the fields of spec.capacity.pools[]."""
+    pools: tuple[Pool, ...] = ()
+    """Those that jobs may name. POOLS, as JSON: a list with the fields of spec.capacity.pools[]."""
     workers: int = 16
     """Jobs that are worked on at the same time. WORKERS."""
     resync_seconds: float = 300
@@ -49,6 +52,8 @@ class Settings:
                 values[name] = tuple(n.strip() for n in text.split(",") if n.strip())
             elif name == "default_pool":
                 values[name] = wire.decode(Pool, wire.encode(DEFAULT_POOL) | json.loads(text))
+            elif name == "pools":
+                values[name] = tuple(_named_pool(raw) for raw in json.loads(text))
             elif name in _NUMBERS:
                 values[name] = _NUMBERS[name](text)
             elif name == "log_level":
@@ -62,6 +67,13 @@ class Settings:
             dead_slack=timedelta(seconds=self.dead_slack_seconds),
             progress_interval=timedelta(seconds=self.progress_write_seconds),
         )
+
+
+def _named_pool(raw: object) -> Pool:
+    pool = wire.decode(Pool, raw, "pools[]")
+    if pool.where is None:
+        raise InvalidSpec(f"pools[]: {pool.name} needs a platform or a preset")
+    return pool
 
 
 _NUMBERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -14,6 +15,7 @@ from spottrain_operator.api import (
     ConditionStatus,
     OutputStatus,
     ProgressStatus,
+    RankRecord,
     Status,
 )
 from spottrain_operator.model import NodeView, Observed, PodView, Sample
@@ -23,6 +25,8 @@ from spottrain_operator.policies.gone import over
 
 N = TypeVar("N", int, float)
 KEPT_ATTEMPTS = 20
+KEPT_RANKS = 3
+"""Attempts whose pods are kept one by one; a gang may have a thousand."""
 MESSAGE_LIMIT = 8000
 
 
@@ -52,43 +56,66 @@ def with_condition(
 
 def with_record(status: Status, record: AttemptRecord) -> Status:
     others = [r for r in status.attempts if r.number != record.number]
-    return replace(status, attempts=tuple(sorted((*others, record), key=lambda r: r.number))[-KEPT_ATTEMPTS:])
+    kept = sorted((*others, record), key=lambda r: r.number)[-KEPT_ATTEMPTS:]
+    old = [replace(r, ranks=()) if r.ranks else r for r in kept[:-KEPT_RANKS]]
+    return replace(status, attempts=(*old, *kept[-KEPT_RANKS:]))
 
 
 def with_pods(status: Status, o: Observed) -> Status:
-    """What each pod tells of its attempt: node, start, end, steps. Never touches cause or counters."""
-    for pod in o.pods:
-        record = status.record(pod.attempt)
-        if record is not None:
-            word = word_of(pod)
-            if word is not None and record.ended is None:  # once: a later attempt's own figures stand
-                status = _with_last_figures(status, o, word)
-            status = with_record(status, _observed_record(record, pod, o))
-            status = _known_durable(status, word.durableStep if word else None)
+    """What pods tell of their attempts: nodes, start, end, steps. Never touches cause or counters."""
+    for record in status.attempts:
+        pods = sorted((p for p in o.pods if p.attempt == record.number), key=lambda p: p.rank)
+        if pods:
+            status = _with_words(status, record, pods, o)
+            status = with_record(status, _observed_record(record, pods, o))
     return status
 
 
-def _observed_record(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
-    node = o.nodes.get(pod.node) or NodeView(name=pod.node, resource_version=0)
+def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> Status:
+    words = [word for pod in pods if (word := word_of(pod)) is not None]
+    first = word_of(pods[0]) if pods[0].rank == 0 else None
+    if first is not None and record.ended is None:  # once: a later attempt's own figures stand
+        status = _with_last_figures(status, o, first)
+    for word in words:
+        status = _known_durable(status, word.durableStep)
+    return status
+
+
+def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> AttemptRecord:
     record = replace(
         record,
-        started=record.started or pod.created,
+        started=record.started or min(pod.created for pod in pods),
+        ranks=_with_ranks(record.ranks, pods),
+    )
+    for pod in pods:
+        if pod.rank == 0:
+            record = _of_first(record, pod, o)
+        if word := word_of(pod):
+            record = _with_steps(record, word.startStep, word.step, word.durableStep)
+    if record.ended is None and all(over(pod, o) for pod in pods):
+        ends = [pod.ended.finished for pod in pods if pod.ended and pod.ended.finished]
+        record = replace(record, ended=max(ends, default=o.now.replace(microsecond=0)))
+    return record
+
+
+def _of_first(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
+    node = o.nodes.get(pod.node) or NodeView(name=pod.node, resource_version=0)
+    return replace(
+        record,
         node=record.node or pod.node,
         zone=record.zone or node.zone,
         instance_type=record.instance_type or node.instance_type,
+        exit_code=pod.ended.exit_code if pod.ended else record.exit_code,
     )
-    return _ended_record(record, pod, o) if over(pod, o) and record.ended is None else record
 
 
-def _ended_record(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
-    finished = pod.ended.finished if pod.ended else None
-    record = replace(
-        record,
-        ended=finished or o.now.replace(microsecond=0),
-        exit_code=pod.ended.exit_code if pod.ended else None,
-    )
-    word = word_of(pod)
-    return _with_steps(record, word.startStep, word.step, word.durableStep) if word else record
+def _with_ranks(known: tuple[RankRecord, ...], pods: Sequence[PodView]) -> tuple[RankRecord, ...]:
+    ranks = {rank.rank: rank for rank in known}
+    for pod in pods:
+        old = ranks.get(pod.rank, RankRecord(rank=pod.rank))
+        code = pod.ended.exit_code if pod.ended else old.exit_code
+        ranks[pod.rank] = replace(old, node=old.node or pod.node, exit_code=code)
+    return tuple(ranks[rank] for rank in sorted(ranks))
 
 
 def _with_steps(
@@ -106,7 +133,8 @@ def with_vanished(status: Status, o: Observed) -> Status:
     """Earlier attempts whose pod object is gone for good will tell nothing more."""
     present = {pod.attempt for pod in o.pods}
     for record in status.attempts:
-        if record.number < status.attempt and record.ended is None and record.number not in present:
+        past = record.number < status.attempt or bool(record.cause)
+        if past and record.ended is None and record.number not in present:
             status = with_record(status, replace(record, ended=o.now.replace(microsecond=0)))
     return status
 
@@ -160,7 +188,7 @@ def _step_of(progress: Progress, status: Status) -> int:
 def with_unknown_progress(status: Status, o: Observed) -> Status:
     """An image without our runtime answers nobody: said, so that no one waits for its steps."""
     spec, state = o.job.spec, status.progress.state if status.progress else ""
-    pod = next((p for p in o.pods if p.attempt == status.attempt), None)
+    pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
     runs = pod is not None and pod.running_since is not None and not over(pod, o)
     if spec is None or spec.checkpoint.managed or state or status.terminal or not runs:
         return status

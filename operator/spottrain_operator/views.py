@@ -22,6 +22,9 @@ from spottrain_operator.names import (
     KIND,
     NOTICE_SEEN_ANNOTATION,
     OUTCOME_FINALIZER,
+    PINNED_ANNOTATION,
+    RANK_LABEL,
+    SAVE_ADVISED_ANNOTATION,
     SOURCE_ANNOTATION,
     TERMINATING_TAINT,
     ZONE_LABEL,
@@ -48,6 +51,7 @@ def pod_view(raw: Raw) -> PodView | None:
         job=job,
         resource_version=int(meta["resourceVersion"]),
         attempt=int(attempt),
+        rank=_rank(meta),
         created=timestamp(meta["creationTimestamp"]),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason", ""),
@@ -61,6 +65,7 @@ def pod_view(raw: Raw) -> PodView | None:
         deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
         holds_outcome=OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
         notice=_annotated_notice(meta),
+        save_advised=_advice(meta),
         running_since=_time((state.get("running") or {}).get("startedAt")),
         waiting=_waiting(state) or _blocking_init(status),
         ended=_ended(state),
@@ -68,7 +73,13 @@ def pod_view(raw: Raw) -> PodView | None:
         disruption=_disruption(status),
         init_failure=_init_failure(status),
         avoids=_avoids(meta),
+        pinned=(meta.get("annotations") or {}).get(PINNED_ANNOTATION, ""),
     )
+
+
+def _rank(meta: Raw) -> int:
+    text = (meta.get("labels") or {}).get(RANK_LABEL, "")
+    return int(text) if text.isdecimal() and len(text) < 6 else 0
 
 
 def _avoids(meta: Raw) -> tuple[str, ...]:
@@ -165,7 +176,14 @@ def node_view(raw: Raw) -> NodeView:
         zone=labels.get(ZONE_LABEL, ""),
         instance_type=labels.get(INSTANCE_TYPE_LABEL, ""),
         notice=_annotated_notice(meta) or _tainted_notice(raw),
+        save_advised=_advice(meta),
     )
+
+
+def _advice(meta: Raw) -> str:
+    """As it was written, for it is passed on; "" for what is no time."""
+    text = (meta.get("annotations") or {}).get(SAVE_ADVISED_ANNOTATION, "")
+    return text if _time(text) is not None else ""
 
 
 def _annotated_notice(meta: Raw) -> Notice | None:

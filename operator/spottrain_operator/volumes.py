@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import CACHE_DIR, DEADLINE_NAME, PODINFO_DIR
+from spottrain.contract import CACHE_DIR, DEADLINE_NAME, PODINFO_DIR, SAVE_ADVISED_NAME
 
-from spottrain_operator.names import DEADLINE_ANNOTATION
+from spottrain_operator.names import DEADLINE_ANNOTATION, SAVE_ADVISED_ANNOTATION
 from spottrain_operator.template import judged, trainer_path
 
 Json = dict[str, Any]
@@ -62,8 +62,9 @@ def equip(body: Json, trainer: Json, ca: Json | None) -> None:
 
 
 def _wanted() -> list[tuple[str, str, Json]]:
-    field = {"fieldPath": f"metadata.annotations['{DEADLINE_ANNOTATION}']"}
-    podinfo = {"items": [{"path": DEADLINE_NAME, "fieldRef": field}]}
+    files = {DEADLINE_NAME: DEADLINE_ANNOTATION, SAVE_ADVISED_NAME: SAVE_ADVISED_ANNOTATION}
+    fields = {path: {"fieldPath": f"metadata.annotations['{word}']"} for path, word in files.items()}
+    podinfo = {"items": [{"path": path, "fieldRef": field} for path, field in fields.items()]}
     return [
         ("spottrain-podinfo", PODINFO_DIR, {"downwardAPI": podinfo}),
         ("spottrain-shm", SHM_DIR, {"emptyDir": {"medium": "Memory"}}),

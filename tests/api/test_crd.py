@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from spottrain_operator.api import TrainingJobSpec
 from spottrain_operator.names import API_VERSION
 
 from tests.api.kube import MERGE, Json, Kube, Refused, jobs
@@ -41,7 +43,7 @@ def test_an_invalid_example_is_refused_with_the_words_it_names(kube: Kube, file:
 
 def test_defaults_are_filled_in(kube: Kube) -> None:
     spec = kube.create_job("default", job_body("defaults"), query=DRY)["spec"]
-    assert spec["gpusPerWorker"] == 1 and spec["training"] == {}
+    assert spec["workers"] == spec["gpusPerWorker"] == 1 and spec["training"] == {} and not spec["suspend"]
     assert spec["checkpoint"] == {
         "uri": "s3://bucket/run",
         "managed": True,
@@ -50,16 +52,37 @@ def test_defaults_are_filled_in(kube: Kube) -> None:
         "keepBest": True,
         "onExisting": "fail",
         "compileCache": "keep",
+        "logs": "keep",
     }
-    assert spec["capacity"] == {"type": "spot", "replaceDuringNotice": True}
-    assert spec["failurePolicy"] == {"maxFailures": 3, "maxInterruptions": 100, "backoffSeconds": 1}
+    assert spec["capacity"] == {
+        "type": "spot",
+        "replaceDuringNotice": True,
+        "sameZone": True,
+        "pendingTimeoutSeconds": 900,
+        "onDemandAfter": {"interruptions": 3, "withinSeconds": 3600, "pendingSeconds": 600},
+        "returnToSpotAfterSeconds": 3600,
+    }
+    assert spec["failurePolicy"] == {
+        "maxFailures": 3,
+        "maxInterruptions": 100,
+        "maxNoProgress": 10,
+        "backoffSeconds": 1,
+    }
+
+
+def test_the_defaults_of_the_schema_are_those_of_the_dataclasses(kube: Kube) -> None:
+    given = kube.create_job("default", job_body("defaults"), query=DRY)["spec"]
+    bare = TrainingJobSpec.parse({"template": given["template"], "checkpoint": {"uri": "s3://bucket/run"}})
+    policy = replace(bare.failure_policy, backoff_seconds=1)
+    assert TrainingJobSpec.parse(given) == replace(bare, failure_policy=policy)
 
 
 OTHER = {"spec": {"containers": [{"name": "trainer", "image": "other"}]}}
 CHANGES: list[tuple[Json, str]] = [
-    ({"template": OTHER}, "template is immutable"),
-    ({"training": {"seed": 3}}, "training is immutable"),
-    ({"gpusPerWorker": 2}, "gpusPerWorker is immutable"),
+    ({"template": OTHER}, "template can change only while the job is suspended"),
+    ({"training": {"seed": 3}}, "training can change only while the job is suspended"),
+    ({"gpusPerWorker": 2}, "gpusPerWorker can change only while the job is suspended"),
+    ({"workers": 2}, "workers can change only while the job is suspended"),
     ({"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri is immutable"),
     ({"checkpoint": {"uri": None, "managed": False}}, "checkpoint.managed is immutable"),
 ]
@@ -72,6 +95,18 @@ def test_what_a_running_attempt_would_not_see_cannot_change(
     kube.create_job(namespace, job_body("fixed"))
     with pytest.raises(Refused, match=words):
         kube.call("PATCH", jobs(namespace, "fixed"), {"spec": change}, kind=MERGE)
+
+
+def test_while_a_job_is_suspended_all_can_change_but_where_its_checkpoints_are(
+    kube: Kube, namespace: str
+) -> None:
+    kube.create_job(namespace, job_body("paused", suspend=True))
+    change = {"template": OTHER, "training": {"seed": 3}, "gpusPerWorker": 2, "workers": 4}
+    changed = kube.call("PATCH", jobs(namespace, "paused"), {"spec": change}, kind=MERGE)["spec"]
+    assert changed["workers"] == 4 and changed["template"]["spec"]["containers"][0]["image"] == "other"
+    with pytest.raises(Refused, match=r"checkpoint.uri is immutable"):
+        uri = {"checkpoint": {"uri": "s3://bucket/other"}}
+        kube.call("PATCH", jobs(namespace, "paused"), {"spec": uri}, kind=MERGE)
 
 
 def test_what_acts_from_the_next_attempt_on_can_change(kube: Kube, namespace: str) -> None:

@@ -51,6 +51,8 @@ async def called_by_the_operator() -> Rights:
         "annotate_pod": recorder.annotate_pod("ml", "p", uid="u", annotations={}),
         "release_pod": recorder.release_pod("ml", "p", uid="u"),
         "apply_status": recorder.apply_status("ml", "j", uid="u", resource_version=1, status={}),
+        "create": recorder.create("services", {"metadata": {"namespace": "ml"}}),
+        "delete_job": recorder.delete_job("ml", "j", uid="u"),
         "create_event": recorder.create_event("ml", {}),
     }
     for call in calls.values():

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from spottrain.contract import OnExisting
 from spottrain_operator import names
-from spottrain_operator.api import CABundle, CapacityType, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.api import CABundle, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.pools import CapacityType
 from spottrain_operator.wire import camel
 
 ROOT = Path(__file__).resolve().parents[2]

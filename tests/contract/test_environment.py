@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from spottrain.config import PRECISIONS, Run, Training
-from spottrain.contract import DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, Env
+from spottrain.contract import DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, SAVE_ADVISED_NAME, Env
+from spottrain.process.gang import Gang
 from spottrain_operator import render
 from spottrain_operator.api import Job, Status
+from spottrain_operator.names import pod_name, service_name
 
 from tests.builders import POOL, after, raw_job, raw_spec
 
@@ -28,12 +30,6 @@ TRAINING: dict[str, Any] = {
     "deterministic": False,
 }
 IMAGE = "registry.example.com:5000/train:1@sha256:" + "a" * 64
-NOT_RENDERED = {
-    Env.WORKERS: "a job has one pod",
-    Env.WORKER_INDEX: "a job has one pod",
-    Env.RENDEZVOUS: "a job has one pod",
-}
-"""Names of the contract that the operator does not set, and why."""
 CHECKPOINT = {
     "uri": "s3://bucket/run",
     "interval": "90s",
@@ -50,15 +46,18 @@ CHECKPOINT = {
 @pytest.fixture
 def environment() -> dict[str, str]:
     template = {"spec": {"containers": [{"name": "trainer", "image": IMAGE}]}}
-    job = Job.parse(raw_job(raw_spec(template=template, training=TRAINING, checkpoint=CHECKPOINT)))
+    policy = {"hangTimeoutSeconds": 90}
+    spec = raw_spec(
+        template=template, training=TRAINING, checkpoint=CHECKPOINT, failurePolicy=policy, workers=2
+    )
     status = Status(attempt=2, gate_until=after(100.2), known_durable_step=9)
-    pod = render.pod(job, status, POOL)
+    pod = render.pod(Job.parse(raw_job(spec)), status, POOL, render.Placement(rank=1))
     return {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
 
 
 def test_every_name_of_the_contract_is_set_and_no_other(environment: dict[str, str]) -> None:
     ours = {name for name in environment if name.startswith("SPOTTRAIN_")}
-    assert ours == {str(name) for name in Env if name not in NOT_RENDERED}
+    assert ours == set(map(str, Env))
 
 
 def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) -> None:
@@ -101,12 +100,22 @@ def test_what_is_not_known_is_not_set() -> None:
     assert told[Env.GATE_UNTIL] == "0"
 
 
+def test_a_gang_finds_itself_by_our_launcher_and_by_torchrun(environment: dict[str, str]) -> None:
+    gang = Gang.from_env(environment, "2", lambda: 1)
+    first = f"{pod_name('job', 'uid-1', 2)}.{service_name('job', 'uid-1')}.ns.svc"
+    assert (gang.workers, gang.index, gang.size, gang.host) == (2, 1, 4, first)
+    assert environment["PET_NNODES"] == "2" and environment["PET_NODE_RANK"] == "1"
+    assert environment["PET_MASTER_ADDR"] == environment["MASTER_ADDR"] == first
+    assert int(environment["PET_MASTER_PORT"]) == gang.port
+
+
 def test_the_pod_has_the_file_and_the_port_that_it_names(environment: dict[str, str]) -> None:
     job = Job.parse(raw_job())
     pod = render.pod(job, Status(attempt=1), POOL)
     trainer, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
     mount = next(m for m in trainer["volumeMounts"] if m["mountPath"] == PODINFO_DIR)
     volume = next(v for v in volumes if v["name"] == mount["name"])
-    assert volume["downwardAPI"]["items"][0]["path"] == DEADLINE_NAME
+    assert [item["path"] for item in volume["downwardAPI"]["items"]] == [DEADLINE_NAME, SAVE_ADVISED_NAME]
+    assert environment[Env.SAVE_ADVISED_FILE] == f"{PODINFO_DIR}/{SAVE_ADVISED_NAME}"
     assert environment[Env.DEADLINE_FILE] == f"{PODINFO_DIR}/{DEADLINE_NAME}"
     assert {p["containerPort"] for p in trainer["ports"]} == {PROGRESS_PORT}

@@ -12,7 +12,8 @@ from spottrain_operator.names import Cause
 
 def doomed(o: Observed, status: Status) -> tuple[str, ...]:
     """Host names of nodes with a notice, and of those whose pods, still saving, the new one is to follow."""
-    names = {n.hostname for n in o.nodes.values() if n.notice is not None and n.notice.deadline > o.now}
+    going = (n for n in o.nodes.values() if n.leaving or (n.notice is not None and n.notice.deadline > o.now))
+    names = {n.hostname for n in going}
     if status.gate_until is not None and status.gate_until > o.now:
         saving = (r.node for r in status.attempts if r.cause == Cause.SPOT_NOTICE and r.ended is None)
         names |= {o.nodes[name].hostname if name in o.nodes else name for name in saving if name}
@@ -27,5 +28,5 @@ def may_be_in_vain(pod: PodView) -> bool:
 def free_again(o: Observed, pod: PodView) -> tuple[str, ...]:
     """Of the nodes that the pod is kept off, those that its successor would not be kept off."""
     still = doomed(o, o.job.status)
-    usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None}
+    usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
     return tuple(name for name in pod.avoids if name in usable and name not in still)

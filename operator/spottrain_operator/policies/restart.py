@@ -6,6 +6,7 @@ capacity and full quotas use neither.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -18,42 +19,90 @@ from spottrain_operator.names import Cause, Reason
 LONGEST_BACKOFF: Final = timedelta(seconds=300)
 BRIEF: Final = timedelta(seconds=60)
 """An attempt that is over so soon has most likely not been worth its start."""
-UNCOUNTED: Final = frozenset({Cause.DONE, Cause.SUPERSEDED, Cause.REPLACED})
-UNEXPLAINED: Final = frozenset({Cause.POD_REJECTED, Cause.SUPERSEDED, Cause.INTERRUPTED})
+UNCOUNTED: Final = frozenset(
+    {
+        Cause.DONE,
+        Cause.SUPERSEDED,
+        Cause.REPLACED,
+        Cause.SCHEDULING_TIMEOUT,
+        Cause.SUSPENDED,
+        Cause.MOVED,
+        Cause.DEADLINE_EXCEEDED,
+    }
+)
+"""Endings that the operator or a person asked for, or that speak of dry capacity: they use no budget."""
+UNEXPLAINED: Final = frozenset(
+    {Cause.POD_REJECTED, Cause.SUPERSEDED, Cause.INTERRUPTED, Cause.SCHEDULING_TIMEOUT}
+)
 """Endings that nobody asked for: they may come back at once and for ever, so they too are slowed down."""
-EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED})
+EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cause.SUSPENDED, Cause.MOVED})
 """Endings that say nothing of the next attempt, however soon they come."""
 
 
-def counted(status: Status, ending: Ending) -> Status:
+def counted(status: Status, ending: Ending, policy: FailurePolicy, now: datetime) -> Status:
+    """The status with the ending in its counters; `status` holds the ending's record already."""
     if ending.charged:
         return replace(status, failures=status.failures + 1)
     if ending.cause in UNCOUNTED:
         return status
-    return replace(status, interruptions=status.interruptions + 1)
+    status = replace(status, interruptions=status.interruptions + 1, no_progress=_no_progress(status))
+    if policy.within_seconds is None:
+        return status
+    since = now - timedelta(seconds=policy.within_seconds)
+    times = (*(t for t in status.interruption_times if t > since), now.replace(microsecond=0))
+    return replace(status, interruption_times=times[-policy.max_interruptions - 1 :])
+
+
+def _no_progress(status: Status) -> int:
+    """Interruptions in a row that found not one more step saved. One that never ran says nothing."""
+    record = status.record(status.attempt)
+    if record is None or not record.node:
+        return status.no_progress
+    start, saved = record.start_step or 0, record.durable_step or 0
+    return 0 if saved > start else status.no_progress + 1
 
 
 def exhausted(status: Status, policy: FailurePolicy, ending: Ending) -> tuple[Reason, str] | None:
     """The budget that this ending, counted already, has used up: reason and sentence."""
+    last = f"; the last: {ending.evidence}"
     if ending.charged and status.failures > policy.max_failures:
         many = f"failed {status.failures} time(s), and failurePolicy.maxFailures is {policy.max_failures}"
-        return Reason.TOO_MANY_FAILURES, f"{many}; the last: {ending.evidence}"
-    if not ending.charged and status.interruptions > policy.max_interruptions:
-        many = f"interrupted {status.interruptions} time(s), and failurePolicy.maxInterruptions is"
-        return (
-            Reason.TOO_MANY_INTERRUPTIONS,
-            f"{many} {policy.max_interruptions}; the last: {ending.evidence}",
-        )
+        return Reason.TOO_MANY_FAILURES, many + last
+    if ending.charged or ending.cause in UNCOUNTED:
+        return None
+    within = policy.within_seconds
+    times = status.interruptions if within is None else len(status.interruption_times)
+    if times > policy.max_interruptions:
+        window = "" if within is None else f" within {within} s"
+        many = f"interrupted {times} time(s){window}, and failurePolicy.maxInterruptions is"
+        return Reason.TOO_MANY_INTERRUPTIONS, f"{many} {policy.max_interruptions}{last}"
+    if policy.max_no_progress is not None and status.no_progress > policy.max_no_progress:
+        many = f"interrupted {status.no_progress} time(s) in a row before one more step was saved, and"
+        advice = "shorten checkpoint.interval, or use capacity that lives longer"
+        limit = f"failurePolicy.maxNoProgress is {policy.max_no_progress}; {advice}"
+        return Reason.NO_PROGRESS, f"{many} {limit}{last}"
     return None
 
 
-def next_start(status: Status, policy: FailurePolicy, ending: Ending, now: datetime) -> datetime | None:
+def next_start(
+    status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str
+) -> datetime | None:
     """Not before then; None = at once. `status` holds the ending already."""
     times = status.failures if ending.charged else _unexplained_in_a_row(status, now)
-    if times == 0 or policy.backoff_seconds == 0:
+    if not ending.charged and ending.cause not in UNCOUNTED:
+        times = max(times, status.no_progress - 1)  # the first time may be bad luck, the next are a livelock
+    if times <= 0 or policy.backoff_seconds == 0:
         return None
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(times - 1, 16))
-    return now + min(doubled, LONGEST_BACKOFF)
+    wait = min(doubled, LONGEST_BACKOFF)
+    if ending.cause is Cause.SCHEDULING_TIMEOUT:  # two half-gangs must not come back at the same moment
+        wait *= 1 + spread(uid, status.attempt)
+    return now + wait
+
+
+def spread(uid: str, attempt: int) -> float:
+    """From 0 to 1, another one for each job and attempt, and always the same."""
+    return int.from_bytes(hashlib.sha256(f"{uid}/{attempt}".encode()).digest()[:4]) / 2**32
 
 
 def _unexplained_in_a_row(status: Status, now: datetime) -> int:

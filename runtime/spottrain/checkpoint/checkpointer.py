@@ -321,8 +321,10 @@ class Checkpointer:
         if self.session.world.first:
             # HEAD is asked for once at a time; here all of the training would fail for it.
             tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
+            # Asked first: a DELETE that the network repeats late would take the new weights (chaos found it).
+            if self.store.stat(FINAL_PREFIX + MODEL_NAME) is not None:
+                self.store.delete([FINAL_PREFIX + MODEL_NAME])
             # Not by `put`, which is one request: S3 takes 5 GiB in one.
-            self.store.delete([FINAL_PREFIX + MODEL_NAME])
             self.store.upload(FINAL_PREFIX + MODEL_NAME, weights)
             facts = {
                 "format": 1,

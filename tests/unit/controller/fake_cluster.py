@@ -34,6 +34,7 @@ class FakeCluster:
         self.nodes: dict[str, Json] = {}
         self.posted: list[str] = []
         self.events: list[Json] = []
+        self.others: dict[str, Json] = {}
         self.writes = 0
         self.crash_at: int | None = None
         self.crash_after_effect = True
@@ -169,6 +170,18 @@ class FakeCluster:
             job["status"] = copy.deepcopy(status)
             self._bump(job)
         return copy.deepcopy(job)
+
+    async def create(self, kind: str, manifest: Json) -> Json:
+        with self._write():
+            name = f"{kind}/{manifest['metadata']['name']}"
+            if name in self.others:
+                raise ApiError(409, f"{name} already exists")
+            self.others[name] = copy.deepcopy(manifest)
+        return manifest
+
+    async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
+        with self._write():
+            self.jobs.pop(name, None)
 
     async def create_event(self, namespace: str, event: Json) -> None:
         self.events.append(event)

@@ -57,6 +57,7 @@ class World:
             caches=self.caches,
             memory=Memory(),
             default_pool=POOL,
+            pools={},
             limits=Limits(),
             now=lambda: self.cluster.now,
         )

@@ -88,7 +88,7 @@ def _replaced(pod: PodView, *nodes: NodeView, **status: object) -> Plan:
 
 
 def test_a_pod_carries_the_names_of_the_nodes_it_is_kept_off() -> None:
-    meta = render.pod(make_job(), Status(attempt=1), POOL, ("n2", "n1"))["metadata"]
+    meta = render.pod(make_job(), Status(attempt=1), POOL, render.Placement(avoid=("n2", "n1")))["metadata"]
     assert meta["annotations"]["spottrain.io/avoids"] == "n1,n2"
 
 

@@ -92,7 +92,8 @@ def test_a_full_quota_waits_and_costs_nothing() -> None:
         at=NOW,
         retry=timedelta(seconds=20),
     )
-    job = make_job(status=replace(started(), attempts=(replace(started().attempts[0], started=None),)))
+    unseen = replace(started().attempts[0], started=None, ranks=())
+    job = make_job(status=replace(started(), attempts=(unseen,)))
     made = plan(make_observed(job=job, refusal=no))
     scheduled = status_of(made).condition(Condition.SCHEDULED)
     assert scheduled and scheduled.reason == Reason.QUOTA_EXCEEDED and "gpus" in scheduled.message

@@ -23,7 +23,8 @@ def rendered(
     job = make_job(raw_spec(template=template, **spec))
     assert job.spec is not None, job.invalid
     before = copy.deepcopy(job.spec.template)
-    manifest = render.pod(job, Status(attempt=1), POOL, avoid)
+    place = render.Placement(avoid=avoid)
+    manifest = render.pod(job, Status(attempt=1), job.spec.pools(POOL, {})[0], place)
     assert job.spec.template == before, "the template was changed"
     return manifest
 
@@ -111,7 +112,8 @@ def test_the_grace_is_at_most_what_a_notice_leaves(
     template = {"spec": {"containers": [{"name": "trainer"}]} | pod}
     job = make_job(raw_spec(template=template, capacity={"type": kind}))
     assert job.spec is not None
-    assert note in render.grace_note(job.spec, POOL) and bool(note) == bool(render.grace_note(job.spec, POOL))
+    said = render.grace_note(job.spec, job.spec.pools(POOL, {})[0])
+    assert note in said and bool(note) == bool(said)
 
 
 def test_doomed_nodes_are_avoided_in_every_alternative() -> None:

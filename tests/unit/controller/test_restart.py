@@ -45,7 +45,7 @@ def _history(*attempts: tuple[Cause, float]) -> Status:
 
 def _wait(status: Status) -> float:
     cause = Cause(status.attempts[-1].cause)
-    start = restart.next_start(status, FailurePolicy(), Ending(cause=cause, evidence="x"), NOW)
+    start = restart.next_start(status, FailurePolicy(), Ending(cause=cause, evidence="x"), NOW, "uid")
     return (start - NOW).total_seconds() if start else 0
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import Outcome, Progress
 from spottrain_operator import wire
-from spottrain_operator.api import Pool, Status, TrainingJobSpec
+from spottrain_operator.api import Status, TrainingJobSpec
 from spottrain_operator.caches import Caches
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.memory import Memory
@@ -22,6 +22,7 @@ from spottrain_operator.model import Sample
 from spottrain_operator.names import Platform
 from spottrain_operator.plan import plan
 from spottrain_operator.policies.cause import word_of
+from spottrain_operator.pools import Pool
 from spottrain_operator.progress import Poller
 from spottrain_operator.settings import Settings
 from spottrain_operator.status import progress_due
@@ -54,7 +55,7 @@ def test_a_status_comes_back_as_it_was_written() -> None:
     [
         ({"gpusPerWorker": "two"}, "spec.gpusPerWorker must be int"),
         ({"capacity": {"type": "cheap"}}, "spec.capacity.type"),
-        ({"capacity": {"pools": [{"name": "a"}]}}, "spec.capacity.pools[0] lacks a field"),
+        ({"capacity": {"pools": [{"platform": "AWS"}]}}, "spec.capacity.pools[0] lacks a field"),
         ({"template": {"spec": None}}, "spec.template.spec"),
     ],
 )

@@ -1,0 +1,180 @@
+"""What follows from every decision: status and conditions, which pods must go or come, when to look again.
+
+Pure; called by plan.py. Worked out from the new status alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from spottrain_operator import render
+from spottrain_operator.api import Status
+from spottrain_operator.conditions import with_conditions
+from spottrain_operator.model import (
+    Action,
+    Annotate,
+    Check,
+    Create,
+    Delete,
+    Notice,
+    Observed,
+    PodView,
+    Provide,
+    Release,
+)
+from spottrain_operator.names import DEADLINE_ANNOTATION, SAVE_ADVISED_ANNOTATION, SOURCE_ANNOTATION
+from spottrain_operator.policies import avoid, capacity, gang, hang, lifecycle, pins
+from spottrain_operator.policies.cause import notice_of
+from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
+from spottrain_operator.status import (
+    progress_due,
+    with_back_fill,
+    with_pods,
+    with_progress,
+    with_unknown_progress,
+    with_vanished,
+)
+from spottrain_operator.wire import rfc3339
+
+HURRY: Final = timedelta(seconds=10)
+"""Before a deadline this near, SIGTERM does not wait for the file."""
+PREDECESSOR_LOOK: Final = timedelta(seconds=2)
+"""Between two looks at a deleted job's pod, whose events wake that job and not this one."""
+NODES_LOOK: Final = timedelta(seconds=30)
+"""Between two looks at the nodes that a pod without a node is kept off or on; they wake no job."""
+
+
+# --- the status -----------------------------------------------------------------------------------------
+def settled(o: Observed, status: Status) -> Status:
+    """The status with all that pods and progress tell. Progress alone is written once in a while only."""
+    unseen = not status.attempt and o.job.spec is not None and not o.admitted and o.refusal is None
+    if o.job.deleting or (unseen and not o.job.spec.suspend):  # type: ignore[union-attr]
+        return status
+    told = _facts(o, with_unknown_progress(status, o))
+    sample = o.sample
+    if sample is None or status.terminal or sample.progress.attempt != status.attempt:
+        return told
+    if told == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
+        return told
+    return _facts(o, with_progress(status, o, sample))
+
+
+def _facts(o: Observed, status: Status) -> Status:
+    status = with_back_fill(with_vanished(with_pods(status, o), o))
+    sound = o.job.spec is not None and not capacity.problem(o)
+    note = render.grace_note(o.job.spec, capacity.pool_of(o, status)) if o.job.spec and sound else ""
+    return with_conditions(status, o, note=note)
+
+
+# --- pods that go ---------------------------------------------------------------------------------------
+def stale_first(o: Observed) -> Iterator[Action]:
+    """First act of every reconcile: no pod of an attempt below the current one stays."""
+    for pod in o.pods:
+        if pod.attempt < o.job.status.attempt and pod.deleted is None:
+            yield removal(o, pod)
+
+
+def removal(o: Observed, pod: PodView) -> Delete:
+    """With the pod's own grace, or by force where no kubelet would ever end it."""
+    return Delete(pod=pod, grace=0 if node_dead(pod, o) and not ended(pod) else None)
+
+
+def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
+    going = {a.pod.uid for a in before if isinstance(a, Delete)}
+    for pod in o.pods:
+        yield from _clear(o, status, pod, pod.uid in going)
+    if not (status.terminal or o.job.deleting or o.job.spec is None or capacity.problem(o)):
+        yield from _make(o, status)
+
+
+def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
+    """Pods that have no future go, and are released once their outcome is written."""
+    record = status.record(pod.attempt)
+    judged = record is not None and bool(record.cause)
+    stale = pod.attempt < status.attempt or (judged and not status.terminal)
+    stopped = record is not None and bool(record.stopping) and not over(pod, o)
+    # A finished job's pod stays for its logs, unless a container of it still holds the node.
+    unwanted = stale or stopped or (status.terminal and alive(pod))
+    stuck = pod.deleted is not None and bool(node_dead(pod, o)) and not ended(pod)
+    if unwanted and not going and (pod.deleted is None or stuck):
+        yield removal(o, pod)
+    outcome_written = stale or status.terminal
+    if pod.holds_outcome and (o.job.deleting or (outcome_written and over(pod, o))):
+        yield Release(pod=pod)
+
+
+# --- pods that come -------------------------------------------------------------------------------------
+def _make(o: Observed, status: Status) -> Iterator[Action]:
+    assert o.job.spec is not None
+    record = status.record(status.attempt)
+    if not o.admitted:
+        if not _refused(o) and not o.job.spec.suspend:
+            yield Check(manifest=render.trial(o, status), generation=o.job.generation)
+        return
+    if record is None or record.cause or record.stopping:
+        return
+    missing = gang.missing(o, status)
+    due = status.next_start is None or status.next_start <= o.now
+    if not missing or not due or _refused(o) or (status.attempt == o.job.status.attempt and gang.broken(o)):
+        return
+    if o.job.spec.workers > 1:
+        yield Provide(kind="services", manifest=render.service(o.job))
+    avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
+    for rank in missing:
+        place = render.Placement(rank=rank, avoid=avoided, pin=pinned.get(rank, ""), zoned=o.zoned)
+        manifest = render.pod(o.job, status, capacity.pool_of(o, status), place)
+        yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
+
+
+def _refused(o: Observed) -> bool:
+    """The API server has said no to this generation, and it is not yet time to ask again."""
+    no = o.refusal
+    return no is not None and no.generation == o.job.generation and o.now < no.at + no.retry
+
+
+# --- what pods are told ---------------------------------------------------------------------------------
+def deadline_words(notice: Notice) -> dict[str, str]:
+    deadline = rfc3339(notice.deadline, timespec="microseconds")
+    return {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
+
+
+def delete_at(o: Observed, pod: PodView, notice: Notice) -> datetime:
+    """A moment after it was told, so that its file has the deadline; at once where every second counts."""
+    hurry = notice.deadline - o.now < HURRY
+    return o.now if hurry else o.told.get(pod.uid, o.now) + o.limits.told_lead
+
+
+def advice(o: Observed) -> Iterator[Action]:
+    for pod in gang.working(o):
+        node = o.nodes.get(pod.node)
+        if node is not None and node.save_advised and node.save_advised != pod.save_advised:
+            yield Annotate(pod=pod, words={SAVE_ADVISED_ANNOTATION: node.save_advised})
+
+
+# --- when to look again ---------------------------------------------------------------------------------
+def recheck_after(o: Observed, status: Status) -> timedelta | None:
+    """When time alone will change the answer."""
+    later = [t - o.now for t in _times(o, status) if t is not None and t > o.now]
+    return min(later) + timedelta(milliseconds=50) if later else None
+
+
+def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
+    if status.terminal:
+        yield lifecycle.ends_of_life(o, status)
+    else:
+        yield status.next_start
+        yield lifecycle.deadline(o, status)
+        yield hang.due(o)
+        yield capacity.due(o)
+        if o.refusal is not None:
+            yield o.refusal.at + o.refusal.retry
+    for pod in gang.team(o):
+        if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
+            yield delete_at(o, pod, notice)
+        if avoid.may_be_in_vain(pod) or (pod.pinned and not pod.node):
+            yield o.now + NODES_LOOK
+    if not status.attempt and saving_predecessor(o):
+        yield o.now + PREDECESSOR_LOOK
+    yield from (p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node)

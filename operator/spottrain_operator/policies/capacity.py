@@ -1,0 +1,173 @@
+"""Which pool the next attempt is made for, how long it may wait there, and when it goes back. Pure.
+
+Called by plan.py and follow.py. A function of the spec, the attempts so far and the time alone; the chosen
+pool is written into the attempt's record before a pod is made, so a crash cannot choose twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from spottrain_operator.api import AttemptRecord, Status, TrainingJobSpec
+from spottrain_operator.errors import InvalidSpec
+from spottrain_operator.model import Ending, Observed
+from spottrain_operator.names import Cause
+from spottrain_operator.policies import gang
+from spottrain_operator.pools import CapacityType, Pool
+
+RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
+"""Endings that speak of the pool."""
+NEVER: Final = datetime.min.replace(tzinfo=UTC)
+COOLING: Final = timedelta(minutes=10)
+"""For which a pool that has just interrupted, or had no nodes, comes after the others."""
+
+
+def problem(o: Observed) -> str:
+    """What is wrong with the job's pools, as a sentence; "" where nothing is."""
+    try:
+        pools_of(o)
+    except InvalidSpec as error:
+        return str(error)
+    return ""
+
+
+def pools_of(o: Observed) -> tuple[Pool, ...]:
+    assert o.job.spec is not None
+    return o.job.spec.pools(o.default_pool, o.pools)
+
+
+def choose(o: Observed, status: Status) -> Pool:
+    """For the attempt after `status.attempt`. Raises nothing: there is always a pool."""
+    assert o.job.spec is not None
+    pools = pools_of(o)
+    wanted = [p for p in pools if p.type == kind(o, status)] or list(pools)
+    cold = [p for p in wanted if not _hot(p, status, o.now)]
+    return (cold or sorted(wanted, key=lambda p: _last_trouble(p, status)))[0]
+
+
+def kind(o: Observed, status: Status) -> CapacityType:
+    """spot, onDemand or reserved: what the next attempt asks for."""
+    assert o.job.spec is not None
+    capacity = o.job.spec.capacity
+    if capacity.type is not CapacityType.SPOT_FIRST:
+        return capacity.type
+    return CapacityType.ON_DEMAND if _falls_back(o.job.spec, status, o) else CapacityType.SPOT
+
+
+def pool_of(o: Observed, status: Status) -> Pool:
+    """Of the attempt that `status` names; of the next one, where there is none yet."""
+    assert o.job.spec is not None
+    record = status.record(status.attempt)
+    pools = pools_of(o)
+    found = next((p for p in pools if record is not None and p.name == record.pool), None)
+    return found or choose(o, status)
+
+
+def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
+    """Too many interruptions of late, or no spot node was had in time, and it is not yet time to go back."""
+    rule = spec.capacity.on_demand_after
+    since = o.now - timedelta(seconds=rule.within_seconds)
+    reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
+    dry = [r for r in _spot(status) if r.cause == Cause.SCHEDULING_TIMEOUT]
+    patience = timedelta(seconds=spec.capacity.return_to_spot_after_seconds)
+    spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
+    all_dry = spots <= {r.pool for r in dry if o.now - _end(r, o.now) < patience}
+    if last := _moved_back(status):
+        reclaims = [r for r in reclaims if r.number > last]
+    return all_dry or (rule.interruptions is not None and len(reclaims) >= rule.interruptions)
+
+
+def _moved_back(status: Status) -> int:
+    """Number of the last attempt that left on-demand for spot: what came before it was answered then."""
+    return max((r.number for r in status.attempts if r.cause == Cause.MOVED), default=0)
+
+
+def _spot(status: Status) -> list[AttemptRecord]:
+    return [r for r in status.attempts if r.capacity_type == CapacityType.SPOT]
+
+
+def _end(record: AttemptRecord, now: datetime) -> datetime:
+    return record.ended or now
+
+
+def _hot(pool: Pool, status: Status, now: datetime) -> bool:
+    return now - _last_trouble(pool, status) < COOLING
+
+
+def _last_trouble(pool: Pool, status: Status) -> datetime:
+    troubles = {*RECLAIMS, Cause.SCHEDULING_TIMEOUT}
+    ends = [r.ended for r in status.attempts if r.pool == pool.name and r.cause in troubles and r.ended]
+    return max(ends, default=NEVER)
+
+
+# --- waiting for nodes ----------------------------------------------------------------------------------
+def gives_up_waiting(o: Observed) -> str:
+    """Why the attempt lets go of what it has and tries again, as a sentence; "" while it waits.
+
+    A lone pod in the only pool waits for ever, for it holds nothing that another job could want.
+    """
+    until = due_pending(o)
+    if until is None or o.now < until:
+        return ""
+    team, size = gang.team(o), gang.size(o)
+    bound = sum(bool(p.node) for p in team)
+    waits = next(p for p in team if not p.node)
+    why = f": {waits.unschedulable}" if waits.unschedulable else ""
+    words = f"{bound} of {size} pods have a node after pendingTimeoutSeconds ({_patience(o)} s)"
+    return f"{words}; pod {waits.name} has none{why}"
+
+
+def due_pending(o: Observed) -> datetime | None:
+    team = gang.team(o)
+    waiting = [p for p in team if not p.node and p.deleted is None]
+    if not waiting or o.job.spec is None or not (any(p.node for p in team) or _others(o)):
+        return None
+    return min(p.created for p in team) + timedelta(seconds=_patience(o))
+
+
+def _patience(o: Observed) -> int:
+    assert o.job.spec is not None
+    capacity, record = o.job.spec.capacity, o.job.status.record(o.job.status.attempt)
+    on_spot = record is not None and record.capacity_type == CapacityType.SPOT
+    limit = capacity.on_demand_after.pending_seconds
+    if capacity.type is CapacityType.SPOT_FIRST and on_spot and limit is not None:
+        return min(limit, capacity.pending_timeout_seconds)
+    return capacity.pending_timeout_seconds
+
+
+def _others(o: Observed) -> Sequence[Pool]:
+    """Pools that the job could try instead."""
+    assert o.job.spec is not None
+    here, capacity = pool_of(o, o.job.status), o.job.spec.capacity
+    pools = [p for p in pools_of(o) if p.name != here.name]
+    return [p for p in pools if capacity.type is CapacityType.SPOT_FIRST or p.type == here.type]
+
+
+# --- back to spot ---------------------------------------------------------------------------------------
+def moves(o: Observed) -> Ending | None:
+    """On-demand was for a while only: SIGTERM saves at the next step, so nothing is lost by the move."""
+    until = due_return(o)
+    if until is None or o.now < until:
+        return None
+    assert o.job.spec is not None
+    seconds = o.job.spec.capacity.return_to_spot_after_seconds
+    return Ending(
+        cause=Cause.MOVED, evidence=f"back to spot after {seconds} s on demand (returnToSpotAfterSeconds)"
+    )
+
+
+def due_return(o: Observed) -> datetime | None:
+    record = o.job.status.record(o.job.status.attempt)
+    if record is None or o.job.spec is None or o.job.spec.capacity.type is not CapacityType.SPOT_FIRST:
+        return None
+    runs = [p.running_since for p in gang.team(o) if p.running_since is not None]
+    saved = o.job.status.known_durable_step is not None and record.durable_step is not None
+    if record.capacity_type != CapacityType.ON_DEMAND or not runs or not saved:
+        return None
+    return min(runs) + timedelta(seconds=o.job.spec.capacity.return_to_spot_after_seconds)
+
+
+def due(o: Observed) -> datetime | None:
+    return min((t for t in (due_pending(o), due_return(o)) if t is not None and t > o.now), default=None)

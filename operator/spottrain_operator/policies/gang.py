@@ -1,0 +1,126 @@
+"""The pods of an attempt as a whole: which are there, whether they are done or broken, and why. Pure.
+
+Called by plan, status and conditions. A gang starts and stops whole: when one pod has ended, the others are
+asked to stop, and the attempt is judged when all have. A job of one worker is a gang of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from spottrain_operator.api import Status
+from spottrain_operator.model import Ending, Observed, PodView
+from spottrain_operator.names import Cause
+from spottrain_operator.policies.cause import why
+from spottrain_operator.policies.gone import over
+
+OUTSIDE: Final = frozenset(
+    {Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED, Cause.POD_REJECTED}
+)
+"""What comes over one pod from outside explains the ends of all others."""
+OWN: Final = frozenset(
+    {
+        Cause.REPLACED,
+        Cause.SCHEDULING_TIMEOUT,
+        Cause.SUSPENDED,
+        Cause.STALLED,
+        Cause.MOVED,
+        Cause.DEADLINE_EXCEEDED,
+    }
+)
+"""What the operator decides itself: it holds however the pods end that it then deletes."""
+
+
+def size(o: Observed) -> int:
+    return o.job.spec.workers if o.job.spec is not None else 1
+
+
+def team(o: Observed) -> tuple[PodView, ...]:
+    """Pods of the current attempt, by rank."""
+    return tuple(sorted((p for p in o.pods if p.attempt == o.job.status.attempt), key=lambda p: p.rank))
+
+
+def missing(o: Observed, status: Status) -> tuple[int, ...]:
+    """Ranks of this status' attempt that have no pod."""
+    there = {p.rank for p in o.pods if p.attempt == status.attempt}
+    return tuple(rank for rank in range(size(o)) if rank not in there)
+
+
+def vanished(o: Observed) -> tuple[int, ...]:
+    """Ranks whose pod was seen and is no more (observe.py has asked the API server)."""
+    record = o.job.status.record(o.job.status.attempt)
+    seen = {r.rank for r in record.ranks} if record is not None else set()
+    return tuple(rank for rank in missing(o, o.job.status) if rank in seen)
+
+
+def working(o: Observed) -> tuple[PodView, ...]:
+    return tuple(p for p in team(o) if not over(p, o))
+
+
+def done(o: Observed) -> bool:
+    """Every rank has ended well. Where our runtime is, rank 0's word alone decides (plan.py)."""
+    pods = team(o)
+    return len(pods) == size(o) and all(over(p, o) and why(p, o).cause is Cause.DONE for p in pods)
+
+
+def broken(o: Observed) -> bool:
+    """Whether the attempt cannot go on: a rank has ended, and not well, or is being ended."""
+    managed = o.job.spec is None or o.job.spec.checkpoint.managed
+    return bool(vanished(o)) or any(_broke(p, o, managed) for p in team(o))
+
+
+def _broke(pod: PodView, o: Observed, managed: bool) -> bool:
+    if over(pod, o):
+        return why(pod, o).cause is not Cause.DONE
+    # Our ranks stop together by themselves; those of other runtimes hang in a collective.
+    return pod.deleted is not None and not managed
+
+
+def first_sight(o: Observed) -> Ending:
+    """Why the attempt breaks, as far as it shows. A pod that is being ended explains its peers' ends."""
+    return gravest([*_vanishings(o), *(_named(p, o) for p in team(o) if over(p, o) or p.deleted is not None)])
+
+
+def verdict(o: Observed) -> Ending:
+    """Why the attempt ended, when all of it has. Pods deleted to stop the rest explain nothing."""
+    record = o.job.status.record(o.job.status.attempt)
+    endings = [*_vanishings(o), *(_named(p, o) for p in team(o))]
+    if record is None or not record.stopping:
+        return gravest(endings)
+    cause = Cause(record.stopping)
+    first = Ending(cause=cause, evidence=record.evidence, charged=bool(record.charged), reason=record.reason)
+    if cause in OWN:
+        return first
+    return gravest([first, *(e for e in endings if e.cause is not Cause.POD_DELETED)])
+
+
+def gravest(endings: Iterable[Ending]) -> Ending:
+    """The one that explains the others; among equals the first."""
+    return min(endings, key=_order)
+
+
+def _order(ending: Ending) -> int:
+    if ending.cause is Cause.BAD_CONFIGURATION:
+        return 0
+    if ending.cause in OUTSIDE:
+        return 1
+    if ending.cause is Cause.POD_DELETED:
+        return 2
+    if ending.charged:
+        return 3
+    return 5 if ending.cause is Cause.DONE else 4
+
+
+def _named(pod: PodView, o: Observed) -> Ending:
+    ending = why(pod, o)
+    return replace(ending, evidence=f"rank {pod.rank}: {ending.evidence}") if size(o) > 1 else ending
+
+
+def _vanishings(o: Observed) -> list[Ending]:
+    gone = vanished(o)
+    words = f"the pods of ranks {', '.join(map(str, gone))} exist no more" if size(o) > 1 else ""
+    record = o.job.status.record(o.job.status.attempt)
+    name = record.pod if record is not None else ""
+    return [Ending(cause=Cause.POD_DELETED, evidence=words or f"pod {name} exists no more")] if gone else []

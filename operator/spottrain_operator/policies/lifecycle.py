@@ -1,0 +1,53 @@
+"""What a person asks of a job beside training: suspend, a deadline, an end of its object's life. Pure.
+
+Called by plan.py and follow.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from spottrain_operator.api import Status
+from spottrain_operator.model import Ending, Observed
+from spottrain_operator.names import Cause
+
+
+def asked_to_stop(o: Observed) -> Ending | None:
+    """Why the person wants the running attempt to save and end."""
+    if o.job.spec is not None and o.job.spec.suspend:
+        return Ending(cause=Cause.SUSPENDED, evidence="spec.suspend is true")
+    return past_deadline(o)
+
+
+def past_deadline(o: Observed) -> Ending | None:
+    until = deadline(o, o.job.status)
+    if until is None or o.now < until or o.job.spec is None:
+        return None
+    words = f"the job was active for activeDeadlineSeconds ({o.job.spec.active_deadline_seconds} s)"
+    return Ending(cause=Cause.DEADLINE_EXCEEDED, evidence=words, reason=Cause.DEADLINE_EXCEEDED)
+
+
+def deadline(o: Observed, status: Status) -> datetime | None:
+    """Of activity: counted from the first start, anew from a resume (as a Job's)."""
+    seconds = o.job.spec.active_deadline_seconds if o.job.spec is not None else None
+    if seconds is None or status.active_since is None:
+        return None
+    return status.active_since + timedelta(seconds=seconds)
+
+
+def completed(o: Observed, status: Status) -> Status:
+    return replace(status, completion_time=status.completion_time or o.now.replace(microsecond=0))
+
+
+def ends_of_life(o: Observed, status: Status) -> datetime | None:
+    """When the finished job's object is to be deleted."""
+    seconds = o.job.spec.ttl_seconds_after_finished if o.job.spec is not None else None
+    if seconds is None or status.completion_time is None:
+        return None
+    return status.completion_time + timedelta(seconds=seconds)
+
+
+def outlived(o: Observed) -> bool:
+    end = ends_of_life(o, o.job.status)
+    return end is not None and o.now >= end

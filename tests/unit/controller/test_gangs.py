@@ -1,0 +1,278 @@
+"""Jobs of several workers: they start, stop and start again whole, and only lost nodes are asked for anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain_operator.api import Job, RankRecord, Status
+from spottrain_operator.model import (
+    Annotate,
+    Create,
+    Delete,
+    Observed,
+    Plan,
+    PodView,
+    Provide,
+    Release,
+)
+from spottrain_operator.names import AVOIDS_ANNOTATION, PINNED_ANNOTATION, Cause, Condition, Phase, pod_name
+from spottrain_operator.plan import plan
+
+from tests.builders import (
+    KEY,
+    NOW,
+    after,
+    deleted,
+    ended_pod,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    notice,
+    raw_spec,
+    started,
+    told,
+)
+
+SIZE = 3
+NODES = tuple(make_node(f"node-{rank}") for rank in range(SIZE))
+
+
+def gang_job(status: Status | None = None, **more: Any) -> Job:
+    return make_job(raw_spec(workers=SIZE, **more), status=status or begun())
+
+
+def begun(attempt: int = 1, **more: Any) -> Status:
+    """Every rank was seen on its node."""
+    status = started(attempt, **more)
+    ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(SIZE))
+    return replace(status, attempts=tuple(replace(record, ranks=ranks) for record in status.attempts))
+
+
+def member(rank: int, attempt: int = 1, **more: Any) -> PodView:
+    fields: dict[str, Any] = {"node": f"node-{rank}"} | more
+    return make_pod(attempt, rank, **fields)
+
+
+def over(rank: int, code: int, attempt: int = 1, **more: Any) -> PodView:
+    return ended_pod(attempt, code, rank=rank, node=f"node-{rank}", **more)
+
+
+def observed(*pods: PodView, status: Status | None = None, nodes: Any = NODES, **more: Any) -> Observed:
+    spec = more.pop("spec", {})
+    return make_observed(*pods, job=gang_job(status, **spec), nodes=nodes, **more)
+
+
+def status_of(made: Plan) -> Status:
+    assert made.status is not None
+    return made.status
+
+
+def created(made: Plan) -> list[str]:
+    return [a.manifest["metadata"]["name"] for a in made.after if isinstance(a, Create)]
+
+
+def removed(made: Plan) -> set[int]:
+    return {a.pod.rank for a in (*made.before, *made.after) if isinstance(a, Delete)}
+
+
+# --- starting -------------------------------------------------------------------------------------------
+def test_all_pods_of_a_start_are_made_at_once_behind_a_headless_service() -> None:
+    made = plan(observed(status=Status(), nodes=()))
+    assert created(made) == [pod_name(KEY.name, KEY.uid, 1, rank) for rank in range(SIZE)]
+    service = next(a.manifest for a in made.after if isinstance(a, Provide))
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+    pods = [a.manifest for a in made.after if isinstance(a, Create)]
+    assert all(p["spec"]["subdomain"] == service["metadata"]["name"] for p in pods)
+    assert [p["spec"]["hostname"] for p in pods] == created(made)
+
+
+def test_after_a_crash_between_two_posts_the_rest_is_made() -> None:
+    status = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
+    made = plan(observed(member(0), status=status))
+    assert created(made) == [pod_name(KEY.name, KEY.uid, 1, rank) for rank in (1, 2)]
+
+
+@pytest.mark.parametrize(("spec", "zoned", "together"), [({}, True, True), ({}, False, False)])
+def test_a_gang_is_kept_in_one_zone_where_nodes_have_zones(
+    spec: dict[str, Any], zoned: bool, together: bool
+) -> None:
+    o = replace(observed(status=Status(), nodes=(), spec=spec), zoned=zoned)
+    affinity = next(a for a in plan(o).after if isinstance(a, Create)).manifest["spec"].get("affinity", {})
+    terms = affinity.get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    assert bool(terms) == together
+    if together:
+        assert terms[0]["topologyKey"] == "topology.kubernetes.io/zone"
+        assert terms[0]["labelSelector"]["matchLabels"]["spottrain.io/attempt"] == "1", "not that of its past"
+
+
+def test_the_zone_can_be_left_open() -> None:
+    o = observed(status=Status(), nodes=(), spec={"capacity": {"sameZone": False}})
+    assert all("affinity" not in a.manifest["spec"] for a in plan(o).after if isinstance(a, Create))
+
+
+def test_a_gang_runs_when_all_of_it_runs() -> None:
+    pending = member(2, node="", phase="Pending", unschedulable="0/3 nodes are available")
+    status = status_of(plan(observed(member(0), member(1), pending)))
+    assert status.ready == "2/3" and not status.is_true(Condition.RUNNING)
+    scheduled = status.condition(Condition.SCHEDULED)
+    assert scheduled and scheduled.message.startswith("2 of 3 pods have a node; ")
+    assert status_of(plan(observed(*map(member, range(SIZE))))).is_true(Condition.RUNNING)
+
+
+# --- stopping -------------------------------------------------------------------------------------------
+def test_when_one_pod_fails_the_others_are_stopped_and_only_then_the_attempt_is_judged() -> None:
+    pods = (member(0), over(1, 1, message="boom"), member(2))
+    first = plan(observed(*pods))
+    record = status_of(first).attempts[-1]
+    assert (record.stopping, record.cause) == (Cause.FAILED, "") and removed(first) == {0, 2}
+    assert status_of(first).phase == Phase.STOPPING and not created(first)
+    ends = (over(0, 75, **deleted()), over(1, 1, message="boom"), over(2, 75, **deleted()))
+    last = status_of(plan(observed(*ends, status=first.status)))
+    assert (last.attempts[0].cause, last.attempt, last.failures) == (Cause.FAILED, 2, 1)
+    assert "rank 1" in last.attempts[0].evidence and "boom" in last.attempts[0].evidence
+
+
+def test_no_pod_of_the_next_attempt_is_made_while_one_of_the_last_still_works() -> None:
+    stopping = status_of(plan(observed(member(0), over(1, 1), member(2))))
+    made = plan(observed(over(0, 75, **deleted()), over(1, 1), member(2, **deleted()), status=stopping))
+    assert not created(made) and (made.status or stopping).attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "charged"),
+    [(75, Cause.NODE_LOST, 0), (1, Cause.NODE_LOST, 0), (137, Cause.NODE_LOST, 0)],
+)
+def test_a_lost_node_explains_how_the_other_ranks_ended(code: int, cause: Cause, charged: int) -> None:
+    pods = (over(0, code), member(1), over(2, code))
+    status = status_of(plan(observed(*pods, nodes=(NODES[0], NODES[2]))))
+    assert (status.attempts[0].cause, status.failures, status.interruptions) == (cause, charged, 1 - charged)
+
+
+def test_a_pod_deleted_by_hand_explains_the_crash_of_its_peers() -> None:
+    first = status_of(plan(observed(over(0, 1), member(1, **deleted()), over(2, 1))))
+    assert first.attempts[0].stopping == Cause.POD_DELETED
+    done = plan(observed(over(0, 1), over(1, 75, **deleted()), over(2, 1), status=first))
+    assert (status_of(done).attempts[0].cause, status_of(done).failures) == (Cause.POD_DELETED, 0)
+
+
+def test_what_we_delete_to_stop_the_rest_explains_nothing() -> None:
+    first = status_of(plan(observed(member(0), over(1, 137, reason="OOMKilled"), member(2))))
+    ends = (over(0, 143, **deleted()), over(1, 137, reason="OOMKilled"), over(2, 143, **deleted()))
+    done = status_of(plan(observed(*ends, status=first)))
+    assert (done.attempts[0].cause, done.failures) == (Cause.OUT_OF_MEMORY, 1)
+
+
+def test_bad_configuration_of_any_rank_ends_the_job() -> None:
+    word = told(Outcome.BAD_CONFIGURATION, pod={"rank": 1, "node": "node-1"}, message="no such file")
+    status = status_of(plan(observed(over(0, 75), word, over(2, 75))))
+    assert status.phase == Phase.FAILED and "no such file" in status.attempts[0].evidence
+
+
+# --- done -----------------------------------------------------------------------------------------------
+def test_rank_0_alone_says_that_it_is_done() -> None:
+    others = told(Outcome.DONE, pod={"rank": 1, "node": "node-1"}, step=9)
+    assert (
+        not plan(observed(member(0), others, member(2))).status
+        or not status_of(plan(observed(member(0), others, member(2)))).terminal
+    ), "rank 0 may still be storing the weights"
+    first = told(Outcome.DONE, step=9)
+    made = plan(observed(first, others, member(2)))
+    assert status_of(made).phase == Phase.SUCCEEDED
+
+
+def test_without_our_runtime_all_ranks_must_end_well() -> None:
+    own = {"checkpoint": {"managed": False}}
+    assert not status_of(plan(observed(over(0, 0), over(1, 0), member(2), spec=own))).terminal
+    done = plan(observed(over(0, 0), over(1, 0), over(2, 0), spec=own))
+    assert status_of(done).phase == Phase.SUCCEEDED
+    assert status_of(plan(observed(over(0, 0), over(1, 0), over(2, 1), spec=own))).failures == 1
+
+
+# --- notices --------------------------------------------------------------------------------------------
+def test_the_pod_on_the_doomed_node_is_told_and_deleted_and_the_others_stop_with_it_by_themselves() -> None:
+    nodes = (NODES[0], replace(NODES[1], notice=notice(100)), NODES[2])
+    pods = tuple(map(member, range(SIZE)))
+    first = plan(observed(*pods, nodes=nodes))
+    assert [a.pod.rank for a in first.before if isinstance(a, Annotate)] == [1] and removed(first) == set()
+    noticed = (pods[0], replace(pods[1], notice=notice(100)), pods[2])
+    second = plan(observed(*noticed, nodes=nodes, told_at=after(-2)))
+    assert removed(second) == {1} and not created(second), "a gang's next attempt waits for the whole of it"
+    ends = (over(0, 75), over(1, 75, **deleted()), over(2, 75))
+    last = status_of(plan(observed(*ends, nodes=nodes)))
+    assert (last.attempts[0].cause, last.interruptions, last.failures) == (Cause.SPOT_NOTICE, 1, 0)
+
+
+def test_ranks_of_another_runtime_are_all_told_to_stop_for_they_do_not_tell_each_other() -> None:
+    own = {"checkpoint": {"managed": False}}
+    nodes = (NODES[0], replace(NODES[1], notice=notice(100)), NODES[2])
+    pods = (member(0), member(1, notice=notice(100), **deleted()), member(2))
+    made = plan(observed(*pods, nodes=nodes, spec=own))
+    assert status_of(made).attempts[0].stopping == Cause.SPOT_NOTICE and removed(made) == {0, 2}
+
+
+# --- coming back ----------------------------------------------------------------------------------------
+def test_exactly_as_many_pods_as_nodes_were_lost_ask_for_a_new_one() -> None:
+    ends = (over(0, 75), over(1, 75, **deleted()), over(2, 75))
+    nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2])
+    made = plan(observed(*ends, nodes=nodes))
+    pods = [a.manifest for a in made.after if isinstance(a, Create)]
+    pinned = [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in pods]
+    assert pinned == ["node-0", "", "node-2"]
+    assert pods[1]["metadata"]["annotations"][AVOIDS_ANNOTATION] == "node-1"
+    required = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-0"]} in (
+        required["nodeSelectorTerms"][0]["matchExpressions"]
+    )
+
+
+def test_a_pin_whose_node_goes_is_replaced_uncharged() -> None:
+    waiting = member(0, 2, node="", phase="Pending", pinned="node-0")
+    others = [member(rank, 2, running_since=None) for rank in (1, 2)]
+    made = plan(observed(waiting, *others, status=begun(2), nodes=NODES[1:]))
+    assert status_of(made).attempts[-1].stopping == Cause.REPLACED and removed(made) == {0, 1, 2}
+    gone = [over(rank, 75, 2, **deleted()) for rank in (1, 2)]
+    never_bound = member(0, 2, node="", phase="Pending", **deleted())
+    last = status_of(plan(observed(never_bound, *gone, status=made.status, nodes=NODES[1:])))
+    assert (last.attempt, last.interruptions, last.failures) == (3, 1, 0), "as many as before it"
+
+
+def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -> None:
+    waiting = member(2, node="", phase="Pending", unschedulable="Insufficient nvidia.com/gpu")
+    o = observed(member(0), member(1), waiting)
+    assert removed(plan(o)) == set()
+    late = replace(o, now=NOW + timedelta(minutes=6))
+    made = plan(late)
+    assert status_of(made).attempts[-1].stopping == Cause.SCHEDULING_TIMEOUT and removed(made) == {0, 1, 2}
+    assert "2 of 3 pods have a node" in status_of(made).attempts[-1].evidence
+    ends = [over(0, 75, **deleted()), over(1, 75, **deleted()), member(2, node="", **deleted())]
+    last = status_of(plan(replace(observed(*ends, status=made.status), now=late.now)))
+    assert (last.attempt, last.interruptions, last.failures) == (2, 0, 0), "dry capacity uses no budget"
+    assert last.next_start is not None and last.next_start > late.now + timedelta(seconds=10)
+
+
+def test_a_lone_pod_in_the_only_pool_waits_for_ever() -> None:
+    waiting = make_pod(node="", phase="Pending", unschedulable="no nodes")
+    made = plan(make_observed(waiting, now=NOW + timedelta(days=2)))
+    assert not [a for a in (*made.before, *made.after) if isinstance(a, Delete)]
+
+
+# --- what is written ------------------------------------------------------------------------------------
+def test_each_rank_is_in_the_record_and_its_outcome_is_held_until_it_is() -> None:
+    ends = (over(0, 75), over(1, 79), over(2, 75))
+    made = plan(observed(*ends))
+    record = status_of(made).attempts[0]
+    assert [(r.rank, r.node, r.exit_code) for r in record.ranks] == [
+        (0, "node-0", 75), (1, "node-1", 79), (2, "node-2", 75),
+    ]  # fmt: skip
+    assert {a.pod.rank for a in made.after if isinstance(a, Release)} == {0, 1, 2}
+
+
+def test_a_rank_whose_pod_vanished_stops_the_others() -> None:
+    made = plan(observed(member(0), member(2)))
+    assert status_of(made).attempts[0].stopping == Cause.POD_DELETED and removed(made) == {0, 2}
+    assert not created(made), "a pod's name is never used twice"
