@@ -104,6 +104,8 @@ class NodeView:
     """Time of a rebalance recommendation."""
     leaving: str = ""
     """What says, without a deadline, that somebody is taking it out of service; "" where nobody is."""
+    out_of_service: bool = False
+    """Somebody who knows says that the machine is off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from spottrain_operator import signals
 from spottrain_operator.api import JobKey
 from spottrain_operator.model import Ended, NodeView, Notice, PodView, Waiting
 from spottrain_operator.names import (
@@ -175,8 +176,10 @@ def node_view(raw: Raw) -> NodeView:
         hostname=labels.get(HOSTNAME_LABEL, meta["name"]),
         zone=labels.get(ZONE_LABEL, ""),
         instance_type=labels.get(INSTANCE_TYPE_LABEL, ""),
-        notice=_annotated_notice(meta) or _tainted_notice(raw),
-        save_advised=_advice(meta),
+        notice=_annotated_notice(meta) or _tainted_notice(raw) or signals.notice(raw),
+        save_advised=_advice(meta) or signals.advice(raw),
+        leaving=signals.leaving(raw),
+        out_of_service=signals.out_of_service(raw),
     )
 
 

@@ -44,7 +44,7 @@ def choose(o: Observed, status: Status) -> Pool:
     pools = pools_of(o)
     wanted = [p for p in pools if p.type == kind(o, status)] or list(pools)
     cold = [p for p in wanted if not _hot(p, status, o.now)]
-    return (cold or sorted(wanted, key=lambda p: _last_trouble(p, status)))[0]
+    return (cold or sorted(wanted, key=lambda p: _last_trouble(p, status, o.now)))[0]
 
 
 def kind(o: Observed, status: Status) -> CapacityType:
@@ -93,12 +93,12 @@ def _end(record: AttemptRecord, now: datetime) -> datetime:
 
 
 def _hot(pool: Pool, status: Status, now: datetime) -> bool:
-    return now - _last_trouble(pool, status) < COOLING
+    return now - _last_trouble(pool, status, now) < COOLING
 
 
-def _last_trouble(pool: Pool, status: Status) -> datetime:
+def _last_trouble(pool: Pool, status: Status, now: datetime) -> datetime:
     troubles = {*RECLAIMS, Cause.SCHEDULING_TIMEOUT}
-    ends = [r.ended for r in status.attempts if r.pool == pool.name and r.cause in troubles and r.ended]
+    ends = [_end(r, now) for r in status.attempts if r.pool == pool.name and r.cause in troubles]
     return max(ends, default=NEVER)
 
 

@@ -27,6 +27,10 @@ SKEW: Final = timedelta(seconds=5)
 """Between the clocks of nodes and API server; container times are whole seconds besides."""
 SHUTDOWN_REASONS: Final = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 LOST_REASONS: Final = frozenset({"NodeLost"})
+SIGNALLED: Final = frozenset(
+    {128 + signal.SIGTERM, 128 + signal.SIGKILL, int(ExitCode.INTERRUPTED), int(ExitCode.INTERRUPTED_LOST)}
+)
+"""Exit codes of a trainer that was told to end."""
 ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
 """The pod broke a limit of its own: storage, activeDeadlineSeconds."""
 MAX_WORDS: Final = 2000
@@ -120,6 +124,27 @@ def _disrupted(case: Case) -> Ending | None:
         return None
     shutdown = case.pod.reason in SHUTDOWN_REASONS
     return Ending(cause=Cause.NODE_SHUTDOWN if shutdown else Cause.DISRUPTED, evidence=case.pod.disruption)
+
+
+def _leaving(case: Case) -> Ending | None:
+    """Somebody empties the node: that explains what a signal has ended, and no crash of the trainer's."""
+    node, word = case.o.nodes.get(case.pod.node), case.word
+    if node is None or not node.leaving:
+        return None
+    code = case.pod.ended.exit_code if case.pod.ended else None
+    told = word is not None and word.outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
+    signalled = code in SIGNALLED or case.pod.deleted is not None
+    if not (told or signalled) or _oom_killed(case.pod) or _ended_first(case):
+        return None
+    return Ending(cause=Cause.DISRUPTED, evidence=f"node {case.pod.node}: {node.leaving}")
+
+
+def _ended_first(case: Case) -> bool:
+    """The trainer had ended by itself before anyone asked for its deletion."""
+    pod = case.pod
+    if pod.deleted is None or pod.ended is None or pod.ended.exit_code in SIGNALLED:
+        return False
+    return case.end < pod.deleted - timedelta(seconds=pod.deletion_grace) - SKEW
 
 
 def _node_gone(case: Case) -> Ending | None:
@@ -230,6 +255,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _bad_configuration,
     _noticed,
     _disrupted,
+    _leaving,
     _node_gone,
     _pod_reason,
     _deleted,

@@ -6,6 +6,7 @@ Called by plan, status, conditions and cause.
 from __future__ import annotations
 
 from spottrain_operator.model import Observed, PodView
+from spottrain_operator.signals import OUT_OF_SERVICE
 
 
 def ended(pod: PodView) -> bool:
@@ -26,6 +27,8 @@ def node_dead(pod: PodView, o: Observed) -> str:
     node = o.nodes.get(pod.node)
     if node is None:
         return f"node {pod.node} does not exist any more"
+    if node.out_of_service:
+        return f"node {pod.node} is out of service (taint {OUT_OF_SERVICE})"
     overdue = pod.deleted is not None and o.now > pod.deleted + o.limits.dead_slack
     return (
         f"node {pod.node} is not ready, and the pod is past its grace period"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -90,3 +91,58 @@ def test_a_used_up_budget_is_told_in_a_sentence() -> None:
     assert stopped.message.startswith(
         "interrupted 1 time(s), and failurePolicy.maxInterruptions is 0; the last: "
     )
+
+
+# --- budgets --------------------------------------------------------------------------------------------
+def _counted(status: Status, policy: FailurePolicy, *, steps: tuple[int, int], at: float) -> Status:
+    """One more interruption, of an attempt that went from the first step to the second, both saved."""
+    number = status.attempt + 1
+    record = AttemptRecord(
+        number=number,
+        cause=Cause.NODE_LOST,
+        node="n",
+        started=after(at - 600),
+        ended=after(at),
+        start_step=steps[0],
+        durable_step=steps[1],
+    )
+    grown = replace(status, attempt=number, attempts=(*status.attempts, record))
+    return restart.counted(grown, Ending(cause=Cause.NODE_LOST, evidence="x"), policy, after(at))
+
+
+def test_interruptions_are_counted_within_their_window_alone() -> None:
+    policy = FailurePolicy(max_interruptions=2, within_seconds=3600)
+    ending, status = Ending(cause=Cause.NODE_LOST, evidence="x"), Status()
+    for at in (0, 2000, 4000, 6000):
+        status = _counted(status, policy, steps=(0, 5), at=at)
+        assert restart.exhausted(status, policy, ending) is None
+    status = _counted(status, policy, steps=(0, 5), at=6100)
+    found = restart.exhausted(status, policy, ending)
+    assert found is not None and "interrupted 3 time(s) within 3600 s" in found[1]
+    assert status.interruptions == 5 and len(status.interruption_times) == 3
+
+
+def test_interruptions_that_save_nothing_wait_longer_each_time_and_end_at_last() -> None:
+    policy, ending, status = (
+        FailurePolicy(max_no_progress=3),
+        Ending(cause=Cause.NODE_LOST, evidence="x"),
+        Status(),
+    )
+    waits = []
+    for n in range(4):
+        status = _counted(status, policy, steps=(7, 7), at=n * 1000)
+        start = restart.next_start(status, policy, ending, after(n * 1000), "uid")
+        waits.append((start - after(n * 1000)).total_seconds() if start else 0)
+    assert waits == [0, 10, 20, 40]
+    found = restart.exhausted(status, policy, ending)
+    assert found is not None and found[0] == "NoProgress" and "maxNoProgress is 3" in found[1]
+    saved = _counted(status, policy, steps=(7, 8), at=9000)
+    assert saved.no_progress == 0 and restart.exhausted(saved, policy, ending) is None
+
+
+def test_two_half_gangs_that_let_go_at_once_do_not_come_back_at_once() -> None:
+    ending = Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence="x")
+    record = AttemptRecord(number=1, cause=Cause.SCHEDULING_TIMEOUT, started=NOW, ended=NOW)
+    status = Status(attempt=1, attempts=(record,))
+    starts = {restart.next_start(status, FailurePolicy(), ending, NOW, f"uid-{n}") for n in range(20)}
+    assert len(starts) == 20 and all(s is not None and after(10) <= s <= after(20) for s in starts)

@@ -1,0 +1,206 @@
+"""Which pool the next attempt is made for, when spot is given up for a while, and when it is gone back to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain_operator.api import AttemptRecord, RankRecord, Status
+from spottrain_operator.model import Create, Delete, Observed, Plan
+from spottrain_operator.names import Cause, Condition, Phase, Platform
+from spottrain_operator.plan import plan
+from spottrain_operator.policies import capacity
+from spottrain_operator.pools import CapacityType, Pool, Preset
+
+from tests.builders import (
+    NOW,
+    after,
+    deleted,
+    make_job,
+    make_observed,
+    make_pod,
+    raw_spec,
+    told,
+)
+
+Json = dict[str, Any]
+SPOT_A = {"name": "a", "platform": "AWS"}
+SPOT_B = {"name": "b", "platform": "AWS"}
+ON_DEMAND = {"name": "od", "platform": "AWS", "type": "onDemand"}
+SPOT_FIRST: Json = {"type": "spotFirst", "pools": [SPOT_A, SPOT_B, ON_DEMAND]}
+
+
+def past(*endings: tuple[str, Cause, float]) -> Status:
+    """Attempts that have ended, by (pool, cause, minutes ago)."""
+    records = tuple(
+        AttemptRecord(
+            number=number,
+            pool=pool,
+            capacity_type="onDemand" if pool == "od" else "spot",
+            cause=cause,
+            started=after(-60 * ago - 600),
+            ended=after(-60 * ago),
+            node="node-a",
+        )
+        for number, (pool, cause, ago) in enumerate(endings, 1)
+    )
+    return Status(attempt=len(records), attempts=records, interruptions=len(records))
+
+
+def observed(status: Status, spec: Json, **more: Any) -> Observed:
+    return make_observed(job=make_job(raw_spec(capacity=spec), status=status), **more)
+
+
+def chosen(status: Status, spec: Json = SPOT_FIRST) -> str:
+    return capacity.choose(observed(status, spec), status).name
+
+
+RECLAIMED = Cause.SPOT_NOTICE
+
+
+@pytest.mark.parametrize(
+    ("history", "pool"),
+    [
+        ([], "a"),
+        ([("a", RECLAIMED, 1)], "b"),
+        ([("a", RECLAIMED, 11)], "a"),
+        ([("a", RECLAIMED, 5), ("b", RECLAIMED, 1)], "a"),
+        ([("a", Cause.FAILED, 1)], "a"),
+        ([("a", Cause.SCHEDULING_TIMEOUT, 1)], "b"),
+    ],
+    ids=["first", "the other", "cooled", "the least recent", "a failure is not the pool's", "dry"],
+)
+def test_a_pool_that_has_just_interrupted_comes_after_the_others(
+    history: list[tuple[str, Cause, float]], pool: str
+) -> None:
+    assert chosen(past(*history)) == pool
+
+
+@pytest.mark.parametrize(
+    ("history", "pool"),
+    [
+        ([("a", RECLAIMED, 50), ("b", RECLAIMED, 30), ("a", RECLAIMED, 1)], "od"),
+        ([("a", RECLAIMED, 70), ("b", RECLAIMED, 30), ("a", RECLAIMED, 1)], "b"),
+        ([("a", Cause.SCHEDULING_TIMEOUT, 12), ("b", Cause.SCHEDULING_TIMEOUT, 1)], "od"),
+        ([("a", Cause.SCHEDULING_TIMEOUT, 80), ("b", Cause.SCHEDULING_TIMEOUT, 1)], "a"),
+        ([("a", RECLAIMED, 9), ("b", RECLAIMED, 8), ("a", RECLAIMED, 7), ("od", Cause.MOVED, 1)], "b"),
+        ([("a", RECLAIMED, 9), ("b", RECLAIMED, 8), ("a", RECLAIMED, 7), ("od", Cause.NODE_LOST, 1)], "od"),
+    ],
+    ids=[
+        "three in an hour",
+        "two in it",
+        "all dry",
+        "dry long ago",
+        "after going back",
+        "on demand it stays",
+    ],
+)
+def test_spot_first_falls_back_and_comes_back(history: list[tuple[str, Cause, float]], pool: str) -> None:
+    assert chosen(past(*history)) == pool
+
+
+def test_the_choice_is_in_the_record_before_a_pod_is_made() -> None:
+    made = plan(observed(Status(), SPOT_FIRST))
+    assert made.status is not None and made.status.attempts[0].pool == "a"
+    assert made.status.attempts[0].capacity_type == "spot"
+    again = plan(observed(made.status, SPOT_FIRST))
+    assert again.status is None and [type(a) for a in again.after] == [Create]
+
+
+def on_demand_attempt(**more: Any) -> Status:
+    record = AttemptRecord(
+        number=1,
+        pod="p",
+        pool="od",
+        capacity_type="onDemand",
+        started=after(-7200),
+        node="node-a",
+        durable_step=50,
+        ranks=(RankRecord(rank=0, node="node-a"),),
+    )
+    return Status(attempt=1, attempts=(replace(record, **more),), known_durable_step=50)
+
+
+def moves(status: Status, minutes: float) -> Plan:
+    pod = make_pod(running_since=NOW - timedelta(minutes=minutes))
+    return plan(make_observed(pod, job=make_job(raw_spec(capacity=SPOT_FIRST), status=status)))
+
+
+def test_it_goes_back_to_spot_after_its_time_saving_first_and_losing_nothing() -> None:
+    assert not [a for a in moves(on_demand_attempt(), 59).after if isinstance(a, Delete)]
+    made = moves(on_demand_attempt(), 61)
+    assert made.status is not None and made.status.attempts[0].stopping == Cause.MOVED
+    assert [a for a in made.after if isinstance(a, Delete)]
+    ended = told(Outcome.INTERRUPTED, step=60, durableStep=60, pod=deleted())
+    last = plan(make_observed(ended, job=make_job(raw_spec(capacity=SPOT_FIRST), status=made.status))).status
+    assert last is not None and (last.attempts[1].pool, last.attempts[1].capacity_type) == ("a", "spot")
+    assert (last.interruptions, last.failures) == (0, 0)
+
+
+def test_it_does_not_go_back_before_this_attempt_has_saved() -> None:
+    made = moves(on_demand_attempt(durable_step=None), 600)
+    assert not [a for a in made.after if isinstance(a, Delete)]
+
+
+def test_a_pool_without_nodes_is_left_for_the_next_one() -> None:
+    waiting = make_pod(node="", phase="Pending", unschedulable="no nodes", created=after(-601))
+    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="spot", node="")
+    status = Status(attempt=1, attempts=(record,))
+    made = plan(make_observed(waiting, job=make_job(raw_spec(capacity=SPOT_FIRST), status=status)))
+    assert made.status is not None and made.status.attempts[0].cause == Cause.SCHEDULING_TIMEOUT
+    assert made.status.attempts[1].pool == "b" and made.status.interruptions == 0
+
+
+# --- what a pool is -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("preset", "kind", "label", "window"),
+    [
+        (Preset.EKS, "spot", {"eks.amazonaws.com/capacityType": "SPOT"}, 110),
+        (Preset.EKS, "onDemand", {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, 110),
+        (Preset.KARPENTER, "spot", {"karpenter.sh/capacity-type": "spot"}, 110),
+        (Preset.KARPENTER, "reserved", {"karpenter.sh/capacity-type": "reserved"}, 110),
+        (Preset.GKE, "spot", {"cloud.google.com/gke-spot": "true"}, 15),
+        (Preset.GKE, "onDemand", {}, 110),
+        (Preset.AKS, "spot", {"kubernetes.azure.com/scalesetpriority": "spot"}, 25),
+    ],
+)
+def test_a_preset_knows_labels_and_window(preset: Preset, kind: str, label: Json, window: int) -> None:
+    pool = Pool(name="p", preset=preset, type=CapacityType(kind), node_selector={"x": "y"})
+    assert pool.selector == label | {"x": "y"} and pool.window == window
+
+
+def test_spot_nodes_of_gke_and_aks_are_tolerated_and_theirs_alone() -> None:
+    for preset, key in (
+        (Preset.GKE, "cloud.google.com/gke-spot"),
+        (Preset.AKS, "kubernetes.azure.com/scalesetpriority"),
+    ):
+        spot, demand = (Pool(name="p", preset=preset, type=t) for t in ("spot", "onDemand"))  # type: ignore[arg-type]
+        assert key in {t["key"] for t in spot.tolerated} and key not in {t["key"] for t in demand.tolerated}
+
+
+def test_a_pool_that_the_platform_team_has_named_needs_no_more_than_its_name() -> None:
+    named = {"gpus": Pool(name="gpus", platform=Platform.GKE, node_selector={"team": "ml"})}
+    o = replace(observed(Status(), {"pools": [{"name": "gpus"}]}), pools=named)
+    pod = next(a.manifest for a in plan(o).after if isinstance(a, Create))
+    assert (
+        pod["spec"]["nodeSelector"] == {"team": "ml"} and pod["spec"]["terminationGracePeriodSeconds"] == 15
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"pools": [{"name": "gpus"}]}, "the operator knows no pool of this name (it knows none"),
+        ({"type": "spotFirst", "pools": [SPOT_A]}, "has no pool of type onDemand"),
+        ({"type": "spotFirst", "pools": [ON_DEMAND]}, "has no pool of type spot"),
+    ],
+)
+def test_pools_that_cannot_be_are_a_sentence_in_the_condition(spec: Json, words: str) -> None:
+    made = plan(observed(Status(), spec))
+    assert made.status is not None and not made.after
+    accepted = made.status.condition(Condition.ACCEPTED)
+    assert accepted and accepted.status == "False" and words in accepted.message
+    assert made.status.phase == Phase.INVALID
