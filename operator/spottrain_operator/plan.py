@@ -169,9 +169,9 @@ def in_vain(o: Observed) -> Decision | None:
 
 
 def _replaced(o: Observed, ending: Ending) -> Decision:
-    """Pods that never ran are gone at once; where some run, all must have ended before others come."""
+    """A lone pod that never ran is gone at once; else all must have ended before others come."""
     team = gang.team(o)
-    if any(p.node for p in team):
+    if gang.size(o) > 1 or any(p.node for p in team):
         return _stop(o, ending)
     return replace(_given_up(o, ending), before=tuple(follow.removal(o, p) for p in team))
 

@@ -47,6 +47,7 @@ class World:
         for node in ("node-a", "node-b", "node-c"):
             self.cluster.add_node(node)
         self.cluster.add_job(raw_spec(**(spec or {})))
+        self.workers = int(str((spec or {}).get("workers", 1)))
         self.most_alive = 0
         self._start()
 
@@ -89,17 +90,23 @@ class World:
 
     def _check(self) -> None:
         alive = self.cluster.attempts_alive()
-        assert all(len(names) == 1 for names in alive.values()), f"two live pods of one attempt: {alive}"
+        ranks = {n: [rank_of(name) for name in names] for n, names in alive.items()}
+        assert all(len(set(r)) == len(r) for r in ranks.values()), f"two live pods of one rank: {alive}"
+        assert self.workers == 1 or len(alive) <= 1, f"two attempts of a gang at once: {alive}"
 
     def pass_time(self, seconds: float) -> None:
         self.cluster.now += timedelta(seconds=seconds)
 
-    def pod(self, attempt: int) -> str:
-        return pod_name(KEY.name, KEY.uid, attempt)
+    def pod(self, attempt: int, rank: int = 0) -> str:
+        return pod_name(KEY.name, KEY.uid, attempt, rank)
 
     @property
     def status(self) -> Status:
         return Job.parse(self.cluster.jobs[KEY.name]).status
+
+
+def rank_of(name: str) -> str:
+    return name.rpartition("-")[2]
 
 
 Story = Callable[[World], Awaitable[None]]
