@@ -16,7 +16,7 @@ from spottrain.contract import OnExisting
 
 from spottrain_operator import volumes, wire
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.names import Condition
+from spottrain_operator.names import CHECKPOINTS_FINALIZER, Condition
 from spottrain_operator.pools import CapacityType, Pool
 from spottrain_operator.template import template_problem
 
@@ -39,6 +39,11 @@ class CompileCache(StrEnum):
 class Logs(StrEnum):
     KEEP = "keep"
     NONE = "none"
+
+
+class DeletionPolicy(StrEnum):
+    RETAIN = "Retain"
+    DELETE = "Delete"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +130,8 @@ class TrainingJobSpec:
     suspend: bool = False
     active_deadline_seconds: int | None = None
     ttl_seconds_after_finished: int | None = None
+    deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
+    queue_name: str = ""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> TrainingJobSpec:
@@ -321,11 +328,18 @@ class Job:
     key: JobKey
     resource_version: int
     generation: int
-    deleting: bool
+    deleted: datetime | None
+    """When its deletion was asked for."""
+    holds_checkpoints: bool
+    """Whether our finalizer keeps it until its checkpoints are gone."""
     spec: TrainingJobSpec | None
     invalid: str
     """Why `spec` is None, as a sentence."""
     status: Status
+
+    @property
+    def deleting(self) -> bool:
+        return self.deleted is not None
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Job:
@@ -335,7 +349,8 @@ class Job:
             key=JobKey(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]),
             resource_version=int(meta["resourceVersion"]),
             generation=int(meta.get("generation", 1)),
-            deleting="deletionTimestamp" in meta,
+            deleted=wire.timestamp(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+            holds_checkpoints=CHECKPOINTS_FINALIZER in (meta.get("finalizers") or ()),
             spec=spec,
             invalid=invalid,
             status=Status.parse(raw.get("status") or {}),

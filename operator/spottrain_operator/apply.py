@@ -27,6 +27,7 @@ from spottrain_operator.model import (
     Delete,
     DeleteJob,
     Event,
+    Hold,
     Plan,
     PodView,
     Provide,
@@ -36,6 +37,7 @@ from spottrain_operator.model import (
 from spottrain_operator.names import (
     API_VERSION,
     FIELD_MANAGER,
+    JOB_UID_LABEL,
     KIND,
     Reason,
 )
@@ -131,6 +133,8 @@ async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
             return await _provide(action, hands)
         case DeleteJob():
             return await _delete_job(key, hands)
+        case Hold(on=on):
+            return await _hold(key, on, hands)
         case _:
             return await _touch(action, hands)
 
@@ -156,12 +160,30 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
 
 
 async def _provide(action: Provide, hands: Hands) -> bool:
+    """409: it is there. 404: this cluster has no such kind (the scheduler then says what it misses)."""
+    name = action.manifest["metadata"]["name"]
     try:
-        await hands.cluster.create(action.kind, action.manifest)
+        await hands.cluster.create(action.kind, action.manifest, group=action.group)
     except ApiError as error:
-        if error.status != 409:
+        if action.kind == "pods" and error.status in (400, 403, 404, 422):
+            hands.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
+            return True
+        if error.status not in (404, 409):
             raise
+        logger.info("%s %s: %s", action.kind, name, error)
     return False
+
+
+async def _hold(key: JobKey, on: bool, hands: Hands) -> bool:
+    try:
+        raw = await hands.cluster.hold_job(key.namespace, key.name, uid=key.uid, on=on)
+    except ApiError as error:
+        if error.status not in (404, 409, 422):
+            raise
+        await fetch_job(key, hands.caches, hands.cluster)
+        return True
+    hands.caches.jobs.put(Job.parse(raw))
+    return on
 
 
 async def _delete_job(key: JobKey, hands: Hands) -> bool:

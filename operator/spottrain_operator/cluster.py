@@ -16,7 +16,15 @@ from kubernetes.aio import client, config
 
 from spottrain_operator.errors import ApiError
 from spottrain_operator.metrics import REQUESTS
-from spottrain_operator.names import FIELD_MANAGER, GROUP, OUTCOME_FINALIZER, PLURAL, POD_SELECTOR, VERSION
+from spottrain_operator.names import (
+    CHECKPOINTS_FINALIZER,
+    FIELD_MANAGER,
+    GROUP,
+    OUTCOME_FINALIZER,
+    PLURAL,
+    POD_SELECTOR,
+    VERSION,
+)
 
 Json = dict[str, Any]
 
@@ -56,8 +64,11 @@ class Cluster(Protocol):
         self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
     ) -> Json: ...
 
-    async def create(self, kind: str, manifest: Json) -> Json:
-        """An object of the core group; `kind` is its plural."""
+    async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
+        """`kind` is the plural; `group` with its version, empty for the core group."""
+
+    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
+        """Puts our finalizer on the job's object, or takes it off."""
 
     async def delete_job(self, namespace: str, name: str, *, uid: str) -> None: ...
 
@@ -140,8 +151,18 @@ class KubeCluster:
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainingJob", "metadata": meta, "status": status}
         return await self._patch(f"{_job(namespace, name)}/status", body, APPLY, {"force": "true"})
 
-    async def create(self, kind: str, manifest: Json) -> Json:
-        path = f"/api/v1/namespaces/{manifest['metadata']['namespace']}/{kind}"
+    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
+        raw = await self._call("GET", _job(namespace, name))
+        finalizers = [f for f in raw["metadata"].get("finalizers", ()) if f != CHECKPOINTS_FINALIZER]
+        meta = {"uid": uid, "resourceVersion": raw["metadata"]["resourceVersion"]}
+        finalizers += [CHECKPOINTS_FINALIZER] if on else []
+        return await self._patch(
+            _job(namespace, name), {"metadata": meta | {"finalizers": finalizers}}, MERGE
+        )
+
+    async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
+        root = f"/apis/{group}" if group else "/api/v1"
+        path = f"{root}/namespaces/{manifest['metadata']['namespace']}/{kind}"
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         return await self._call("POST", path, query=query, body=manifest)
 

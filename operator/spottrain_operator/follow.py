@@ -25,7 +25,7 @@ from spottrain_operator.model import (
     Release,
 )
 from spottrain_operator.names import DEADLINE_ANNOTATION, SAVE_ADVISED_ANNOTATION, SOURCE_ANNOTATION
-from spottrain_operator.policies import avoid, capacity, gang, hang, lifecycle, pins
+from spottrain_operator.policies import avoid, capacity, cleanup, gang, hang, lifecycle, pins
 from spottrain_operator.policies.cause import notice_of
 from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
 from spottrain_operator.status import (
@@ -85,8 +85,17 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
     going = {a.pod.uid for a in before if isinstance(a, Delete)}
     for pod in o.pods:
         yield from _clear(o, status, pod, pod.uid in going)
-    if not (status.terminal or o.job.deleting or o.job.spec is None or capacity.problem(o)):
+    if o.job.deleting:
+        yield from _clean(o)
+    elif not (status.terminal or o.job.spec is None or capacity.problem(o)):
         yield from _make(o, status)
+
+
+def _clean(o: Observed) -> Iterator[Action]:
+    """The pod that deletes a deleted job's checkpoints, once no trainer is left."""
+    wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.over_and_out(o)
+    if wanted and not o.cleaning and not cleanup.gives_up(o):
+        yield Provide(kind="pods", manifest=render.cleanup(o.job, capacity.pool_of(o, o.job.status)))
 
 
 def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
@@ -96,7 +105,8 @@ def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[A
     stale = pod.attempt < status.attempt or (judged and not status.terminal)
     stopped = record is not None and bool(record.stopping) and not over(pod, o)
     # A finished job's pod stays for its logs, unless a container of it still holds the node.
-    unwanted = stale or stopped or (status.terminal and alive(pod))
+    leaving = o.job.deleting and o.job.holds_checkpoints  # else the garbage collector deletes it with the job
+    unwanted = stale or stopped or leaving or (status.terminal and alive(pod))
     stuck = pod.deleted is not None and bool(node_dead(pod, o)) and not ended(pod)
     if unwanted and not going and (pod.deleted is None or stuck):
         yield removal(o, pod)
@@ -121,6 +131,8 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         return
     if o.job.spec.workers > 1:
         yield Provide(kind="services", manifest=render.service(o.job))
+    if (group := render.pod_group(o.job, status)) is not None:
+        yield Provide(kind="podgroups", group=render.VOLCANO, manifest=group)
     avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
     for rank in missing:
         place = render.Placement(rank=rank, avoid=avoided, pin=pinned.get(rank, ""), zoned=o.zoned)
@@ -161,6 +173,8 @@ def recheck_after(o: Observed, status: Status) -> timedelta | None:
 
 
 def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
+    if o.job.deleting and o.job.holds_checkpoints:
+        yield o.now + cleanup.LOOK
     if status.terminal:
         yield lifecycle.ends_of_life(o, status)
     else:

@@ -17,6 +17,8 @@ class Memory:
     def __init__(self) -> None:
         self.refusals: dict[JobKey, Refusal] = {}
         self.samples: dict[JobKey, Sample] = {}
+        self.cleanup_refused: dict[str, str] = {}
+        """By job UID: the API server's no to a cleanup pod."""
         self._told: dict[JobKey, dict[str, datetime]] = {}
         self._admitted: dict[JobKey, int] = {}
 
@@ -45,3 +47,4 @@ class Memory:
     def forget(self, key: JobKey) -> None:
         for table in (self.refusals, self.samples, self._told, self._admitted):
             table.pop(key, None)
+        self.cleanup_refused.pop(key.uid, None)

@@ -168,6 +168,12 @@ class Observed:
     """The API server has accepted a dry run of this generation's pod."""
     refusal: Refusal | None = None
     sample: Sample | None = None
+    cleanup: Ended | None = None
+    """How the pod that deletes the checkpoints of a deleted job has ended."""
+    cleaning: bool = False
+    """Whether there is such a pod."""
+    cleanup_refused: str = ""
+    """The API server's no to such a pod; a namespace that is being deleted takes none."""
     told: Mapping[str, datetime] = field(default_factory=dict)
     """By UID of a pod of the current attempt: when this process first saw the deadline on it."""
     zoned: bool = True
@@ -209,6 +215,13 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """Our finalizer on the job's own object, put on or taken off."""
+
+    on: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
     """Dry run of the pod."""
 
@@ -222,6 +235,8 @@ class Provide:
 
     kind: str
     """Plural, as in the API's paths."""
+    group: str = ""
+    """`group/version`; empty: the core group."""
     manifest: dict[str, Any]
 
 
@@ -232,7 +247,7 @@ class Create:
     attempt: int
 
 
-Action = Annotate | Delete | DeleteJob | Release | Check | Provide | Create
+Action = Annotate | Delete | DeleteJob | Hold | Release | Check | Provide | Create
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,6 +280,8 @@ class Decision:
     status: Status
     before: tuple[Action, ...] = ()
     """Must have happened before the status says so."""
+    events: tuple[Event, ...] = ()
+    """Beside those that follow from the change of the status."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

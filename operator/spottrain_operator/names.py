@@ -34,6 +34,9 @@ ROLE_TRAINER: Final = "trainer"
 POD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{ROLE_LABEL}={ROLE_TRAINER}"
 """Label selector of every pod that trains."""
 
+CHECKPOINTS_FINALIZER: Final = f"{DOMAIN}/checkpoints"
+"""On a job with deletionPolicy Delete, until its checkpoints are gone."""
+ROLE_CLEANUP: Final = "cleanup"
 OUTCOME_FINALIZER: Final = f"{DOMAIN}/outcome"
 """Set in the POST of a pod, removed once the job's status holds how it ended."""
 PINNED_ANNOTATION: Final = f"{DOMAIN}/pinned-to"
@@ -159,6 +162,8 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     STOPPING = "StoppingAttempt"
+    DELETING_CHECKPOINTS = "DeletingCheckpoints"
+    CHECKPOINTS_LEFT = "CheckpointsLeft"
     ATTEMPT_STARTED = "AttemptStarted"
     GRACE_CHANGED = "GracePeriodMismatch"
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
@@ -180,6 +185,13 @@ def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
     """Deterministic, so that a crash between status write and POST can only recreate the same pod."""
     uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
     suffix = f"-{uid_hash}-{attempt}-{rank}"
+    return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+
+
+def cleanup_name(job: str, job_uid: str) -> str:
+    """Of the pod that deletes the checkpoints of a deleted job."""
+    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
+    suffix = f"-{uid_hash}-cleanup"
     return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 

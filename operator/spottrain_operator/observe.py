@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from spottrain_operator.api import Job, JobKey
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import Limits, NodeView, Observed, PodView
-from spottrain_operator.names import JOB_UID_LABEL
+from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
 from spottrain_operator.policies import pins
 from spottrain_operator.policies.avoid import may_be_in_vain
 from spottrain_operator.pools import Pool
-from spottrain_operator.views import node_view, pod_view
+from spottrain_operator.views import ended_of, node_view, pod_view
 
 
 async def find_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
@@ -54,6 +55,7 @@ async def observe(
         pods = await live_pods(job.key, caches, cluster)
     current = [p for p in pods if p.attempt == job.status.attempt]
     predecessors = await _predecessors(job, caches, cluster)
+    cleanup = await _cleanup(job, cluster)
     admitted = memory.admitted(job)
     if job.spec is not None and len(current) == job.spec.workers and admitted:
         memory.refusals.pop(job.key, None)  # it was of a POST, and here is the pod
@@ -69,6 +71,9 @@ async def observe(
         refusal=memory.refusals.get(job.key),
         sample=memory.samples.get(job.key),
         told=memory.told(job.key, current, now),
+        cleaning=cleanup is not None,
+        cleanup=ended_of(cleanup) if cleanup is not None else None,
+        cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
         zoned=caches.nodes.zoned(),
         limits=limits,
     )
@@ -81,6 +86,13 @@ def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
         return False
     there = {p.rank for p in pods if p.attempt == job.status.attempt}
     return any(r.rank not in there for r in record.ranks)
+
+
+async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
+    """No watch sees this pod: it trains nothing."""
+    if not (job.deleting and job.holds_checkpoints):
+        return None
+    return await cluster.get_pod(job.key.namespace, cleanup_name(job.key.name, job.key.uid))
 
 
 async def _predecessors(job: Job, caches: Caches, cluster: Cluster) -> tuple[PodView, ...]:

@@ -24,13 +24,15 @@ from spottrain_operator.model import (
     Delete,
     DeleteJob,
     Ending,
+    Event,
+    Hold,
     Notice,
     Observed,
     Plan,
     PodView,
 )
 from spottrain_operator.names import Cause, Condition, Reason, pod_name
-from spottrain_operator.policies import avoid, capacity, gang, hang, lifecycle, pins, restart
+from spottrain_operator.policies import avoid, capacity, cleanup, gang, hang, lifecycle, pins, restart
 from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
 from spottrain_operator.policies.gone import ended, saving_predecessor
 from spottrain_operator.status import with_condition, with_final_word, with_pods, with_record
@@ -51,7 +53,7 @@ def plan(o: Observed) -> Plan:
         before=before,
         status=status if changed else None,
         after=tuple(follow.after(o, status, before)),
-        events=events_between(o, status) if changed else (),
+        events=(*decision.events, *(events_between(o, status) if changed else ())),
         recheck_after=follow.recheck_after(o, status),
     )
 
@@ -64,16 +66,39 @@ def decide(o: Observed) -> Decision:
 # --- rules: jobs that are at their end ------------------------------------------------------------------
 def finished(o: Observed) -> Decision | None:
     """Terminal is terminal, whatever is deleted around it."""
-    if not o.job.status.terminal:
+    if not o.job.status.terminal or o.job.deleting:
         return None
     decision = _keep(o, "Finished", "the job has ended")
-    if o.job.deleting or not lifecycle.outlived(o):
+    if o.job.holds_checkpoints != cleanup.wanted(o) and o.job.spec is not None:
+        return replace(decision, before=(Hold(on=cleanup.wanted(o)),))
+    if not lifecycle.outlived(o):
         return decision
     return replace(decision, before=(DeleteJob(),), message="ttlSecondsAfterFinished is over")
 
 
 def leaving(o: Observed) -> Decision | None:
-    return _keep(o, "Leaving", "the job is being deleted") if o.job.deleting else None
+    """Its pods go; then, where that is wanted, its checkpoints; then it."""
+    if not o.job.deleting:
+        return None
+    decision = _keep(o, "Leaving", "the job is being deleted")
+    if not o.job.holds_checkpoints or not cleanup.over_and_out(o):
+        return decision
+    left = cleanup.gives_up(o)
+    if not cleanup.wanted(o) or cleanup.finished(o):
+        return replace(decision, before=(Hold(on=False),))
+    if left:
+        event = Event(warning=True, reason=Reason.CHECKPOINTS_LEFT, message=left)
+        return replace(decision, before=(Hold(on=False),), events=(event,))
+    return replace(decision, message="its checkpoints are being deleted")
+
+
+def held(o: Observed) -> Decision | None:
+    """Before anything is saved: else a job deleted at once would leave its checkpoints."""
+    if o.job.holds_checkpoints == cleanup.wanted(o):
+        return None
+    on = cleanup.wanted(o)
+    words = "its checkpoints go with it" if on else "its checkpoints stay"
+    return replace(_keep(o, "Held", f"when the job is deleted, {words}"), before=(Hold(on=on),))
 
 
 def unreadable(o: Observed) -> Decision | None:
@@ -216,6 +241,7 @@ RULES: Final[tuple[Rule, ...]] = (
     finished,
     leaving,
     unreadable,
+    held,
     done_by_any,
     attempt_over,
     under_notice,

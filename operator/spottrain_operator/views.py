@@ -152,6 +152,16 @@ def _ended(state: Raw) -> Ended | None:
     )
 
 
+def ended_of(raw: Raw) -> Ended | None:
+    """How the only container of a pod has ended for good."""
+    status = raw.get("status", {})
+    states = [s.get("state") or {} for s in status.get("containerStatuses") or ()]
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return None
+    said = status.get("message", "")
+    return next((found for s in states if (found := _ended(s))), Ended(exit_code=1, message=said))
+
+
 def _unschedulable(status: Raw) -> str:
     found = _condition(status, "PodScheduled")
     return found.get("message", "") or found.get("reason", "") if found.get("status") == "False" else ""

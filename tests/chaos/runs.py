@@ -91,7 +91,10 @@ def judge(played: Played, reference: Reference) -> Verdict:
 
 def lines_of(attempt: Attempt, rank: int, name: str = "states") -> list[Line]:
     path = Path(f"{attempt.record}-{rank}.{name}.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    whole, _, _cut_short_by_a_kill = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 # --- states -------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Recorder(KubeCluster):
             verb
         ]
         self.needed.add(("/".join([resource, *filter(None, subresource)]), right))
-        return {"items": [], "metadata": {}}
+        return {"items": [], "metadata": {"resourceVersion": "1"}}
 
 
 async def called_by_the_operator() -> Rights:
@@ -52,11 +52,13 @@ async def called_by_the_operator() -> Rights:
         "release_pod": recorder.release_pod("ml", "p", uid="u"),
         "apply_status": recorder.apply_status("ml", "j", uid="u", resource_version=1, status={}),
         "create": recorder.create("services", {"metadata": {"namespace": "ml"}}),
+        "hold_job": recorder.hold_job("ml", "j", uid="u", on=True),
         "delete_job": recorder.delete_job("ml", "j", uid="u"),
         "create_event": recorder.create_event("ml", {}),
     }
     for call in calls.values():
         await call
+    await recorder.create("podgroups", {"metadata": {"namespace": "ml"}}, group="g/v1")
     for kind in (names.PLURAL, "pods", "nodes"):
         assert [item async for item in recorder.every(kind, ("ml",))] == []
     methods = {name for name in vars(Cluster) if not name.startswith("_")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ class Answer:
     lines: list[str] = field(default_factory=list)
     ok: bool = True
     """False: exit code 1."""
+    body: Iterable[bytes] | None = None
+    """In place of `lines`: bytes as they are, too many to be held at once."""
 
 
 def size(number: int) -> str:

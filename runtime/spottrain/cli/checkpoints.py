@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,12 +17,14 @@ from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.answers import Answer
 from spottrain.cli.cooling import FEWEST_DAYS, Cooling, lifecycle
 from spottrain.cli.copying import copy
+from spottrain.cli.deleting import delete
 from spottrain.cli.exporting import export
 from spottrain.cli.listing import listing
+from spottrain.cli.logs import logs
 from spottrain.cli.pruning import Wish, prune
 from spottrain.cli.reading import BEST, NEWEST, open_existing
 from spottrain.cli.verifying import ALL, verify
-from spottrain.errors import RunError
+from spottrain.errors import ConfigurationError, RunError
 from spottrain.store import Store
 from spottrain.store import open as open_store
 
@@ -33,13 +36,27 @@ def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     try:
         answer: Answer = given.run(given)
+        _show(answer, as_json=given.output == "json")
     except (RunError, Damaged) as error:
         print(f"spottrain: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # such as by `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         return 130
-    print(json.dumps(answer.facts, indent=1) if given.output == "json" else "\n".join(answer.lines))
     return 0 if answer.ok else 1
+
+
+def _show(answer: Answer, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer.facts, indent=1))
+    elif answer.body is None:
+        print("\n".join(answer.lines))
+    else:
+        for part in answer.body:
+            sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
 
 
 # --- arguments ------------------------------------------------------------------------------------------
@@ -52,12 +69,16 @@ def _parser() -> argparse.ArgumentParser:
     _add_copy(commands)
     _add_export(commands)
     _add_lifecycle(commands)
+    _add_delete(commands)
+    _add_logs(commands)
     return parser
 
 
-def _command(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
+def _command(commands: Commands, name: str, about: str, *, required: bool = True) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=about, description=about)
-    command.add_argument("--checkpoint", required=True, metavar="URI", help="folder or s3://bucket/prefix")
+    command.add_argument(
+        "--checkpoint", required=required, metavar="URI", help="folder or s3://bucket/prefix"
+    )
     command.add_argument("--endpoint", metavar="URL", help="URL of an S3-compatible server")
     command.add_argument("-o", "--output", choices=("text", "json"), default="text")
     return command
@@ -72,6 +93,12 @@ def _step(text: str) -> str:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
     return int(text)
 
 
@@ -116,6 +143,15 @@ def _prune(given: argparse.Namespace) -> Answer:
     return prune(_store(given), wish)
 
 
+def _add_delete(commands: Commands) -> None:
+    command = _command(
+        commands, "delete", "Deletes checkpoints, logs and caches of a job that has ended."
+    )
+    command.add_argument("--job-uid", required=True, metavar="UID", help="as list shows it")
+    command.add_argument("--yes", action="store_true", help="do not ask")
+    command.set_defaults(run=lambda given: delete(_store(given), given.job_uid, sure=given.yes))
+
+
 def _add_copy(commands: Commands) -> None:
     command = _command(
         commands, "copy", "Copies a checkpoint to an empty or finished URI, to move or branch a run."
@@ -157,3 +193,19 @@ def _lifecycle(given: argparse.Namespace) -> Answer:
         apply=given.apply,
     )
     return lifecycle(_store(given), cooling)
+
+
+def _add_logs(commands: Commands) -> None:
+    about = "Prints what the ranks of a job have printed, as it was kept."
+    command = _command(commands, "logs", about, required=False)
+    command.add_argument("uri", nargs="?", metavar="URI", help="in place of --checkpoint")
+    command.add_argument("--attempt", type=_count, metavar="N", help="default: all")
+    command.add_argument("--rank", type=_whole, metavar="R", help="default: all")
+    command.set_defaults(run=_logs)
+
+
+def _logs(given: argparse.Namespace) -> Answer:
+    given.checkpoint = given.uri or given.checkpoint
+    if given.checkpoint is None:
+        raise ConfigurationError("say where the logs are: spottrain checkpoints logs URI")
+    return logs(_store(given), attempt=given.attempt, rank=given.rank)

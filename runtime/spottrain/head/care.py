@@ -80,6 +80,31 @@ class Pruning:
         return replace(head, nonce=nonce, checkpoints=left) if left != head.checkpoints else None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deleting:
+    """Take all entries of this job's own out of HEAD, for its checkpoints are deleted with it.
+
+    The job's pods are known to have ended; one that is a ghost finds HEAD taken. Where earlier jobs have left
+    something, HEAD stays as that of a finished job; else it says deleted, and nobody begins anew by mistake.
+    """
+
+    job_uid: str
+
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        head = present(head)
+        left = tuple(entry for entry in head.checkpoints if entry.foreign)
+        if head.jobUID != self.job_uid:
+            raise ConfigurationError(
+                f"the checkpoints belong to job {head.job} (UID {head.jobUID}) and not to UID "
+                f"{self.job_uid}; nothing was deleted",
+                reason=Reason.URI_IN_USE,
+            )
+        state = State.DONE if left else State.DELETED
+        if head.state is state and head.checkpoints == left:
+            return None
+        return replace(head, nonce=nonce, term=head.term + 1, state=state, checkpoints=left)
+
+
 def term_for_copy(head: Head | None) -> int:
     """Term under which a copy is to be uploaded. Raises unless the target is empty or its job is done."""
     if head is None:

@@ -171,7 +171,14 @@ class FakeCluster:
             self._bump(job)
         return copy.deepcopy(job)
 
-    async def create(self, kind: str, manifest: Json) -> Json:
+    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
+        with self._write():
+            job = self.jobs[name]
+            job["metadata"]["finalizers"] = ["spottrain.io/checkpoints"] if on else []
+            self._bump(job)
+        return copy.deepcopy(job)
+
+    async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
         with self._write():
             name = f"{kind}/{manifest['metadata']['name']}"
             if name in self.others:

@@ -1,0 +1,51 @@
+"""How a deleted job's checkpoints are deleted with it, where its deletionPolicy asks for that. Pure.
+
+Called by plan.py. A pod of the job's own image and identity does it: the operator has no rights to the store.
+It may take DEADLINE from the deletion on; after that, or where no pod can be made (the namespace is being
+deleted too), the job goes and its checkpoints stay, with an Event that says so: an outage of the store
+blocks nobody.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from spottrain_operator.api import DeletionPolicy
+from spottrain_operator.model import Observed
+from spottrain_operator.policies.gone import over
+
+DEADLINE: Final = timedelta(minutes=15)
+LOOK: Final = timedelta(seconds=5)
+"""Between two looks at the cleanup pod, whose events wake nobody."""
+
+
+def wanted(o: Observed) -> bool:
+    spec = o.job.spec
+    return spec is not None and spec.deletion_policy is DeletionPolicy.DELETE and bool(spec.checkpoint.uri)
+
+
+def over_and_out(o: Observed) -> bool:
+    """No trainer of the job is left that could write a checkpoint."""
+    return all(over(pod, o) for pod in o.pods)
+
+
+def finished(o: Observed) -> bool:
+    return o.cleanup is not None and o.cleanup.exit_code == 0
+
+
+def gives_up(o: Observed) -> str:
+    """Why the checkpoints are left where they are, as a sentence; "" while they may yet be deleted."""
+    uri = o.job.spec.checkpoint.uri if o.job.spec is not None else ""
+    left = f"the checkpoints at {uri} are left; delete them with spottrain checkpoints delete"
+    if o.cleanup_refused:
+        return f"no pod can be made to delete them ({o.cleanup_refused}): {left}"
+    until = due(o)
+    if until is None or o.now < until:
+        return ""
+    said = f": {o.cleanup.message.strip()[-500:]}" if o.cleanup is not None else ""
+    return f"they could not be deleted within {DEADLINE.seconds // 60} min{said}; {left}"
+
+
+def due(o: Observed) -> datetime | None:
+    return o.job.deleted + DEADLINE if o.job.deleted is not None else None

@@ -1,0 +1,37 @@
+"""`spottrain checkpoints delete`: takes away what a job has left, as its `deletionPolicy: Delete` asks.
+
+HEAD first, so that nobody can begin from what is about to go; then the objects, which can be done again after
+a crash at any point. The final weights stay: they are what the job was for.
+"""
+
+from __future__ import annotations
+
+from spottrain.cli.answers import Answer, confirm
+from spottrain.cli.reading import head_of
+from spottrain.contract import CHECKPOINTS_PREFIX, COMPILE_CACHE_PREFIX, LOGS_PREFIX
+from spottrain.head.care import Deleting, leftovers
+from spottrain.head.document import folder_of
+from spottrain.head.owner import Walker
+from spottrain.store import Store
+from spottrain.words import counted
+
+
+def delete(store: Store, job_uid: str, *, sure: bool = False) -> Answer:
+    """Raises ConfigurationError where another job owns the URI, or still runs on it.
+
+    What earlier jobs left there stays. Where nothing is there, nothing is to be done.
+    """
+    keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
+    walker = Walker(store)
+    if walker.read() is None:
+        return Answer(facts={"uri": store.uri, "objects": 0}, lines=[f"there is no HEAD at {store.uri}"])
+    confirm(f"delete all checkpoints of job UID {job_uid} at {store.uri}?", sure=sure)
+    walker.change(Deleting(job_uid=job_uid))
+    head = head_of(store)
+    doomed = [key for key in keys if folder_of(key) not in head.keys]
+    doomed = sorted({*doomed, *leftovers(keys, head)})
+    doomed += store.list(LOGS_PREFIX) + store.list(COMPILE_CACHE_PREFIX)
+    store.delete(doomed)
+    store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: folder_of(key) not in head.keys)
+    words = f"deleted {counted(len(doomed), 'object')} at {store.uri}; the final weights stay"
+    return Answer(facts={"uri": store.uri, "objects": len(doomed)}, lines=[words])
