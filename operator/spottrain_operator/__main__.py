@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 
 import kopf
 
+from spottrain_operator import logs
 from spottrain_operator.handlers import registry
 from spottrain_operator.service import Service
 from spottrain_operator.settings import Settings
@@ -25,12 +25,7 @@ async def run(settings: Settings) -> None:
 
 def main() -> int:
     settings = Settings.from_env(os.environ)
-    logging.basicConfig(
-        level=settings.log_level,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # it names every object it sees
+    logs.set_up(settings.log_level)
     asyncio.run(run(settings))
     return 0  # by a signal; a watch that is broken beyond repair raises, and a restart is cheap
 

@@ -17,6 +17,7 @@ from spottrain_operator.api import Job, JobKey
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
 from spottrain_operator.errors import ApiError, Conflict
+from spottrain_operator.logs import about
 from spottrain_operator.memory import Memory
 from spottrain_operator.metrics import ATTEMPTS_ENDED, ATTEMPTS_STARTED
 from spottrain_operator.model import (
@@ -94,7 +95,8 @@ async def _write_status(job: Job, plan: Plan, hands: Hands) -> None:
         raise Conflict(f"{key} has changed: {error}") from error
     hands.caches.jobs.put(Job.parse(raw))
     _count_endings(job, plan)
-    logger.info("%s: %s: %s (attempt %s)", key, plan.reason, plan.message, plan.status.attempt)
+    words = about(key, attempt=plan.status.attempt, reason=str(plan.reason))
+    logger.info("%s: %s: %s", key, plan.reason, plan.message, extra=words)
 
 
 def _count_endings(job: Job, plan: Plan) -> None:
@@ -155,7 +157,8 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
     except ApiError as error:
         if error.status not in (404, 409):
             raise
-        logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error)
+        which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
+        logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error, extra=which)
     return False
 
 
@@ -269,7 +272,8 @@ async def _tell(job: Job, events: tuple[Event, ...], hands: Hands) -> None:
         try:
             await hands.cluster.create_event(job.key.namespace, _event(job, event))
         except ApiError as error:
-            logger.warning("%s: event %s is lost: %s", job.key, event.reason, error)
+            lost = "%s: event %s is lost: %s"
+            logger.warning(lost, job.key, event.reason, error, extra=about(job.key))
 
 
 def _event(job: Job, event: Event) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
@@ -34,6 +35,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
         Condition.RUNNING: _running(status, o, pods),
         Condition.CHECKPOINT_DURABLE: _durable(status),
+        Condition.SAVE_FITS: _fits(status, o),
         Condition.INTERRUPTED: _recovered(status, o, pods),
         Condition.SUSPENDED: _suspended(status, o, pods),
     }
@@ -144,6 +146,23 @@ def _durable(status: Status) -> Verdict:
     if status.known_durable_step is None:
         return False, Reason.NO_CHECKPOINT, "no checkpoint is known to be in the store"
     return True, Reason.DURABLE, f"step {status.known_durable_step} is in the store"
+
+
+TIGHT: Final = 0.8
+"""Share of the grace beyond which a save at a notice may not fit (the runtime warns from there on)."""
+
+
+def _fits(status: Status, o: Observed) -> Verdict | None:
+    """Whether a save at a notice is reckoned to fit into notice, grace and launcher's limit at once."""
+    shown = status.progress
+    if shown is None or shown.emergency_seconds is None or not shown.grace_seconds or o.job.spec is None:
+        return None
+    window = capacity.pool_of(o, status).window if not capacity.problem(o) else shown.grace_seconds
+    least = min(shown.grace_seconds, window)
+    words = f"a save takes about {shown.emergency_seconds:.1f} s of the {least:.0f} s that a notice leaves"
+    if shown.emergency_seconds <= TIGHT * least:
+        return True, Reason.FITS, words
+    return False, Reason.CHECKPOINT_MAY_NOT_FIT, f"{words}: {shown.warning}" if shown.warning else words
 
 
 def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from spottrain_operator import render
 from spottrain_operator.api import ConditionStatus, Status
+from spottrain_operator.conditions import TIGHT
 from spottrain_operator.model import Event, Observed
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import capacity
@@ -19,8 +19,6 @@ WARN_WHEN = {
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
-TIGHT: Final = 0.8
-"""Share of the grace beyond which a save at a notice may not fit (the runtime warns from there on)."""
 QUIET = frozenset({Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED})
 
 

@@ -89,6 +89,7 @@ class Condition(StrEnum):
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
     CHECKPOINT_DURABLE = "CheckpointDurable"
+    SAVE_FITS = "SaveFitsNotice"
     INTERRUPTED = "Interrupted"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
@@ -167,6 +168,7 @@ class Reason(StrEnum):
     ATTEMPT_STARTED = "AttemptStarted"
     GRACE_CHANGED = "GracePeriodMismatch"
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
+    FITS = "Fits"
     TRAINER_WARNS = "TrainerWarns"
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from spottrain_operator.api import JobKey
+from spottrain_operator.logs import about
 from spottrain_operator.metrics import QUEUE_DEPTH, RECONCILE_ERRORS, RECONCILE_SECONDS
 
 Work = Callable[[JobKey], Awaitable[timedelta | None]]
@@ -101,7 +102,7 @@ class WorkQueue:
                     self.add_after(key, again.total_seconds())
             except Exception:
                 RECONCILE_ERRORS.inc()
-                logger.exception("%s: reconcile failed, will be tried again", key)
+                logger.exception("%s: reconcile failed, will be tried again", key, extra=about(key))
             finally:
                 self.done(key, failed=failed)
 

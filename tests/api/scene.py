@@ -91,6 +91,20 @@ class Scene:
             (p for p in self.pods() if p["metadata"]["labels"]["spottrain.io/attempt"] == str(attempt)), None
         )
 
+    def wait_gang(self, attempt: int, size: int) -> list[Json]:
+        """Its pods, by rank, when all are there."""
+
+        def look() -> list[Json] | None:
+            of = [p for p in self.pods() if p["metadata"]["labels"]["spottrain.io/attempt"] == str(attempt)]
+            found = sorted(of, key=lambda p: int(p["metadata"]["labels"]["spottrain.io/rank"]))
+            return found if len(found) == size else None
+
+        pods: list[Json] = wait_for(f"{size} pods of attempt {attempt} of {self.job}", look)
+        return pods
+
+    def change(self, **spec: Any) -> None:
+        self.kube.call("PATCH", jobs(self.namespace, self.job), {"spec": spec}, kind=MERGE)
+
     def path(self, pod: Json) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
 

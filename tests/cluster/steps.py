@@ -110,9 +110,13 @@ class Lab:
         return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
 
     def pods(self, name: str = "job") -> list[Raw]:
-        """Oldest attempt first."""
-        pods = self.kubectl.items("pods", "-l", f"spottrain.io/job={name}")
-        return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"]["spottrain.io/attempt"]))
+        """Oldest attempt first, and rank 0 the last of each."""
+
+        def place(pod: Raw) -> tuple[int, int]:
+            labels = pod["metadata"]["labels"]
+            return int(labels["spottrain.io/attempt"]), -int(labels["spottrain.io/rank"])
+
+        return sorted(self.kubectl.items("pods", "-l", f"spottrain.io/job={name}"), key=place)
 
     def node_of(self, name: str = "job") -> str:
         return str(self.pods(name)[-1]["spec"].get("nodeName", ""))

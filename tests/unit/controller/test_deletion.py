@@ -1,4 +1,4 @@
-"""A deleted job with deletionPolicy Delete: its pods end, its checkpoints go, then it; an outage blocks nobody."""
+"""A deleted job with deletionPolicy Delete: its pods end, its checkpoints go, then it goes."""
 
 from __future__ import annotations
 

@@ -128,3 +128,16 @@ def test_what_no_restart_mends_is_the_jobs_own_reason(reason: Reason) -> None:
 def test_an_emergency_without_a_warning_is_shown_without_an_event() -> None:
     made = _look(None, None, told(Outcome.INTERRUPTED, **FITS))
     assert _progress(made).emergency_seconds == 20.0 and not _warnings(made)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "value", "reason"), [(20.0, "True", "Fits"), (100.0, "False", "CheckpointMayNotFit")]
+)
+def test_whether_a_save_fits_into_the_notice_is_a_condition_with_the_numbers(
+    seconds: float, value: str, reason: str
+) -> None:
+    seen = sample(5, emergencySeconds=seconds, graceSeconds=110.0)
+    status = plan(make_observed(make_pod(), sample=seen)).status
+    condition = status.condition(Condition.SAVE_FITS) if status else None
+    assert condition and (condition.status, condition.reason) == (value, reason)
+    assert f"{seconds:.1f} s of the 110 s" in condition.message
