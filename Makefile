@@ -8,7 +8,7 @@ PY := .venv/bin/python
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
-	bench-head test-matrix chaos-runtime clean
+	bench-head bench-notice test-matrix chaos-runtime clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench-restart: .venv/.synced ## what a restart costs, cold and with the compile 
 
 bench-loop: .venv/.synced ## overhead of our training loop over a bare hand-written one: 10 interleaved pairs
 	$(PY) bench/loop.py
+
+bench-notice: .venv/.synced ## notice -> the runtime knows -> durable -> next attempt, N=100 times on real nodes
+	$(PY) bench/notice.py --rounds $(or $(N),100)
 
 bench-head: .venv/.synced ## 1000 races for HEAD on the real S3 server behind a fault proxy
 	$(PY) bench/head_race.py --rounds 1000
