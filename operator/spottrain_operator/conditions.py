@@ -19,7 +19,9 @@ from spottrain_operator.wire import rfc3339
 
 Verdict = tuple[bool, str, str]
 """Value, reason, message of a condition."""
-WAITS = frozenset({Reason.QUOTA_EXCEEDED, Reason.WAITING_FOR_BACKOFF, Reason.PREDECESSOR_SAVES})
+WAITS = frozenset(
+    {Reason.QUOTA_EXCEEDED, Reason.WAITING_FOR_QUEUE, Reason.WAITING_FOR_BACKOFF, Reason.PREDECESSOR_SAVES}
+)
 """Reasons of Scheduled=False that are no matter of nodes."""
 ORDINARY_WAITS = frozenset({"ContainerCreating", "PodInitializing", ""})
 GATED_STATE = "Gated"
@@ -99,6 +101,8 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         nodes = ", ".join(dict.fromkeys(p.node for p in pods))
         return True, Reason.BOUND, f"attempt {status.attempt} is on node{'s' if size > 1 else ''} {nodes}"
     count = f"{size - len(waiting) - (size - len(pods))} of {size} pods have a node; " if size > 1 else ""
+    if held := next((p for p in waiting if p.queued), None):
+        return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{stuck.unschedulable}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator import render
+from spottrain_operator import beside, render
 from spottrain_operator.api import Status
 from spottrain_operator.conditions import with_conditions
 from spottrain_operator.model import (
@@ -95,7 +95,7 @@ def _clean(o: Observed) -> Iterator[Action]:
     """The pod that deletes a deleted job's checkpoints, once no trainer is left."""
     wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.over_and_out(o)
     if wanted and not o.cleaning and not cleanup.gives_up(o):
-        yield Provide(kind="pods", manifest=render.cleanup(o.job, capacity.pool_of(o, o.job.status)))
+        yield Provide(kind="pods", manifest=beside.cleanup(o.job, capacity.pool_of(o, o.job.status)))
 
 
 def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
@@ -130,9 +130,9 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
     if not missing or not due or _refused(o) or (status.attempt == o.job.status.attempt and gang.broken(o)):
         return
     if o.job.spec.workers > 1:
-        yield Provide(kind="services", manifest=render.service(o.job))
-    if (group := render.pod_group(o.job, status)) is not None:
-        yield Provide(kind="podgroups", group=render.VOLCANO, manifest=group)
+        yield Provide(kind="services", manifest=beside.service(o.job))
+    if (group := beside.pod_group(o.job, status)) is not None:
+        yield Provide(kind="podgroups", group=beside.VOLCANO, manifest=group)
     avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
     for rank in missing:
         place = render.Placement(rank=rank, avoid=avoided, pin=pinned.get(rank, ""), zoned=o.zoned)

@@ -79,6 +79,8 @@ class PodView:
     waiting: Waiting | None = None
     ended: Ended | None = None
     unschedulable: str = ""
+    queued: bool = False
+    """Whether a scheduling gate, such as Kueue's, keeps it from the scheduler."""
     disruption: str = ""
     """Reason and message of DisruptionTarget=True."""
     init_failure: str = ""

@@ -147,6 +147,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     BOUND = "Bound"
     WAITING_FOR_POD = "WaitingForPod"
+    WAITING_FOR_QUEUE = "WaitingForQueue"
     WAITING_FOR_BACKOFF = "WaitingForBackoff"
     PREDECESSOR_SAVES = "DeletedJobStillSaving"
     CONTAINER_STARTING = "ContainerStarting"

@@ -41,11 +41,9 @@ from spottrain_operator.names import (
     PINNED_ANNOTATION,
     RANK_LABEL,
     RENDEZVOUS_PORT,
-    ROLE_CLEANUP,
     ROLE_LABEL,
     ROLE_TRAINER,
     ZONE_LABEL,
-    cleanup_name,
     job_label,
     pod_name,
     service_name,
@@ -82,9 +80,6 @@ class Placement:
 
 
 SOLE: Final = Placement()
-VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
-CLEANUP_SECONDS: Final = 840
-"""A little less than the operator waits for it."""
 
 
 def grace(spec: TrainingJobSpec, pool: Pool) -> int:
@@ -125,44 +120,11 @@ def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
     _feed(trainer, job, status, grace(spec, pool), place.rank)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    _restrict(body)
+    restrict(body)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, place), "spec": body}
 
 
-def service(job: Job) -> Json:
-    """Names for the pods of a gang, also before they are ready: they become so by finding each other."""
-    key = job.key
-    port = {"name": "rendezvous", "port": RENDEZVOUS_PORT}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": service_name(key.name, key.uid),
-            "namespace": key.namespace,
-            "labels": {JOB_LABEL: job_label(key.name), JOB_UID_LABEL: key.uid, MANAGED_BY_LABEL: MANAGED_BY},
-            "ownerReferences": [_owner(job)],
-        },
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {JOB_UID_LABEL: key.uid, ROLE_LABEL: ROLE_TRAINER},
-            "ports": [port],
-        },
-    }
-
-
-def pod_group(job: Job, status: Status) -> Json | None:
-    """Volcano's, where the template asks for that scheduler: it then starts all pods or none."""
-    assert job.spec is not None
-    if job.spec.template["spec"].get("schedulerName") != "volcano":
-        return None
-    meta = {"name": _group(job, status), "namespace": job.key.namespace, "ownerReferences": [_owner(job)]}
-    queue = {"queue": job.spec.queue_name} if job.spec.queue_name else {}
-    spec = {"minMember": job.spec.workers} | queue
-    return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
-
-
-def _group(job: Job, status: Status) -> str:
+def group_name(job: Job, status: Status) -> str:
     """Of the pods of one attempt, for schedulers and queues that start all or none."""
     return pod_name(job.key.name, job.key.uid, status.attempt).removesuffix("-0")
 
@@ -172,69 +134,18 @@ def _queue(job: Job, status: Status) -> tuple[Json, Json]:
     assert job.spec is not None
     spec = job.spec
     if spec.template["spec"].get("schedulerName") == "volcano":
-        return {}, {"scheduling.k8s.io/group-name": _group(job, status)}
+        return {}, {"scheduling.k8s.io/group-name": group_name(job, status)}
     if not spec.queue_name:
         return {}, {}
     labels = {"kueue.x-k8s.io/queue-name": spec.queue_name}
     if spec.workers == 1:
         return labels, {}
-    labels["kueue.x-k8s.io/pod-group-name"] = _group(job, status)
+    labels["kueue.x-k8s.io/pod-group-name"] = group_name(job, status)
     total = {"kueue.x-k8s.io/pod-group-total-count": str(spec.workers)}
     return labels, total | {"kueue.x-k8s.io/retriable-in-group": "false"}
 
 
-def cleanup(job: Job, pool: Pool) -> Json:
-    """The pod that deletes a deleted job's checkpoints, with its image and identity, on any node."""
-    assert job.spec is not None
-    spec, key, checkpoint = job.spec, job.key, job.spec.checkpoint
-    trainer = judged(spec.template["spec"]["containers"])
-    command = [
-        "spottrain",
-        "checkpoints",
-        "delete",
-        "--checkpoint",
-        checkpoint.uri,
-        "--job-uid",
-        key.uid,
-        "--yes",
-    ]
-    endpoint = ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
-    container: Json = {"name": "cleanup", "image": trainer.get("image"), "command": [*command, *endpoint]}
-    for name in ("imagePullPolicy", "envFrom", "securityContext"):
-        if name in trainer:
-            container[name] = copy.deepcopy(trainer[name])
-    container["env"] = [
-        e
-        for e in copy.deepcopy(trainer.get("env") or [])
-        if "valueFrom" not in e or "secretKeyRef" in e["valueFrom"]
-    ]
-    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
-    body: Json = {
-        "restartPolicy": "OnFailure",
-        "activeDeadlineSeconds": CLEANUP_SECONDS,
-        "containers": [container],
-    }
-    for name in ("serviceAccountName", "imagePullSecrets", "securityContext"):
-        if name in spec.template["spec"]:
-            body[name] = copy.deepcopy(spec.template["spec"][name])
-    body["tolerations"] = list(pool.tolerated)
-    if secret := checkpoint.credentials_secret:
-        container["envFrom"] = [*(container.get("envFrom") or ()), {"secretRef": {"name": secret}}]
-    volumes.equip(body, container, checkpoint.ca_bundle.source if checkpoint.ca_bundle else None)
-    if checkpoint.ca_bundle is not None:
-        container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
-    _restrict(body)
-    labels = {JOB_LABEL: job_label(key.name), JOB_UID_LABEL: key.uid, MANAGED_BY_LABEL: MANAGED_BY}
-    meta = {
-        "name": cleanup_name(key.name, key.uid),
-        "namespace": key.namespace,
-        "labels": labels | {ROLE_LABEL: ROLE_CLEANUP},
-        "ownerReferences": [_owner(job) | {"blockOwnerDeletion": False}],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
-
-
-def _owner(job: Job) -> Json:
+def owner_of(job: Job) -> Json:
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.key.name, "uid": job.key.uid}
     return owner | {"controller": True, "blockOwnerDeletion": True}
 
@@ -264,7 +175,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
         "labels": (given.get("labels") or {}) | queued | labels,
         "annotations": annotations,
         "finalizers": [OUTCOME_FINALIZER],
-        "ownerReferences": [_owner(job)],
+        "ownerReferences": [owner_of(job)],
     }
 
 
@@ -433,7 +344,7 @@ def _unix(time: datetime | None) -> str:
 
 
 # --- what it may do ----------------------------------------------------------------------------------
-def _restrict(body: Json) -> None:
+def restrict(body: Json) -> None:
     """The restricted Pod Security Standard, only where the template is silent."""
     body.setdefault("automountServiceAccountToken", False)  # the trainer talks to no API server
     context = body.setdefault("securityContext", {})

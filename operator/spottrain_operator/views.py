@@ -71,6 +71,7 @@ def pod_view(raw: Raw) -> PodView | None:
         waiting=_waiting(state) or _blocking_init(status),
         ended=_ended(state),
         unschedulable=_unschedulable(status),
+        queued=bool(spec.get("schedulingGates")),
         disruption=_disruption(status),
         init_failure=_init_failure(status),
         avoids=_avoids(meta),

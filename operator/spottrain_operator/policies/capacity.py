@@ -122,6 +122,8 @@ def gives_up_waiting(o: Observed) -> str:
 def due_pending(o: Observed) -> datetime | None:
     team = gang.team(o)
     waiting = [p for p in team if not p.node and p.deleted is None]
+    if any(p.queued for p in waiting):
+        return None  # a queue decides when they may have nodes, and holds none for them meanwhile
     if not waiting or o.job.spec is None or not (any(p.node for p in team) or _others(o)):
         return None
     return min(p.created for p in team) + timedelta(seconds=_patience(o))

@@ -154,6 +154,16 @@ def test_a_pool_without_nodes_is_left_for_the_next_one() -> None:
     assert made.status.attempts[1].pool == "b" and made.status.interruptions == 0
 
 
+def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
+    waiting = make_pod(node="", phase="Pending", queued=True, unschedulable="gated", created=after(-9999))
+    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="spot", node="")
+    job = make_job(raw_spec(capacity=SPOT_FIRST), status=Status(attempt=1, attempts=(record,)))
+    made = plan(make_observed(waiting, job=job))
+    assert made.status is not None and made.status.attempt == 1
+    scheduled = made.status.condition(Condition.SCHEDULED)
+    assert scheduled and scheduled.reason == "WaitingForQueue" and made.status.phase == Phase.WAITING
+
+
 # --- what a pool is -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("preset", "kind", "label", "window"),

@@ -276,3 +276,28 @@ def test_a_rank_whose_pod_vanished_stops_the_others() -> None:
     made = plan(observed(member(0), member(2)))
     assert status_of(made).attempts[0].stopping == Cause.POD_DELETED and removed(made) == {0, 2}
     assert not created(made), "a pod's name is never used twice"
+
+
+# --- queues and schedulers that start all or none ---------------------------------------------------------
+def metadata_of(made: Plan) -> list[dict[str, Any]]:
+    return [a.manifest["metadata"] for a in made.after if isinstance(a, Create)]
+
+
+def test_kueue_is_told_of_the_attempts_pods_as_one_group() -> None:
+    first = metadata_of(plan(observed(status=Status(), nodes=(), spec={"queueName": "team"})))
+    groups = {m["labels"]["kueue.x-k8s.io/pod-group-name"] for m in first}
+    assert len(first) == SIZE and len(groups) == 1
+    assert {m["labels"]["kueue.x-k8s.io/queue-name"] for m in first} == {"team"}
+    assert {m["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for m in first} == {str(SIZE)}
+    alone = metadata_of(plan(make_observed(job=make_job(raw_spec(queueName="team"), status=Status()))))
+    assert "kueue.x-k8s.io/pod-group-name" not in alone[0]["labels"]
+
+
+def test_volcano_has_a_pod_group_for_each_attempt() -> None:
+    template = {"spec": {"schedulerName": "volcano", "containers": [{"name": "trainer", "image": "x"}]}}
+    made = plan(observed(status=Status(), nodes=(), spec={"template": template, "queueName": "team"}))
+    group = next(a for a in made.after if isinstance(a, Provide) and a.kind == "podgroups")
+    assert group.group == "scheduling.volcano.sh/v1beta1"
+    assert group.manifest["spec"] == {"minMember": SIZE, "queue": "team"}
+    names = {m["annotations"]["scheduling.k8s.io/group-name"] for m in metadata_of(made)}
+    assert names == {group.manifest["metadata"]["name"]}

@@ -1,0 +1,120 @@
+"""What a job needs beside its pods: names for a gang, a group for a scheduler, the pod that cleans up. Pure.
+
+Called by follow.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+from spottrain_operator import render, volumes
+from spottrain_operator.api import Job, Status
+from spottrain_operator.names import (
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    RENDEZVOUS_PORT,
+    ROLE_CLEANUP,
+    ROLE_LABEL,
+    ROLE_TRAINER,
+    cleanup_name,
+    job_label,
+    service_name,
+)
+from spottrain_operator.pools import Pool
+from spottrain_operator.template import judged
+
+Json = dict[str, Any]
+
+VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
+CLEANUP_SECONDS: Final = 840
+"""A little less than the operator waits for it."""
+IDENTITY: Final = (
+    "serviceAccountName",
+    "automountServiceAccountToken",
+    "imagePullSecrets",
+    "securityContext",
+    "volumes",
+)
+REACH: Final = ("image", "imagePullPolicy", "env", "envFrom", "securityContext", "volumeMounts")
+"""Of template and trainer, what the store is reached with; a folder is on one of its volumes."""
+
+
+def service(job: Job) -> Json:
+    """Names for the pods of a gang, also before they are ready: they become so by finding each other."""
+    key = job.key
+    port = {"name": "rendezvous", "port": RENDEZVOUS_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(key.name, key.uid),
+            "namespace": key.namespace,
+            "labels": {JOB_LABEL: job_label(key.name), JOB_UID_LABEL: key.uid, MANAGED_BY_LABEL: MANAGED_BY},
+            "ownerReferences": [render.owner_of(job)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_UID_LABEL: key.uid, ROLE_LABEL: ROLE_TRAINER},
+            "ports": [port],
+        },
+    }
+
+
+def pod_group(job: Job, status: Status) -> Json | None:
+    """Volcano's, where the template asks for that scheduler: it then starts all pods or none."""
+    assert job.spec is not None
+    if job.spec.template["spec"].get("schedulerName") != "volcano":
+        return None
+    meta = {
+        "name": render.group_name(job, status),
+        "namespace": job.key.namespace,
+        "ownerReferences": [render.owner_of(job)],
+    }
+    queue = {"queue": job.spec.queue_name} if job.spec.queue_name else {}
+    spec = {"minMember": job.spec.workers} | queue
+    return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
+
+
+def cleanup(job: Job, pool: Pool) -> Json:
+    """The pod that deletes a deleted job's checkpoints, with its image and identity, in its pool."""
+    assert job.spec is not None
+    spec, key = job.spec, job.key
+    container = _cleaner(job)
+    template, ca = spec.template["spec"], spec.checkpoint.ca_bundle
+    body: Json = {name: copy.deepcopy(template[name]) for name in IDENTITY if name in template} | {
+        "restartPolicy": "OnFailure",
+        "activeDeadlineSeconds": CLEANUP_SECONDS,
+        "tolerations": list(pool.tolerated),
+        "containers": [container],
+    }
+    volumes.equip(body, container, ca.source if ca else None)
+    if ca is not None:
+        container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
+    render.restrict(body)
+    labels = {JOB_LABEL: job_label(key.name), JOB_UID_LABEL: key.uid, MANAGED_BY_LABEL: MANAGED_BY}
+    meta = {
+        "name": cleanup_name(key.name, key.uid),
+        "namespace": key.namespace,
+        "labels": labels | {ROLE_LABEL: ROLE_CLEANUP},
+        "ownerReferences": [render.owner_of(job) | {"blockOwnerDeletion": False}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
+
+
+def _cleaner(job: Job) -> Json:
+    """Its container: what the trainer reaches the store with, and neither its GPUs nor its command."""
+    assert job.spec is not None
+    checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
+    words = ["--checkpoint", checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
+    words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
+    kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
+    container = kept | {"name": "cleanup", "command": ["spottrain", "checkpoints", "delete", *words]}
+    container["env"] = list(kept.get("env") or ())
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    if secret := checkpoint.credentials_secret:
+        container["envFrom"] = [*(kept.get("envFrom") or ()), {"secretRef": {"name": secret}}]
+    return container
