@@ -135,7 +135,9 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         yield Provide(kind="podgroups", group=beside.VOLCANO, manifest=group)
     avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
     for rank in missing:
-        place = render.Placement(rank=rank, avoid=avoided, pin=pinned.get(rank, ""), zoned=o.zoned)
+        pin = pinned.get(rank, "")
+        leave = () if pin else tuple(pinned.values())
+        place = render.Placement(rank=rank, avoid=avoided, pin=pin, leave=leave, zoned=o.zoned)
         manifest = render.pod(o.job, status, capacity.pool_of(o, status), place)
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 

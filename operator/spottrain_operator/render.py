@@ -75,6 +75,8 @@ class Placement:
     """Host names."""
     pin: str = ""
     """Host name."""
+    leave: Sequence[str] = ()
+    """Host names of nodes that other ranks come back to: there may be room for one pod, and it is theirs."""
     zoned: bool = True
     """Whether the cluster's nodes have zones, by which a gang can be kept together."""
 
@@ -190,8 +192,8 @@ def _place(body: Json, pool: Pool, place: Placement) -> None:
     ours = {t["key"] for t in silence}
     given = (*(body.get("tolerations") or ()), *pool.tolerated)
     body["tolerations"] = [*silence, *(t for t in given if t.get("key") not in ours)]
-    if place.avoid:
-        _require(body, {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(place.avoid)})
+    if off := {*place.avoid, *place.leave}:
+        _require(body, {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)})
     if place.pin:
         _require(body, {"key": HOSTNAME_LABEL, "operator": "In", "values": [place.pin]})
 

@@ -42,7 +42,7 @@ def test_one_node_of_a_gang_is_reclaimed_and_only_its_rank_asks_for_another(lab:
     assert (one["cause"], status["interruptions"], status.get("failures", 0)) == ("SpotNotice", 1, 0)
     assert [r["exitCode"] for r in one["ranks"]] == [75, 75], "all ranks stopped at one step, and saved it"
     assert one["lastStep"] == one["durableStep"] == two["startStep"]
-    assert [r["node"] for r in two["ranks"]] == nodes
+    assert [r["node"] for r in two["ranks"]] == nodes, (causes, status["attempts"])
 
 
 def test_a_gang_is_suspended_and_resumed_with_another_number_of_workers(lab: Lab) -> None:

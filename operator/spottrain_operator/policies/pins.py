@@ -17,6 +17,10 @@ PATIENCE: Final = timedelta(seconds=60)
 """For a pinned pod to be scheduled: its node is there, so what it waits for is another one's to give back."""
 
 
+UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
+"""After these the whole gang looks for nodes anew."""
+
+
 def nodes_of(job: Job) -> set[str]:
     """Names of the nodes that the next attempt's ranks may be pinned to."""
     return {r.node for record in job.status.attempts[-2:] for r in record.ranks if r.node}
@@ -25,7 +29,7 @@ def nodes_of(job: Job) -> set[str]:
 def pins(o: Observed, status: Status) -> dict[int, str]:
     """Host name by rank, of the nodes that survive; for the attempt that `status` names."""
     before = _before(status)
-    if o.job.spec is None or o.job.spec.workers == 1 or before is None or before.cause in (Cause.MOVED,):
+    if o.job.spec is None or o.job.spec.workers == 1 or before is None or before.cause in UNPINNED:
         return {}
     if before.pool != _pool_of(status):
         return {}

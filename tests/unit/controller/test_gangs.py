@@ -224,6 +224,11 @@ def test_exactly_as_many_pods_as_nodes_were_lost_ask_for_a_new_one() -> None:
     pinned = [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in pods]
     assert pinned == ["node-0", "", "node-2"]
     assert pods[1]["metadata"]["annotations"][AVOIDS_ANNOTATION] == "node-1"
+    others = pods[1]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (rule,) = others["nodeSelectorTerms"][0]["matchExpressions"]
+    assert rule["operator"] == "NotIn" and rule["values"] == ["node-0", "node-1", "node-2"], (
+        "nor may it take the place of one that comes back"
+    )
     required = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-0"]} in (
         required["nodeSelectorTerms"][0]["matchExpressions"]
@@ -253,6 +258,9 @@ def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -
     last = status_of(plan(replace(observed(*ends, status=made.status), now=late.now)))
     assert (last.attempt, last.interruptions, last.failures) == (2, 0, 0), "dry capacity uses no budget"
     assert last.next_start is not None and last.next_start > late.now + timedelta(seconds=10)
+    again = plan(replace(observed(*ends, status=last), now=last.next_start + timedelta(seconds=1)))
+    annotations = [a.manifest["metadata"]["annotations"] for a in again.after if isinstance(a, Create)]
+    assert len(annotations) == 3 and not [a for a in annotations if PINNED_ANNOTATION in a], "all look anew"
 
 
 def test_a_lone_pod_in_the_only_pool_waits_for_ever() -> None:
