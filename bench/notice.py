@@ -76,7 +76,7 @@ def play(here: Lab, rounds: int) -> tuple[JobRecord, dict[int, float], dict[str,
             node = record.attempts[number].node
             published[number] = here.cluster.reclaim(node, NOTICE_SECONDS)
             here.wait(f"the end of attempt {number}", partial(ended, record, number), seconds=90)
-            here.cluster.cancel(node)
+            fresh_nodes(here.cluster, here.kubectl)  # withdrawn, and the taint gone
             if number % 10 == 0:
                 print(f"{number} of {rounds} notices", flush=True)
         here.wait("training in the last attempt", lambda: trains(record, rounds + 1), seconds=120)

@@ -1,18 +1,25 @@
-"""The instance metadata endpoint of one node, as AWS IMDSv2 answers it.
+"""The instance metadata endpoint of one node, as AWS (IMDSv2), GCP and Azure answer it, each at its paths.
 
 Run by node.py in the node's namespace.
 
-The notice is a file: whoever reclaims the node writes it whole, and the next GET shows it.
+The notice is a file: whoever reclaims the node writes it whole, and the next GET shows it, on each cloud.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import threading
 import time
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from localcluster import layout
 from localcluster.layout import Node, NodePaths
@@ -21,16 +28,22 @@ from localcluster.shell import read_json
 _TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 _TOKEN = "X-aws-ec2-metadata-token"
 _LONGEST_TTL = 21600
+_GCP, _AZURE = "/computeMetadata/v1/", "/metadata/"
+_EVENTS = "scheduledevents"
+_LOOK_SECONDS = 0.1
+"""How often a GET that waits for a change looks for one."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Metadata:
-    """What the endpoint knows: the node, its notice file, and the tokens that it gave out."""
+    """What the endpoint knows: the node, its notice file, and what it gave out or was told."""
 
     node: Node
     paths: NodePaths
     instance_id: str
     _tokens: dict[str, float] = field(default_factory=dict)
+    _started: set[str] = field(default_factory=set)
+    """Azure's events that were acknowledged."""
 
     def new_token(self, ttl: int) -> str:
         token = secrets.token_urlsafe(40)
@@ -58,15 +71,60 @@ class Metadata:
         }
         return fixed.get(path)
 
+    def gcp_value(self, key: str) -> str | None:
+        """The text at a key, or None where GCP answers 404."""
+        preempted = "FALSE" if read_json(self.paths.notice) is None else "TRUE"
+        values = {
+            "instance/preempted": preempted,
+            "instance/maintenance-event": "NONE",
+            "instance/id": str(int(hashlib.sha256(self.instance_id.encode()).hexdigest()[:15], 16)),
+            "instance/name": self.node.name,
+            "instance/zone": f"projects/1/zones/{self.node.zone}",
+            "instance/machine-type": "projects/1/machineTypes/local-gpu",
+        }
+        return values.get(key)
 
-def serve(metadata: Metadata) -> None:
+    def azure_events(self) -> dict[str, Any]:
+        """The document of Scheduled Events: the notice is an eviction."""
+        notice = read_json(self.paths.notice)
+        if notice is None:
+            return {"DocumentIncarnation": 1, "Events": []}
+        id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.instance_id} {notice['published_at']}"))
+        started = id in self._started
+        not_before = format_datetime(datetime.fromtimestamp(notice["deadline"], UTC), usegmt=True)
+        event = {
+            "EventId": id,
+            "EventStatus": "Started" if started else "Scheduled",
+            "EventType": "Preempt",
+            "ResourceType": "VirtualMachine",
+            "Resources": [self.node.name],
+            "NotBefore": "" if started else not_before,
+            "Description": "",
+            "EventSource": "Platform",
+            "DurationInSeconds": -1,
+        }
+        return {"DocumentIncarnation": int(notice["published_at"]) + started, "Events": [event]}
+
+    def azure_start(self, body: bytes) -> bool:
+        """Whether the body acknowledges events; the machine still ends when its notice says so."""
+        try:
+            self._started |= {request["EventId"] for request in json.loads(body)["StartRequests"]}
+        except (ValueError, KeyError, TypeError):
+            return False
+        return True
+
+
+def serve(
+    metadata: Metadata, address: tuple[str, int] = (layout.METADATA_ADDRESS, 80)
+) -> ThreadingHTTPServer:
     """Answers from now on, in a thread of its own."""
 
     class Handler(_Handler):
         source = metadata
 
-    server = ThreadingHTTPServer((layout.METADATA_ADDRESS, 80), Handler)
+    server = ThreadingHTTPServer(address, Handler)
     threading.Thread(target=server.serve_forever, name="metadata", daemon=True).start()
+    return server
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -84,6 +142,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, self.source.new_token(int(ttl)), {_TTL: ttl})
 
     def do_GET(self) -> None:
+        if self.path.startswith(_GCP):
+            self._get_gcp()
+        elif self.path.startswith(_AZURE):
+            self._get_azure()
+        else:
+            self._get_aws()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if not self.path.startswith(_AZURE + _EVENTS):
+            self._answer(404, "")
+        elif self._is_azures():
+            self._answer(200 if self.source.azure_start(body) else 400, "")
+
+    def _get_aws(self) -> None:
         if not self.source.knows(self.headers.get(_TOKEN)):
             self._answer(401, "")
             return
@@ -92,6 +165,41 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "Not Found")
         else:
             self._answer(200, value)
+
+    def _get_gcp(self) -> None:
+        if self.headers.get("Metadata-Flavor") != "Google":
+            self._answer(403, "Missing Metadata-Flavor:Google header.")
+            return
+        url = urlsplit(self.path)
+        key, query = url.path.removeprefix(_GCP), parse_qs(url.query)
+        value = self.source.gcp_value(key)
+        if query.get("wait_for_change") == ["true"]:
+            known = query.get("last_etag", [_etag(value)])[0]
+            until = time.monotonic() + float(query.get("timeout_sec", ["3600"])[0])
+            while _etag(value) == known and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+                value = self.source.gcp_value(key)
+        headers = {"Metadata-Flavor": "Google", "ETag": _etag(value)}
+        with suppress(ConnectionError):  # it may have grown tired of waiting
+            self._answer(404 if value is None else 200, value or "", headers)
+
+    def _get_azure(self) -> None:
+        if not self._is_azures():
+            return
+        path = urlsplit(self.path).path.removeprefix(_AZURE)
+        if path == _EVENTS:
+            self._answer(200, json.dumps(self.source.azure_events()))
+        elif path == "instance/compute/name":
+            self._answer(200, self.source.node.name)
+        else:
+            self._answer(404, "")
+
+    def _is_azures(self) -> bool:
+        """Whether the request is as Azure wants it; else it has its answer."""
+        well = self.headers.get("Metadata") == "true" and "api-version=" in self.path
+        if not well:
+            self._answer(400, '{"error": "Bad request"}')
+        return well
 
     def _answer(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
         body = text.encode()
@@ -107,3 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *words: object) -> None:
         """Quiet: the agent polls every second."""
+
+
+def _etag(value: str | None) -> str:
+    return hashlib.sha256((value or "").encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ PATHS = {
     "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
 }
 OURS = {"spottrain.io/termination-deadline": "2026-01-01T00:00:00Z"}
+ADVISED = {"spottrain.io/save-advised": "2026-01-01T00:00:00.000000Z"}
 GPU = {"key": "gpu", "value": "x", "effect": "NoSchedule"}
 TAINT = {"key": "spottrain.io/terminating", "value": "1", "effect": "NoSchedule"}
 
@@ -80,6 +81,23 @@ def test_an_agent_may_announce_the_end_of_its_own_node_and_of_the_pods_there(
     assert told["metadata"]["annotations"].items() >= OURS.items()
 
 
+def test_an_agent_may_advise_a_save_on_its_own_node_and_take_it_back(guarded: Kube) -> None:
+    told = patch(guarded, OWN, {"metadata": {"annotations": ADVISED}}, node="own")
+    assert told["metadata"]["annotations"].items() >= ADVISED.items()
+    gone = patch(guarded, OWN, {"metadata": {"annotations": dict.fromkeys(ADVISED)}}, node="own")
+    assert ADVISED.keys().isdisjoint(gone["metadata"].get("annotations", {}))
+
+
+def test_an_agent_may_list_the_trainers_of_its_node_and_no_other_kind(guarded: Kube) -> None:
+    query = "fieldSelector=spec.nodeName%3Down"
+    listed = guarded.call("GET", f"/api/v1/pods?{query}", headers=agent("own"))
+    assert [pod["metadata"]["name"] for pod in listed["items"]] == ["on-own"]
+    for path in ("/api/v1/secrets", "/api/v1/configmaps", "/api/v1/nodes"):
+        with pytest.raises(Refused) as refused:
+            guarded.call("GET", path, headers=agent("own"))
+        assert refused.value.status == 403
+
+
 def test_an_agent_may_taint_its_own_node_and_take_the_taint_off(guarded: Kube) -> None:
     there = guarded.call("GET", OWN)["spec"]["taints"]  # ours, and what the API server puts on a new node
     for taints in ([*there, TAINT], there):
@@ -91,6 +109,7 @@ def test_an_agent_may_taint_its_own_node_and_take_the_taint_off(guarded: Kube) -
     [
         (OTHER, {"metadata": {"annotations": OURS}}),
         (OTHER_POD, {"metadata": {"annotations": OURS}}),
+        (OTHER, {"metadata": {"annotations": ADVISED}}),
         (OWN, {"metadata": {"annotations": {"theirs": "1"}}}),
         (OWN, {"metadata": {"labels": {"x": "1"}}}),
         (OWN, {"spec": {"unschedulable": True}}),

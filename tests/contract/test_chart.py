@@ -76,6 +76,8 @@ def test_values_of_each_kind_render(settings: list[str]) -> None:
         'defaultPool.tolerations=[{"effects":"NoSchedule"}]',
         'agent.metadataEndpoint="169.254.169.254"',
         "agent.pollSeconds=0",
+        'agent.platform="gcp"',
+        "agent.readyPort=65536",
         'agent.nodeSelector={"spot":true}',
         'watchNamespaces=["ML"]',
         'watchNamespaces="ml"',
@@ -214,7 +216,7 @@ def test_the_agent_reads_the_environment_that_the_chart_writes() -> None:
     )
 
 
-def test_the_agent_runs_on_spot_nodes_of_eks_and_karpenter_whatever_their_taints(
+def test_the_agent_runs_on_the_spot_nodes_of_each_platform_whatever_their_taints(
     objects: list[Object],
 ) -> None:
     spec = pod_templates(objects)["agent"]["spec"]
@@ -224,9 +226,30 @@ def test_the_agent_runs_on_spot_nodes_of_eks_and_karpenter_whatever_their_taints
     assert [(e["key"], e["values"]) for t in terms for e in t["matchExpressions"]] == [
         ("eks.amazonaws.com/capacityType", ["SPOT"]),
         ("karpenter.sh/capacity-type", ["spot"]),
+        ("cloud.google.com/gke-spot", ["true"]),
+        ("cloud.google.com/gke-preemptible", ["true"]),
+        ("kubernetes.azure.com/scalesetpriority", ["spot"]),
     ]
     assert spec["tolerations"] == [{"operator": "Exists"}]
     assert spec["priorityClassName"] == "system-node-critical"
+
+
+def test_the_agents_probe_asks_what_the_agent_serves() -> None:
+    (container,) = pod_templates(render("agent.readyPort=9999"))["agent"]["spec"]["containers"]
+    assert container["readinessProbe"] == {"httpGet": {"host": "127.0.0.1", "port": 9999, "path": "/readyz"}}
+    assert {"livenessProbe", "ports"}.isdisjoint(container)
+    assert (
+        AgentSettings.from_env(env_of(pod_templates(render("agent.readyPort=9999"))["agent"])).ready_port
+        == 9999
+    )
+    (container,) = pod_templates(render("agent.readyPort=0"))["agent"]["spec"]["containers"]
+    assert "readinessProbe" not in container
+
+
+def test_the_agents_platform_reaches_it() -> None:
+    environ = env_of(pod_templates(render('agent.platform="Azure"', "agent.acknowledge=false"))["agent"])
+    settings = AgentSettings.from_env(environ)
+    assert (settings.platform, settings.acknowledge) == ("Azure", False)
 
 
 def test_the_agents_nodes_can_be_named_instead() -> None:

@@ -13,31 +13,59 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from tests.support.loopback import Faults, on_loopback
+
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+ROOT = "/latest/meta-data/"
+ACTION = "spot/instance-action"
+REBALANCE = "events/recommendations/rebalance"
+MAINTENANCE = "events/maintenance/scheduled"
 
 
 @dataclass
 class FakeImds:
     """What the service answers next, and what it was asked."""
 
-    action: str | None = None
-    """Body of spot/instance-action; None is a 404."""
-    status: int | None = None
-    """When set, every GET is answered with it."""
-    location: str = ""
-    """Where such an answer points to."""
+    bodies: dict[str, str] = field(default_factory=dict)
+    """By path below meta-data; what is not there is a 404."""
+    faults: Faults = field(default_factory=Faults)
+    """Of every GET."""
+    broken: dict[str, int] = field(default_factory=dict)
+    """Paths below meta-data that are answered with a status of their own."""
     token_status: int = 200
-    hang: bool = False
-    """Answers nothing until `release` is set."""
+    hop_limit: int = 2
+    """With 1 the answer with the token does not reach a pod that has a network of its own."""
     url: str = ""
     tokens: set[str] = field(default_factory=set)
     issued: int = 0
-    gets: int = 0
+    asked: list[str] = field(default_factory=list)
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def gets(self) -> int:
+        """How often it was asked for the interruption."""
+        return self.asked.count(ACTION)
+
     def announce(self, action: str, time: str) -> None:
-        self.action = json.dumps({"action": action, "time": time})
+        self.bodies[ACTION] = json.dumps({"action": action, "time": time})
+
+    def withdraw(self) -> None:
+        del self.bodies[ACTION]
+
+    def recommend(self, time: str) -> None:
+        self.bodies[REBALANCE] = json.dumps({"noticeTime": time})
+
+    def schedule(self, code: str, not_before: str, state: str = "active") -> None:
+        event = {
+            "NotBefore": not_before,
+            "Code": code,
+            "Description": "scheduled reboot",
+            "EventId": "instance-event-0d59937288b749b32",
+            "NotAfter": "21 Nov 2026 23:00:00 GMT",
+            "State": state,
+        }
+        self.bodies[MAINTENANCE] = json.dumps([event])
 
     def forget_tokens(self) -> None:
         """What happens when a token's life is over."""
@@ -46,6 +74,8 @@ class FakeImds:
     async def put_token(self, request: web.Request) -> web.Response:
         if not 1 <= int(request.headers.get(TTL_HEADER, "0")) <= 21600:
             return web.Response(status=400)
+        if self.hop_limit < 2:
+            await self.release.wait()
         if self.token_status != 200:
             return web.Response(status=self.token_status)
         self.issued += 1
@@ -53,15 +83,18 @@ class FakeImds:
         self.tokens.add(token)
         return web.Response(text=token)
 
-    async def get_action(self, request: web.Request) -> web.Response:
-        self.gets += 1
-        if self.hang:
-            await self.release.wait()
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.path.removeprefix(ROOT))
+        return await self.faults.apply(request, self._answer)
+
+    async def _answer(self, request: web.Request) -> web.Response:
         if request.headers.get(TOKEN_HEADER) not in self.tokens:
             return web.Response(status=401)
-        if self.status is not None:
-            return web.Response(status=self.status, headers={"Location": self.location})
-        return web.Response(status=404) if self.action is None else web.Response(text=self.action)
+        path = request.path.removeprefix(ROOT)
+        if path in self.broken:
+            return web.Response(status=self.broken[path])
+        body = self.bodies.get(path)
+        return web.Response(status=404) if body is None else web.Response(text=body)
 
 
 @asynccontextmanager
@@ -69,14 +102,10 @@ async def fake_imds() -> AsyncIterator[FakeImds]:
     imds = FakeImds()
     app = web.Application()
     app.router.add_put("/latest/api/token", imds.put_token)
-    app.router.add_get("/latest/meta-data/spot/instance-action", imds.get_action)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    imds.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield imds
-    finally:
-        imds.release.set()
-        await runner.cleanup()
+    app.router.add_get(ROOT + "{path:.+}", imds.get)
+    async with on_loopback(app) as imds.url:
+        try:
+            yield imds
+        finally:
+            imds.faults.release.set()
+            imds.release.set()

@@ -1,7 +1,7 @@
 """`python -m spottrain_operator.agent`: settings, sessions, signals. Process of the chart's DaemonSet.
 
-No port and no probe: the network is the node's, where ports collide, and a probe that starts a process on
-every node costs more than the agent. Instead each poll winds up a timer outside the event loop; should it
+The network is the node's, where ports collide, so the only port is one on loopback that says whether the
+metadata service is heard. No probe restarts the agent: it winds up a timer outside the event loop. Should it
 run down, it prints the stacks and ends the process, and the kubelet starts it anew.
 """
 
@@ -18,12 +18,15 @@ from typing import Final
 import aiohttp
 
 from spottrain_operator.agent.api import Api, Endpoint
-from spottrain_operator.agent.loop import Agent, log
-from spottrain_operator.agent.metadata import Metadata
+from spottrain_operator.agent.log import log
+from spottrain_operator.agent.loop import Agent
+from spottrain_operator.agent.ready import serving
 from spottrain_operator.agent.settings import Settings
+from spottrain_operator.agent.sources.choose import source_of
+from spottrain_operator.agent.sources.client import Client
 
 STALLED_SECONDS: Final = 30.0
-"""Far above what one poll can take: an interval and, at worst, four requests to the metadata service."""
+"""Far above what one turn of the event loop can take."""
 
 
 async def serve(settings: Settings, endpoint: Endpoint) -> None:
@@ -31,8 +34,9 @@ async def serve(settings: Settings, endpoint: Endpoint) -> None:
     stalled = settings.poll_seconds + STALLED_SECONDS
     async with aiohttp.ClientSession() as session:
         agent = Agent(
-            Metadata(session, endpoint=settings.metadata_endpoint),
+            partial(source_of, settings.platform, Client(session, endpoint=settings.metadata_endpoint)),
             Api(session, endpoint, node=settings.node, namespaces=settings.namespaces),
+            acknowledge=settings.acknowledge,
             poll_seconds=settings.poll_seconds,
             heartbeat=partial(faulthandler.dump_traceback_later, stalled, exit=True),
         )
@@ -40,8 +44,11 @@ async def serve(settings: Settings, endpoint: Endpoint) -> None:
         # As the first process of its container it would otherwise not react to SIGTERM at all.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-        log("started", node=settings.node, metadata=settings.metadata_endpoint)
-        await asyncio.wait([work])
+        async with serving(settings.ready_port, agent.readiness):
+            log(
+                "started", node=settings.node, platform=settings.platform, metadata=settings.metadata_endpoint
+            )
+            await asyncio.wait([work])
         faulthandler.cancel_dump_traceback_later()
     log("stopped")
     if not work.cancelled():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -59,25 +60,26 @@ class Api:
         self._lists = [f"/api/v1/namespaces/{n}/pods" for n in namespaces] or ["/api/v1/pods"]
 
     async def node(self) -> Node:
-        body = await self._call("GET", f"/api/v1/nodes/{self._node}")
-        return Node(
-            resource_version=body["metadata"]["resourceVersion"],
-            taints=tuple(body.get("spec", {}).get("taints") or ()),
-            annotations=body["metadata"].get("annotations") or {},
-        )
+        path = f"/api/v1/nodes/{self._node}"
+        body = await self._call("GET", path)
+        with _expected(path, "node"):
+            return Node(
+                resource_version=body["metadata"]["resourceVersion"],
+                taints=tuple(body.get("spec", {}).get("taints") or ()),
+                annotations=body["metadata"].get("annotations") or {},
+            )
 
     async def patch_node(self, patch: Patch) -> None:
         await self._call("PATCH", f"/api/v1/nodes/{self._node}", patch=patch)
 
-    async def pods(self) -> list[Pod]:
-        """From the API server's cache (resourceVersion 0): cheap, and read again each second of a notice."""
-        query = {
-            "labelSelector": names.POD_SELECTOR,
-            "fieldSelector": f"spec.nodeName={self._node}",
-            "resourceVersion": "0",
-        }
+    async def pods(self, *, cached: bool = True) -> list[Pod]:
+        """From the API server's cache, cheap, for each second of a notice; or as they surely are."""
+        query = {"labelSelector": names.POD_SELECTOR, "fieldSelector": f"spec.nodeName={self._node}"}
+        if cached:
+            query["resourceVersion"] = "0"
         replies = [await self._call("GET", path, query=query) for path in self._lists]
-        return [_pod(item) for reply in replies for item in reply["items"]]
+        with _expected(", ".join(self._lists), "list of pods"):
+            return [_pod(item) for reply in replies for item in reply["items"]]
 
     async def patch_pod(self, pod: Pod, patch: Patch) -> bool:
         """False where that pod is gone, which is no error. One of the same name and another UID is (422)."""
@@ -119,6 +121,15 @@ class Api:
         # The kubelet replaces the token about hourly, so it is read anew.
         headers = {"Authorization": f"Bearer {self._endpoint.token_file.read_text().strip()}"}
         return headers if patch is None else headers | {"Content-Type": "application/merge-patch+json"}
+
+
+@contextmanager
+def _expected(path: str, what: str) -> Iterator[None]:
+    """A proxy may answer 200 with what is none."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ApiError(f"GET {path} was answered with what is no {what}: {type(e).__name__} {e}") from e
 
 
 def _pod(item: Mapping[str, Any]) -> Pod:

@@ -1,109 +1,155 @@
-"""Two loops side by side: one only asks the metadata service, the other makes node and pods say the same.
+"""Tasks side by side: each watch only asks the metadata service, one makes node and pods say the same.
 
-Between them is one view and one flag, so an API server that is slow or away never delays the next question.
-Started by __main__.
+Between them are one view and one flag, so an API server that is slow or away never delays the next question,
+and a question that waits for its answer delays no other. Started by __main__.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Protocol
 
 from spottrain_operator.agent import plan
 from spottrain_operator.agent.api import ApiError
-from spottrain_operator.agent.plan import (
-    Answer,
-    Node,
-    NoNotice,
-    Notice,
-    Patch,
-    Pod,
-    Unreadable,
-    View,
-    rfc3339,
-)
+from spottrain_operator.agent.findings import Answer, Unreadable, rfc3339
+from spottrain_operator.agent.log import log, utc_now
+from spottrain_operator.agent.plan import Advised, Marks, Node, Notice, Patch, Pod, View
+from spottrain_operator.agent.sources import Source, Watch
+from spottrain_operator.agent.sources.client import Unanswered
 
 BACKOFF: Final = (0.2, 0.4, 0.8, 1.6, 3.0)
 """Seconds before each further try of the API server; the last one repeats."""
-
-
-class MetadataService(Protocol):
-    async def read(self) -> Answer: ...
+LONGEST_READ: Final = 300.0
+"""Seconds: more than any watch may take, that of Azure's first call too."""
 
 
 class ApiServer(Protocol):
     async def node(self) -> Node: ...
     async def patch_node(self, patch: Patch) -> None: ...
-    async def pods(self) -> list[Pod]: ...
+    async def pods(self, *, cached: bool = True) -> list[Pod]: ...
     async def patch_pod(self, pod: Pod, patch: Patch) -> bool: ...
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-def log(event: str, **fields: object) -> None:
-    """One JSON line for one event."""
-    print(
-        json.dumps({"time": rfc3339(utc_now()), "component": "agent", "event": event, **fields}), flush=True
-    )
-
-
 class Agent:
-    """The view of one node's future, and the loops that keep it and publish it."""
+    """The view of one node's future, and the tasks that keep it and publish it."""
 
     def __init__(
         self,
-        metadata: MetadataService,
+        find: Callable[[], Awaitable[Source]],
         api: ApiServer,
         *,
+        acknowledge: bool = True,
         poll_seconds: float = 1.0,
         backoff: tuple[float, ...] = BACKOFF,
         heartbeat: Callable[[], None] = lambda: None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._metadata = metadata
+        """`find` raises Unanswered with a sentence while no metadata service answers."""
+        self._find = find
         self._api = api
+        self._acknowledge = acknowledge
         self._poll_seconds = poll_seconds
         self._backoff = backoff
         self._heartbeat = heartbeat
         self._now = now
-        self._view: View = None
-        self._unreadable = False
+        self._source: Source | None = None
+        self._view = View()
+        self._marks: Marks | None = None
+        """None until every watch has answered once, or one has found something."""
+        self._troubles: dict[str, str] = {}
+        self._acknowledged: set[str] = set()
+        self._asked: dict[str, float] = {}
+        """When the watches were asked that have not answered yet, by the event loop's clock."""
         self._due = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._poll())
-            group.create_task(self._publish())
+        """Until cancelled. Each part runs for ever, so one that ends, however it does, ends the agent."""
+        parts = {asyncio.create_task(self._beat(), name="beat")}
+        parts.add(asyncio.create_task(self._publish(), name="publish"))
+        try:
+            self._source = await self._found()
+            for watch in self._source.watches:
+                parts.add(asyncio.create_task(self._ask(watch), name=watch.name))
+            ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            part = ended.pop()
+            error = None if part.cancelled() else part.exception()
+            raise RuntimeError(f"the agent's part {part.get_name()!r} has ended") from error
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a notice would be seen now, and a sentence on it."""
+        if self._troubles:
+            return False, " ".join(self._troubles.values())
+        if self._source is None:
+            return False, "the metadata services of AWS, GCP and Azure are being asked which of them is here"
+        if missing := self._unheard():
+            return False, f"not answered yet: {', '.join(missing)}"
+        return True, f"watching {', '.join(w.name for w in self._source.watches)}"
 
     # --- asking -----------------------------------------------------------------------------------
-    async def _poll(self) -> None:
+    async def _found(self) -> Source:
         while True:
-            self._heartbeat()
-            self._take(await self._metadata.read())
+            try:
+                source = await self._find()
+                break
+            except Unanswered as e:
+                self._note("metadata service", Unreadable(why=str(e)))
+            await asyncio.sleep(self._poll_seconds)
+        self._troubles.clear()
+        log("source", platform=source.platform, watches=[w.name for w in source.watches])
+        return source
+
+    async def _ask(self, watch: Watch) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            asked = self._asked[watch.name] = clock()
+            answer = await watch.read()
+            del self._asked[watch.name]
+            self._note(watch.name, answer)
+            self._view = plan.advance(self._view, watch.name, answer, self._now())
+            self._judge()
+            # From question to question, so that one that waited for a change is asked again at once.
+            await asyncio.sleep(max(0.0, asked + watch.polls * self._poll_seconds - clock()))
+
+    async def _beat(self) -> None:
+        """Tells that all goes round; and time alone makes ends near and advice old."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            if all(clock() - asked < LONGEST_READ for asked in self._asked.values()):
+                self._heartbeat()
+            self._judge()
             await asyncio.sleep(self._poll_seconds)
 
-    def _take(self, answer: Answer) -> None:
-        self._log_readability(answer)
-        before, self._view = self._view, plan.advance(self._view, answer, self._now())
-        if self._view != before:
-            _log_view(before, self._view)
+    def _judge(self) -> None:
+        marks, before = plan.marks(self._view, self._now()), self._marks
+        # A stale mark on the node may be right until every watch has said that nothing is pending.
+        if before is None and marks.notice is None and (self._source is None or self._unheard()):
+            return
+        self._marks = marks
+        if marks != before:
+            _log_marks(before or Marks(), marks)
         # A notice is published anew each time: a pod may have landed here since.
-        if self._view != before or isinstance(self._view, Notice):
+        if marks != before or marks.notice:
             self._due.set()
 
-    def _log_readability(self, answer: Answer) -> None:
-        """Once for each change, not once a second."""
-        unreadable = isinstance(answer, Unreadable)
-        if unreadable != self._unreadable:
-            self._unreadable = unreadable
-            log("metadataUnreadable" if unreadable else "metadataReadable", why=getattr(answer, "why", ""))
+    def _unheard(self) -> list[str]:
+        watches = self._source.watches if self._source else ()
+        return [w.name for w in watches if w.name not in self._view.heard]
+
+    def _note(self, name: str, answer: Answer) -> None:
+        """Logs once for each change, not once a second."""
+        before = self._troubles.pop(name, "")
+        why = answer.why if isinstance(answer, Unreadable) else answer.unclear
+        if why:
+            self._troubles[name] = f"{name}: {why}."
+        if bool(why) != bool(before):
+            log("metadataUnreadable" if why else "metadataReadable", watch=name, why=why)
 
     # --- publishing -------------------------------------------------------------------------------
     async def _publish(self) -> None:
@@ -111,23 +157,26 @@ class Agent:
         while True:
             await self._due.wait()
             self._due.clear()
-            failures = 0 if await self._published() else failures + 1
+            failures = 0 if await self._published(self._marks or Marks()) else failures + 1
             if failures:
-                with suppress(TimeoutError):  # what is new does not wait for the next try
-                    await asyncio.wait_for(
-                        self._due.wait(), self._backoff[min(failures, len(self._backoff)) - 1]
-                    )
+                # What is new does not wait for the next try. Not wait_for: in Python 3.11 it swallows a
+                # cancellation that comes with the event.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._backoff[min(failures, len(self._backoff)) - 1]):
+                        await self._due.wait()
                 self._due.set()
 
-    async def _published(self) -> bool:
-        """Brings node and pods in line with the view; False where something is left to do.
+    async def _published(self, marks: Marks) -> bool:
+        """Brings node and pods in line; False where something is left to do.
 
         Pods come first: once the node is marked the operator deletes them, and an annotation written in the
         same instant as a deletion never reaches the pod's file. A failure there does not hold up the node.
         """
-        notice = self._view if isinstance(self._view, Notice) else None
+        notice = marks.notice
         done = [await self._tried(self._mark_pods(notice))] if notice else []
-        done.append(await self._tried(self._mark_node(notice)))
+        done.append(await self._tried(self._mark_node(marks)))
+        if notice and all(done):
+            await self._tried(self._tell_cloud(notice))
         return all(done)
 
     async def _tried(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -148,22 +197,45 @@ class Agent:
         if await self._api.patch_pod(pod, patch):
             log("podMarked", namespace=pod.namespace, pod=pod.name, **_times(notice))
 
-    async def _mark_node(self, notice: Notice | None) -> None:
-        patch = plan.node_patch(notice, await self._api.node())
+    async def _mark_node(self, marks: Marks) -> None:
+        patch = plan.node_patch(marks, await self._api.node())
         if patch is None:
             return
         await self._api.patch_node(patch)
-        if notice:
-            log("nodeMarked", **_times(notice))
+        if marks.notice:
+            log("nodeMarked", **_times(marks.notice))
         else:
-            log("nodeCleared")
+            log("nodeAdvised" if marks.advised else "nodeCleared")
+
+    async def _tell_cloud(self, notice: Notice) -> None:
+        """Once for an event, when no trainer is left; nothing depends on it, so a failure is a log line."""
+        event = notice.cause.acknowledge
+        if not (self._acknowledge and event and self._source) or event in self._acknowledged:
+            return
+        if not all(pod.ended for pod in await self._api.pods(cached=False)):
+            return
+        self._acknowledged.add(event)
+        try:
+            await self._source.acknowledge(event)
+        except Unanswered as e:
+            log("acknowledgeFailed", id=event, why=str(e))
+        else:
+            log("acknowledged", id=event, action=notice.cause.action)
 
 
-def _log_view(before: View, after: View) -> None:
-    if isinstance(after, Notice):
-        log("noticeSeen", action=after.cause.action, source=plan.AWS_SOURCE, **_times(after))
-    elif isinstance(before, Notice) and isinstance(after, NoNotice):
-        log("noticeGone", **_times(before))
+def _log_marks(before: Marks, after: Marks) -> None:
+    if after.notice and after.notice != before.notice:
+        cause = after.notice.cause
+        log("noticeSeen", action=cause.action, source=cause.source, **_times(after.notice))
+    if before.notice and not after.notice:
+        log("noticeGone", **_times(before.notice))
+    if after.advised and after.advised != before.advised:
+        _log_advised(after.advised)
+
+
+def _log_advised(advised: Advised) -> None:
+    cause = advised.cause
+    log("saveAdvised", action=cause.action, source=cause.source, at=rfc3339(advised.at))
 
 
 def _times(notice: Notice) -> dict[str, str]:

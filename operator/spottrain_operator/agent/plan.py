@@ -2,61 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from spottrain_operator import names, wire
+from spottrain_operator import names
+from spottrain_operator.agent.findings import (
+    BEGUN_SECONDS,
+    Answer,
+    Ending,
+    Finding,
+    Findings,
+    Unreadable,
+    rfc3339,
+)
 
-AWS_SOURCE: Final = "AWS spot/instance-action"
-HIBERNATE: Final = "hibernate"
-"""The one action that begins with the notice, not two minutes after it."""
+ADVICE_LIFE: Final = timedelta(hours=1)
+"""Older advice says nothing about this hour."""
+_BEGUN: Final = timedelta(seconds=BEGUN_SECONDS)
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
-_NODE_ANNOTATIONS: Final = (names.DEADLINE_ANNOTATION, names.SOURCE_ANNOTATION, names.NOTICE_SEEN_ANNOTATION)
-
-rfc3339 = partial(wire.rfc3339, timespec="microseconds")
-"""A time as runtime and operator read it."""
+_NODE_ANNOTATIONS: Final = (
+    names.DEADLINE_ANNOTATION,
+    names.SOURCE_ANNOTATION,
+    names.NOTICE_SEEN_ANNOTATION,
+    names.SAVE_ADVISED_ANNOTATION,
+)
 
 Patch: TypeAlias = dict[str, Any]
 """A JSON merge patch: None deletes a key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InstanceAction:
-    """The metadata service announces the end of this instance."""
+class View:
+    """What the agent holds to be so."""
 
-    action: str
-    time: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoNotice:
-    """The metadata service answered that no notice is pending: its 404, never an error."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unreadable:
-    """No answer that says anything: time-out, 5xx, foreign text."""
-
-    why: str
-
-
-Answer: TypeAlias = InstanceAction | NoNotice | Unreadable
+    heard: Mapping[str, Findings] = field(default_factory=dict)
+    """The latest readable answer to each watch."""
+    first_read: Mapping[Finding, datetime] = field(default_factory=dict)
+    """When each finding that stands was first read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """A pending notice as the cluster is told of it."""
+    """A pending end as the cluster is told of it."""
 
-    cause: InstanceAction
+    cause: Ending
     deadline: datetime
     seen: datetime
 
 
-View: TypeAlias = Notice | NoNotice | None
-"""What the agent holds to be so; None until the metadata service has answered once."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advised:
+    """Advice to save as the cluster is told of it."""
+
+    cause: Finding
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marks:
+    """What the cluster is to be told."""
+
+    notice: Notice | None = None
+    advised: Advised | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,48 +87,114 @@ class Pod:
     phase: str = "Running"
     annotations: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def ended(self) -> bool:
+        return self.phase in _ENDED
 
-def advance(view: View, answer: Answer, now: datetime) -> View:
-    """The view after an answer. An error changes nothing; the same notice keeps its deadline and its time."""
+
+# --- from answers to marks ----------------------------------------------------------------------------
+def advance(view: View, watch: str, answer: Answer, now: datetime) -> View:
+    """The view after an answer. An error changes nothing; the same finding keeps the time of its reading."""
     if isinstance(answer, Unreadable):
         return view
-    if isinstance(answer, NoNotice):
-        return answer
-    if isinstance(view, Notice) and view.cause == answer:
-        return view
-    return Notice(cause=answer, deadline=now if answer.action == HIBERNATE else answer.time, seen=now)
+    before = view.heard.get(watch, Findings()).found
+    found = tuple(_settled(finding, before, now) for finding in answer.found)
+    heard = {**view.heard, watch: replace(answer, found=found)}
+    standing = [finding for findings in heard.values() for finding in findings.found]
+    return View(heard=heard, first_read={f: view.first_read.get(f, now) for f in standing})
 
 
+def _settled(finding: Finding, before: Iterable[Finding], now: datetime) -> Finding:
+    """An event that has begun may no longer say when: it keeps its time, and with it its deadline."""
+    if not (isinstance(finding, Ending) and finding.id and finding.at is None):
+        return finding
+    for old in before:
+        same = isinstance(old, Ending) and (old.source, old.id) == (finding.source, finding.id)
+        if same and old.at is not None and old.at <= now + _BEGUN:
+            return old
+    return finding
+
+
+def marks(view: View, now: datetime) -> Marks:
+    """The earliest end that can be acted on, and the latest advice, which an end still far away is too."""
+    notices: list[Notice] = []
+    advice: list[Advised] = []
+    for finding, first in view.first_read.items():
+        if isinstance(finding, Ending) and _is_near(finding, now):
+            notices.append(_notice(finding, first))
+        else:
+            advice.append(_advised(finding, first))
+    fresh = [a for a in advice if now - a.at < ADVICE_LIFE]
+    return Marks(
+        notice=min(notices, key=lambda n: (n.deadline, n.cause.source, n.cause.id), default=None),
+        advised=max(fresh, key=lambda a: (a.at, a.cause.source, a.cause.id), default=None),
+    )
+
+
+def _is_near(ending: Ending, now: datetime) -> bool:
+    return ending.at is None or (ending.at - now).total_seconds() <= ending.lead
+
+
+def _notice(ending: Ending, first: datetime) -> Notice:
+    """Seen: since it could be acted on. One that is overdue leaves the seconds of one that has begun."""
+    if ending.at is None:
+        return Notice(cause=ending, deadline=first + timedelta(seconds=ending.after), seen=first)
+    far = (ending.at - first).total_seconds() > ending.lead
+    seen = ending.at - timedelta(seconds=ending.lead) if far else first
+    deadline = ending.at if ending.at > seen else seen + _BEGUN
+    return Notice(cause=ending, deadline=deadline, seen=seen)
+
+
+def _advised(finding: Finding, first: datetime) -> Advised:
+    """A time that lies ahead, or none, is the time of reading: each value is one extra save."""
+    said = None if isinstance(finding, Ending) else finding.at
+    return Advised(cause=finding, at=first if said is None else min(said, first))
+
+
+# --- from marks to patches ----------------------------------------------------------------------------
 def pod_patch(notice: Notice, pod: Pod) -> Patch | None:
     """The deadline for a pod that has not ended; None where it carries one that is no later.
 
     The UID makes the API server refuse the patch should the name belong to another pod by now.
     """
-    if pod.phase in _ENDED or _no_later(pod.annotations.get(names.DEADLINE_ANNOTATION), notice.deadline):
+    if pod.ended:
+        return None
+    carried = _time(pod.annotations.get(names.DEADLINE_ANNOTATION))
+    if carried is not None and carried <= notice.deadline:
         return None
     annotations = {
         names.DEADLINE_ANNOTATION: rfc3339(notice.deadline),
-        names.SOURCE_ANNOTATION: AWS_SOURCE,
+        names.SOURCE_ANNOTATION: notice.cause.source,
     }
     return {"metadata": {"uid": pod.uid, "annotations": annotations}}
 
 
-def node_patch(notice: Notice | None, node: Node) -> Patch | None:
-    """Marks the node, or with no notice takes our marks away; None where it is as it should be.
+def node_patch(told: Marks, node: Node) -> Patch | None:
+    """Makes the node carry these marks of ours and no others; None where it does.
 
     A node's taints are one value to the API server (an atomic list), so the patch holds all of them, and the
     resource version makes it fail rather than undo what somebody else has tainted meanwhile.
     """
+    notice = _as_told_before(told.notice, node) if told.notice else None
     taints = [t for t in node.taints if t["key"] != names.TERMINATING_TAINT]
     ours = [t for t in node.taints if t["key"] == names.TERMINATING_TAINT]
     wanted = _taint(notice) if notice else []
-    annotations = _annotations(notice, node)
+    annotations = _annotations(notice, told.advised, node)
     if [_bare(t) for t in ours] == wanted and not annotations:
         return None
     return {
         "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
         "spec": {"taints": taints + wanted},
     }
+
+
+def _as_told_before(notice: Notice, node: Node) -> Notice:
+    """An end without a time of its own keeps the deadline that the agent before this one reckoned."""
+    before = _time(node.annotations.get(names.DEADLINE_ANNOTATION))
+    same = node.annotations.get(names.SOURCE_ANNOTATION) == notice.cause.source
+    if before and same and notice.cause.at is None and notice.seen <= before < notice.deadline:
+        return replace(notice, deadline=before)
+    return notice
 
 
 def _taint(notice: Notice) -> list[Mapping[str, Any]]:
@@ -132,19 +207,27 @@ def _bare(taint: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: taint.get(k) for k in ("key", "value", "effect")}
 
 
-def _annotations(notice: Notice | None, node: Node) -> dict[str, str | None]:
+def _annotations(notice: Notice | None, advised: Advised | None, node: Node) -> dict[str, str | None]:
     """The changes that the node's annotations need; an agent that restarts keeps the first time of seeing."""
-    if notice is None:
-        return {k: None for k in _NODE_ANNOTATIONS if k in node.annotations}
-    wanted = {names.DEADLINE_ANNOTATION: rfc3339(notice.deadline), names.SOURCE_ANNOTATION: AWS_SOURCE}
+    wanted: dict[str, str] = {}
+    if notice:
+        told = {
+            names.DEADLINE_ANNOTATION: rfc3339(notice.deadline),
+            names.SOURCE_ANNOTATION: notice.cause.source,
+        }
+        same = all(node.annotations.get(key) == value for key, value in told.items())
+        seen = node.annotations.get(names.NOTICE_SEEN_ANNOTATION) if same else None
+        wanted = told | {names.NOTICE_SEEN_ANNOTATION: seen or rfc3339(notice.seen)}
+    if advised:
+        wanted[names.SAVE_ADVISED_ANNOTATION] = rfc3339(advised.at)
     changes: dict[str, str | None] = {k: v for k, v in wanted.items() if node.annotations.get(k) != v}
-    if changes or names.NOTICE_SEEN_ANNOTATION not in node.annotations:
-        changes[names.NOTICE_SEEN_ANNOTATION] = rfc3339(notice.seen)
-    return changes
+    return changes | {k: None for k in _NODE_ANNOTATIONS if k in node.annotations and k not in wanted}
 
 
-def _no_later(text: str | None, deadline: datetime) -> bool:
+def _time(text: str | None) -> datetime | None:
+    """None for what is not a time, or one without a zone."""
     try:
-        return text is not None and datetime.fromisoformat(text) <= deadline
-    except (ValueError, TypeError):  # not a time, or one without a zone
-        return False
+        value = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return value if value.tzinfo else None

@@ -5,27 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from spottrain_operator.agent.metadata import DEFAULT_ENDPOINT
+from spottrain_operator.agent.sources.choose import AUTO
+from spottrain_operator.agent.sources.client import DEFAULT_ENDPOINT
+from spottrain_operator.names import Platform
+
+READY_PORT: Final = 19734
+"""Neither a node port nor an ephemeral one, and no known service's."""
+_PLATFORMS: Final = (AUTO, *Platform)
 
 
 class AgentEnv(StrEnum):
     """Names of the variables."""
 
     NODE = "SPOTTRAIN_AGENT_NODE"
+    PLATFORM = "SPOTTRAIN_AGENT_PLATFORM"
     METADATA_ENDPOINT = "SPOTTRAIN_AGENT_METADATA_ENDPOINT"
     NAMESPACES = "SPOTTRAIN_AGENT_NAMESPACES"
     POLL_SECONDS = "SPOTTRAIN_AGENT_POLL_SECONDS"
+    ACKNOWLEDGE = "SPOTTRAIN_AGENT_ACKNOWLEDGE"
+    READY_PORT = "SPOTTRAIN_AGENT_READY_PORT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     node: str
     """Name of the node that this agent runs on and speaks for."""
+    platform: str = AUTO
+    """A Platform, or `auto`: the one whose metadata service answers."""
     metadata_endpoint: str = DEFAULT_ENDPOINT
     namespaces: tuple[str, ...] = ()
     """Where trainer pods may be; none means anywhere."""
     poll_seconds: float = 1.0
+    acknowledge: bool = True
+    """Whether Azure may take the machine as soon as no trainer is left on it."""
+    ready_port: int = READY_PORT
+    """Of /readyz on 127.0.0.1; 0 for none."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -34,10 +50,19 @@ class Settings:
             raise ValueError(f"{AgentEnv.NODE} must hold the name of this node (downward API: spec.nodeName)")
         return cls(
             node=environ[AgentEnv.NODE],
+            platform=_platform(environ.get(AgentEnv.PLATFORM) or AUTO),
             metadata_endpoint=environ.get(AgentEnv.METADATA_ENDPOINT) or DEFAULT_ENDPOINT,
             namespaces=tuple(n.strip() for n in environ.get(AgentEnv.NAMESPACES, "").split(",") if n.strip()),
             poll_seconds=_seconds(environ.get(AgentEnv.POLL_SECONDS) or "1"),
+            acknowledge=_switch(environ.get(AgentEnv.ACKNOWLEDGE) or "true"),
+            ready_port=_port(environ.get(AgentEnv.READY_PORT) or str(READY_PORT)),
         )
+
+
+def _platform(text: str) -> str:
+    if text not in _PLATFORMS:
+        raise ValueError(f"{AgentEnv.PLATFORM} must be one of {', '.join(_PLATFORMS)}, not {text!r}")
+    return text
 
 
 def _seconds(text: str) -> float:
@@ -50,3 +75,15 @@ def _seconds(text: str) -> float:
             f"{AgentEnv.POLL_SECONDS} must be a number of seconds above 0 and up to 60, not {text!r}"
         )
     return seconds
+
+
+def _switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{AgentEnv.ACKNOWLEDGE} must be true or false, not {text!r}")
+    return text == "true"
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise ValueError(f"{AgentEnv.READY_PORT} must be a port, or 0 for none, not {text!r}")
+    return int(text)

@@ -1,16 +1,27 @@
-"""Values for the agent's tests, and the part of an API server that the agent uses: a node and its pods."""
+"""Values for the agent's tests, a running agent, and what it needs of an API server: a node and its pods."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import aiohttp
+import pytest
 from aiohttp import web
 from spottrain_operator import names
+from spottrain_operator.agent.api import Api, Endpoint
+from spottrain_operator.agent.loop import Agent
+from spottrain_operator.agent.sources import Source
+from spottrain_operator.agent.sources.aws import Aws
+from spottrain_operator.agent.sources.client import Client
+
+from tests.support.imds import FakeImds
 
 SEEN = datetime(2026, 11, 21, 10, 0, 0, 250_000, tzinfo=UTC)
 DEADLINE = datetime(2026, 11, 21, 10, 2, 0, tzinfo=UTC)
@@ -32,7 +43,14 @@ class FakeApi:
     requests: list[str] = field(default_factory=list)
     authorizations: set[str] = field(default_factory=set)
     stale_lists: int = 0
-    """How many lists still show each pod's predecessor: the same name, another UID."""
+    """How many cached lists still show each pod's predecessor: the same name, another UID."""
+    cached_pods: list[str] | None = None
+    """What cached lists show instead of all pods."""
+    fresh_lists: int = 0
+    refused: str = ""
+    """Requests that begin with it (`PATCH /api/v1/nodes`) are forbidden."""
+    foreign: str = ""
+    """Requests that begin with it are answered with JSON of somebody else."""
     url: str = ""
 
     def add_pod(self, name: str, **changes: Any) -> None:
@@ -52,6 +70,10 @@ class FakeApi:
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self.requests.append(f"{request.method} {request.path}")
         self.authorizations.add(request.headers.get("Authorization", ""))
+        if self.refused and self.requests[-1].startswith(self.refused):
+            return web.Response(status=403, text="forbidden")
+        if self.foreign and self.requests[-1].startswith(self.foreign):
+            return web.json_response({"items": [{"login": "please"}]})
         if self.faults:
             return web.json_response({"kind": "Status"}, status=self.faults.pop(0))
         return await handler(request)
@@ -72,6 +94,12 @@ class FakeApi:
         assert request.query["fieldSelector"] == "spec.nodeName=n1"
         namespace = request.match_info.get("namespace")
         items = [p for p in self.pods.values() if namespace in (None, p["metadata"]["namespace"])]
+        if "resourceVersion" not in request.query:
+            self.fresh_lists += 1
+            return web.json_response({"items": items})
+        assert request.query["resourceVersion"] == "0"
+        if self.cached_pods is not None:
+            items = [p for p in items if p["metadata"]["name"] in self.cached_pods]
         if self.stale_lists:
             self.stale_lists -= 1
             items = [merge(p, {"metadata": {"uid": "predecessor"}}) for p in items]
@@ -122,6 +150,54 @@ async def fake_api() -> AsyncIterator[FakeApi]:
         yield api
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def running(
+    make: Callable[[Client], Source],
+    url: str,
+    api: FakeApi,
+    token: Path,
+    *,
+    namespaces: tuple[str, ...] = (),
+    acknowledge: bool = True,
+    now: Callable[[], datetime] = lambda: SEEN,
+) -> AsyncIterator[Agent]:
+    """An agent that polls fast, for the length of the block."""
+    async with aiohttp.ClientSession() as session:
+        client = Client(session, endpoint=url, timeout=0.2)
+
+        async def find() -> Source:
+            return make(client)
+
+        agent = Agent(
+            find,
+            Api(session, Endpoint(url=api.url, token_file=token), node="n1", namespaces=namespaces),
+            acknowledge=acknowledge,
+            poll_seconds=0.01,
+            backoff=(0.01, 0.02),
+            now=now,
+        )
+        work = asyncio.create_task(agent.run())
+        try:
+            yield agent
+            assert not work.done(), "the agent has ended"
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+def on_aws(imds: FakeImds, api: FakeApi, token: Path, **options: Any) -> AbstractAsyncContextManager[Agent]:
+    return running(Aws, imds.url, api, token, **options)
+
+
+def announced(imds: FakeImds) -> None:
+    imds.announce("terminate", "2026-11-21T10:02:00Z")
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """What the agent has logged since the last call."""
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

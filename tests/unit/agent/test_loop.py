@@ -1,73 +1,34 @@
-"""The agent from metadata to API server, both real HTTP servers on loopback."""
+"""The agent from AWS metadata to API server, both real HTTP servers on loopback."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from spottrain_operator import names
+from spottrain_operator.agent import loop
 from spottrain_operator.agent.api import Api, Endpoint
+from spottrain_operator.agent.findings import NOTHING, Answer
 from spottrain_operator.agent.loop import Agent
-from spottrain_operator.agent.metadata import Metadata
+from spottrain_operator.agent.sources import Source, Watch
 
-from tests.support.imds import FakeImds, fake_imds
-from tests.unit.agent.fakes import DEADLINE_TEXT, FOREIGN_TAINT, SEEN, TAINT, FakeApi, fake_api, until
+from tests.support.imds import ACTION, FakeImds
+from tests.unit.agent.fakes import (
+    DEADLINE_TEXT,
+    FOREIGN_TAINT,
+    TAINT,
+    FakeApi,
+    announced,
+    events,
+    on_aws,
+    until,
+)
 
 STALE = {names.DEADLINE_ANNOTATION: "2020-09-13T12:26:40.000000Z", names.NOTICE_SEEN_ANNOTATION: "2020"}
-
-
-@pytest.fixture
-async def imds() -> AsyncIterator[FakeImds]:
-    async with fake_imds() as server:
-        yield server
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[FakeApi]:
-    async with fake_api() as server:
-        yield server
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    (tmp_path / "token").write_text("first\n")
-    return tmp_path / "token"
-
-
-@asynccontextmanager
-async def running(
-    imds: FakeImds, api: FakeApi, token: Path, namespaces: tuple[str, ...] = ()
-) -> AsyncIterator[None]:
-    """An agent that polls fast, for the length of the block."""
-    async with aiohttp.ClientSession() as session:
-        agent = Agent(
-            Metadata(session, endpoint=imds.url, timeout=0.2),
-            Api(session, Endpoint(url=api.url, token_file=token), node="n1", namespaces=namespaces),
-            poll_seconds=0.01,
-            backoff=(0.01, 0.02),
-            now=lambda: SEEN,
-        )
-        work = asyncio.create_task(agent.run())
-        try:
-            yield
-            assert not work.done(), "the agent has ended"
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-
-
-def announced(imds: FakeImds) -> None:
-    imds.announce("terminate", "2026-11-21T10:02:00Z")
-
-
-def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 async def test_a_notice_reaches_the_pods_first_and_then_the_node(
@@ -77,7 +38,7 @@ async def test_a_notice_reaches_the_pods_first_and_then_the_node(
     api.add_pod("b")
     api.add_pod("over", phase="Succeeded")
     api.node["spec"]["taints"] = [FOREIGN_TAINT]
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         announced(imds)
         await until(lambda: TAINT in api.taints(), "the node was tainted")
     pods = {f"/api/v1/namespaces/ml/pods/{name}" for name in "ab"}
@@ -94,7 +55,7 @@ async def test_a_pod_that_lands_during_the_notice_gets_it_too(
     imds: FakeImds, api: FakeApi, token: Path
 ) -> None:
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: bool(api.taints()), "the node was tainted")
         api.add_pod("late")
         await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("late"), "the late pod was told")
@@ -102,9 +63,9 @@ async def test_a_pod_that_lands_during_the_notice_gets_it_too(
 
 async def test_a_notice_that_goes_takes_the_marks_with_it(imds: FakeImds, api: FakeApi, token: Path) -> None:
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: bool(api.taints()), "the node was tainted")
-        imds.action = None
+        imds.withdraw()
         await until(lambda: not api.taints(), "the taint was taken away")
     assert api.annotations() == {"theirs": "1"}
 
@@ -112,7 +73,7 @@ async def test_a_notice_that_goes_takes_the_marks_with_it(imds: FakeImds, api: F
 async def test_stale_marks_go_at_the_start(imds: FakeImds, api: FakeApi, token: Path) -> None:
     api.node["spec"]["taints"] = [{**TAINT, "value": "1600000000"}, FOREIGN_TAINT]
     api.node["metadata"]["annotations"].update(STALE)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: api.taints() == [FOREIGN_TAINT], "the stale taint was taken away")
     assert api.annotations() == {"theirs": "1"}
 
@@ -121,22 +82,23 @@ async def test_stale_marks_go_at_the_start(imds: FakeImds, api: FakeApi, token: 
 async def test_stale_marks_stay_while_the_metadata_service_says_nothing(
     imds: FakeImds, api: FakeApi, token: Path, fault: str
 ) -> None:
-    imds.status = 500 if fault == "500" else None
-    imds.hang = fault == "hang"
+    imds.faults.status = 500 if fault == "500" else None
+    imds.faults.hang = fault == "hang"
     imds.token_status = 403 if fault == "no token" else 200
     api.node["spec"]["taints"] = [TAINT]
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await asyncio.sleep(0.3)
         assert api.requests == []
-        imds.status, imds.hang, imds.token_status = None, False, 200
+        imds.faults.clear()
+        imds.token_status = 200
         await until(lambda: not api.taints(), "the taint was taken away")
 
 
 async def test_an_error_during_a_notice_keeps_it_pending(imds: FakeImds, api: FakeApi, token: Path) -> None:
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: bool(api.taints()), "the node was tainted")
-        imds.status = 500
+        imds.faults.status = 500
         asked = imds.gets
         await until(lambda: imds.gets > asked + 3, "the service was asked again")
         assert api.taints() == [TAINT]
@@ -145,7 +107,7 @@ async def test_an_error_during_a_notice_keeps_it_pending(imds: FakeImds, api: Fa
 async def test_with_no_notice_the_api_server_is_asked_once_and_left_alone(
     imds: FakeImds, api: FakeApi, token: Path
 ) -> None:
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: imds.gets > 10, "the service was asked many times")
     assert api.requests == ["GET /api/v1/nodes/n1"]
 
@@ -156,7 +118,21 @@ async def test_api_errors_are_tried_again_until_all_is_told(
     api.add_pod("a")
     api.faults = [500, 409, 403, 503, 500, 429, 500]
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
+        await until(lambda: TAINT in api.taints(), "the node was tainted")
+        await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("a"), "the pod was told")
+
+
+@pytest.mark.parametrize("path", ["/api/v1/pods", "/api/v1/nodes"])
+async def test_an_answer_that_is_not_of_an_api_server_is_tried_again(
+    imds: FakeImds, api: FakeApi, token: Path, path: str
+) -> None:
+    api.foreign = f"GET {path}"
+    announced(imds)
+    async with on_aws(imds, api, token):
+        await until(lambda: sum(path in r for r in api.requests) > 3, "it was asked again")
+        api.add_pod("a")
+        api.foreign = ""
         await until(lambda: TAINT in api.taints(), "the node was tainted")
         await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("a"), "the pod was told")
 
@@ -165,7 +141,7 @@ async def test_an_api_server_that_refuses_never_delays_the_polling(
     imds: FakeImds, api: FakeApi, token: Path
 ) -> None:
     api.faults = [500] * 1000
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: imds.gets > 20, "the polling went on")
     assert not api.taints()
 
@@ -173,7 +149,7 @@ async def test_an_api_server_that_refuses_never_delays_the_polling(
 async def test_a_stale_marks_removal_is_tried_again(imds: FakeImds, api: FakeApi, token: Path) -> None:
     api.node["spec"]["taints"] = [TAINT]
     api.faults = [500, 500]
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: not api.taints(), "the taint was taken away")
 
 
@@ -183,7 +159,7 @@ async def test_a_pod_that_is_gone_by_now_is_no_error(
     api.add_pod("gone", metadata={"name": "other-name"})
     api.add_pod("a")
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: bool(api.taints()), "the node was tainted")
     said = [e["event"] for e in events(capsys)]
     assert "apiError" not in said
@@ -196,7 +172,7 @@ async def test_a_pod_that_has_taken_the_name_of_another_is_told_as_itself(
     api.add_pod("a")
     api.stale_lists = 1
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("a"), "the pod was told")
     assert api.patched().count("/api/v1/namespaces/ml/pods/a") == 2
 
@@ -205,7 +181,7 @@ async def test_only_the_named_namespaces_are_listed(imds: FakeImds, api: FakeApi
     api.add_pod("a")
     api.add_pod("other", metadata={"namespace": "elsewhere"})
     announced(imds)
-    async with running(imds, api, token, namespaces=("ml", "research")):
+    async with on_aws(imds, api, token, namespaces=("ml", "research")):
         await until(lambda: bool(api.taints()), "the node was tainted")
     assert "GET /api/v1/pods" not in api.requests
     assert names.DEADLINE_ANNOTATION in api.annotations("a")
@@ -214,7 +190,7 @@ async def test_only_the_named_namespaces_are_listed(imds: FakeImds, api: FakeApi
 
 async def test_the_token_is_read_anew_for_each_call(imds: FakeImds, api: FakeApi, token: Path) -> None:
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: bool(api.taints()), "the node was tainted")
         token.write_text("second")
         await until(lambda: "Bearer second" in api.authorizations, "the new token was used")
@@ -224,7 +200,7 @@ async def test_the_token_is_read_anew_for_each_call(imds: FakeImds, api: FakeApi
 async def test_a_token_that_cannot_be_read_is_tried_again(imds: FakeImds, api: FakeApi, token: Path) -> None:
     token.unlink()
     announced(imds)
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         asked = imds.gets
         await until(lambda: imds.gets > asked + 3, "the polling went on")
         token.write_text("first")
@@ -235,18 +211,22 @@ async def test_events_tell_when_the_notice_was_seen_and_repeat_nothing(
     imds: FakeImds, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.add_pod("a")
-    async with running(imds, api, token):
+    async with on_aws(imds, api, token):
         await until(lambda: imds.gets > 1, "the service was asked")
-        imds.status = 500
+        imds.broken[ACTION] = 500
         asked = imds.gets
         await until(lambda: imds.gets > asked + 3, "the service failed several times")
-        imds.status = None
+        imds.broken.clear()
         announced(imds)
         await until(lambda: bool(api.taints()), "the node was tainted")
-        imds.action = None
-        await until(lambda: not api.taints(), "the taint was taken away")
-    said = events(capsys)
+        imds.withdraw()
+        said = events(capsys)
+        async with asyncio.timeout(10):
+            while said[-1]["event"] != "nodeCleared":
+                await asyncio.sleep(0.01)
+                said += events(capsys)
     assert [e["event"] for e in said] == [
+        "source",
         "metadataUnreadable",
         "metadataReadable",
         "noticeSeen",
@@ -255,6 +235,74 @@ async def test_events_tell_when_the_notice_was_seen_and_repeat_nothing(
         "noticeGone",
         "nodeCleared",
     ]
+    assert said[0]["platform"] == "AWS"
+    assert said[1]["why"] == "GET /latest/meta-data/spot/instance-action was answered 500"
+    assert (said[3]["action"], said[3]["source"]) == ("terminate", "AWS spot/instance-action")
     times = {"deadline": DEADLINE_TEXT, "noticeSeen": "2026-11-21T10:00:00.250000Z"}
-    assert all(times.items() <= e.items() for e in said[2:6])
-    assert said[3]["namespace"] == "ml" and said[3]["pod"] == "a"
+    assert all(times.items() <= e.items() for e in said[3:7])
+    assert said[4]["namespace"] == "ml" and said[4]["pod"] == "a"
+
+
+# --- mistakes of our own --------------------------------------------------------------------------------
+def agent_of(
+    source: Source, api: FakeApi, token: Path, session: aiohttp.ClientSession, **options: Any
+) -> Agent:
+    async def find() -> Source:
+        return source
+
+    kubernetes = Api(session, Endpoint(url=api.url, token_file=token), node="n1")
+    return Agent(find, kubernetes, poll_seconds=0.01, **options)
+
+
+class Broken:
+    """A source with a mistake in it."""
+
+    platform = "AWS"
+
+    def __init__(self, mistake: Callable[[], Awaitable[Answer]]) -> None:
+        self.watches = (Watch(name="broken", read=mistake),)
+
+    async def acknowledge(self, event: str) -> None: ...
+
+
+async def _raises() -> Answer:
+    raise KeyError("time")
+
+
+async def _is_cancelled() -> Answer:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("mistake", [_raises, _is_cancelled])
+async def test_a_part_that_ends_ends_the_agent(
+    api: FakeApi, token: Path, mistake: Callable[[], Awaitable[Answer]]
+) -> None:
+    """The kubelet starts it anew; an agent that no longer asks would look well and tell nothing."""
+    async with aiohttp.ClientSession() as session:
+        agent = agent_of(Broken(mistake), api, token, session)
+        with pytest.raises(RuntimeError, match="the agent's part 'broken' has ended"):
+            await asyncio.wait_for(agent.run(), 10)
+
+
+async def test_a_question_that_never_comes_back_stops_the_heartbeat(
+    api: FakeApi, token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LONGEST_READ", 0.2)
+    beats: list[float] = []
+    clock = asyncio.get_running_loop().time
+    never = asyncio.Event()
+
+    async def asks() -> Answer:
+        await never.wait()
+        return NOTHING
+
+    async with aiohttp.ClientSession() as session:
+        agent = agent_of(Broken(asks), api, token, session, heartbeat=lambda: beats.append(clock()))
+        work = asyncio.create_task(agent.run())
+        await until(lambda: len(beats) > 3, "the heart beats")
+        await until(lambda: clock() > beats[-1] + 0.2, "the heart stands still")
+        never.set()
+        stopped = len(beats)
+        await until(lambda: len(beats) > stopped, "the heart beats again")
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)

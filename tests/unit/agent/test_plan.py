@@ -7,55 +7,215 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from spottrain_operator import names
 from spottrain_operator.agent import plan
-from spottrain_operator.agent.plan import InstanceAction, Node, NoNotice, Notice, Pod, Unreadable, View
+from spottrain_operator.agent.findings import (
+    NOTHING,
+    Advice,
+    Answer,
+    Ending,
+    Finding,
+    Findings,
+    Unreadable,
+    found,
+    rfc3339,
+)
+from spottrain_operator.agent.plan import Advised, Marks, Node, Notice, Pod, View
 
 from tests.unit.agent.fakes import DEADLINE, DEADLINE_TEXT, FOREIGN_TAINT, SECOND, SEEN, TAINT
 
-TERMINATE = InstanceAction(action="terminate", time=DEADLINE)
-STOP = InstanceAction(action="stop", time=DEADLINE)
-HIBERNATE = InstanceAction(action="hibernate", time=DEADLINE)
+SPOT = "AWS spot/instance-action"
+WATCH = "watch"
+TERMINATE = Ending(source=SPOT, action="terminate", at=DEADLINE)
+HIBERNATE = Ending(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z")
+PREEMPTED = Ending(source="GCP instance/preempted", action="preempted", after=25.0)
+REBOOT = Ending(source="Azure scheduled event Reboot", action="Reboot", id="e1", at=DEADLINE, lead=120.0)
+REBALANCE = Advice(source="AWS rebalance", action="rebalance", at=SEEN - 60 * SECOND)
+MIGRATE = Advice(source="GCP maintenance", action="MIGRATE")
 NOTICE = Notice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN)
-NONE = NoNotice()
 ERROR = Unreadable(why="time-out")
 MARKS = {
     names.DEADLINE_ANNOTATION: DEADLINE_TEXT,
-    names.SOURCE_ANNOTATION: "AWS spot/instance-action",
+    names.SOURCE_ANNOTATION: SPOT,
     names.NOTICE_SEEN_ANNOTATION: "2026-11-21T10:00:00.250000Z",
 }
+ADVISED = names.SAVE_ADVISED_ANNOTATION
+TOLD = Marks(notice=NOTICE)
 
 
+def after(*answers: Answer, now: datetime = SEEN) -> View:
+    """The view after these answers to one question, one second apart, the last of them now."""
+    view = View()
+    for age, answer in reversed(list(enumerate(reversed(answers)))):
+        view = plan.advance(view, WATCH, answer, now - age * SECOND)
+    return view
+
+
+# --- answers -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("view", "answer", "then"),
+    ("answers", "notice"),
     [
-        pytest.param(None, ERROR, None, id="an error first: nothing is known"),
-        pytest.param(None, NONE, NONE, id="a 404 first: no notice"),
-        pytest.param(NONE, TERMINATE, NOTICE, id="terminate: the announced time is the deadline"),
+        pytest.param([ERROR], None, id="an error first: nothing is known"),
+        pytest.param([NOTHING], None, id="nothing"),
+        pytest.param([NOTHING, found(TERMINATE)], NOTICE, id="terminate: the announced time is the deadline"),
         pytest.param(
-            NONE, STOP, Notice(cause=STOP, deadline=DEADLINE, seen=SEEN), id="stop: the same as terminate"
+            [found(HIBERNATE)], Notice(cause=HIBERNATE, deadline=SEEN, seen=SEEN), id="hibernate: at once"
         ),
         pytest.param(
-            NONE, HIBERNATE, Notice(cause=HIBERNATE, deadline=SEEN, seen=SEEN), id="hibernate: at once"
+            [found(PREEMPTED)],
+            Notice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
+            id="no time: seconds from the first reading",
         ),
-        pytest.param(NONE, ERROR, NONE, id="an error after a 404 changes nothing"),
-        pytest.param(NOTICE, ERROR, NOTICE, id="an error is never the end of a notice"),
-        pytest.param(NOTICE, NONE, NONE, id="a 404 is the end of a notice"),
+        pytest.param([found(TERMINATE), NOTHING], None, id="nothing is the end of a notice"),
+        pytest.param(
+            [found(TERMINATE), ERROR],
+            Notice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN - SECOND),
+            id="an error is never the end of a notice",
+        ),
+        pytest.param(
+            [found(PREEMPTED), found(PREEMPTED), found(PREEMPTED)],
+            Notice(cause=PREEMPTED, deadline=SEEN + 23 * SECOND, seen=SEEN - 2 * SECOND),
+            id="read again: it keeps its deadline and its time",
+        ),
+        pytest.param(
+            [found(PREEMPTED), NOTHING, found(PREEMPTED)],
+            Notice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
+            id="gone and back: a new one",
+        ),
+        pytest.param(
+            [found(PREEMPTED), found(PREEMPTED, TERMINATE)],
+            Notice(cause=PREEMPTED, deadline=SEEN + 24 * SECOND, seen=SEEN - SECOND),
+            id="the earliest of two",
+        ),
     ],
 )
-def test_an_answer_moves_the_view(view: View, answer: plan.Answer, then: View) -> None:
-    assert plan.advance(view, answer, SEEN) == then
-
-
-def test_a_notice_that_is_read_again_keeps_its_deadline_and_its_time() -> None:
-    first = plan.advance(NONE, HIBERNATE, SEEN)
-    assert plan.advance(first, HIBERNATE, SEEN + SECOND) is first
+def test_answers_make_a_notice(answers: list[Answer], notice: Notice | None) -> None:
+    assert plan.marks(after(*answers), SEEN).notice == notice
 
 
 def test_a_notice_whose_time_changes_is_a_new_one() -> None:
-    earlier = InstanceAction(action="terminate", time=DEADLINE - 30 * SECOND)
-    then = plan.advance(NOTICE, earlier, SEEN + SECOND)
-    assert isinstance(then, Notice) and then.deadline == DEADLINE - 30 * SECOND
+    earlier = Ending(source=SPOT, action="terminate", at=DEADLINE - 30 * SECOND)
+    notice = plan.marks(after(found(TERMINATE), found(earlier)), SEEN).notice
+    assert notice == Notice(cause=earlier, deadline=DEADLINE - 30 * SECOND, seen=SEEN)
 
 
+def test_one_question_says_nothing_about_anothers_answer() -> None:
+    view = plan.advance(after(found(TERMINATE)), "other", NOTHING, SEEN + SECOND)
+    assert plan.marks(view, SEEN + SECOND).notice == NOTICE
+    assert set(view.heard) == {WATCH, "other"}
+
+
+@pytest.mark.parametrize("overdue", [timedelta(0), timedelta(seconds=1), timedelta(days=3000)], ids=str)
+def test_an_end_that_is_overdue_leaves_the_seconds_of_one_that_has_begun(overdue: timedelta) -> None:
+    late = Ending(source=SPOT, action="terminate", at=SEEN - overdue)
+    view = after(found(late))
+    expected = Notice(cause=late, deadline=SEEN + 10 * SECOND, seen=SEEN)
+    assert plan.marks(view, SEEN).notice == expected
+    assert plan.marks(view, SEEN + 60 * SECOND).notice == expected
+
+
+def test_an_end_that_is_seconds_away_is_not_put_off() -> None:
+    soon = Ending(source=SPOT, action="terminate", at=SEEN + SECOND)
+    notice = plan.marks(after(found(soon)), SEEN).notice
+    assert notice is not None and notice.deadline == SEEN + SECOND
+
+
+@pytest.mark.parametrize(
+    ("now", "notice"),
+    [
+        pytest.param(DEADLINE - timedelta(days=14), None, id="weeks before"),
+        pytest.param(DEADLINE - 121 * SECOND, None, id="just before its two minutes"),
+        pytest.param(
+            DEADLINE - 120 * SECOND,
+            Notice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
+            id="two minutes before",
+        ),
+        pytest.param(
+            DEADLINE + SECOND,
+            Notice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
+            id="when it is over and still there",
+        ),
+    ],
+)
+def test_a_maintenance_is_a_notice_only_when_it_is_near(now: datetime, notice: Notice | None) -> None:
+    view = plan.advance(View(), WATCH, found(REBOOT), DEADLINE - timedelta(days=14))
+    assert plan.marks(view, now).notice == notice
+
+
+def test_a_maintenance_that_is_first_read_when_it_is_near_was_seen_then() -> None:
+    near = DEADLINE - 50 * SECOND
+    notice = plan.marks(plan.advance(View(), WATCH, found(REBOOT), near), near).notice
+    assert notice == Notice(cause=REBOOT, deadline=DEADLINE, seen=near)
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "deadline"),
+    [
+        pytest.param(DEADLINE + SECOND, DEADLINE, id="in its time: it keeps the deadline"),
+        pytest.param(DEADLINE - 5 * SECOND, DEADLINE, id="a little early"),
+        pytest.param(
+            DEADLINE - 600 * SECOND,
+            DEADLINE - 590 * SECOND,
+            id="early, for somebody has acknowledged it: seconds",
+        ),
+    ],
+)
+def test_an_event_that_begins_and_says_no_time_any_more(begun_at: datetime, deadline: datetime) -> None:
+    begun = Ending(source=REBOOT.source, action="Reboot", id="e1", after=10.0)
+    view = plan.advance(View(), WATCH, found(REBOOT), DEADLINE - 900 * SECOND)
+    view = plan.advance(view, WATCH, found(begun), begun_at)
+    notice = plan.marks(view, begun_at).notice
+    assert notice is not None and notice.deadline == deadline
+
+
+def test_an_event_that_begins_is_no_other_event() -> None:
+    other = Ending(source=REBOOT.source, action="Reboot", id="e2", after=10.0)
+    view = plan.advance(after(found(REBOOT), now=DEADLINE), WATCH, found(other), DEADLINE)
+    notice = plan.marks(view, DEADLINE).notice
+    assert notice is not None and notice.cause == other
+
+
+# --- advice --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("findings", "advised"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param([REBALANCE], Advised(cause=REBALANCE, at=SEEN - 60 * SECOND), id="its own time"),
+        pytest.param([MIGRATE], Advised(cause=MIGRATE, at=SEEN), id="no time: that of the first reading"),
+        pytest.param([REBALANCE, MIGRATE], Advised(cause=MIGRATE, at=SEEN), id="the newest"),
+        pytest.param([TERMINATE], None, id="a notice is none"),
+        pytest.param(
+            [Advice(source="s", action="a", at=SEEN + timedelta(days=9))],
+            Advised(cause=Advice(source="s", action="a", at=SEEN + timedelta(days=9)), at=SEEN),
+            id="a time that lies ahead: that of the first reading",
+        ),
+        pytest.param(
+            [Advice(source="s", action="a", at=SEEN - timedelta(hours=1))], None, id="an hour old: none"
+        ),
+    ],
+)
+def test_advice_has_a_time(findings: list[Finding], advised: Advised | None) -> None:
+    assert plan.marks(after(found(*findings)), SEEN).advised == advised
+
+
+def test_a_maintenance_far_away_is_advice_once() -> None:
+    first = DEADLINE - timedelta(days=7)
+    view = plan.advance(View(), WATCH, found(REBOOT), first)
+    view = plan.advance(view, WATCH, found(REBOOT), first + timedelta(minutes=59))
+    assert plan.marks(view, first + timedelta(minutes=59)) == Marks(advised=Advised(cause=REBOOT, at=first))
+    assert plan.marks(view, first + timedelta(minutes=60)) == Marks()
+
+
+def test_advice_stands_beside_a_notice() -> None:
+    assert plan.marks(after(found(TERMINATE, REBALANCE)), SEEN) == Marks(
+        notice=NOTICE, advised=Advised(cause=REBALANCE, at=SEEN - 60 * SECOND)
+    )
+
+
+def test_what_could_not_be_read_takes_nothing_from_the_rest() -> None:
+    answer = Findings(found=(TERMINATE,), unclear="3 is no event")
+    assert plan.marks(after(answer), SEEN).notice == NOTICE
+
+
+# --- patches -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("carried", "phase", "patched"),
     [
@@ -88,7 +248,7 @@ def test_a_pod_is_told_the_deadline_unless_it_knows_of_one_no_later(
 
 def test_a_notice_marks_the_node_and_leaves_foreign_taints_alone() -> None:
     node = Node(resource_version="7", taints=(FOREIGN_TAINT,), annotations={"theirs": "1"})
-    assert plan.node_patch(NOTICE, node) == {
+    assert plan.node_patch(TOLD, node) == {
         "metadata": {"resourceVersion": "7", "annotations": MARKS},
         "spec": {"taints": [FOREIGN_TAINT, TAINT]},
     }
@@ -108,25 +268,25 @@ def test_a_node_that_is_marked_is_not_written_again(
     taints: tuple[dict[str, str], ...], annotations: dict[str, str]
 ) -> None:
     node = Node(resource_version="7", taints=taints, annotations=annotations)
-    assert plan.node_patch(NOTICE, node) is None
+    assert plan.node_patch(TOLD, node) is None
 
 
 def test_an_agent_that_restarts_keeps_the_time_at_which_the_notice_was_first_seen() -> None:
     again = Notice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN + 40 * SECOND)
     node = Node(resource_version="7", taints=(), annotations=MARKS)
-    patch = plan.node_patch(again, node)
+    patch = plan.node_patch(Marks(notice=again), node)
     assert patch is not None and patch["metadata"]["annotations"] == {}
 
 
 def test_a_stale_mark_of_an_older_notice_is_replaced() -> None:
     stale = {**TAINT, "value": "1600000000"}
-    old = {**MARKS, names.DEADLINE_ANNOTATION: "2020-09-13T12:26:40.000000Z"}
-    patch = plan.node_patch(NOTICE, Node(resource_version="7", taints=(stale,), annotations=old))
+    old = {names.DEADLINE_ANNOTATION: "2020-09-13T12:26:40.000000Z", names.SOURCE_ANNOTATION: SPOT}
+    old[names.NOTICE_SEEN_ANNOTATION] = "2020-09-13T12:24:40.000000Z"
+    patch = plan.node_patch(TOLD, Node(resource_version="7", taints=(stale,), annotations=old))
     assert patch is not None
     assert patch["spec"]["taints"] == [TAINT]
-    assert (
-        patch["metadata"]["annotations"][names.NOTICE_SEEN_ANNOTATION] == MARKS[names.NOTICE_SEEN_ANNOTATION]
-    )
+    changed = patch["metadata"]["annotations"]
+    assert changed == {key: MARKS[key] for key in (names.DEADLINE_ANNOTATION, names.NOTICE_SEEN_ANNOTATION)}
 
 
 @pytest.mark.parametrize(
@@ -135,13 +295,14 @@ def test_a_stale_mark_of_an_older_notice_is_replaced() -> None:
         pytest.param((TAINT, FOREIGN_TAINT), MARKS, id="all of it"),
         pytest.param((TAINT, FOREIGN_TAINT), {}, id="a taint alone"),
         pytest.param((FOREIGN_TAINT,), MARKS, id="annotations alone"),
+        pytest.param((FOREIGN_TAINT,), {ADVISED: "2026-11-21T09:00:00.000000Z"}, id="advice alone"),
     ],
 )
 def test_without_a_notice_every_mark_of_ours_goes(
     taints: tuple[dict[str, str], ...], annotations: dict[str, str]
 ) -> None:
     node = Node(resource_version="7", taints=taints, annotations={**annotations, "theirs": "1"})
-    assert plan.node_patch(None, node) == {
+    assert plan.node_patch(Marks(), node) == {
         "metadata": {"resourceVersion": "7", "annotations": dict.fromkeys(annotations)},
         "spec": {"taints": [FOREIGN_TAINT]},
     }
@@ -149,10 +310,62 @@ def test_without_a_notice_every_mark_of_ours_goes(
 
 def test_without_a_notice_a_node_that_carries_nothing_of_ours_is_left_alone() -> None:
     node = Node(resource_version="7", taints=(FOREIGN_TAINT,), annotations={"theirs": "1"})
-    assert plan.node_patch(None, node) is None
+    assert plan.node_patch(Marks(), node) is None
+
+
+@pytest.mark.parametrize(
+    ("carried", "written"),
+    [
+        pytest.param(None, "2026-11-21T09:59:00.250000Z", id="none yet"),
+        pytest.param("2026-11-21T08:00:00.000000Z", "2026-11-21T09:59:00.250000Z", id="an older one"),
+        pytest.param("2026-11-21T09:59:00.250000Z", None, id="the same"),
+    ],
+)
+def test_advice_is_written_beside_the_marks_of_a_notice(carried: str | None, written: str | None) -> None:
+    annotations = MARKS | ({ADVISED: carried} if carried else {})
+    node = Node(resource_version="7", taints=(TAINT,), annotations=annotations)
+    patch = plan.node_patch(
+        Marks(notice=NOTICE, advised=Advised(cause=REBALANCE, at=SEEN - 60 * SECOND)), node
+    )
+    expected = {"resourceVersion": "7", "annotations": {ADVISED: written}}
+    assert patch == ({"metadata": expected, "spec": {"taints": [TAINT]}} if written else None)
+
+
+def test_advice_alone_taints_nothing_and_takes_the_marks_of_a_notice_away() -> None:
+    node = Node(resource_version="7", taints=(TAINT, FOREIGN_TAINT), annotations=MARKS)
+    patch = plan.node_patch(Marks(advised=Advised(cause=MIGRATE, at=SEEN)), node)
+    assert patch == {
+        "metadata": {
+            "resourceVersion": "7",
+            "annotations": {ADVISED: "2026-11-21T10:00:00.250000Z", **dict.fromkeys(MARKS)},
+        },
+        "spec": {"taints": [FOREIGN_TAINT]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "told", "kept"),
+    [
+        pytest.param(PREEMPTED.source, SEEN + 5 * SECOND, True, id="reckoned by the agent before this one"),
+        pytest.param(PREEMPTED.source, SEEN - SECOND, False, id="over: of an earlier life of this machine"),
+        pytest.param(PREEMPTED.source, SEEN + 60 * SECOND, False, id="later: of an earlier life"),
+        pytest.param(SPOT, SEEN + 5 * SECOND, False, id="of another source"),
+    ],
+)
+def test_an_agent_that_restarts_gives_no_more_time_than_the_one_before(
+    source: str, told: datetime, kept: bool
+) -> None:
+    carried = {names.SOURCE_ANNOTATION: source, names.DEADLINE_ANNOTATION: rfc3339(told)}
+    node = Node(resource_version="7", annotations=carried)
+    patch = plan.node_patch(plan.marks(after(found(PREEMPTED)), SEEN), node)
+    deadline = told if kept else SEEN + 25 * SECOND
+    assert patch is not None
+    assert patch["spec"]["taints"][0]["value"] == str(int(deadline.timestamp()))
+    changed = patch["metadata"]["annotations"].get(names.DEADLINE_ANNOTATION)
+    assert changed == (None if kept else rfc3339(deadline))
 
 
 def test_times_are_written_in_utc_with_microseconds() -> None:
     local = datetime(2026, 11, 21, 12, 2, tzinfo=timezone(timedelta(hours=2)))
-    assert plan.rfc3339(local) == DEADLINE_TEXT
+    assert rfc3339(local) == DEADLINE_TEXT
     assert datetime.fromisoformat(DEADLINE_TEXT) == local.astimezone(UTC)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+from asyncio.subprocess import DEVNULL
+from contextlib import suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
 from spottrain_operator.agent.settings import AgentEnv, Settings
 
@@ -23,11 +27,11 @@ from spottrain_operator.agent import __main__ as agent
 from spottrain_operator.agent.api import Endpoint
 from spottrain_operator.agent.settings import Settings
 
-stalls, imds, api, token = sys.argv[1:]
+stalls, imds, api, token, port = sys.argv[1:]
 if stalls == "yes":
     agent.STALLED_SECONDS = 0.2
     agent.log = lambda event, **fields: asyncio.get_running_loop().call_later(0.05, time.sleep, 60)
-settings = Settings(node="n1", metadata_endpoint=imds, poll_seconds=0.01)
+settings = Settings(node="n1", metadata_endpoint=imds, poll_seconds=0.01, ready_port=int(port))
 asyncio.run(agent.serve(settings, Endpoint(url=api, token_file=Path(token))))
 """
 
@@ -39,12 +43,21 @@ def test_settings_have_defaults_for_all_but_the_node() -> None:
 def test_settings_are_read_from_the_environment() -> None:
     environ: dict[str, str] = {
         AgentEnv.NODE: "n1",
+        AgentEnv.PLATFORM: "GKE",
         AgentEnv.METADATA_ENDPOINT: "http://[fd00:ec2::254]",
         AgentEnv.NAMESPACES: "ml, research,",
         AgentEnv.POLL_SECONDS: "5",
+        AgentEnv.ACKNOWLEDGE: "false",
+        AgentEnv.READY_PORT: "0",
     }
     assert Settings.from_env(environ) == Settings(
-        node="n1", metadata_endpoint="http://[fd00:ec2::254]", namespaces=("ml", "research"), poll_seconds=5.0
+        node="n1",
+        platform="GKE",
+        metadata_endpoint="http://[fd00:ec2::254]",
+        namespaces=("ml", "research"),
+        poll_seconds=5.0,
+        acknowledge=False,
+        ready_port=0,
     )
 
 
@@ -58,6 +71,22 @@ def test_a_missing_node_is_a_sentence(environ: dict[str, str]) -> None:
 def test_an_interval_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="POLL_SECONDS"):
         Settings.from_env({AgentEnv.NODE: "n1", AgentEnv.POLL_SECONDS: text})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (AgentEnv.PLATFORM, "aws", "must be one of auto, AWS, GCP, GKE, Azure, not 'aws'"),
+        (AgentEnv.ACKNOWLEDGE, "yes", "must be true or false, not 'yes'"),
+        (AgentEnv.READY_PORT, "http", "must be a port, or 0 for none, not 'http'"),
+        (AgentEnv.READY_PORT, "65536", "must be a port"),
+        (AgentEnv.READY_PORT, "-1", "must be a port"),
+        (AgentEnv.READY_PORT, "²", "must be a port"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(name: AgentEnv, text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} {words}"):
+        Settings.from_env({AgentEnv.NODE: "n1", name: text})
 
 
 def test_outside_a_cluster_it_ends_with_a_sentence() -> None:
@@ -85,7 +114,8 @@ async def _run(stalls: str, token: Path) -> tuple[int, str]:
             imds.url,
             api.url,
             str(token),
-            stdout=asyncio.subprocess.DEVNULL,
+            "0",
+            stdout=DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
         try:
@@ -98,6 +128,38 @@ async def _run(stalls: str, token: Path) -> tuple[int, str]:
                 process.kill()
                 await process.wait()
         return process.returncode or 0, errors.decode()
+
+
+async def test_readyz_tells_whether_a_metadata_service_answers(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with (
+        fake_imds() as imds,
+        fake_api() as api,
+        asyncio.timeout(30),
+        aiohttp.ClientSession() as session,
+    ):
+        imds.token_status = 503
+        words = ("no", imds.url, api.url, str(tmp_path / "token"), str(port))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, *words, stdout=DEVNULL)
+
+        async def told(status: int, words: str) -> None:
+            while True:
+                await asyncio.sleep(0.05)
+                with suppress(aiohttp.ClientError):
+                    async with session.get(f"http://127.0.0.1:{port}/readyz") as reply:
+                        if reply.status == status and words in await reply.text():
+                            return
+
+        try:
+            await told(503, "no cloud's metadata service answers on this node")
+            imds.token_status = 200
+            await told(200, "watching AWS spot/instance-action")
+        finally:
+            process.kill()
+            await process.wait()
 
 
 async def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""The AWS instance metadata service (IMDSv2): interruptions, rebalance recommendations, maintenance.
+
+Sources: EC2 user guide, "Spot Instance interruption notices" (404 = none, JSON {action, time}; hibernation
+begins with the notice), "EC2 instance rebalance recommendations" ({noticeTime}), "Scheduled events for Amazon
+EC2 instances" (a list of {NotBefore, Code, EventId, State}) and "Use the Instance Metadata Service" (session
+tokens of at most six hours; 401 = token missing or no longer valid). Made by choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from spottrain_operator.agent.findings import (
+    BEGUN_SECONDS,
+    LEAD_SECONDS,
+    NOTHING,
+    Advice,
+    Answer,
+    Ending,
+    Finding,
+    Findings,
+    Unreadable,
+    found,
+    moment,
+    optional_moment,
+    parsed,
+    unreadable,
+    word,
+)
+from spottrain_operator.agent.sources import Watch
+from spottrain_operator.agent.sources.client import Client, Reply, TimedOut, Unanswered
+from spottrain_operator.names import Platform
+
+ACTION: Final = "spot/instance-action"
+REBALANCE: Final = "events/recommendations/rebalance"
+MAINTENANCE: Final = "events/maintenance/scheduled"
+REBALANCE_POLLS: Final = 5
+MAINTENANCE_POLLS: Final = 30
+
+TOKEN_PATH: Final = "/latest/api/token"
+_TTL_HEADER: Final = "X-aws-ec2-metadata-token-ttl-seconds"
+_TOKEN_HEADER: Final = "X-aws-ec2-metadata-token"
+_TOKEN_SECONDS: Final = 21600
+"""The longest life that the service grants."""
+_HOP_LIMIT: Final = (
+    "; an agent that is not on the node's network (hostNetwork) gets no token unless the instance's "
+    "HttpPutResponseHopLimit is 2 or more"
+)
+
+_HIBERNATE: Final = "hibernate"
+"""The one action that begins with the notice, not two minutes after it."""
+_ENDS: Final = frozenset({"terminate", "stop"})
+_OVER: Final = frozenset({"completed", "canceled"})
+_ENDING_CODES: Final = frozenset({"instance-stop", "instance-retirement", "instance-reboot", "system-reboot"})
+_PAUSING_CODES: Final = frozenset({"system-maintenance"})
+"""Network or power is touched; the instance goes on."""
+
+
+class Aws:
+    """The metadata service of this instance, and the token with which it is asked."""
+
+    platform: Final = Platform.AWS
+
+    def __init__(self, client: Client, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._token = ""
+        self._renew_at = 0.0
+        self._renewing = asyncio.Lock()
+        self.watches = (
+            self._watch(ACTION, parse_instance_action),
+            self._watch(REBALANCE, parse_rebalance, REBALANCE_POLLS),
+            self._watch(MAINTENANCE, parse_maintenance, MAINTENANCE_POLLS),
+        )
+
+    async def acknowledge(self, event: str) -> None:
+        """AWS wants no word."""
+
+    def _watch(self, name: str, parse: Callable[[str], Answer], polls: int = 1) -> Watch:
+        path = f"/latest/meta-data/{name}"
+
+        async def read() -> Answer:
+            try:
+                reply = await self._get(path)
+            except Unanswered as e:
+                return Unreadable(why=str(e))
+            if reply.status == 404:
+                return NOTHING
+            if reply.status != 200:
+                return Unreadable(why=f"GET {path} was answered {reply.status}")
+            return parse(reply.text)
+
+        return Watch(name=f"AWS {name}", read=read, polls=polls)
+
+    async def _get(self, path: str) -> Reply:
+        token = await self._fresh_token(refused="")
+        reply = await self._client.request("GET", path, headers={_TOKEN_HEADER: token})
+        if reply.status == 401:  # the service has forgotten the token, or its clock is ahead of ours
+            token = await self._fresh_token(refused=token)
+            reply = await self._client.request("GET", path, headers={_TOKEN_HEADER: token})
+        return reply
+
+    async def _fresh_token(self, *, refused: str) -> str:
+        """One renewal at a time: of several watches whose token was refused, the first renews it for all."""
+        async with self._renewing:
+            if self._token in ("", refused) or self._clock() >= self._renew_at:
+                self._token = ""
+                self._token = await new_token(self._client)
+                self._renew_at = self._clock() + _TOKEN_SECONDS / 2
+            return self._token
+
+
+async def new_token(client: Client) -> str:
+    """Raises Unanswered where the service gives none."""
+    try:
+        reply = await client.request("PUT", TOKEN_PATH, headers={_TTL_HEADER: str(_TOKEN_SECONDS)})
+    except TimedOut as e:
+        raise TimedOut(f"{e}{_HOP_LIMIT}") from e
+    if reply.status != 200:
+        raise Unanswered(f"PUT {TOKEN_PATH} was answered {reply.status}, so there is no token")
+    token = reply.text.strip()
+    if not (token and token.isascii() and token.isprintable()):
+        raise Unanswered(f"PUT {TOKEN_PATH} was answered with what is no token: {token[:40]!r}")
+    return token
+
+
+def parse_instance_action(text: str) -> Answer:
+    """{action, time}: an end. One that is known is not overlooked because its time cannot be read."""
+    source = f"AWS {ACTION}"
+    try:
+        body = parsed(text)
+    except ValueError:
+        return unreadable(source, text)
+    action = word(body, "action") if isinstance(body, dict) else ""
+    if action == _HIBERNATE:
+        return found(Ending(source=source, action=action, id=word(body, "time")))
+    at = optional_moment(body.get("time")) if action else None
+    if at is not None:
+        return found(Ending(source=source, action=action, at=at))
+    if action in _ENDS:
+        return found(Ending(source=source, action=action, after=BEGUN_SECONDS))
+    return unreadable(source, text)
+
+
+def parse_rebalance(text: str) -> Answer:
+    """{noticeTime}: one piece of advice for each time."""
+    source = f"AWS {REBALANCE}"
+    try:
+        body = parsed(text)
+        return found(Advice(source=source, action="rebalance", at=moment(body["noticeTime"])))
+    except (ValueError, KeyError, TypeError):
+        return unreadable(source, text)
+
+
+def parse_maintenance(text: str) -> Answer:
+    """A list of events; those that cannot be read do not hide the others."""
+    try:
+        events = parsed(text)
+    except ValueError:
+        events = None
+    if not isinstance(events, list):
+        return unreadable(f"AWS {MAINTENANCE}", text)
+    findings: list[Finding] = []
+    unclear: list[str] = []
+    for event in events:
+        try:
+            findings += _maintenance(event)
+        except (ValueError, KeyError, TypeError) as e:
+            unclear.append(f"{event!r:.200}: {type(e).__name__} {e!s:.100}")
+    return Findings(found=tuple(findings), unclear="; ".join(unclear[:3]))
+
+
+def _maintenance(event: Mapping[str, Any]) -> list[Finding]:
+    """Raises ValueError, KeyError or TypeError where it is none."""
+    code, source = event["Code"], f"AWS {MAINTENANCE}"
+    if event.get("State") in _OVER:
+        return []
+    if code in _PAUSING_CODES:
+        return [Advice(source=source, action=code, id=word(event, "EventId"))]
+    if code not in _ENDING_CODES:
+        raise ValueError("its Code is not known")
+    at = moment(event["NotBefore"])
+    return [Ending(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)]

@@ -1,0 +1,155 @@
+"""Azure's Scheduled Events: evictions and maintenance of this VM, acknowledged once nothing of ours is left.
+
+Source: "Azure Metadata Service: Scheduled Events for Linux VMs" (header Metadata:true; no NotBefore when
+an event has begun; a VM also gets its neighbours' events, so Resources decides; the first call enables the
+service and may take two minutes, 24 hours without one disable it; StartRequests let an event begin early, for
+all of its Resources). Made by choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from spottrain_operator.agent.findings import (
+    BEGUN_SECONDS,
+    LEAD_SECONDS,
+    Advice,
+    Answer,
+    Ending,
+    Finding,
+    Findings,
+    Unreadable,
+    optional_moment,
+    parsed,
+    unreadable,
+    word,
+)
+from spottrain_operator.agent.log import log
+from spottrain_operator.agent.sources import Watch
+from spottrain_operator.agent.sources.client import Client, Reply, Unanswered
+from spottrain_operator.names import Platform
+
+EVENTS_PATH: Final = "/metadata/scheduledevents"
+EVENTS_VERSION: Final = "2020-07-01"
+NAME_PATH: Final = "/metadata/instance/compute/name"
+NAME_VERSION: Final = "2021-02-01"
+HEADERS: Final = {"Metadata": "true"}
+LONGEST_NAME: Final = 256
+
+_FIRST_SECONDS: Final = 150.0
+"""For the call that enables the service: Azure says up to two minutes."""
+_SECONDS: Final = 10.0
+_SOURCE: Final = "Azure scheduled event"
+_PREEMPT: Final = "Preempt"
+_PLANNED: Final = frozenset({"Terminate", "Redeploy", "Reboot"})
+_FREEZE: Final = "Freeze"
+"""The VM stands still for seconds and goes on."""
+_OVER: Final = frozenset({"Completed", "Canceled"})
+_STARTED: Final = "Started"
+
+
+class Azure:
+    """The metadata service of this VM."""
+
+    platform: Final = Platform.AZURE
+
+    def __init__(
+        self, client: Client, *, first_seconds: float = _FIRST_SECONDS, seconds: float = _SECONDS
+    ) -> None:
+        self._client = client
+        self._first_seconds = first_seconds
+        self._seconds = seconds
+        self._name = ""
+        self._enabled = False
+        self._told = False
+        self.watches = (Watch(name="Azure scheduledevents", read=self._read),)
+
+    async def acknowledge(self, event: str) -> None:
+        reply = await self._events("POST", {"StartRequests": [{"EventId": event}]})
+        if reply.status != 200:
+            raise Unanswered(f"POST {EVENTS_PATH} was answered {reply.status} {reply.text[:200]!r}")
+
+    async def _read(self) -> Answer:
+        self._tell_of_first_call()
+        try:
+            self._name = self._name or await instance_name(self._client)
+            reply = await self._events("GET")
+        except Unanswered as e:
+            return Unreadable(why=str(e))
+        if reply.status != 200:
+            return Unreadable(why=f"GET {EVENTS_PATH} was answered {reply.status}")
+        self._enabled = True
+        return parse_events(reply.text, self._name)
+
+    async def _events(self, method: str, body: object = None) -> Reply:
+        return await self._client.request(
+            method,
+            EVENTS_PATH,
+            headers=HEADERS,
+            query={"api-version": EVENTS_VERSION},
+            body=body,
+            timeout=self._seconds if self._enabled else self._first_seconds,
+        )
+
+    def _tell_of_first_call(self) -> None:
+        if not self._told:
+            self._told = True
+            log("scheduledEventsFirstCall", why="it enables Scheduled Events and may take two minutes")
+
+
+async def instance_name(client: Client) -> str:
+    """What Scheduled Events calls this VM; raises Unanswered."""
+    query = {"api-version": NAME_VERSION, "format": "text"}
+    reply = await client.request("GET", NAME_PATH, headers=HEADERS, query=query)
+    name = reply.text.strip()
+    if reply.status != 200 or not name or len(name) > LONGEST_NAME:
+        raise Unanswered(f"GET {NAME_PATH} was answered {reply.status} {name[:40]!r}, which is no VM's name")
+    return name
+
+
+def parse_events(text: str, name: str) -> Answer:
+    """The events that name this VM; those that cannot be read do not hide the others."""
+    try:
+        body = parsed(text)
+    except ValueError:
+        body = None
+    events = body.get("Events") if isinstance(body, dict) else None
+    if not isinstance(events, list):
+        return unreadable(_SOURCE, text)
+    findings: list[Finding] = []
+    unclear: list[str] = []
+    for event in events:
+        try:
+            findings += _event(event, name.casefold())
+        except (ValueError, KeyError, TypeError) as e:
+            unclear.append(f"{event!r:.200}: {type(e).__name__} {e!s:.100}")
+    return Findings(found=tuple(findings), unclear="; ".join(unclear[:3]))
+
+
+def _event(event: Mapping[str, Any], name: str) -> list[Finding]:
+    """Raises ValueError, KeyError or TypeError where it is none."""
+    resources = {resource.casefold() for resource in _texts(event["Resources"])}
+    if name not in resources or event.get("EventStatus") in _OVER:
+        return []
+    kind, id = event["EventType"], word(event, "EventId")
+    source = f"{_SOURCE} {kind}"
+    if kind == _FREEZE:
+        return [Advice(source=source, action=kind, id=id)]
+    if kind != _PREEMPT and kind not in _PLANNED:
+        raise ValueError("its EventType is not known")
+    started = event.get("EventStatus") == _STARTED
+    # A time that cannot be read is no reason to overlook an eviction: it may have begun.
+    at = None if started else optional_moment(event.get("NotBefore"))
+    # Acknowledged, it begins for all of its resources: on another VM a trainer may still save.
+    alone = resources == {name} and not started
+    common = {"source": source, "action": kind, "id": id, "acknowledge": id if alone else ""}
+    if at is None:
+        return [Ending(**common, after=BEGUN_SECONDS)]
+    return [Ending(**common, at=at)] if kind == _PREEMPT else [Ending(**common, at=at, lead=LEAD_SECONDS)]
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise TypeError("its Resources are not a list of names")
+    return value

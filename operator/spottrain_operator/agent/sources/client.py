@@ -1,0 +1,80 @@
+"""One request to a metadata service: bounded in time and size, never redirected. Called by the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
+"""The same address on AWS, GCP and Azure."""
+LARGEST: Final = 256 * 1024
+"""Bytes; real answers have a few hundred. The agent has 96 MiB of memory, whatever it is sent."""
+
+
+class Unanswered(Exception):
+    """The service gave no answer that can be used; the text says what was asked and why."""
+
+
+class TimedOut(Unanswered):
+    """The service gave no answer in time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    status: int
+    text: str
+    headers: Mapping[str, str]
+    """Case does not matter in their names."""
+
+
+class Client:
+    def __init__(
+        self, session: aiohttp.ClientSession, *, endpoint: str = DEFAULT_ENDPOINT, timeout: float = 2.0
+    ) -> None:
+        self._session = session
+        self._endpoint = endpoint.rstrip("/")
+        self.timeout = timeout
+        """Seconds that an answer may take, where the question grants no more."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Raises Unanswered."""
+        seconds = timeout or self.timeout
+        try:
+            async with self._session.request(
+                method,
+                self._endpoint + path,
+                params=query,
+                headers=headers,
+                json=body,
+                timeout=aiohttp.ClientTimeout(total=seconds),
+                allow_redirects=False,
+            ) as reply:
+                content = await _bounded(reply)
+                return Reply(
+                    status=reply.status, text=content.decode(errors="replace"), headers=reply.headers
+                )
+        except TimeoutError as e:
+            raise TimedOut(f"{method} {path} was not answered within {seconds:g} s") from e
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            raise Unanswered(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
+
+
+async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
+    content = b""
+    async for part in reply.content.iter_any():
+        content += part
+        if len(content) > LARGEST:
+            raise ValueError(f"its answer is longer than {LARGEST} bytes")
+    return content

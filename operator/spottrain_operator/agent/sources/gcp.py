@@ -1,0 +1,173 @@
+"""Compute Engine's metadata server: preemption and host maintenance, each held open until it changes.
+
+Sources: "View and query VM metadata" (header Metadata-Flavor, wait_for_change, timeout_sec, last_etag; 503
+while the server itself is moved: ask again), "Create and use Spot VMs" (instance/preempted turns TRUE; the
+machine has 30 s from then, or its preemptionNoticeDuration, a preview), "Handle GPU host maintenance events"
+(maintenance-event: 60 seconds' notice, a VM with GPUs gets an hour; no time is said). Made by choose.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spottrain_operator.agent.findings import (
+    NOTHING,
+    SHOWN,
+    Advice,
+    Answer,
+    Ending,
+    Unreadable,
+    found,
+    unreadable,
+)
+from spottrain_operator.agent.log import log
+from spottrain_operator.agent.sources import Watch
+from spottrain_operator.agent.sources.client import Client, Reply, Unanswered
+from spottrain_operator.names import NOTICE_WINDOW, Platform
+
+ROOT: Final = "/computeMetadata/v1/"
+FLAVOR_HEADER: Final = "Metadata-Flavor"
+FLAVOR: Final = "Google"
+PREEMPTED: Final = "instance/preempted"
+MAINTENANCE: Final = "instance/maintenance-event"
+NOTICE_ATTRIBUTE: Final = "instance/attributes/spottrain-preemption-notice-seconds"
+"""Custom metadata of the instance: the server itself does not say what its preemptionNoticeDuration is."""
+
+WARNING_SECONDS: Final = 30.0
+DETECTION_SECONDS: Final = WARNING_SECONDS - NOTICE_WINDOW[Platform.GCP]
+MAINTENANCE_SECONDS: Final = 60.0
+"""What every VM gets at least. The server does not say whether this one has GPUs, and so an hour."""
+_LONGEST_NOTICE: Final = 600.0
+_WAIT_SECONDS: Final = 20.0
+_TERMINATES: Final = frozenset({"TERMINATE_ON_HOST_MAINTENANCE", "SHUTDOWN_ON_HOST_MAINTENANCE"})
+"""The second is what older documentation calls it."""
+_MIGRATES: Final = "MIGRATE_ON_HOST_MAINTENANCE"
+
+
+class Gcp:
+    """The metadata server of this VM."""
+
+    platform: Final = Platform.GCP
+
+    def __init__(self, client: Client, *, wait_seconds: float = _WAIT_SECONDS) -> None:
+        self._client = client
+        self._preempted = _Value(client, PREEMPTED, wait_seconds)
+        self._maintenance = _Value(client, MAINTENANCE, wait_seconds)
+        self._notice_seconds: float | None = None
+        self.watches = (
+            Watch(name=f"GCP {PREEMPTED}", read=self._read_preempted),
+            Watch(name=f"GCP {MAINTENANCE}", read=self._read_maintenance),
+        )
+
+    async def acknowledge(self, event: str) -> None:
+        """Google wants no word."""
+
+    async def _read_preempted(self) -> Answer:
+        if self._notice_seconds is None:
+            self._notice_seconds = await self._ask_notice_seconds()
+        text = await self._preempted.read()
+        if isinstance(text, Unreadable):
+            return text
+        return parse_preempted(text, notice_seconds=self._notice_seconds or WARNING_SECONDS)
+
+    async def _read_maintenance(self) -> Answer:
+        text = await self._maintenance.read()
+        return text if isinstance(text, Unreadable) else parse_maintenance(text)
+
+    async def _ask_notice_seconds(self) -> float | None:
+        """None where there is no answer yet: the usual is assumed, and the question asked again."""
+        try:
+            reply = await get(self._client, NOTICE_ATTRIBUTE)
+        except Unanswered:
+            return None
+        if reply.status == 404:
+            return WARNING_SECONDS
+        if reply.status != 200:
+            return None
+        try:
+            return parse_notice_seconds(reply.text)
+        except ValueError as e:
+            log("noticeSecondsIgnored", why=f"{NOTICE_ATTRIBUTE}: {e}")
+            return WARNING_SECONDS
+
+
+class _Value:
+    """One value: asked for at once the first time and after trouble, else held open until it changes."""
+
+    def __init__(self, client: Client, key: str, wait_seconds: float) -> None:
+        self._client = client
+        self._key = key
+        self._wait_seconds = wait_seconds
+        self._etag = ""
+
+    async def read(self) -> str | Unreadable:
+        try:
+            reply = await self._changed() or await get(self._client, self._key)
+        except Unanswered as e:
+            self._etag = ""
+            return Unreadable(why=str(e))
+        if reply.status != 200:
+            self._etag = ""
+            return Unreadable(why=f"GET {ROOT}{self._key} was answered {reply.status}")
+        self._etag = reply.headers.get("ETag", "")
+        return reply.text
+
+    async def _changed(self) -> Reply | None:
+        """The reply to a wait. None where there was none: a wait that is cut says nothing about the value."""
+        if not self._etag:
+            return None
+        seconds = f"{self._wait_seconds:g}"
+        query = {"wait_for_change": "true", "timeout_sec": seconds, "last_etag": self._etag}
+        try:
+            reply = await get(
+                self._client, self._key, query=query, timeout=self._wait_seconds + self._client.timeout
+            )
+        except Unanswered:
+            return None
+        return reply if reply.status == 200 else None
+
+
+async def get(
+    client: Client, key: str, *, query: dict[str, str] | None = None, timeout: float | None = None
+) -> Reply:
+    """Raises Unanswered, also where the answer is not from Google's server."""
+    headers = {FLAVOR_HEADER: FLAVOR}
+    reply = await client.request("GET", ROOT + key, headers=headers, query=query, timeout=timeout)
+    if reply.status == 200 and reply.headers.get(FLAVOR_HEADER) != FLAVOR:
+        raise Unanswered(f"GET {ROOT}{key} was answered by something that is not Google's metadata server")
+    return reply
+
+
+def parse_preempted(text: str, *, notice_seconds: float) -> Answer:
+    source = f"GCP {PREEMPTED}"
+    match text.strip().upper():
+        case "FALSE":
+            return NOTHING
+        case "TRUE":
+            return found(Ending(source=source, action="preempted", after=notice_seconds - DETECTION_SECONDS))
+    return unreadable(source, text)
+
+
+def parse_maintenance(text: str) -> Answer:
+    source, event = f"GCP {MAINTENANCE}", text.strip().upper()
+    if event == "NONE":
+        return NOTHING
+    if event == _MIGRATES:
+        return found(Advice(source=source, action=event))
+    if event in _TERMINATES:
+        return found(Ending(source=source, action=event, after=MAINTENANCE_SECONDS - DETECTION_SECONDS))
+    return unreadable(source, text)
+
+
+def parse_notice_seconds(text: str) -> float:
+    """Raises ValueError with a sentence."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not WARNING_SECONDS <= seconds <= _LONGEST_NOTICE:
+        raise ValueError(
+            f"it must be a number of seconds from {WARNING_SECONDS:g} to {_LONGEST_NOTICE:g}, "
+            f"not {text[:SHOWN]!r}; {WARNING_SECONDS:g} is assumed"
+        )
+    return seconds

@@ -1,0 +1,283 @@
+"""What AWS's metadata says, as tables; and its client against a real HTTP server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import pytest
+from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Ending, Findings, Unreadable, found
+from spottrain_operator.agent.sources.aws import (
+    Aws,
+    parse_instance_action,
+    parse_maintenance,
+    parse_rebalance,
+)
+from spottrain_operator.agent.sources.client import LARGEST, Client
+
+from tests.support.imds import ACTION, FakeImds, fake_imds
+from tests.unit.agent.bodies import GARBAGE, LISTS, RECORDS
+from tests.unit.agent.fakes import DEADLINE
+
+SPOT = "AWS spot/instance-action"
+PLANNED = "AWS events/maintenance/scheduled"
+TERMINATE = Ending(source=SPOT, action="terminate", at=DEADLINE)
+EVENT = {
+    "NotBefore": "21 Nov 2026 10:02:00 GMT",
+    "Code": "system-reboot",
+    "Description": "scheduled reboot",
+    "EventId": "instance-event-0d59937288b749b32",
+    "NotAfter": "21 Nov 2026 10:17:23 GMT",
+    "State": "active",
+}
+REBOOT = Ending(source=PLANNED, action="system-reboot", id=EVENT["EventId"], at=DEADLINE, lead=120.0)
+
+
+# --- bodies --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        pytest.param(
+            '{"action":"terminate","time":"2026-11-21T10:02:00Z"}', found(TERMINATE), id="terminate"
+        ),
+        pytest.param(
+            '{"action": "stop", "time": "2026-11-21T10:02:00Z"}\n',
+            found(Ending(source=SPOT, action="stop", at=DEADLINE)),
+            id="stop",
+        ),
+        pytest.param(
+            '{"action": "hibernate", "time": "2026-11-21T10:02:00Z"}',
+            found(Ending(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z", after=0.0)),
+            id="hibernate: at once, whatever the time says",
+        ),
+        pytest.param(
+            '{"action": "terminate", "time": "2026-11-21T10:02:00"}', found(TERMINATE), id="no zone: UTC"
+        ),
+        pytest.param(
+            '{"action": "terminate", "time": "2020-01-01T00:00:00Z", "more": [1]}',
+            found(Ending(source=SPOT, action="terminate", at=datetime(2020, 1, 1, tzinfo=UTC))),
+            id="a time in the past, and a field more",
+        ),
+        pytest.param(
+            '{"action": "terminate"}',
+            found(Ending(source=SPOT, action="terminate", after=10.0)),
+            id="no time: an end that may have begun",
+        ),
+        pytest.param(
+            '{"action": "stop", "time": 3}',
+            found(Ending(source=SPOT, action="stop", after=10.0)),
+            id="a time that is none",
+        ),
+        pytest.param(
+            '{"action": "reclaim", "time": "2026-11-21T10:02:00Z"}',
+            found(Ending(source=SPOT, action="reclaim", at=DEADLINE)),
+            id="an action of days to come, with its time",
+        ),
+    ],
+)
+def test_an_instance_action_is_an_end(text: str, answer: Answer) -> None:
+    assert parse_instance_action(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*GARBAGE, *LISTS, *RECORDS, '{"action": 3, "time": "2026-11-21T10:02:00Z"}', '{"action": "reclaim"}'],
+)
+def test_what_is_no_instance_action_is_not_taken_for_none(text: str) -> None:
+    answer = parse_instance_action(text)
+    assert isinstance(answer, Unreadable)
+    assert answer.why.startswith("AWS spot/instance-action was answered with text that cannot be read: ")
+    assert len(answer.why) < 1000
+
+
+def test_a_recommendation_is_advice_of_its_time() -> None:
+    assert parse_rebalance('{"noticeTime": "2026-11-21T10:02:00Z"}') == found(
+        Advice(source="AWS events/recommendations/rebalance", action="rebalance", at=DEADLINE)
+    )
+
+
+@pytest.mark.parametrize("text", [*GARBAGE, *LISTS, *RECORDS, '{"noticeTime": null}', '{"noticeTime":"x"}'])
+def test_what_is_no_recommendation_is_said(text: str) -> None:
+    assert isinstance(parse_rebalance(text), Unreadable)
+
+
+@pytest.mark.parametrize("code", ["system-reboot", "instance-reboot", "instance-stop", "instance-retirement"])
+def test_a_maintenance_that_ends_the_instance_is_an_end_with_a_lead(code: str) -> None:
+    answer = parse_maintenance(json.dumps([EVENT | {"Code": code}]))
+    assert answer == found(Ending(source=PLANNED, action=code, id=EVENT["EventId"], at=DEADLINE, lead=120.0))
+
+
+@pytest.mark.parametrize(
+    ("events", "answer"),
+    [
+        pytest.param([], NOTHING, id="none"),
+        pytest.param([EVENT | {"State": "completed"}, EVENT | {"State": "canceled"}], NOTHING, id="over"),
+        pytest.param(
+            [EVENT | {"Code": "system-maintenance"}],
+            found(Advice(source=PLANNED, action="system-maintenance", id=EVENT["EventId"])),
+            id="the network is touched: the instance goes on",
+        ),
+        pytest.param(
+            [{"Code": "system-reboot", "NotBefore": "21 Nov 2026 10:02:00 GMT"}],
+            found(Ending(source=PLANNED, action="system-reboot", at=DEADLINE, lead=120.0)),
+            id="no state, no id",
+        ),
+    ],
+)
+def test_a_list_of_maintenance_is_read(events: list[object], answer: Answer) -> None:
+    assert parse_maintenance(json.dumps(events)) == answer
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        3,
+        None,
+        "system-reboot",
+        [],
+        {},
+        EVENT | {"NotBefore": ""},
+        EVENT | {"NotBefore": 3},
+        EVENT | {"Code": "instance-teleport"},
+        EVENT | {"Code": ["system-reboot"]},
+        EVENT | {"State": {}},
+    ],
+    ids=str,
+)
+def test_an_event_that_cannot_be_read_is_said_and_hides_no_other(bad: object) -> None:
+    answer = parse_maintenance(json.dumps([bad, EVENT]))
+    assert isinstance(answer, Findings)
+    assert answer.found == (REBOOT,)
+    assert answer.unclear and len(answer.unclear) < 400
+
+
+@pytest.mark.parametrize("text", [*GARBAGE, *RECORDS])
+def test_what_is_no_list_of_maintenance_is_said(text: str) -> None:
+    assert isinstance(parse_maintenance(text), Unreadable)
+
+
+# --- client --------------------------------------------------------------------------------------------
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    yield Clock()
+
+
+@pytest.fixture
+async def aws(imds: FakeImds, clock: Clock) -> AsyncIterator[Aws]:
+    async with aiohttp.ClientSession() as session:
+        yield Aws(Client(session, endpoint=imds.url + "/", timeout=0.2), clock=clock)
+
+
+async def read(aws: Aws) -> Answer:
+    """Whether an interruption is announced."""
+    return await aws.watches[0].read()
+
+
+async def test_a_404_is_nothing(aws: Aws) -> None:
+    assert [await watch.read() for watch in aws.watches] == [NOTHING] * 3
+
+
+async def test_each_watch_reads_its_own_path(aws: Aws, imds: FakeImds) -> None:
+    imds.announce("terminate", "2026-11-21T10:02:00Z")
+    imds.recommend("2026-11-21T09:58:00Z")
+    imds.schedule("system-reboot", "21 Nov 2026 10:02:00 GMT")
+    advice = Advice(
+        source="AWS events/recommendations/rebalance",
+        action="rebalance",
+        at=DEADLINE - timedelta(minutes=4),
+    )
+    assert [await watch.read() for watch in aws.watches] == [found(TERMINATE), found(advice), found(REBOOT)]
+
+
+async def test_one_token_serves_many_reads(aws: Aws, imds: FakeImds) -> None:
+    await asyncio.gather(*(watch.read() for watch in aws.watches))
+    await asyncio.gather(*(watch.read() for watch in aws.watches))
+    assert (imds.issued, len(imds.asked)) == (1, 6)
+
+
+async def test_a_token_that_the_service_has_forgotten_is_renewed_once_for_all_watches(
+    aws: Aws, imds: FakeImds
+) -> None:
+    await read(aws)
+    imds.forget_tokens()
+    assert await asyncio.gather(*(watch.read() for watch in aws.watches)) == [NOTHING] * 3
+    assert imds.issued == 2
+
+
+async def test_a_token_is_renewed_before_its_life_is_over(aws: Aws, imds: FakeImds, clock: Clock) -> None:
+    await read(aws)
+    clock.now = 21600 / 2
+    await read(aws)
+    assert (imds.issued, imds.gets) == (2, 2)
+
+
+@pytest.mark.parametrize("status", [301, 400, 403, 429, 500, 503])
+async def test_an_error_is_never_no_notice(aws: Aws, imds: FakeImds, status: int) -> None:
+    imds.faults.status = status
+    answer = await read(aws)
+    assert isinstance(answer, Unreadable) and str(status) in answer.why
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+async def test_a_service_that_gives_no_token_says_nothing_about_a_notice(
+    aws: Aws, imds: FakeImds, status: int
+) -> None:
+    imds.token_status = status
+    assert await read(aws) == Unreadable(
+        why=f"PUT /latest/api/token was answered {status}, so there is no token"
+    )
+    assert imds.gets == 0
+
+
+async def test_a_token_that_does_not_come_names_the_hop_limit(aws: Aws, imds: FakeImds) -> None:
+    imds.hop_limit = 1
+    assert await read(aws) == Unreadable(
+        why="PUT /latest/api/token was not answered within 0.2 s; an agent that is not on the node's network "
+        "(hostNetwork) gets no token unless the instance's HttpPutResponseHopLimit is 2 or more"
+    )
+
+
+async def test_a_redirect_is_not_followed(aws: Aws, imds: FakeImds) -> None:
+    imds.faults.status, imds.faults.location = 302, f"{imds.url}/elsewhere"
+    assert isinstance(await read(aws), Unreadable)
+    assert imds.asked == [ACTION]
+
+
+async def test_a_service_that_accepts_no_token_is_asked_twice_and_no_more(aws: Aws, imds: FakeImds) -> None:
+    imds.faults.status = 401
+    assert isinstance(await read(aws), Unreadable)
+    assert imds.gets == 2
+
+
+@pytest.mark.parametrize("fault", ["hang", "reset", "truncate"])
+async def test_a_service_that_fails_is_given_up_and_heard_again(aws: Aws, imds: FakeImds, fault: str) -> None:
+    setattr(imds.faults, fault, True)
+    answer = await read(aws)
+    assert isinstance(answer, Unreadable) and "/latest/meta-data/spot/instance-action" in answer.why
+    imds.faults.clear()
+    assert await read(aws) == NOTHING
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end(aws: Aws, imds: FakeImds) -> None:
+    imds.bodies[ACTION] = '{"action":"terminate","time":"' + "x" * LARGEST
+    answer = await read(aws)
+    assert isinstance(answer, Unreadable) and f"longer than {LARGEST} bytes" in answer.why
+
+
+async def test_a_service_that_is_not_there_is_an_error() -> None:
+    async with fake_imds() as gone:
+        url = gone.url
+    async with aiohttp.ClientSession() as session:
+        assert isinstance(await read(Aws(Client(session, endpoint=url))), Unreadable)

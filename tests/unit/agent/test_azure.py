@@ -1,0 +1,203 @@
+"""What Azure's Scheduled Events say, as tables; and their client against a real HTTP server on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Ending, Findings, Unreadable, found
+from spottrain_operator.agent.sources.azure import Azure, parse_events
+from spottrain_operator.agent.sources.client import Client, Unanswered
+
+from tests.support.azuremetadata import EVENT, VM, FakeAzure, event, fake_azure
+from tests.unit.agent.bodies import GARBAGE, LISTS, RECORDS
+from tests.unit.agent.fakes import DEADLINE, events
+
+NOT_BEFORE = "Sat, 21 Nov 2026 10:02:00 GMT"
+
+
+def document(*items: object) -> str:
+    return json.dumps({"DocumentIncarnation": 3, "Events": list(items)})
+
+
+def ending(kind: str, **changes: Any) -> Ending:
+    values = {"id": EVENT, "acknowledge": EVENT} | changes
+    return Ending(source=f"Azure scheduled event {kind}", action=kind, **values)
+
+
+# --- bodies --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("item", "answer"),
+    [
+        pytest.param(
+            event("Preempt", NOT_BEFORE), found(ending("Preempt", at=DEADLINE)), id="preempt: at once"
+        ),
+        pytest.param(
+            event("Preempt", "2026-11-21T10:02:00Z"), found(ending("Preempt", at=DEADLINE)), id="an ISO time"
+        ),
+        pytest.param(
+            event("Preempt", EventStatus="Started"),
+            found(ending("Preempt", after=10.0, acknowledge="")),
+            id="begun: seconds, and nothing to acknowledge",
+        ),
+        pytest.param(
+            event("Preempt", NOT_BEFORE, EventStatus="Started"),
+            found(ending("Preempt", after=10.0, acknowledge="")),
+            id="begun, whatever its time says",
+        ),
+        pytest.param(event("Preempt", ""), found(ending("Preempt", after=10.0)), id="no time"),
+        pytest.param(
+            event("Preempt", "soon"), found(ending("Preempt", after=10.0)), id="a time that is none"
+        ),
+        pytest.param(
+            event("Preempt", NotBefore=None), found(ending("Preempt", after=10.0)), id="a time that is null"
+        ),
+        pytest.param(
+            event("Terminate", NOT_BEFORE),
+            found(ending("Terminate", at=DEADLINE, lead=120.0)),
+            id="terminate",
+        ),
+        pytest.param(
+            event("Redeploy", NOT_BEFORE), found(ending("Redeploy", at=DEADLINE, lead=120.0)), id="redeploy"
+        ),
+        pytest.param(
+            event("Reboot", NOT_BEFORE), found(ending("Reboot", at=DEADLINE, lead=120.0)), id="reboot"
+        ),
+        pytest.param(
+            event("Freeze", NOT_BEFORE, DurationInSeconds=5),
+            found(Advice(source="Azure scheduled event Freeze", action="Freeze", id=EVENT)),
+            id="freeze: it pauses and goes on",
+        ),
+        pytest.param(
+            event("Reboot", NOT_BEFORE, Resources=[VM, "aks-gpu-31337-vmss_3"]),
+            found(ending("Reboot", at=DEADLINE, lead=120.0, acknowledge="")),
+            id="with a neighbour: not ours alone to begin",
+        ),
+        pytest.param(
+            event("Preempt", NOT_BEFORE, Resources=[VM.upper()]),
+            found(ending("Preempt", at=DEADLINE)),
+            id="Azure's names have no case",
+        ),
+        pytest.param(
+            event("Preempt", NOT_BEFORE, Resources=["aks-gpu-31337-vmss_3"]), NOTHING, id="another VM"
+        ),
+        pytest.param(event("Preempt", NOT_BEFORE, Resources=[]), NOTHING, id="no VM"),
+        pytest.param(event("Preempt", NOT_BEFORE, EventStatus="Completed"), NOTHING, id="completed"),
+        pytest.param(event("Preempt", NOT_BEFORE, EventStatus="Canceled"), NOTHING, id="canceled"),
+        pytest.param(
+            {"EventType": "Preempt", "Resources": [VM]},
+            found(ending("Preempt", id="", after=10.0, acknowledge="")),
+            id="as little as there can be",
+        ),
+    ],
+)
+def test_an_event_is_what_it_does_to_this_machine(item: dict[str, Any], answer: Answer) -> None:
+    assert parse_events(document(item), VM) == answer
+
+
+def test_no_events_are_nothing() -> None:
+    assert parse_events(document(), VM) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        3,
+        None,
+        "Preempt",
+        [],
+        {},
+        event("Explode", NOT_BEFORE),
+        event("Preempt", NOT_BEFORE, EventType=["Preempt"]),
+        event("Preempt", NOT_BEFORE, EventStatus={}),
+        event("Preempt", NOT_BEFORE, Resources=VM),
+        event("Preempt", NOT_BEFORE, Resources=[VM, 3]),
+        event("Preempt", NOT_BEFORE, Resources=None),
+    ],
+    ids=lambda bad: str(bad)[:60],
+)
+def test_an_event_that_cannot_be_read_is_said_and_hides_no_other(bad: object) -> None:
+    answer = parse_events(document(bad, event("Preempt", NOT_BEFORE)), VM)
+    assert isinstance(answer, Findings)
+    assert answer.found == (ending("Preempt", at=DEADLINE),)
+    assert answer.unclear and len(answer.unclear) < 400
+
+
+@pytest.mark.parametrize("text", [*GARBAGE, *LISTS, *RECORDS, '{"DocumentIncarnation": 1, "Events": null}'])
+def test_what_is_no_document_of_events_is_said(text: str) -> None:
+    answer = parse_events(text, VM)
+    assert isinstance(answer, Unreadable) and len(answer.why) < 1000
+
+
+# --- client --------------------------------------------------------------------------------------------
+@pytest.fixture
+async def server() -> AsyncIterator[FakeAzure]:
+    async with fake_azure() as server:
+        yield server
+
+
+@pytest.fixture
+async def azure(server: FakeAzure) -> AsyncIterator[Azure]:
+    async with aiohttp.ClientSession() as session:
+        yield Azure(Client(session, endpoint=server.url, timeout=0.2), first_seconds=5.0, seconds=0.2)
+
+
+async def read(azure: Azure) -> Answer:
+    return await azure.watches[0].read()
+
+
+async def test_an_event_of_this_vm_is_read(azure: Azure, server: FakeAzure) -> None:
+    server.schedule(event("Preempt", NOT_BEFORE), event("Preempt", NOT_BEFORE, Resources=["other"]))
+    assert await read(azure) == found(ending("Preempt", at=DEADLINE))
+
+
+async def test_the_first_call_is_waited_for_longer_and_said_once(
+    azure: Azure, server: FakeAzure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.first_seconds = 0.5
+    assert await read(azure) == NOTHING
+    server.faults.hang = True
+    assert isinstance(await read(azure), Unreadable)
+    assert [e["event"] for e in events(capsys)] == ["scheduledEventsFirstCall"]
+
+
+async def test_a_vm_without_a_name_says_nothing_about_its_events(azure: Azure, server: FakeAzure) -> None:
+    server.name = " "
+    answer = await read(azure)
+    assert isinstance(answer, Unreadable) and "which is no VM's name" in answer.why
+    assert server.gets == 0
+    server.name = VM
+    assert await read(azure) == NOTHING
+
+
+@pytest.mark.parametrize("fault", ["hang", "reset", "truncate"])
+async def test_a_service_that_fails_is_given_up_and_heard_again(
+    azure: Azure, server: FakeAzure, fault: str
+) -> None:
+    await read(azure)
+    setattr(server.faults, fault, True)
+    assert isinstance(await read(azure), Unreadable)
+    server.faults.clear()
+    assert await read(azure) == NOTHING
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 429, 500])
+async def test_an_error_is_never_no_event(azure: Azure, server: FakeAzure, status: int) -> None:
+    server.faults.status = status
+    assert await read(azure) == Unreadable(why=f"GET /metadata/scheduledevents was answered {status}")
+
+
+async def test_an_event_is_acknowledged_by_its_id(azure: Azure, server: FakeAzure) -> None:
+    server.schedule(event("Preempt", NOT_BEFORE))
+    await azure.acknowledge(EVENT)
+    assert server.started == [EVENT]
+    assert await read(azure) == found(ending("Preempt", after=10.0, acknowledge=""))
+
+
+async def test_an_acknowledgement_that_is_refused_is_an_error(azure: Azure, server: FakeAzure) -> None:
+    server.start_status = 410
+    with pytest.raises(Unanswered, match="POST /metadata/scheduledevents was answered 410"):
+        await azure.acknowledge(EVENT)
