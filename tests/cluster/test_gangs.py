@@ -16,11 +16,11 @@ def apart(job: Raw) -> Raw:
     return job
 
 
-def gang(lab: Lab, **changes: object) -> Raw:
+def gang(lab: Lab) -> Raw:
     container = {"env": paced(first=0.25, later=0.02)}
     capacity = {"sameZone": False}  # each of the two nodes is a zone of its own
     steps = {"maxSteps": 300}
-    return apart(lab.job(workers=2, training=steps, container=container, capacity=capacity, **changes))
+    return apart(lab.job(workers=2, training=steps, container=container, capacity=capacity))
 
 
 def test_one_node_of_a_gang_is_reclaimed_and_only_its_rank_asks_for_another(lab: Lab) -> None:

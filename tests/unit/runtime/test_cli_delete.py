@@ -8,7 +8,8 @@ from spottrain.errors import RunError
 from spottrain.head.document import State
 from spottrain.store import Store
 
-from tests.unit.runtime.test_cli_checkpoints import ended, head, owner, ran, save, store
+from tests.support.headcheckpoints import save
+from tests.unit.runtime.test_cli_checkpoints import ended, head, owner, ran, store
 
 __all__ = ["store"]
 
