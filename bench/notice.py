@@ -62,7 +62,7 @@ def lab() -> Lab:
     return Lab(cluster=cluster, kubectl=kubectl, uri=f"s3://{BUCKET}/{kubectl.namespace}")
 
 
-def play(here: Lab, rounds: int) -> tuple[JobRecord, dict[int, float], dict[str, Any]]:
+def play(here: Lab, rounds: int, minutes: float) -> tuple[JobRecord, dict[int, float], dict[str, Any]]:
     """The job's record, when each attempt's notice was published, and its status at the end."""
     record = JobRecord("job", "job", Silent(), here.kubectl)
     watch = Watch(here.kubectl, "pods", record.on_pod)
@@ -71,7 +71,10 @@ def play(here: Lab, rounds: int) -> tuple[JobRecord, dict[int, float], dict[str,
     steps = {"maxSteps": 1_000_000}
     here.apply(here.job(training=steps, failurePolicy=policy, container={"env": paced(first=0.1, later=0.1)}))
     try:
+        until = time.monotonic() + 60 * minutes
         for number in range(1, rounds + 1):
+            if time.monotonic() > until:
+                break
             here.wait(f"training in attempt {number}", partial(trains, record, number), seconds=120)
             node = record.attempts[number].node
             published[number] = here.cluster.reclaim(node, NOTICE_SECONDS)
@@ -79,7 +82,8 @@ def play(here: Lab, rounds: int) -> tuple[JobRecord, dict[int, float], dict[str,
             fresh_nodes(here.cluster, here.kubectl)  # withdrawn, and the taint gone
             if number % 10 == 0:
                 print(f"{number} of {rounds} notices", flush=True)
-        here.wait("training in the last attempt", lambda: trains(record, rounds + 1), seconds=120)
+        last = max(published) + 1
+        here.wait("training in the last attempt", lambda: trains(record, last), seconds=120)
         time.sleep(1)
         return record, published, here.status()
     finally:
@@ -139,8 +143,9 @@ def spread(values: list[float]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=120, help="no further notice after that")
     options = parser.parse_args()
-    figures = summary(*play(lab(), options.rounds))
+    figures = summary(*play(lab(), options.rounds, options.minutes))
     print(json.dumps(figures))
     good = figures["p99_s"] <= GOAL_P99 and figures["saved_of_noticed"] >= 0.99
     return 0 if good and not figures["charged_failures"] else 1

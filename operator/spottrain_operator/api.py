@@ -277,6 +277,7 @@ class Status:
     interruptions: int = 0
     interruption_times: tuple[datetime, ...] = ()
     no_progress: int = 0
+    interrupted_at_step: int | None = None
     active_since: datetime | None = None
     completion_time: datetime | None = None
     gate_until: datetime | None = None

@@ -45,7 +45,12 @@ def counted(status: Status, ending: Ending, policy: FailurePolicy, now: datetime
         return replace(status, failures=status.failures + 1)
     if ending.cause in UNCOUNTED:
         return status
-    status = replace(status, interruptions=status.interruptions + 1, no_progress=_no_progress(status))
+    status = replace(
+        status,
+        interruptions=status.interruptions + 1,
+        no_progress=_no_progress(status),
+        interrupted_at_step=status.known_durable_step,
+    )
     if policy.within_seconds is None:
         return status
     since = now - timedelta(seconds=policy.within_seconds)
@@ -54,12 +59,15 @@ def counted(status: Status, ending: Ending, policy: FailurePolicy, now: datetime
 
 
 def _no_progress(status: Status) -> int:
-    """Interruptions in a row that found not one more step saved. One that never ran says nothing."""
+    """Interruptions in a row between which not one more step was saved. One that never ran says nothing.
+
+    Held against what was saved at the last interruption: an attempt is often given up before it saves.
+    """
     record = status.record(status.attempt)
     if record is None or not record.node:
         return status.no_progress
-    start, saved = record.start_step or 0, record.durable_step or 0
-    return 0 if saved > start else status.no_progress + 1
+    advanced = (status.known_durable_step or 0) > (status.interrupted_at_step or 0)
+    return 0 if advanced else status.no_progress + 1
 
 
 def exhausted(status: Status, policy: FailurePolicy, ending: Ending) -> tuple[Reason, str] | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from spottrain.contract import Outcome
 from spottrain_operator.api import AttemptRecord, FailurePolicy, Status
 from spottrain_operator.model import Ending
 from spottrain_operator.names import Cause
@@ -18,11 +19,13 @@ from tests.builders import (
     deleted,
     ended_pod,
     make_job,
+    make_node,
     make_observed,
     make_pod,
     notice,
     raw_spec,
     started,
+    told,
 )
 
 BRIEF_CAUSES = (Cause.POD_DELETED, Cause.DISRUPTED, Cause.NODE_LOST, Cause.NODE_SHUTDOWN)
@@ -106,7 +109,8 @@ def _counted(status: Status, policy: FailurePolicy, *, steps: tuple[int, int], a
         start_step=steps[0],
         durable_step=steps[1],
     )
-    grown = replace(status, attempt=number, attempts=(*status.attempts, record))
+    known = max(steps[1], status.known_durable_step or 0)
+    grown = replace(status, attempt=number, attempts=(*status.attempts, record), known_durable_step=known)
     return restart.counted(grown, Ending(cause=Cause.NODE_LOST, evidence="x"), policy, after(at))
 
 
@@ -138,6 +142,21 @@ def test_interruptions_that_save_nothing_wait_longer_each_time_and_end_at_last()
     assert found is not None and found[0] == "NoProgress" and "maxNoProgress is 3" in found[1]
     saved = _counted(status, policy, steps=(7, 8), at=9000)
     assert saved.no_progress == 0 and restart.exhausted(saved, policy, ending) is None
+
+
+def test_an_attempt_that_is_given_up_before_it_has_saved_is_no_livelock() -> None:
+    """As under each notice, where the successor is made while the old one still saves."""
+    status = replace(started(), attempts=(replace(started().attempts[0], durable_step=None),))
+    for attempt in range(1, 8):
+        pod = make_pod(attempt, notice=notice(60), **deleted())
+        o = make_observed(pod, job=make_job(status=status), nodes=(make_node(notice=notice(60)),))
+        made = plan(o).status
+        assert made is not None and made.attempt == attempt + 1 and made.next_start is None
+        saved = told(Outcome.INTERRUPTED, attempt, step=9 * attempt, durableStep=9 * attempt, pod=deleted())
+        later = plan(make_observed(saved, make_pod(attempt + 1), job=make_job(status=made))).status
+        assert later is not None and later.known_durable_step == 9 * attempt
+        status = later
+    assert status.no_progress == 0 and status.interruptions == 7
 
 
 def test_two_half_gangs_that_let_go_at_once_do_not_come_back_at_once() -> None:
