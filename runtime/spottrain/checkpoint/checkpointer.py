@@ -195,9 +195,9 @@ class Checkpointer:
         if result.get("why", "").startswith(Abandoned.__name__):
             raise Abandoned
         if not result.get("committed"):
-            raise StoreUnavailable(
-                f"rank 0 did not commit step {save.step}: {result.get('why', 'no answer')}"
-            )
+            why = str(result.get("why", "no answer"))
+            lost = why.startswith(Superseded.__name__)  # so is the whole gang, and it is nobody's failure
+            raise (Superseded if lost else StoreUnavailable)(f"rank 0 did not commit step {save.step}: {why}")
         self._durable(save, save.key)
 
     def _no_key(self, step: int) -> str:

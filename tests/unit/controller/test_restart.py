@@ -130,14 +130,16 @@ def test_interruptions_that_save_nothing_wait_longer_each_time_and_end_at_last()
     policy, ending, status = (
         FailurePolicy(max_no_progress=3),
         Ending(cause=Cause.NODE_LOST, evidence="x"),
-        Status(),
+        Status(known_durable_step=7),
     )
     waits = []
     for n in range(4):
         status = _counted(status, policy, steps=(7, 7), at=n * 1000)
         start = restart.next_start(status, policy, ending, after(n * 1000), "uid")
         waits.append((start - after(n * 1000)).total_seconds() if start else 0)
-    assert waits == [0, 10, 20, 40]
+    assert waits == [0, 0, 10, 20]
+    assert restart.exhausted(status, policy, ending) is None, "the first says nothing yet"
+    status = _counted(status, policy, steps=(7, 7), at=5000)
     found = restart.exhausted(status, policy, ending)
     assert found is not None and found[0] == "NoProgress" and "maxNoProgress is 3" in found[1]
     saved = _counted(status, policy, steps=(7, 8), at=9000)
