@@ -159,7 +159,9 @@ class TrainingJobSpec:
 
         A gang's survivors keep their nodes, which its next attempt needs, until they have saved.
         """
-        return self.capacity.replace_during_notice and self.checkpoint.managed and self.workers == 1
+        alone = self.workers == 1 and not self.queue_name
+        queued = self.template["spec"].get("schedulerName") == "volcano"
+        return self.capacity.replace_during_notice and self.checkpoint.managed and alone and not queued
 
     def pools(self, default: Pool, named: Mapping[str, Pool]) -> tuple[Pool, ...]:
         """In the order of preference. A pool that says nothing but its name is one that the operator knows.
@@ -229,6 +231,7 @@ class AttemptRecord:
     instance_type: str = ""
     capacity_type: str = ""
     pool: str = ""
+    workers: int = 0
     started: datetime | None = None
     ended: datetime | None = None
     cause: str = ""

@@ -118,6 +118,8 @@ async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> lis
     """In order; pods are made all at once, so that an autoscaler sees all of a gang, and starts last."""
     creates = [a for a in actions if isinstance(a, Create)]
     done = [await _do(a, key, hands) for a in actions if not isinstance(a, Create)]
+    if creates and any(isinstance(a, Provide) for a in actions) and key in hands.memory.refusals:
+        return [*done, True]  # what they need is not there
     made = await asyncio.gather(*(_do(a, key, hands) for a in creates), return_exceptions=True)
     for failure in made:
         if isinstance(failure, BaseException):
@@ -132,7 +134,7 @@ async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
         case Create(manifest=manifest, generation=generation):
             return await _create(manifest, generation, key, hands)
         case Provide():
-            return await _provide(action, hands)
+            return await _provide(action, key, hands)
         case DeleteJob():
             return await _delete_job(key, hands)
         case Hold(on=on):
@@ -162,18 +164,29 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
     return False
 
 
-async def _provide(action: Provide, hands: Hands) -> bool:
+async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
     """409: it is there. 404: this cluster has no such kind (the scheduler then says what it misses)."""
     name = action.manifest["metadata"]["name"]
     try:
         await hands.cluster.create(action.kind, action.manifest, group=action.group)
     except ApiError as error:
-        if action.kind == "pods" and error.status in (400, 403, 404, 422):
-            hands.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
+        if action.kind == "pods" and error.status != 409:
+            return _cleanup_refused(action, error, hands)
+        if error.status in (400, 403, 422) or error.status >= 500:
+            hands.memory.refusals[key] = _refusal(error, action.generation, hands.now)
             return True
         if error.status not in (404, 409):
             raise
         logger.info("%s %s: %s", action.kind, name, error)
+    return False
+
+
+def _cleanup_refused(action: Provide, error: ApiError, hands: Hands) -> bool:
+    """For good where the namespace goes too; a full quota or a webhook that is down may pass."""
+    if error.status == 404 or "terminat" in str(error).lower():
+        hands.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
+        return True
+    logger.warning("the cleanup pod is refused, and tried again: %s", error)
     return False
 
 

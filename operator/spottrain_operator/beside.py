@@ -114,6 +114,8 @@ def _cleaner(job: Job) -> Json:
     kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
     container = kept | {"name": "cleanup", "command": ["spottrain", "checkpoints", "delete", *words]}
     container["env"] = list(kept.get("env") or ())
+    little = {"cpu": "100m", "memory": "256Mi"}  # a quota may ask for both
+    container["resources"] = {"requests": little, "limits": {"cpu": "1", "memory": "1Gi"}}
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
     if secret := checkpoint.credentials_secret:
         container["envFrom"] = [*(kept.get("envFrom") or ()), {"secretRef": {"name": secret}}]

@@ -45,7 +45,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
     ready = sum(p.running_since is not None and not over(p, o) for p in pods)
-    shown = f"{ready}/{gang.size(o)}"
+    shown = f"{ready}/{gang.size_of(o, status)}"
     return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
 
 
@@ -64,7 +64,7 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     """True when nothing of it runs any more."""
     wanted = o.job.spec is not None and o.job.spec.suspend and not status.terminal
-    if wanted and not any(not over(p, o) for p in pods):
+    if wanted and all(over(p, o) for p in o.pods):
         return (
             True,
             Reason.SUSPENDED,
@@ -96,7 +96,7 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
 
 
 def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
-    waiting, size = [p for p in pods if not p.node], gang.size(o)
+    waiting, size = [p for p in pods if not p.node], gang.size_of(o, status)
     if not waiting and len(pods) == size:
         nodes = ", ".join(dict.fromkeys(p.node for p in pods))
         return True, Reason.BOUND, f"attempt {status.attempt} is on node{'s' if size > 1 else ''} {nodes}"
@@ -121,9 +121,10 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
     if not pods or all(over(p, o) for p in pods):
         return (False, Reason.WAITING_FOR_POD, _coming(status)) if known else None
-    if len(pods) == gang.size(o) and all(p.running_since is not None for p in pods):
+    late = [p for p in pods if p.running_since is None and not over(p, o)]
+    if len(pods) == gang.size_of(o, status) and not late:
         return _training(status)
-    return _starting(next((p for p in pods if p.running_since is None), pods[0]))
+    return _starting(late[0] if late else pods[0])
 
 
 def _coming(status: Status) -> str:

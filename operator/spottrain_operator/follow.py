@@ -42,6 +42,7 @@ HURRY: Final = timedelta(seconds=10)
 """Before a deadline this near, SIGTERM does not wait for the file."""
 PREDECESSOR_LOOK: Final = timedelta(seconds=2)
 """Between two looks at a deleted job's pod, whose events wake that job and not this one."""
+AT_ONCE: Final = timedelta(seconds=1)
 NODES_LOOK: Final = timedelta(seconds=30)
 """Between two looks at the nodes that a pod without a node is kept off or on; they wake no job."""
 
@@ -103,7 +104,9 @@ def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[A
     record = status.record(pod.attempt)
     judged = record is not None and bool(record.cause)
     stale = pod.attempt < status.attempt or (judged and not status.terminal)
-    stopped = record is not None and bool(record.stopping) and not over(pod, o)
+    # One with a notice is told first (plan.py), for its time is less than its grace.
+    stopping = record is not None and bool(record.stopping)
+    stopped = stopping and not over(pod, o) and notice_of(pod, o) is None
     # A finished job's pod stays for its logs, unless a container of it still holds the node.
     leaving = o.job.deleting and o.job.holds_checkpoints  # else the garbage collector deletes it with the job
     unwanted = stale or stopped or leaving or (status.terminal and alive(pod))
@@ -130,9 +133,10 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
     if not missing or not due or _refused(o) or (status.attempt == o.job.status.attempt and gang.broken(o)):
         return
     if o.job.spec.workers > 1:
-        yield Provide(kind="services", manifest=beside.service(o.job))
+        yield Provide(kind="services", manifest=beside.service(o.job), generation=o.job.generation)
     if (group := beside.pod_group(o.job, status)) is not None:
-        yield Provide(kind="podgroups", group=beside.VOLCANO, manifest=group)
+        generation = o.job.generation
+        yield Provide(kind="podgroups", group=beside.VOLCANO, manifest=group, generation=generation)
     avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
     for rank in missing:
         pin = pinned.get(rank, "")
@@ -177,13 +181,13 @@ def recheck_after(o: Observed, status: Status) -> timedelta | None:
 def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
     if o.job.deleting and o.job.holds_checkpoints:
         yield o.now + cleanup.LOOK
-    if status.terminal:
-        yield lifecycle.ends_of_life(o, status)
-    else:
+    if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
+        yield max(end, o.now + AT_ONCE)
+    if not status.terminal:
         yield status.next_start
         yield lifecycle.deadline(o, status)
         yield hang.due(o)
-        yield capacity.due(o)
+        yield None if capacity.problem(o) else capacity.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
     for pod in gang.team(o):

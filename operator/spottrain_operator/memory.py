@@ -17,6 +17,8 @@ class Memory:
     def __init__(self) -> None:
         self.refusals: dict[JobKey, Refusal] = {}
         self.samples: dict[JobKey, Sample] = {}
+        self.began: datetime | None = None
+        """When this process first looked at a job."""
         self.cleanup_refused: dict[str, str] = {}
         """By job UID: the API server's no to a cleanup pod."""
         self._told: dict[JobKey, dict[str, datetime]] = {}

@@ -170,6 +170,8 @@ class Observed:
     """The API server has accepted a dry run of this generation's pod."""
     refusal: Refusal | None = None
     sample: Sample | None = None
+    watched_since: datetime | None = None
+    """Since when this process asks trainers for their progress."""
     cleanup: Ended | None = None
     """How the pod that deletes the checkpoints of a deleted job has ended."""
     cleaning: bool = False
@@ -240,6 +242,7 @@ class Provide:
     group: str = ""
     """`group/version`; empty: the core group."""
     manifest: dict[str, Any]
+    generation: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,6 +50,7 @@ async def observe(
     limits: Limits,
     now: datetime,
 ) -> Observed:
+    memory.began = memory.began or now
     pods = caches.pods.of(job.key)
     if _seems_lost(job, pods):
         pods = await live_pods(job.key, caches, cluster)
@@ -70,6 +71,7 @@ async def observe(
         admitted=admitted,
         refusal=memory.refusals.get(job.key),
         sample=memory.samples.get(job.key),
+        watched_since=memory.began,
         told=memory.told(job.key, current, now),
         cleaning=cleanup is not None,
         cleanup=ended_of(cleanup) if cleanup is not None else None,

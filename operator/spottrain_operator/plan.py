@@ -81,9 +81,9 @@ def leaving(o: Observed) -> Decision | None:
     if not o.job.deleting:
         return None
     decision = _keep(o, "Leaving", "the job is being deleted")
-    if not o.job.holds_checkpoints or not cleanup.over_and_out(o):
-        return decision
     left = cleanup.gives_up(o)
+    if not o.job.holds_checkpoints or not (left or cleanup.over_and_out(o)):
+        return decision
     if not cleanup.wanted(o) or cleanup.finished(o):
         return replace(decision, before=(Hold(on=False),))
     if left:
@@ -102,8 +102,7 @@ def held(o: Observed) -> Decision | None:
 
 
 def unreadable(o: Observed) -> Decision | None:
-    problem = o.job.invalid if o.job.spec is None else capacity.problem(o)
-    return _keep(o, Reason.INVALID_SPEC, problem) if problem else None
+    return _keep(o, Reason.INVALID_SPEC, o.job.invalid) if o.job.spec is None else None
 
 
 def done_by_any(o: Observed) -> Decision | None:
@@ -122,8 +121,8 @@ def attempt_over(o: Observed) -> Decision | None:
         return _completed(o, first, why(first, o))
     if not gang.broken(o) and not (_stopping(o) and not gang.working(o)):
         return None
-    if gang.working(o):
-        return _stop(o, gang.first_sight(o))
+    if gang.working(o):  # once it is being stopped, the rules below tell those that have a notice
+        return None if _stopping(o) else _stop(o, gang.first_sight(o))
     if not gang.team(o) and not gang.vanished(o):
         return None  # stopped before any pod was made
     dead = tuple(follow.removal(o, p) for p in gang.team(o) if not ended(p))
@@ -138,7 +137,8 @@ def under_notice(o: Observed) -> Decision | None:
     before = tuple(action for pod, notice in told for action in _tell(o, pod, notice))
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is told to save and end"), before=before)
     going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
-    if not going or not o.job.spec.replaces_during_notice or o.job.spec.suspend or _judged_already(o):
+    done_with = o.job.spec.suspend or _judged_already(o) or _stopping(o)
+    if not going or not o.job.spec.replaces_during_notice or done_with:
         return keep
     pod, notice = told[0]
     gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
@@ -175,7 +175,7 @@ def stopped_by_owner(o: Observed) -> Decision | None:
     """Suspended, past its deadline, or without progress for too long."""
     if _judged_already(o) or _stopping(o) or not gang.team(o):
         return None
-    asked = lifecycle.asked_to_stop(o) or hang.stalled(o) or capacity.moves(o)
+    asked = lifecycle.asked_to_stop(o) or gang.resized(o) or hang.stalled(o) or capacity.moves(o)
     return _stop(o, asked) if asked is not None else None
 
 
@@ -188,17 +188,9 @@ def in_vain(o: Observed) -> Decision | None:
     words = [f"pod {p.name} was kept off {', '.join(free)}, which can be used again" for p, free in kept_off]
     words += [sentence for p in team if (sentence := pins.in_vain(o, p))]
     if words:
-        return _replaced(o, Ending(cause=Cause.REPLACED, evidence=words[0]))
+        return _stop(o, Ending(cause=Cause.REPLACED, evidence=words[0]))
     sentence = capacity.gives_up_waiting(o)
-    return _replaced(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
-
-
-def _replaced(o: Observed, ending: Ending) -> Decision:
-    """A lone pod that never ran is gone at once; else all must have ended before others come."""
-    team = gang.team(o)
-    if gang.size(o) > 1 or any(p.node for p in team):
-        return _stop(o, ending)
-    return replace(_given_up(o, ending), before=tuple(follow.removal(o, p) for p in team))
+    return _stop(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
 
 
 def running(o: Observed) -> Decision | None:
@@ -208,8 +200,24 @@ def running(o: Observed) -> Decision | None:
 
 # --- rules: the next attempt ----------------------------------------------------------------------------
 def suspended(o: Observed) -> Decision | None:
-    spec = o.job.spec
-    return _keep(o, Cause.SUSPENDED, "spec.suspend is true") if spec is not None and spec.suspend else None
+    if o.job.spec is None or not o.job.spec.suspend:
+        return None
+    decision = _keep(o, Cause.SUSPENDED, "spec.suspend is true")
+    return replace(decision, status=replace(o.job.status, active_since=None))  # no time passes meanwhile
+
+
+def renewed(o: Observed) -> Decision | None:
+    """Resumed with an attempt that had no pod yet: its time begins now."""
+    if not o.job.status.attempt or o.job.status.active_since is not None or _judged_already(o):
+        return None
+    status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
+    return Decision(reason="Start", message="resumed", status=status)
+
+
+def unknown_pools(o: Observed) -> Decision | None:
+    """What runs, runs on; a new attempt has nowhere to go."""
+    problem = capacity.problem(o)
+    return _keep(o, Reason.INVALID_SPEC, problem) if problem else None
 
 
 def too_late(o: Observed) -> Decision | None:
@@ -250,7 +258,9 @@ RULES: Final[tuple[Rule, ...]] = (
     advised,
     running,
     suspended,
+    renewed,
     too_late,
+    unknown_pools,
     not_admitted,
     predecessor_saves,
     next_attempt,
@@ -327,7 +337,8 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
     assert o.job.spec is not None
     policy, old = o.job.spec.failure_policy, o.job.status
     status = _judged(o, with_pods(old, o), old.attempt, ending)
-    status = restart.counted(status, ending, policy, o.now)
+    managed = o.job.spec.checkpoint.managed
+    status = restart.counted(status, ending, policy, o.now, managed=managed)
     stop: tuple[str, str] | None = restart.exhausted(status, policy, ending)
     if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # no restart mends it
         stop = (ending.reason or ending.cause, ending.evidence)
@@ -338,6 +349,10 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
         return _failed(o, status, *stop)
     status = replace(status, next_start=restart.next_start(status, policy, ending, o.now, o.job.key.uid))
     if o.job.spec.suspend:
+        status = replace(status, active_since=None)  # no time passes meanwhile
+    elif ending.cause is Cause.SUSPENDED:
+        status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before it had ended
+    if o.job.spec.suspend or capacity.problem(o):
         return Decision(reason=ending.cause, message=ending.evidence, status=status)
     return Decision(reason=ending.cause, message=ending.evidence, status=_next_attempt(o, status))
 
@@ -351,6 +366,7 @@ def _next_attempt(o: Observed, status: Status) -> Status:
         pod=pod_name(key.name, key.uid, number),
         capacity_type=pool.type,
         pool=pool.name,
+        workers=o.job.spec.workers,
     )
     progress = replace(status.progress, state="", eta_seconds=None) if status.progress else None
     gate = status.gate_until if status.gate_until is not None and status.gate_until > o.now else None

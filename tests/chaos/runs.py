@@ -182,10 +182,11 @@ def lawful_codes(attempt: Attempt, played: Played) -> set[int]:
         if played.scene.faults or "KILL" in told:
             lawful.add(ExitCode.INTERRUPTED_LOST)
     if "KILL" in told:
-        direct = played.scene.cell.ranks == 1 or any(
-            blow.signal == "KILL" and not blow.target.startswith("rank") for blow in attempt.struck
-        )
+        kills = [blow for blow in attempt.struck if blow.signal == "KILL"]
+        direct = played.scene.cell.ranks == 1 or any(not b.target.startswith("rank") for b in kills)
         lawful.add(-signal.SIGKILL if direct else KILLED)
+        if any(blow.at == "start" for blow in kills):  # there is no rank yet: the launcher itself is met
+            lawful.add(-signal.SIGKILL)
     return lawful
 
 

@@ -14,7 +14,7 @@ from spottrain_operator.api import AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.model import Ending, Observed
 from spottrain_operator.names import Cause
-from spottrain_operator.policies import gang
+from spottrain_operator.policies import gang, pins
 from spottrain_operator.pools import CapacityType, Pool
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
@@ -27,7 +27,8 @@ COOLING: Final = timedelta(minutes=10)
 def problem(o: Observed) -> str:
     """What is wrong with the job's pools, as a sentence; "" where nothing is."""
     try:
-        pools_of(o)
+        if o.job.spec is not None:
+            pools_of(o)
     except InvalidSpec as error:
         return str(error)
     return ""
@@ -43,8 +44,18 @@ def choose(o: Observed, status: Status) -> Pool:
     assert o.job.spec is not None
     pools = pools_of(o)
     wanted = [p for p in pools if p.type == kind(o, status)] or list(pools)
+    if (home := _home(o, status)) in {p.name for p in wanted}:
+        return next(p for p in wanted if p.name == home)
     cold = [p for p in wanted if not _hot(p, status, o.now)]
     return (cold or sorted(wanted, key=lambda p: _last_trouble(p, status, o.now)))[0]
+
+
+def _home(o: Observed, status: Status) -> str:
+    """The pool in which a gang's survivors keep their nodes; a lone worker's node is what was lost."""
+    record = status.record(status.attempt)
+    if record is None or record.cause not in RECLAIMS or gang.spec_size(o) == 1:
+        return ""
+    return record.pool if pins.survivors(o, record) else ""
 
 
 def kind(o: Observed, status: Status) -> CapacityType:
@@ -57,11 +68,15 @@ def kind(o: Observed, status: Status) -> CapacityType:
 
 
 def pool_of(o: Observed, status: Status) -> Pool:
-    """Of the attempt that `status` names; of the next one, where there is none yet."""
+    """Of the attempt that `status` names; of the next one, where there is none yet.
+
+    Where the job's pools are not to be understood any more, the default: what runs, runs on.
+    """
     assert o.job.spec is not None
+    if problem(o):
+        return o.default_pool
     record = status.record(status.attempt)
-    pools = pools_of(o)
-    found = next((p for p in pools if record is not None and p.name == record.pool), None)
+    found = next((p for p in pools_of(o) if record is not None and p.name == record.pool), None)
     return found or choose(o, status)
 
 
@@ -113,18 +128,24 @@ def gives_up_waiting(o: Observed) -> str:
         return ""
     team, size = gang.team(o), gang.size(o)
     bound = sum(bool(p.node) for p in team)
-    waits = next(p for p in team if not p.node)
-    why = f": {waits.unschedulable}" if waits.unschedulable else ""
     words = f"{bound} of {size} pods have a node after pendingTimeoutSeconds ({_patience(o)} s)"
+    waits = next((p for p in team if not p.node), None)
+    if waits is None:
+        refused = f": {o.refusal.message}" if o.refusal is not None else ""
+        return f"{words}; {size - len(team)} could not be made{refused}"
+    why = f": {waits.unschedulable}" if waits.unschedulable else ""
     return f"{words}; pod {waits.name} has none{why}"
 
 
 def due_pending(o: Observed) -> datetime | None:
+    """Not of a job with a queue: that decides when its pods may have nodes, and admits all or none."""
     team = gang.team(o)
+    if o.job.spec is None or o.job.spec.queue_name or not team:
+        return None
     waiting = [p for p in team if not p.node and p.deleted is None]
-    if any(p.queued for p in waiting):
-        return None  # a queue decides when they may have nodes, and holds none for them meanwhile
-    if not waiting or o.job.spec is None or not (any(p.node for p in team) or _others(o)):
+    if any(p.queued for p in waiting) or not (waiting or gang.missing(o, o.job.status)):
+        return None
+    if not (any(p.node for p in team) or _others(o)):
         return None
     return min(p.created for p in team) + timedelta(seconds=_patience(o))
 
@@ -142,6 +163,8 @@ def _patience(o: Observed) -> int:
 def _others(o: Observed) -> Sequence[Pool]:
     """Pools that the job could try instead."""
     assert o.job.spec is not None
+    if problem(o):
+        return []
     here, capacity = pool_of(o, o.job.status), o.job.spec.capacity
     pools = [p for p in pools_of(o) if p.name != here.name]
     return [p for p in pools if capacity.type is CapacityType.SPOT_FIRST or p.type == here.type]

@@ -20,6 +20,8 @@ OUTSIDE: Final = frozenset(
     {Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED, Cause.POD_REJECTED}
 )
 """What comes over one pod from outside explains the ends of all others."""
+LATER: Final = frozenset({Cause.SPOT_NOTICE, Cause.DISRUPTED})
+"""What shows at once. Where it was not there when a rank failed, it came later, and excuses nothing."""
 OWN: Final = frozenset(
     {
         Cause.REPLACED,
@@ -34,7 +36,26 @@ OWN: Final = frozenset(
 
 
 def size(o: Observed) -> int:
+    """Pods of the current attempt; of the next one, where there is none yet."""
+    return size_of(o, o.job.status)
+
+
+def size_of(o: Observed, status: Status) -> int:
+    record = status.record(status.attempt)
+    return record.workers if record is not None and record.workers else spec_size(o)
+
+
+def spec_size(o: Observed) -> int:
+    """Pods of an attempt that is made now."""
     return o.job.spec.workers if o.job.spec is not None else 1
+
+
+def resized(o: Observed) -> Ending | None:
+    """The job was suspended, changed and resumed while nobody looked."""
+    if spec_size(o) == size(o):
+        return None
+    words = f"spec.workers is {spec_size(o)} now, and the attempt has {size(o)}"
+    return Ending(cause=Cause.REPLACED, evidence=words)
 
 
 def team(o: Observed) -> tuple[PodView, ...]:
@@ -45,7 +66,7 @@ def team(o: Observed) -> tuple[PodView, ...]:
 def missing(o: Observed, status: Status) -> tuple[int, ...]:
     """Ranks of this status' attempt that have no pod."""
     there = {p.rank for p in o.pods if p.attempt == status.attempt}
-    return tuple(rank for rank in range(size(o)) if rank not in there)
+    return tuple(rank for rank in range(size_of(o, status)) if rank not in there)
 
 
 def vanished(o: Observed) -> tuple[int, ...]:
@@ -93,7 +114,8 @@ def verdict(o: Observed) -> Ending:
     first = Ending(cause=cause, evidence=record.evidence, charged=bool(record.charged), reason=record.reason)
     if cause in OWN:
         return first
-    return gravest([first, *(e for e in endings if e.cause is not Cause.POD_DELETED)])
+    passed = {Cause.POD_DELETED, *(LATER if first.charged else ())}
+    return gravest([first, *(e for e in endings if e.cause not in passed)])
 
 
 def gravest(endings: Iterable[Ending]) -> Ending:

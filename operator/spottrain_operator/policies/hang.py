@@ -14,30 +14,48 @@ from spottrain_operator.names import Cause
 
 
 def stalled(o: Observed) -> Ending | None:
-    sample, until = _sample(o), due(o)
-    if sample is None or until is None or o.now < until:
+    until = due(o)
+    if until is None or o.now < until:
         return None
+    hint = "the stacks of its threads are in its log"
+    limit = "failurePolicy.hangTimeoutSeconds, else by the measured step time"
+    sample = _sample(o)
+    if sample is None:
+        words = f"the trainer has not answered since it was started, for longer than {limit} allows; {hint}"
+        return Ending(cause=Cause.STALLED, evidence=words, charged=True)
     progress = sample.progress
-    asked = f"it was asked at {sample.at:%H:%M:%S} UTC"
-    idle, limit = (progress.idleSeconds or 0.0), (progress.hangSeconds or 0.0)
+    idle, most = (progress.idleSeconds or 0.0), (progress.hangSeconds or 0.0)
     words = (
-        f"no progress since step {progress.step} ({progress.state}) for {idle:.0f} s when {asked}, and the "
-        f"limit is {limit:.0f} s (failurePolicy.hangTimeoutSeconds, else by the measured step time); the "
-        "stacks of its threads are in its log"
+        f"no progress since step {progress.step} ({progress.state}) for {idle:.0f} s when it was asked at "
+        f"{sample.at:%H:%M:%S} UTC, and the limit is {most:.0f} s ({limit}); {hint}"
     )
     return Ending(cause=Cause.STALLED, evidence=words, charged=True)
 
 
 def due(o: Observed) -> datetime | None:
     """When the running attempt counts as stalled, by what its trainer said last."""
-    sample = _sample(o)
-    if sample is None or sample.progress.hangSeconds is None or sample.progress.idleSeconds is None:
+    sample, by_person = _sample(o), _by_person(o)
+    if sample is None:
+        return _silent_from_the_start(o, by_person)
+    if sample.progress.hangSeconds is None or sample.progress.idleSeconds is None:
         return None
     left = timedelta(seconds=sample.progress.hangSeconds - sample.progress.idleSeconds)
-    silence_counts = o.job.spec is not None and o.job.spec.failure_policy.hang_timeout_seconds is not None
-    if left > timedelta(0) and not silence_counts:
+    if left > timedelta(0) and by_person is None:
         return None  # the next answer will tell
     return sample.at + max(left, timedelta(0))
+
+
+def _by_person(o: Observed) -> int | None:
+    return o.job.spec.failure_policy.hang_timeout_seconds if o.job.spec is not None else None
+
+
+def _silent_from_the_start(o: Observed, seconds: int | None) -> datetime | None:
+    """Counted from when this process could first hear of it. An image without our runtime need not answer."""
+    first = next((p for p in o.pods if p.attempt == o.job.status.attempt and p.rank == 0), None)
+    managed = o.job.spec is not None and o.job.spec.checkpoint.managed
+    if seconds is None or first is None or first.running_since is None or not managed:
+        return None
+    return max(first.running_since, o.watched_since or o.now) + timedelta(seconds=seconds)
 
 
 def _sample(o: Observed) -> Sample | None:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from spottrain_operator.api import Status
 from spottrain_operator.model import Ending, Observed
 from spottrain_operator.names import Cause
+
+FOR_EVER: Final = 2**31 - 1
+"""Seconds; what a person writes for never must not be beyond all dates."""
 
 
 def asked_to_stop(o: Observed) -> Ending | None:
@@ -33,7 +37,7 @@ def deadline(o: Observed, status: Status) -> datetime | None:
     seconds = o.job.spec.active_deadline_seconds if o.job.spec is not None else None
     if seconds is None or status.active_since is None:
         return None
-    return status.active_since + timedelta(seconds=seconds)
+    return status.active_since + timedelta(seconds=min(seconds, FOR_EVER))
 
 
 def completed(o: Observed, status: Status) -> Status:
@@ -45,7 +49,7 @@ def ends_of_life(o: Observed, status: Status) -> datetime | None:
     seconds = o.job.spec.ttl_seconds_after_finished if o.job.spec is not None else None
     if seconds is None or status.completion_time is None:
         return None
-    return status.completion_time + timedelta(seconds=seconds)
+    return status.completion_time + timedelta(seconds=min(seconds, FOR_EVER))
 
 
 def outlived(o: Observed) -> bool:

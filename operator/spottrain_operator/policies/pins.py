@@ -33,22 +33,29 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
         return {}
     if before.pool != _pool_of(status):
         return {}
+    return survivors(o, before)
+
+
+def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
+    """Host name by rank, of the nodes of an attempt that can be used on; of ranks that there are still."""
     found = {}
-    for rank in before.ranks:
+    for rank in record.ranks:
         node = o.nodes.get(rank.node)
-        if node is not None and node.ready and node.notice is None and not node.leaving:
+        usable = node is not None and node.ready and node.notice is None and not node.leaving
+        if node is not None and usable and o.job.spec is not None and rank.rank < o.job.spec.workers:
             found[rank.rank] = node.hostname
     return found
 
 
 def in_vain(o: Observed, pod: PodView) -> str:
     """Why a pod without a node should not stay pinned, as a sentence; "" where it should."""
-    if not pod.pinned or pod.node or pod.deleted is not None:
+    if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
     usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
     if pod.pinned not in usable:
         return f"pod {pod.name} was to come back to node {pod.pinned}, which is gone or going"
-    if pod.unschedulable and o.now - pod.created > PATIENCE:
+    queued = o.job.spec is not None and bool(o.job.spec.queue_name)  # it may have waited for admission
+    if pod.unschedulable and o.now - pod.created > PATIENCE and not queued:
         return f"pod {pod.name} was to come back to node {pod.pinned}, which has no room: {pod.unschedulable}"
     return ""
 

@@ -39,8 +39,13 @@ EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cau
 """Endings that say nothing of the next attempt, however soon they come."""
 
 
-def counted(status: Status, ending: Ending, policy: FailurePolicy, now: datetime) -> Status:
-    """The status with the ending in its counters; `status` holds the ending's record already."""
+def counted(
+    status: Status, ending: Ending, policy: FailurePolicy, now: datetime, *, managed: bool = True
+) -> Status:
+    """The status with the ending in its counters; `status` holds the ending's record already.
+
+    managed: whether our runtime says what it has saved; of another one nothing is known.
+    """
     if ending.charged:
         return replace(status, failures=status.failures + 1)
     if ending.cause in UNCOUNTED:
@@ -48,7 +53,7 @@ def counted(status: Status, ending: Ending, policy: FailurePolicy, now: datetime
     status = replace(
         status,
         interruptions=status.interruptions + 1,
-        no_progress=_no_progress(status),
+        no_progress=_no_progress(status) if managed else 0,
         interrupted_at_step=status.known_durable_step,
     )
     if policy.within_seconds is None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api import AttemptRecord, RankRecord, Status
-from spottrain_operator.model import Create, Delete, Observed, Plan
+from spottrain_operator.model import Annotate, Create, Delete, Observed, Plan
 from spottrain_operator.names import Cause, Condition, Phase, Platform
 from spottrain_operator.plan import plan
 from spottrain_operator.policies import capacity
@@ -20,9 +20,12 @@ from tests.builders import (
     after,
     deleted,
     make_job,
+    make_node,
     make_observed,
     make_pod,
+    notice,
     raw_spec,
+    started,
     told,
 )
 
@@ -150,8 +153,11 @@ def test_a_pool_without_nodes_is_left_for_the_next_one() -> None:
     record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="spot", node="")
     status = Status(attempt=1, attempts=(record,))
     made = plan(make_observed(waiting, job=make_job(raw_spec(capacity=SPOT_FIRST), status=status)))
-    assert made.status is not None and made.status.attempts[0].cause == Cause.SCHEDULING_TIMEOUT
-    assert made.status.attempts[1].pool == "b" and made.status.interruptions == 0
+    assert made.status is not None and made.status.attempts[0].stopping == Cause.SCHEDULING_TIMEOUT
+    gone = make_pod(node="", phase="Pending", **deleted())
+    last = plan(make_observed(gone, job=make_job(raw_spec(capacity=SPOT_FIRST), status=made.status))).status
+    assert last is not None and last.attempts[0].cause == Cause.SCHEDULING_TIMEOUT
+    assert last.attempts[1].pool == "b" and last.interruptions == 0
 
 
 def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
@@ -214,3 +220,35 @@ def test_pools_that_cannot_be_are_a_sentence_in_the_condition(spec: Json, words:
     accepted = made.status.condition(Condition.ACCEPTED)
     assert accepted and accepted.status == "False" and words in accepted.message
     assert made.status.phase == Phase.INVALID
+
+
+# --- a pool that is not to be understood any more ---------------------------------------------------------
+UNKNOWN: Json = {"pools": [{"name": "renamed"}]}
+
+
+def test_what_runs_in_it_runs_on_and_is_told_of_its_end() -> None:
+    status = started()
+    o = make_observed(
+        make_pod(),
+        job=make_job(raw_spec(capacity=UNKNOWN), status=status),
+        nodes=(make_node(notice=notice(60)),),
+    )
+    assert [type(a) for a in plan(o).before] == [Annotate]
+    done = make_observed(told(Outcome.DONE, step=9), job=make_job(raw_spec(capacity=UNKNOWN), status=status))
+    ended = plan(done).status
+    assert ended is not None and ended.phase == Phase.SUCCEEDED
+
+
+def test_no_attempt_is_made_for_it_until_it_is_put_right() -> None:
+    ended = told(Outcome.INTERRUPTED, step=9, durableStep=9, pod=deleted())
+    made = plan(make_observed(ended, job=make_job(raw_spec(capacity=UNKNOWN), status=started())))
+    assert made.status is not None and made.status.attempt == 1 and made.status.attempts[0].cause
+    assert made.status.phase == Phase.INVALID
+    right = plan(make_observed(job=make_job(raw_spec(), status=made.status)))
+    assert right.status is not None and right.status.attempt == 2
+
+
+def test_a_pending_pod_of_it_is_no_error_of_ours() -> None:
+    waiting = make_pod(node="", phase="Pending", unschedulable="x", created=after(-9999))
+    made = plan(make_observed(waiting, job=make_job(raw_spec(capacity=UNKNOWN), status=started())))
+    assert made.status is not None and made.status.condition(Condition.ACCEPTED).status == "False"  # type: ignore[union-attr]

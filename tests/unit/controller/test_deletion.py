@@ -84,3 +84,9 @@ def test_where_no_pod_can_be_made_the_namespace_is_not_held_up() -> None:
 def test_without_our_finalizer_nothing_is_done() -> None:
     made = plan(observed(make_pod(), holds=False, policy="Retain"))
     assert not provided(made) and not holds(made)
+
+
+def test_a_pod_that_never_ends_holds_the_job_up_no_longer_than_an_outage() -> None:
+    stuck = make_pod(**deleted(seconds_ago=3600))
+    assert not holds(plan(observed(stuck)))
+    assert holds(plan(observed(stuck, gone=-16 * 60))) == [False]

@@ -99,11 +99,14 @@ def test_a_template_cannot_say_what_its_pod_is_kept_off() -> None:
 
 
 def test_a_pod_that_is_kept_off_a_node_for_no_reason_any_more_is_replaced_and_nothing_is_counted() -> None:
-    made = _replaced(_kept_off("node-a"), make_node())
+    first = _replaced(_kept_off("node-a"), make_node())
+    assert _status(first).attempts[1].stopping == Cause.REPLACED, "said before it is done"
+    assert [a.pod.attempt for a in first.after if isinstance(a, Delete)] == [2]
+    gone = _kept_off("node-a", **deleted())
+    made = plan(make_observed(gone, job=make_job(status=_status(first)), nodes=(make_node(),)))
     status = _status(made)
     assert (status.attempt, status.interruptions, status.failures) == (3, 1, 0)
     assert status.attempts[1].cause == Cause.REPLACED and "node-a" in status.attempts[1].evidence
-    assert [a.pod.attempt for a in made.before if isinstance(a, Delete)] == [2]
     create = next(a for a in made.after if isinstance(a, Create))
     assert "affinity" not in create.manifest["spec"] and status.next_start is None
 

@@ -17,9 +17,18 @@ from spottrain_operator.model import (
     Plan,
     PodView,
     Provide,
+    Refusal,
     Release,
 )
-from spottrain_operator.names import AVOIDS_ANNOTATION, PINNED_ANNOTATION, Cause, Condition, Phase, pod_name
+from spottrain_operator.names import (
+    AVOIDS_ANNOTATION,
+    PINNED_ANNOTATION,
+    Cause,
+    Condition,
+    Phase,
+    Reason,
+    pod_name,
+)
 from spottrain_operator.plan import plan
 
 from tests.builders import (
@@ -309,3 +318,81 @@ def test_volcano_has_a_pod_group_for_each_attempt() -> None:
     assert group.manifest["spec"] == {"minMember": SIZE, "queue": "team"}
     names = {m["annotations"]["scheduling.k8s.io/group-name"] for m in metadata_of(made)}
     assert names == {group.manifest["metadata"]["name"]}
+
+
+# --- verdicts that a reader with fresh eyes found wrong ---------------------------------------------------
+def test_a_notice_that_comes_later_excuses_no_crash() -> None:
+    first = status_of(plan(observed(member(0), over(1, 1), member(2))))
+    later = (NODES[0], NODES[1], replace(NODES[2], notice=notice(60)))
+    ends = (over(0, 75, **deleted()), over(1, 1), over(2, 75, **deleted()))
+    last = status_of(plan(observed(*ends, nodes=later, status=first)))
+    assert (last.attempts[0].cause, last.failures) == (Cause.FAILED, 1)
+
+
+def test_a_part_of_a_gang_that_a_quota_holds_up_lets_go_too() -> None:
+    no = Refusal(
+        generation=1,
+        reason=Reason.QUOTA_EXCEEDED,
+        message="exceeded quota: gpus",
+        at=NOW,
+        retry=timedelta(seconds=20),
+    )
+    seen = replace(begun(), attempts=(replace(begun().attempts[0], ranks=begun().attempts[0].ranks[:2]),))
+    o = replace(observed(member(0), member(1), status=seen, refusal=no), now=NOW + timedelta(minutes=6))
+    made = plan(o)
+    assert status_of(made).attempts[0].stopping == Cause.SCHEDULING_TIMEOUT and removed(made) == {0, 1}
+    assert "1 could not be made: exceeded quota" in status_of(made).attempts[0].evidence
+
+
+def test_pods_that_wait_in_a_queue_are_not_taken_out_of_it() -> None:
+    waiting = [
+        member(rank, 2, node="", phase="Pending", pinned=f"node-{rank}", queued=True, unschedulable="gated")
+        for rank in range(SIZE)
+    ]
+    late = replace(observed(*waiting, status=begun(2), spec={"queueName": "q"}), now=after(9999))
+    assert removed(plan(late)) == set()
+    admitted = [replace(pod, queued=False) for pod in waiting[1:]] + [member(0, 2)]
+    assert removed(plan(replace(late, pods=tuple(admitted)))) == set(), "nor the moment it is admitted"
+
+
+def test_a_gang_that_was_resized_while_nobody_looked_starts_anew() -> None:
+    status = replace(begun(), attempts=(replace(begun().attempts[0], workers=SIZE),))
+    job = make_job(raw_spec(workers=2), status=status)
+    made = plan(make_observed(*map(member, range(SIZE)), job=job, nodes=NODES))
+    assert status_of(made).attempts[0].stopping == Cause.REPLACED and not created(made)
+
+
+def test_nodes_of_ranks_that_are_no_more_are_free_for_those_that_lost_theirs() -> None:
+    ends = (over(0, 75, **deleted()), over(1, 75), over(2, 75))
+    job = make_job(raw_spec(workers=2), status=begun())
+    nodes = (replace(NODES[0], notice=notice(60)), *NODES[1:])
+    pods = [
+        a.manifest for a in plan(make_observed(*ends, job=job, nodes=nodes)).after if isinstance(a, Create)
+    ]
+    affinity = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (rule,) = affinity["nodeSelectorTerms"][0]["matchExpressions"]
+    assert len(pods) == 2 and rule["values"] == ["node-0", "node-1"], "node-2 may be had"
+
+
+def test_a_gang_stays_in_its_pool_while_survivors_keep_their_nodes_there() -> None:
+    pools = {"pools": [{"name": "default", "platform": "AWS"}, {"name": "b", "platform": "AWS"}]}
+    ends = (over(0, 75), over(1, 75, **deleted()), over(2, 75))
+    nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2])
+    last = status_of(plan(observed(*ends, nodes=nodes, spec={"capacity": pools})))
+    assert last.attempts[-1].pool == "default"
+
+
+def test_a_rank_that_is_done_first_does_not_look_as_if_it_were_starting() -> None:
+    others = told(Outcome.DONE, pod={"rank": 1, "node": "node-1"}, step=9)
+    status = status_of(plan(observed(member(0), others, member(2))))
+    assert status.is_true(Condition.RUNNING)
+
+
+def test_a_peer_with_a_nearer_deadline_is_told_it_while_the_gang_stops() -> None:
+    stopping = status_of(plan(observed(over(0, 75), member(1), member(2))))
+    nodes = (NODES[0], NODES[1], replace(NODES[2], notice=notice(20)))
+    made = plan(observed(over(0, 75), member(1), member(2), nodes=nodes, status=stopping))
+    assert [a.pod.rank for a in made.before if isinstance(a, Annotate)] == [2]
+    told_it = (over(0, 75), member(1), member(2, notice=notice(20)))
+    made = plan(observed(*told_it, nodes=nodes, status=stopping, told_at=after(-2)))
+    assert [a.grace for a in made.before if isinstance(a, Delete)] == [18]

@@ -167,3 +167,46 @@ def test_silence_alone_is_no_hang_unless_a_person_has_set_the_time() -> None:
     set_by_person = plan(replace(hanging(0, 600, hangTimeoutSeconds=600), now=after(601)))
     assert removes(set_by_person)
     assert plan(hanging(0, 600, hangTimeoutSeconds=600)).recheck_after == timedelta(seconds=600.05)
+
+
+# --- what a reader with fresh eyes found -----------------------------------------------------------------
+@pytest.mark.parametrize("cause", [Cause.STALLED, Cause.DEADLINE_EXCEEDED, Cause.MOVED])
+def test_a_notice_while_the_operator_stops_an_attempt_changes_no_verdict(cause: Cause) -> None:
+    stopping = replace(
+        started().attempts[0], stopping=str(cause), evidence="x", charged=cause is Cause.STALLED
+    )
+    status = replace(started(), attempts=(stopping,))
+    doomed = (make_node(notice=notice(60)),)
+    under_way = plan(seen(make_pod(notice=notice(60), **deleted()), status=status, nodes=doomed))
+    assert not makes(under_way) and (under_way.status or status).attempts[0].cause == ""
+    ended = told(Outcome.INTERRUPTED, pod={"notice": notice(60), **deleted()})
+    last = status_of(plan(seen(ended, status=under_way.status or status, nodes=doomed)))
+    assert last.attempts[0].cause == cause and last.interruptions == 0
+
+
+def test_a_job_suspended_while_it_waited_for_its_next_start_has_all_its_time_when_it_is_resumed() -> None:
+    unseen = replace(started(2).attempts[1], started=None, ranks=(), node="")
+    waiting = replace(started(2), attempts=(started(2).attempts[0], unseen), active_since=after(-600))
+    paused = plan(seen(status=waiting, suspend=True, activeDeadlineSeconds=700)).status
+    resumed = plan(seen(status=paused, activeDeadlineSeconds=700, now=after(10**5)))
+    assert status_of(resumed).active_since == after(10**5) and not status_of(resumed).terminal
+
+
+@pytest.mark.parametrize("seconds", [10**12, 2**63 - 1])
+def test_never_is_not_beyond_all_dates(seconds: int) -> None:
+    plan(seen(make_pod(), activeDeadlineSeconds=seconds))
+    done = status_of(plan(seen(told(Outcome.DONE, step=100), ttlSecondsAfterFinished=seconds)))
+    assert not plan(seen(status=done, ttlSecondsAfterFinished=seconds)).before
+
+
+def test_a_time_to_live_of_nothing_is_over_at_once() -> None:
+    made = plan(seen(told(Outcome.DONE, step=100), ttlSecondsAfterFinished=0))
+    assert made.recheck_after is not None and made.recheck_after < timedelta(seconds=2)
+
+
+def test_a_trainer_that_never_answers_hangs_where_a_person_has_set_the_time() -> None:
+    o = replace(seen(make_pod(), failurePolicy={"hangTimeoutSeconds": 60}), watched_since=after(-30))
+    assert not removes(plan(o)), "this process has not waited so long yet"
+    assert removes(plan(replace(o, now=after(31))))
+    own = seen(make_pod(), failurePolicy={"hangTimeoutSeconds": 60}, checkpoint={"managed": False})
+    assert not removes(plan(replace(own, watched_since=after(-9999)))), "an image of its own need not answer"

@@ -167,3 +167,16 @@ def test_two_half_gangs_that_let_go_at_once_do_not_come_back_at_once() -> None:
     status = Status(attempt=1, attempts=(record,))
     starts = {restart.next_start(status, FailurePolicy(), ending, NOW, f"uid-{n}") for n in range(20)}
     assert len(starts) == 20 and all(s is not None and after(10) <= s <= after(20) for s in starts)
+
+
+def test_of_an_image_that_keeps_its_own_checkpoints_no_lack_of_progress_is_known() -> None:
+    status = Status()
+    for at in range(40):
+        record = AttemptRecord(
+            number=at + 1, cause=Cause.SPOT_NOTICE, node="n", started=after(at), ended=after(at)
+        )
+        status = replace(status, attempt=at + 1, attempts=(record,))
+        ending = Ending(cause=Cause.SPOT_NOTICE, evidence="x")
+        status = restart.counted(status, ending, FailurePolicy(), after(at), managed=False)
+        assert restart.exhausted(status, FailurePolicy(), ending) is None
+    assert status.interruptions == 40 and status.no_progress == 0
