@@ -1,9 +1,9 @@
 """`spottrain run SCRIPT [ARGS...]`: entry point of the image, PID 1 of its container, a person's command.
 
 With several GPUs in the pod it starts one process for each (`launcher`), which comes back here as a rank;
-with one it runs the script itself. Order matters: signals held, then the handler, then configuration and the
-store's probe (bad ones end the run before anything heavy is imported), then the script in this very process.
-Every way out writes the termination message.
+with one it runs the script itself, where the output is kept (`scribe`) in a child. Order matters: signals
+held, then the handler, then configuration and the store's probe (bad ones end the run before anything heavy
+is imported), then the script in this very process. Every way out writes the termination message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from spottrain.errors import ConfigurationError, RunError
 from spottrain.process.gang import Gang, count_gpus
 from spottrain.process.interruption import hold_signals
 from spottrain.process.launcher import Launcher
+from spottrain.process.muster import meet
 from spottrain.process.session import Session, install, leave, process_start, show, use
+from spottrain.scribe.outputs import MARK, keep
 
 ABOUT = "Training on spot capacity: it saves before it is interrupted and goes on where it was."
 DESCRIPTION = """Runs a training script that saves before it is interrupted and goes on where it was.
@@ -45,8 +47,16 @@ def main(argv: list[str] | None = None) -> int:
         gang = Gang.from_env(os.environ, nproc, lambda: count_gpus(os.environ))
     except RunError as error:
         return _failed(_make_session(), error, "")
-    if gang.nproc > 1:
-        return Launcher(gang, [script, *args], os.environ, born=process_start()).run()
+    if gang.workers > 1:
+        meet(gang, os.environ)  # told to stop meanwhile it returns too, and what follows ends this
+    ranks = [gang.rank(number) for number in range(gang.nproc)]
+    outputs = keep(os.environ, ranks, script, parent=True)
+    if gang.nproc > 1 or outputs is not None:
+        launcher = Launcher(gang, [script, *args], os.environ, born=process_start(), outputs=outputs)
+        code = launcher.run()
+        if code is not None:
+            leave(code)  # nothing is left that would have to be taken down
+        os.environ.update(MARK)  # from here on this is the one rank
     os.environ.update(gang.env_of(0, gang.port))
     return _run_here(_make_session(), script, args)
 
@@ -76,7 +86,7 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     parser = _Parser(prog="spottrain", description=ABOUT)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
-    commands.add_parser("checkpoints", help="list, verify, prune, copy or export checkpoints")
+    commands.add_parser("checkpoints", help="list, verify, prune, copy or export checkpoints, show logs")
     commands.add_parser("release", help="free a checkpoint URI whose owner is gone")
     on_existing = "where another job left checkpoints at the URI: fail (default), resume from them, or fresh"
     flags = {

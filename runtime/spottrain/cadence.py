@@ -21,6 +21,8 @@ PRIOR_SECONDS: Final = 3600.0
 """Before anything was observed: one loss in so much training (a guess for spot; observations outweigh it)."""
 FIRST_SECONDS: Final = 60.0
 """Until the first save has shown what one costs."""
+FRESH_SHARE: Final = 0.1
+"""Of the interval: a save that is no older makes one that is only advised needless."""
 LEAST_SECONDS: Final = 5.0
 MOST_SECONDS: Final = 1800.0
 """Against an error of the model (economics.md section 6)."""
@@ -90,3 +92,11 @@ class Cadence:
         if self._interval.auto:
             return step > self._step and seconds >= self._seconds()
         return self._interval.due(steps=step - self._step, seconds=seconds)
+
+    def fresh(self, *, steps: int, seconds: float) -> bool:
+        """Whether so many steps and seconds after the state that is durable a save is needless."""
+        if steps <= 0:
+            return True
+        if self._interval.steps is not None:
+            return steps < FRESH_SHARE * self._interval.steps
+        return seconds < FRESH_SHARE * (self._interval.seconds or self._seconds())

@@ -137,6 +137,10 @@ class Run:
     cache_dir: Path | None = None
     compile_cache: CompileCacheMode = CompileCacheMode.KEEP
     image_digest: str = ""
+    hang_timeout: float | None = None
+    """Seconds without a step that are a hang; None: by the measured step time (`pulse`)."""
+    logs: bool = False
+    """Whether what the ranks print is kept beside the checkpoints (`scribe`)."""
     folder: Path = field(default_factory=Path.cwd)
     """In which the run began, and which a relative URI means; the script may go to another one."""
 
@@ -178,6 +182,8 @@ class Run:
             cache_dir=_read(env, Env.CACHE_DIR, Path, None),
             compile_cache=_read(env, Env.COMPILE_CACHE, _compile_cache, CompileCacheMode.KEEP),
             image_digest=env.get(Env.IMAGE_DIGEST, ""),
+            hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
+            logs=_read(env, Env.LOGS, _kept, not local) and uri is not None,
         )
 
 
@@ -191,6 +197,10 @@ def grace_seconds(env: Mapping[str, str]) -> float:
 
 def deadline_file(env: Mapping[str, str]) -> Path | None:
     return Path(env[Env.DEADLINE_FILE]) if env.get(Env.DEADLINE_FILE) else None
+
+
+def save_advised_file(env: Mapping[str, str]) -> Path | None:
+    return Path(env[Env.SAVE_ADVISED_FILE]) if env.get(Env.SAVE_ADVISED_FILE) else None
 
 
 def _read(env: Mapping[str, str], name: Env, parse: Callable[[str], T], default: Any) -> Any:
@@ -220,6 +230,19 @@ def _seconds(text: str) -> float:
     if not 0.0 <= value < float("inf"):
         raise ValueError("must be a number of seconds, at least 0")
     return value
+
+
+def _limit(text: str) -> float:
+    value = _seconds(text)
+    if not value:
+        raise ValueError("must be a number of seconds above 0")
+    return value
+
+
+def _kept(text: str) -> bool:
+    if text not in ("keep", "off"):
+        raise ValueError("must be keep or off")
+    return text == "keep"
 
 
 def _port(text: str) -> int:

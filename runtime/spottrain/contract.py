@@ -7,6 +7,7 @@ place where either side may spell such a word (design.md section 3).
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any, Final
@@ -269,6 +270,17 @@ def checkpoint_key(term: int, step: int, nonce: str) -> str:
     return f"{CHECKPOINTS_PREFIX}t{term:06d}-s{step:09d}-{nonce}/"
 
 
+def log_key(attempt: int, rank: int, number: int) -> str:
+    """One part of what a rank has printed; `number` counts from 1."""
+    return f"{LOGS_PREFIX}attempt-{attempt:06d}/rank-{rank:05d}/{number:06d}.log"
+
+
+def part_of_log(key: str) -> tuple[int, int, int] | None:
+    """Attempt, rank and number in such a key, or None where the key is not of that form."""
+    found = re.fullmatch(rf"{LOGS_PREFIX}attempt-(\d+)/rank-(\d+)/(\d+)\.log", key)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
 def term_of_key(key: str) -> int | None:
     """The term in a checkpoint's key, or None where the key is not of that form."""
     name = key.removeprefix(CHECKPOINTS_PREFIX)
@@ -283,6 +295,6 @@ DEADLINE_NAME: Final = "termination-deadline"
 SAVE_ADVISED_NAME: Final = "save-advised"
 CACHE_DIR: Final = "/cache"
 DEADLINE_ANNOTATION: Final = "spottrain.io/termination-deadline"
+"""RFC 3339 with fractions; the file of the downward API holds the same text."""
 SAVE_ADVISED_ANNOTATION: Final = "spottrain.io/save-advised"
 """On pod and node: RFC 3339 UTC time of a rebalance recommendation, at which an extra save is wise."""
-"""RFC 3339 with fractions; the file of the downward API holds the same text."""

@@ -36,6 +36,8 @@ class Evaluation:
     world: World = field(default_factory=World)
     until: Callable[[], float] = lambda: math.inf
     """Unix seconds at which this rank must have ended."""
+    alive: Callable[[], None] = lambda: None
+    """Called after each batch."""
     deadline: float = field(default=math.inf, init=False)
     """The least of all ranks', where a stop cut it short."""
     _stream: Iterator[Any] | None = field(default=None, init=False)
@@ -68,6 +70,7 @@ class Evaluation:
                     return None
                 with torch.no_grad(), devices.autocast(self.device, self.precision):
                     values = self.measure(model, devices.to_device(batch, self.device))
+                self.alive()
                 for name, value in values.items():
                     part = (
                         torch.as_tensor(value, dtype=torch.float64, device=self.device) * share * step.samples

@@ -8,6 +8,7 @@ methods at the same steps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from spottrain import log
+from spottrain.advice import Advice
 from spottrain.budget import Budget
 from spottrain.cadence import Cadence, Observed, auto_seconds
 from spottrain.checkpoint.checkpointer import Checkpointer
@@ -37,6 +39,8 @@ LOOK_SECONDS: Final = 0.1
 """How soon a stop that this rank was told of is passed on to the others."""
 LAST_SECONDS: Final = 5.0
 """For the training thread to meet the loss of a peer by itself, before another thread ends the process."""
+ADVISED: Final = "advised"
+"""Name of the message by which the ranks of other pods tell rank 0 of an advice to save."""
 MEASURED_AFTER: Final = 3
 """Steps of this attempt, after which one is no longer a compilation."""
 
@@ -68,6 +72,7 @@ class Keeper:
         self.trained = 0.0
         """Seconds of training of all attempts up to here."""
         self._cadence = Cadence(session.run.interval, self._auto_seconds)
+        self._advice = Advice(lambda: session.interruption.advised)
         self._stall: float | None = None
         self._steps_here = 0
         self._step_seconds = 0.0
@@ -123,6 +128,7 @@ class Keeper:
     def _started(self) -> None:
         self.session.board.update(start_step=self.step)
         self._cadence.started(self.step)
+        self._advice.begin()
         if self.agreement.begin(self.step, self.total_steps).stop:
             self.ends.unchanged()
 
@@ -133,7 +139,9 @@ class Keeper:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.control = connect(world, host=host, on_lost=self._peer_lost)
         self.agreement = led(self.control)
-        threading.Thread(target=self._pass_stop_on, name="spottrain-stop", daemon=True).start()
+        if world.first:
+            self.control.handle(ADVISED, lambda rank, body: self._advice.tell(float(body)))
+        threading.Thread(target=self._pass_on, name="spottrain-stop", daemon=True).start()
 
     def _transfer(self) -> Transfer:
         assert self.session.store is not None
@@ -172,7 +180,9 @@ class Keeper:
 
     def _save_due(self) -> bool:
         """On rank 0."""
-        checkpoints = self.checkpoints
+        checkpoints, advised = self.checkpoints, self._advice.take()
+        if checkpoints is not None and advised is not None and self._heeds(advised):
+            return True
         if checkpoints is None or not self._cadence.due(self.step, failed=checkpoints.last_save_failed):
             return False
         if (uploading := checkpoints.busy_with) is None:
@@ -181,6 +191,17 @@ class Keeper:
             log.event("save-skipped", step=self.step, uploading=uploading)
         self._skipped_for = uploading
         return False
+
+    def _heeds(self, advised: float) -> bool:
+        """Whether an advice to save is worth a save now."""
+        facts, why = self.session.board.facts, None
+        age = time.time() - (facts.durable_time or 0.0)
+        if self.busy:
+            why = "a save is under way"
+        elif self._cadence.fresh(steps=facts.lost_steps, seconds=age):
+            why = f"there is little to lose: {facts.lost_steps} step(s) since what is durable"
+        log.event("save-advised", step=facts.step, advised=log.rfc3339(advised), skipped=why)
+        return why is None
 
     def _horizon(self) -> int | None:
         return self._cadence.next_step
@@ -200,6 +221,7 @@ class Keeper:
         if self.session.world.first:
             log.event("saving", step=self.step, stall=self._stall, best=best or None)
         self.session.board.update(stall_seconds=self._stall)
+        self.session.board.pulse.beat()
         self._stepped = time.perf_counter()
         return save
 
@@ -256,14 +278,18 @@ class Keeper:
         )
 
     # --- other ranks --------------------------------------------------------------------------------
-    def _pass_stop_on(self) -> None:
-        """Tells rank 0 that this one was told to stop; again when the deadline becomes a nearer one."""
-        told = float("inf")
+    def _pass_on(self) -> None:
+        """Tells rank 0 that this one was told to stop, again when the deadline becomes a nearer one; and, of
+        another pod, of an advice to save."""
+        told, interruption, world = float("inf"), self.session.interruption, self.session.world
         while True:
-            interruption = self.session.interruption
             if interruption.stopping and interruption.deadline < told:
                 told = interruption.deadline
                 self.agreement.request_stop(told, interruption.source)
+            if world.first_here and not world.first and (advised := self._advice.take()) is not None:
+                assert self.control is not None
+                with contextlib.suppress(PeerLost):  # the training thread finds out
+                    self.control.gather(ADVISED, str(advised).encode())
             time.sleep(LOOK_SECONDS)
 
     def _peer_lost(self, error: PeerLost) -> None:

@@ -27,12 +27,17 @@ def event(name: str, /, **facts: object) -> None:
     line("event=" + name, **facts)
 
 
-def line(head: str, /, **facts: object) -> None:
+def text(head: str, /, **facts: object) -> str:
+    """A line as it is printed, its end included."""
     facts = facts if rank is None else {"rank": rank, **facts}
     words = [f"{key}={_word(value)}" for key, value in facts.items() if value is not None]
+    return " ".join([rfc3339(time.time()), head, *words]) + "\n"
+
+
+def line(head: str, /, **facts: object) -> None:
     # One write per line: threads of ours share stdout, and a line torn in two is read by nobody.
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more; that must not stop a save
-        sys.stdout.write(" ".join([rfc3339(time.time()), head, *words]) + "\n")
+        sys.stdout.write(text(head, **facts))
         sys.stdout.flush()
 
 

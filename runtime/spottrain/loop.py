@@ -132,7 +132,9 @@ class Loop:
 
     @property
     def should_stop(self) -> bool:
-        """Whether this rank was told to stop. `advance` leaves by itself; for long work between steps."""
+        """Whether this rank was told to stop. `advance` leaves by itself; for long work between steps, of
+        which it is a sign of life (`pulse`)."""
+        self.session.board.pulse.beat()
         return self.session.interruption.stopping
 
     def advance(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:

@@ -82,7 +82,7 @@ class Meter:
             now = time.time()
             self._board.update(first_step_seconds=now - self._restored, startup_seconds=now - self._born)
             log.event("first-step", step=step, seconds=now - self._restored, startup=now - self._born)
-        self._board.update(step=step, state="Training")
+        self._board.stepped(step)
 
     def line(self, step: int, loss: float | None, *, rate: float | None, epoch: int | None) -> None:
         """Of the steps since the last one. Raises TrainingFailed where the loss is no number."""

@@ -1,7 +1,7 @@
 """What a run knows about itself (`Board`), and the small HTTP server that tells it to the operator.
 
 The training thread, the upload thread and the entry point write to the board; the server, the termination
-message and the watchdog read it.
+message and the watchdogs (`interruption`, `stalled`) read it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from spottrain import log
 from spottrain.contract import Outcome, Progress, TerminationMessage
+from spottrain.pulse import Pulse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,7 @@ class Board:
     """The current facts; replaced as a whole, so that a reader never sees half of a change."""
 
     def __init__(self, attempt: int = 0) -> None:
+        self.pulse = Pulse()
         self._facts = Facts(attempt=attempt)
         self._lock = threading.Lock()
 
@@ -64,8 +66,15 @@ class Board:
         return self._facts
 
     def update(self, **changes: Any) -> None:
+        if changes.get("state", self._facts.state) != self._facts.state:
+            self.pulse.beat()
         with self._lock:
             self._facts = replace(self._facts, **changes)
+
+    def stepped(self, step: int) -> None:
+        """`step` optimizer steps are done."""
+        self.update(step=step, state="Training")
+        self.pulse.stepped()
 
     def save_failed(self, error: str) -> None:
         with self._lock:
@@ -91,6 +100,8 @@ class Board:
             emergencySeconds=facts.emergency_seconds,
             graceSeconds=facts.grace_seconds,
             warning=facts.warning,
+            idleSeconds=self.pulse.idle,
+            hangSeconds=self.pulse.limit(facts.state),
         )
 
     def message(
@@ -140,6 +151,8 @@ class Board:
             "spottrain_save_stall_seconds": facts.stall_seconds,
             "spottrain_emergency_seconds": facts.emergency_seconds,
             "spottrain_grace_seconds": facts.grace_seconds,
+            "spottrain_idle_seconds": self.pulse.idle,
+            "spottrain_hang_seconds": self.pulse.limit(facts.state),
             "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
         }
         counters = {

@@ -373,6 +373,7 @@ class Trainer:
             collate=collate,
             world=self.session.world,
             until=lambda: self.session.interruption.deadline,  # infinite while nobody has asked for an end
+            alive=self.session.board.pulse.beat,
         )
 
     def _make_meter(self) -> Meter:

@@ -87,6 +87,29 @@ FolderStore.upload = slow
 """
 
 
+# The same of the process that stores what ranks print.
+SCRIBE = """\
+import functools, os, sys, time
+if "spottrain.scribe" in sys.orig_argv:
+    import spottrain.scribe.book as book
+    from spottrain.errors import StoreUnavailable
+    from spottrain.store.folder import FolderStore
+    put_if_absent = FolderStore.put_if_absent
+    def put(self, key, body):
+        {act}
+        return put_if_absent(self, key, body)
+    FolderStore.put_if_absent = put
+    book.Limits = functools.partial(book.Limits, every={every})
+"""
+
+
+def harm_scribe(folder: Path, act: str = "pass", every: float = 0.2) -> dict[str, str]:
+    """Environment in which parts come so often, and `act` is done before each of them is stored."""
+    (folder / "scribe").mkdir(exist_ok=True)
+    (folder / "scribe" / "sitecustomize.py").write_text(SCRIBE.format(act=act, every=every))
+    return {"PYTHONPATH": str(folder / "scribe")}
+
+
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     zygote = Zygote()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.process.launcher import Ended, gravest
 
 from tests.runs.launched import BASE, WAITS, Launched, gone
+from tests.support.ports import free_port
 
 Start = Callable[..., Launched]
 
@@ -23,10 +25,12 @@ Start = Callable[..., Launched]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Launched] = []
 
-    def start(script: str, nproc: int | str = 2, **env: str) -> Launched:
-        (tmp_path / "train.py").write_text(script)
+    def start(script: str, nproc: int | str = 2, pod: str = "", **env: str) -> Launched:
+        folder = tmp_path / pod
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(script)
         command = [sys.executable, "-m", "spottrain", "run", "--nproc", str(nproc), "train.py", "--lr", "1"]
-        started.append(Launched(tmp_path, command, **env))
+        started.append(Launched(folder, command, **env))
         return started[-1]
 
     yield start
@@ -216,13 +220,29 @@ def test_what_cannot_be_a_gang_is_refused_in_a_sentence(
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_ranks_of_several_pods_count_on(start: Start, nproc: int) -> None:
-    pod = {Env.WORKERS: "3", Env.WORKER_INDEX: "1", Env.RENDEZVOUS: "job-0.job:29400"}
+    port = free_port()
+    meets = {Env.WORKERS: "3", Env.RENDEZVOUS: f"localhost:{port}"}
     script = BASE + "print(session.world, os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], flush=True)"
-    run = start(script, nproc, **pod)
-    assert run.end() == ExitCode.DONE, run.log
+    pods = [
+        start(script, nproc, pod=f"pod-{index}", **meets, **{Env.WORKER_INDEX: str(index)})
+        for index in (2, 1, 0)
+    ]
+    assert [run.end() for run in pods] == [ExitCode.DONE] * 3, pods[0].log
     for local in range(nproc):
         world = f"World(rank={nproc + local}, size={3 * nproc}, local_rank={local}, local_size={nproc})"
-        assert f"{world} job-0.job 29400" in run.log
+        assert f"{world} localhost {port}" in pods[1].log
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_pod_that_waits_for_the_others_of_its_gang_can_be_stopped_and_has_lost_nothing(
+    start: Start, nproc: int
+) -> None:
+    meets = {Env.WORKERS: "2", Env.WORKER_INDEX: "1", Env.RENDEZVOUS: f"nobody.invalid:{free_port()}"}
+    run = start(WAITS, nproc, **meets)
+    time.sleep(1.0)  # nothing tells from outside that it waits; stopped before, it must end so as well
+    run.send()
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED
 
 
 JOINS = """\

@@ -109,7 +109,7 @@ def test_twice_changes_nothing(lab: Lab) -> None:
 
 def test_a_signal_to_the_whole_group_leaves_the_loader_workers_alone(lab: Lab) -> None:
     run = lab.run(env=SLOW_STEPS | {"WORKERS": "2"}).until("step=5/")
-    os.killpg(run.pid, signal.SIGTERM)
+    os.killpg(run.trainer, signal.SIGTERM)
     assert run.end() == ExitCode.INTERRUPTED, run.log
     assert run.message.durableStep == max(run.losses)
     assert "uploader-died" not in run.log, "nor does it end the uploader"
@@ -117,7 +117,7 @@ def test_a_signal_to_the_whole_group_leaves_the_loader_workers_alone(lab: Lab) -
 
 def test_when_it_is_killed_its_uploader_ends_as_well(lab: Lab) -> None:
     run = lab.run(env=SLOW_STEPS).until("step=3/")
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    children = Path(f"/proc/{run.trainer}/task/{run.trainer}/children").read_text().split()
     uploaders = [pid for pid in children if b"uploader" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(uploaders) == 1
     assert run.send(signal.SIGKILL).end() == -signal.SIGKILL

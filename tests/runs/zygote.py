@@ -73,6 +73,13 @@ class Run:
     def digest(self) -> str:
         return self.log.rsplit("digest=", 1)[1].split()[0]
 
+    @property
+    def trainer(self) -> int:
+        """The process that trains: a child with a group of its own, where the output is kept."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        ranks = [int(pid) for pid in children if os.getpgid(int(pid)) == int(pid)]
+        return ranks[0] if ranks else self.pid
+
     def until(self, text: str, seconds: float = 30) -> Run:
         """Waits until `text` is in the log."""
         give_up = time.monotonic() + seconds

@@ -24,6 +24,7 @@ from spottrain import errors, store
 from spottrain.checkpoint.arena import Arena
 from spottrain.checkpoint.uploader import upload
 from spottrain.errors import StoreUnavailable
+from spottrain.process.children import import_path
 from spottrain.store import Store
 
 POLL_SECONDS: Final = 0.05
@@ -76,7 +77,7 @@ class Process:
                 [sys.executable, "-P", "-m", "spottrain.checkpoint.uploader", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": _import_path()},
+                env=os.environ | {"PYTHONPATH": import_path()},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -175,13 +176,6 @@ class Here:
 
     def close(self) -> None:
         self._memory.release()
-
-
-def _import_path() -> str:
-    """So that the child finds the very package that this process runs."""
-    home = str(Path(__file__).resolve().parents[2])
-    rest = os.environ.get("PYTHONPATH", "")
-    return f"{home}{os.pathsep}{rest}" if rest else home
 
 
 def _error(answer: dict[str, Any]) -> Exception:

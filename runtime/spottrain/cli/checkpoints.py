@@ -144,9 +144,7 @@ def _prune(given: argparse.Namespace) -> Answer:
 
 
 def _add_delete(commands: Commands) -> None:
-    command = _command(
-        commands, "delete", "Deletes checkpoints, logs and caches of a job that has ended."
-    )
+    command = _command(commands, "delete", "Deletes checkpoints, logs and caches of a job that has ended.")
     command.add_argument("--job-uid", required=True, metavar="UID", help="as list shows it")
     command.add_argument("--yes", action="store_true", help="do not ask")
     command.set_defaults(run=lambda given: delete(_store(given), given.job_uid, sure=given.yes))

@@ -147,6 +147,17 @@ class SpotCallback(pl.Callback):
         if keeper.boundary(step):
             keeper.ends.interrupted()
 
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.session.board.pulse.beat()
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._unvalidated is not None:  # whatever it drew, the training goes on as without it
             devices.set_random_state(self._unvalidated)

@@ -138,6 +138,11 @@ class SpotCallback(TrainerCallback):
             self._ours = None if control.should_save else step
             control.should_save = True
 
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.session.board.pulse.beat()
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:

@@ -51,7 +51,7 @@ class Gang:
                     f"--nproc {nproc}: {RANK}={env[RANK]} is set, so another launcher has started this "
                     "process; leave --nproc out, or start it without that launcher"
                 )
-            return cls()
+            return cls(index=_whole(env, RANK, least=0))  # so that the one rank here has its number
         if nproc != "auto" and (not nproc.isdecimal() or int(nproc) < 1):
             raise ConfigurationError(f"--nproc {nproc} must be auto or a whole number, at least 1")
         workers = _whole(env, Env.WORKERS, least=1, default=1)

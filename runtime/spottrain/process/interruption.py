@@ -22,7 +22,7 @@ from typing import Final
 from spottrain import log
 
 POLL_SECONDS: Final = 0.25
-"""How often the deadline file is read; a stat and a read of a few bytes."""
+"""How often the files are read; a stat and a read of a few bytes."""
 FORCED_EXIT_SHARE: Final = 0.9
 """Share of the budget after which the exit is forced, so that our own last words come before SIGKILL."""
 LEAST_BUDGET: Final = 2.0
@@ -38,7 +38,7 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
-def read_deadline(file: Path | None) -> float | None:
+def read_time(file: Path | None) -> float | None:
     """Unix seconds; None while nobody has written it."""
     try:
         text = file.read_text().strip() if file else ""
@@ -50,13 +50,18 @@ def read_deadline(file: Path | None) -> float | None:
 class Interruption:
     """The flag, the deadline and the watcher thread.
 
-    `grace`: seconds from SIGTERM to SIGKILL. `deadline_file`: downward-API file that is absent or empty
-    until somebody writes an RFC 3339 time into it.
+    `grace`: seconds from SIGTERM to SIGKILL. `deadline_file`, `save_advised_file`: downward-API files that
+    are absent or empty until somebody writes an RFC 3339 time into them.
     """
 
-    def __init__(self, *, grace: float, deadline_file: Path | None = None) -> None:
+    def __init__(
+        self, *, grace: float, deadline_file: Path | None = None, save_advised_file: Path | None = None
+    ) -> None:
         self.grace = grace
         self.deadline_file = deadline_file
+        self.save_advised_file = save_advised_file
+        self.advised: float | None = None
+        """Time in that file, Unix seconds: of an advice to save (`advice`)."""
         self.signalled_at: float | None = None
         self.deadline = float("inf")
         self.source = ""
@@ -102,7 +107,7 @@ class Interruption:
         signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._leave_to_parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what `hold_signals` held arrives here
-        self._read_deadline_file()
+        self._read_files()
         threading.Thread(target=self._watch, name="spottrain-interruption", daemon=True).start()
 
     def _leave_to_parent(self) -> None:
@@ -145,8 +150,9 @@ class Interruption:
             self.source = source
             self.signalled_at = time.time()
 
-    def _read_deadline_file(self) -> None:
-        deadline = read_deadline(self.deadline_file)
+    def _read_files(self) -> None:
+        self.advised = read_time(self.save_advised_file) or self.advised
+        deadline = read_time(self.deadline_file)
         if deadline is not None:
             self._note("deadline-file", deadline)
             if "deadline" not in self._told:
@@ -159,7 +165,7 @@ class Interruption:
             for signum in self._wakeup.recv(4096) if ready else b"":
                 if signum in SIGNALS:
                     self._note_signal(signum)
-            self._read_deadline_file()
+            self._read_files()
             if not self.stopping:
                 continue
             self._announce()

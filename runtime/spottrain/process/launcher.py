@@ -1,8 +1,10 @@
 """`spottrain run` with several processes in the pod: starts the ranks, passes signals on, ends last.
 
 Started by `__main__` in place of the script when there is more than one process to start; the ranks are
-`spottrain run` again, with RANK set. One thread, standard library only: no handler, lock or import of its own
-may keep it from the next signal. What it must outlive: ranks that fail, hang or are killed. See ADR 0004.
+`spottrain run` again, with RANK set. One rank has a launcher too where its output is kept, for somebody must
+pass on what it wrote last, however it ended; it goes on in this very program. One thread, standard library
+only: no handler, lock or import of its own may keep it from the next signal. What it must outlive: ranks that
+fail, hang or are killed. See ADR 0004 and 0008.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from spottrain import config, log
 from spottrain.contract import EXIT_CODE_OF, Env, Outcome, Reason, TerminationMessage
 from spottrain.process import lastwords
 from spottrain.process.gang import Gang, reserve_port, threads_of_each
-from spottrain.process.interruption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_deadline
+from spottrain.process.interruption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_time
+from spottrain.scribe.outputs import MARK, Outputs, seconds_for_logs
 
 FORCED_SHARE: Final = 0.95
 """Of the notice; then what is left is killed. After the ranks' own 0.9, before the kubelet's SIGKILL."""
@@ -80,10 +83,22 @@ def gravest(ended: Sequence[Ended]) -> Ended:
 
 
 class Launcher:
-    """`command`: script and arguments. `env`: of the ranks, but for what `gang` adds."""
+    """`command`: script and arguments. `env`: of the ranks, but for what `gang` adds.
 
-    def __init__(self, gang: Gang, command: Sequence[str], env: Mapping[str, str], *, born: float) -> None:
+    `outputs`: where what they print goes; None: where the launcher's own goes.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        born: float,
+        outputs: Outputs | None = None,
+    ) -> None:
         self._gang = gang
+        self._outputs = outputs
         self._command = command
         self._env = env
         self._born = born
@@ -99,16 +114,29 @@ class Launcher:
         self._peers_until = float("inf")
         self._killed = False
 
-    def run(self) -> int:
-        """The exit code, when no rank is left."""
+    def run(self) -> int | None:
+        """The exit code, when no rank is left. None in a process that is the one rank."""
+        try:
+            return self._run()
+        finally:
+            if self._outputs is not None:
+                self._outputs.finish(seconds_for_logs(self._deadline))
+
+    def _run(self) -> int | None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit codes
         signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        if self._outputs is not None:
+            self._outputs.take_over()
         with reserve_port() as reserved:
             port = self._gang.port or reserved.getsockname()[1]
             for local_rank in range(self._gang.nproc):
-                self._alive[self._start(local_rank, port)] = self._gang.rank(local_rank)
-            log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
+                pid = self._start(local_rank, port)
+                if not pid:
+                    return None
+                self._alive[pid] = self._gang.rank(local_rank)
+            if not self._alone:
+                log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
             while self._alive and time.time() < self._kill_at + REAP_SECONDS:
                 self._wait()
                 self._reap()
@@ -116,9 +144,19 @@ class Launcher:
         return self._conclude()
 
     # --- ranks ----------------------------------------------------------------------------------------
+    @property
+    def _alone(self) -> bool:
+        """Whether there is one rank here; then it tells of itself what there is to tell."""
+        return self._gang.nproc == 1
+
     def _start(self, local_rank: int, port: int) -> int:
-        """A group of its own for each: a signal to the pod's first group arrives once, through here."""
+        """A group of its own for each: a signal to the pod's first group arrives once, through here.
+
+        Answers its process; 0 in a process that is the one rank.
+        """
         env = {**self._env, **self._gang.env_of(local_rank, port)}
+        if self._outputs is not None:
+            env.update(MARK)
         env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
         # Started as a module, Python puts the working folder first on the path; `spottrain run` does not.
         safe = [] if os.getcwd() in sys.path else ["-P"]
@@ -128,14 +166,24 @@ class Launcher:
         if pid:
             return pid
         try:
-            os.setpgid(0, 0)
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank computes on, or writes HEAD, unwatched
-            if os.getppid() == launcher:
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # held until the rank has its handlers
-                os.execve(sys.executable, argv, env)
-        finally:
+            self._part(local_rank, launcher)
+            if self._alone:
+                return 0
+            os.execve(sys.executable, argv, env)
+        except BaseException:
             os._exit(127)
+
+    def _part(self, local_rank: int, launcher: int) -> None:
+        """What makes a forked process a rank."""
+        os.setpgid(0, 0)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank computes on, or writes HEAD, unwatched
+        if os.getppid() != launcher:
+            os._exit(127)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if self._outputs is not None:
+            self._outputs.give(local_rank)
+            self._outputs.leave_to_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # held until the rank has its handlers
 
     def _wait(self) -> None:
         found = signal.sigtimedwait({*SIGNALS, signal.SIGCHLD}, POLL_SECONDS)
@@ -153,13 +201,16 @@ class Launcher:
                 _, status = os.waitpid(found.si_pid, 0)
                 if rank is not None:
                     self._note(rank, os.waitstatus_to_exitcode(status))
+                elif self._outputs is not None and found.si_pid == self._outputs.pid:
+                    self._outputs.died()
 
     def _note(self, rank: int, status: int) -> None:
         end = Ended(
             rank=rank, status=status, killed=self._killed and status == -signal.SIGKILL, told=self._told
         )
         self._ended.append(end)
-        log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
+        if not self._alone or status < 0:
+            log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
         if end.outcome is Outcome.DONE:
             return
         if end.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION) and self._stopping_since is None:
@@ -193,7 +244,7 @@ class Launcher:
 
     def _watch_time(self) -> None:
         """The ranks read the deadline file themselves; here it sets the time of the kill."""
-        deadline = read_deadline(self._deadline_file)
+        deadline = read_time(self._deadline_file)
         if deadline is not None:
             self._interrupted(deadline)
         if self._alive and not self._killed and time.time() >= self._kill_at:
@@ -207,7 +258,8 @@ class Launcher:
             Ended(rank=rank, status=-signal.SIGKILL, killed=True) for rank in self._alive.values()
         ]
         worst = gravest(self._ended)
-        log.event("launcher-end", code=worst.code, why=worst.words)
+        if not self._alone or worst.status < 0:
+            log.event("launcher-end", code=worst.code, why=worst.words)
         path = self._env.get(Env.TERMINATION_MESSAGE)
         if path:
             try:

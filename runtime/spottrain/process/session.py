@@ -29,9 +29,10 @@ from spottrain.compilecache import CompileCache
 from spottrain.contract import EXIT_CODE_OF, HEAD_KEY, Env, ExitCode, Outcome, Reason, TerminationMessage
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.head.document import Head
-from spottrain.process import lastwords, parents
+from spottrain.process import lastwords, parents, stalled
 from spottrain.process.interruption import Interruption
 from spottrain.ranks.world import World
+from spottrain.scribe.outputs import MARK, Outputs, keep, seconds_for_logs
 from spottrain.store import Store
 from spottrain.store import open as open_store
 
@@ -84,6 +85,8 @@ class Session:
             port = progress.serve(self.board, self.run.progress_port)
             log.event("progress-served", port=port)
         self._use_cache_dir()
+        self.board.pulse.timeout = self.run.hang_timeout
+        stalled.watch(self.board)
         self.attempt = self.run.attempt or 1
         if self.run.checkpoint_uri:
             self.store = open_store(**self.run.where)
@@ -263,6 +266,8 @@ class Session:
 
 
 _current: Session | None = None
+_outputs: Outputs | None = None
+"""Of a process that no launcher of ours has started."""
 
 
 def current() -> Session:
@@ -272,8 +277,24 @@ def current() -> Session:
         use(Session(os.environ))
         assert _current is not None
         _guard(_current)
+        _keep_outputs(_current)
         _current.prepare(sys.argv[0])
     return _current
+
+
+def _keep_outputs(session: Session) -> None:
+    global _outputs
+    _outputs = keep(session.env, [session.world.rank], sys.argv[0], parent=False)
+    if _outputs is not None:
+        _outputs.take_over()
+        _outputs.watch()
+        os.environ.update(MARK)
+
+
+def _finish_outputs() -> None:
+    """Before the end of the process, at which the scribe may be killed."""
+    if _outputs is not None and _current is not None:
+        _outputs.finish(seconds_for_logs(_current.interruption.deadline))
 
 
 def use(session: Session) -> None:
@@ -285,7 +306,11 @@ def use(session: Session) -> None:
 def install(env: Mapping[str, str]) -> Interruption:
     """Within the grace that the parent leaves."""
     grace = parents.grace_within(config.grace_seconds(env), env, parents.command_of(os.getppid()))
-    interruption = Interruption(grace=grace, deadline_file=config.deadline_file(env))
+    interruption = Interruption(
+        grace=grace,
+        deadline_file=config.deadline_file(env),
+        save_advised_file=config.save_advised_file(env),
+    )
     interruption.install()
     return interruption
 
@@ -303,6 +328,8 @@ def leave(code: int) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+    with contextlib.suppress(Exception):
+        _finish_outputs()
     os._exit(code)
 
 
@@ -332,6 +359,7 @@ def _guard(session: Session) -> None:
             code = EXIT_CODE_OF[session.message.outcome]
             if session.must_leave(code) or code == ExitCode.BAD_CONFIGURATION:
                 leave(code)
+        _finish_outputs()
 
     sys.excepthook = told
     atexit.register(left)

@@ -162,3 +162,33 @@ def test_a_schedule_that_wants_a_measure_is_refused() -> None:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau, which wants a measure"):
         Schedule(optimizer, plateau)
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({Env.LOGS: "yes"}, "SPOTTRAIN_LOGS='yes': must be keep or off"),
+        ({Env.HANG_TIMEOUT: "0"}, "SPOTTRAIN_HANG_TIMEOUT='0': must be a number of seconds above 0"),
+        ({Env.HANG_TIMEOUT: "soon"}, "SPOTTRAIN_HANG_TIMEOUT='soon': must be a number of seconds"),
+    ],
+)
+def test_what_is_kept_and_how_long_it_may_hang_are_understood_or_refused(
+    env: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Run.from_env(IN_A_POD | env, script="train.py")
+    assert says in str(error.value)
+
+
+def test_logs_are_kept_in_the_pods_of_a_job_with_a_place_for_them_and_elsewhere_where_it_is_wanted() -> None:
+    def kept(env: dict[str, str]) -> bool:
+        return Run.from_env(env, script="train.py").logs
+
+    assert kept(IN_A_POD) and kept(IN_A_POD | {Env.LOGS: ""}) and not kept(IN_A_POD | {Env.LOGS: "off"})
+    assert not kept(IN_A_POD | {Env.LOGS: "keep", Env.CHECKPOINT_URI: ""})
+    assert not kept({}) and kept({Env.LOGS: "keep"})
+
+
+def test_the_limit_on_silence_is_measured_where_none_is_set() -> None:
+    assert Run.from_env(IN_A_POD | {Env.HANG_TIMEOUT: ""}, script="train.py").hang_timeout is None
+    assert Run.from_env(IN_A_POD | {Env.HANG_TIMEOUT: "90"}, script="train.py").hang_timeout == 90.0

@@ -12,6 +12,7 @@ from spottrain.contract import Outcome, TerminationMessage
 from spottrain.process.gang import count_gpus, threads_of_each
 from spottrain.process.lastwords import outranking, revise
 from spottrain.process.parents import agent_limit, deaf_init
+from spottrain.scribe.outputs import seconds_for_logs
 
 ASKED = 7
 """What torch answers in these tables."""
@@ -127,3 +128,10 @@ def test_words_of_an_earlier_run_or_of_somebody_else_are_replaced(tmp_path: Path
     done = TerminationMessage(outcome=Outcome.DONE, message="x")
     revise(path, outranking(done), since=time.time() + 60)
     assert TerminationMessage.from_json(path.read_text()) == done
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"), [(float("inf"), 5.0), (100.0, 5.0), (4.0, 3.0), (1.0, 0.0), (0.5, -0.5)]
+)
+def test_the_last_parts_of_a_log_leave_a_second_of_the_notice(left: float, seconds: float) -> None:
+    assert seconds_for_logs(time.time() + left) == pytest.approx(seconds, abs=0.1)

@@ -1,0 +1,136 @@
+"""What one rank has printed, cut into parts that are stored one by one. Pure; used by `shelf`.
+
+    add -> [ turn -> take -> stored, failed or taken ] -> rest
+
+A part that was tried once is never changed, because the store may have it although it gave no answer. While
+the store does not answer, parts wait; of those that are too many the oldest go, with a line in their place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+EVERY_SECONDS: Final = 30.0
+"""After its first byte a part is closed, however short: so much is missing when the machine vanishes."""
+PART_BYTES: Final = 2**20
+MOST_BYTES: Final = 200 * 2**20
+"""Of one rank in one attempt."""
+MOST_WAITING: Final = 4
+"""Parts that wait for a store that does not answer; with the one that is tried again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    every: float = EVERY_SECONDS
+    part: int = PART_BYTES
+    most: int = MOST_BYTES
+    waiting: int = MOST_WAITING
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    number: int
+    body: bytes
+    tries: int = 0
+    """That failed."""
+
+
+class Book:
+    """Times are seconds of one clock. `gap(bytes)`, `full(bytes)`: lines that say what is missing."""
+
+    def __init__(
+        self, gap: Callable[[int], str], full: Callable[[int], str], limits: Limits | None = None
+    ) -> None:
+        self._gap = gap
+        self._full = full
+        self._limits = limits or Limits()
+        self._open = bytearray()
+        self._since = 0.0
+        """When the first byte of the open part came."""
+        self._waiting: deque[bytes] = deque()
+        self._missing = 0
+        """Bytes that were given up before the first that waits."""
+        self._added = 0
+        self._number = 0
+        self._trying: Part | None = None
+        self._failed = False
+        self._again_at = 0.0
+
+    # --- in -----------------------------------------------------------------------------------------
+    def add(self, data: bytes, now: float) -> str:
+        """Answers what to tell everybody, if anything: that there is no more room, once."""
+        room = self._limits.most - self._added
+        if room <= 0:
+            return ""
+        if not self._open:
+            self._since = now
+        self._open += data[:room]
+        self._added += len(data)
+        if len(data) < room:
+            return ""
+        line = self._full(self._limits.most)
+        self._open += b"" if self._open.endswith(b"\n") else b"\n"
+        self._open += line.encode()
+        return line
+
+    def turn(self, now: float, *, hurry: bool = False) -> None:
+        """Closes what is long enough, or old enough; `hurry`: whatever there is."""
+        while len(self._open) >= self._limits.part:
+            end = self._open.rfind(b"\n", 0, self._limits.part) + 1 or self._limits.part
+            self._close(end)
+            self._since = now
+        if self._open and (hurry or now - self._since >= self._limits.every):
+            self._close(len(self._open))
+
+    def _close(self, end: int) -> None:
+        self._waiting.append(bytes(self._open[:end]))
+        del self._open[:end]
+        while len(self._waiting) > self._limits.waiting:
+            self._missing += len(self._waiting.popleft())
+
+    # --- out ----------------------------------------------------------------------------------------
+    def take(self, now: float) -> Part | None:
+        """The part to be stored now, if there is one and none is on its way."""
+        if self._trying is not None:
+            if not self._failed or now < self._again_at:
+                return None
+            self._failed = False
+            return self._trying
+        if not self._waiting:
+            return None
+        self._trying = self._made(self._waiting.popleft())
+        return self._trying
+
+    def stored(self, part: Part) -> None:
+        if self._trying is not None and part.number == self._trying.number:
+            self._trying = None
+
+    def failed(self, now: float) -> None:
+        """What is on its way was not stored. It is tried again when the next one would come."""
+        if self._trying is not None:
+            self._trying, self._failed = replace(self._trying, tries=self._trying.tries + 1), True
+            self._again_at = now + self._limits.every
+
+    def taken(self, part: Part, newest: int) -> Part:
+        """Somebody else's part has this number, and theirs go up to `newest`: the same with the next one."""
+        self._number = max(self._number, newest) + 1
+        self._trying = replace(part, number=self._number)
+        return self._trying
+
+    def rest(self) -> list[Part]:
+        """All that is not stored, at the end: what had failed, and one more part for everything else."""
+        found = [self._trying] if self._trying is not None and self._failed else []
+        body = b"".join(self._waiting) + bytes(self._open)
+        self._waiting.clear()
+        self._open.clear()
+        return [*found, self._made(body)] if body else found
+
+    def _made(self, body: bytes) -> Part:
+        if self._missing:
+            body = self._gap(self._missing).encode() + body
+            self._missing = 0
+        self._number += 1
+        return Part(number=self._number, body=body)

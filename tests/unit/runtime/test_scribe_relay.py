@@ -1,0 +1,138 @@
+"""What comes out of the pipes goes on byte for byte, in whole lines, and a copy of it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from spottrain.scribe.relay import UNBROKEN_BYTES, Relay, Stream, _line_end
+
+
+class Scene:
+    """Ranks 0 and 1, both of which print to one output."""
+
+    def __init__(self, *, read: bool = True) -> None:
+        self.output, target = os.pipe()
+        self.ends: list[int] = []
+        streams = []
+        for rank in (0, 1):
+            source, end = os.pipe()
+            self.ends.append(end)
+            streams.append(Stream(rank=rank, source=source, target=target))
+        self.target = target
+        self.kept = {0: b"", 1: b""}
+        self.relay = Relay(streams, self._keep)
+        self._sources = [stream.source for stream in streams]
+        self._thread = threading.Thread(target=self.relay.run, daemon=True)
+
+    def _keep(self, rank: int, data: bytes) -> None:
+        self.kept[rank] += data
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def print(self, rank: int, data: bytes) -> None:
+        os.write(self.ends[rank], data)
+
+    def out(self, size: int, seconds: float = 10.0) -> bytes:
+        """The next so many bytes that people see."""
+        found, give_up = b"", time.monotonic() + seconds
+        while len(found) < size:
+            assert select.select([self.output], [], [], max(0.0, give_up - time.monotonic()))[0], found
+            found += os.read(self.output, size - len(found))
+        return found
+
+    def end(self, rank: int) -> None:
+        os.close(self.ends[rank])
+        self.ends[rank] = -1
+
+    def join(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "the relay goes on"
+
+    def close(self) -> None:
+        for fd in [self.output, self.target, *self._sources, *(end for end in self.ends if end >= 0)]:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.close()
+
+
+def test_lines_go_on_at_once_and_are_kept_by_rank(scene: Scene) -> None:
+    scene.start()
+    scene.print(0, b"zero\n")
+    assert scene.out(5) == b"zero\n"
+    scene.print(1, b"one\n")
+    assert scene.out(4) == b"one\n"
+    scene.end(0)
+    scene.end(1)
+    scene.join()
+    assert scene.kept == {0: b"zero\n", 1: b"one\n"} and scene.relay.done.is_set()
+
+
+def test_no_line_comes_into_the_middle_of_another_rank_s(scene: Scene) -> None:
+    scene.print(0, b"begun")
+    scene.print(1, b"one\n")
+    scene.start()
+    assert scene.out(4) == b"one\n"
+    scene.print(0, b", and done\n")
+    assert scene.out(16) == b"begun, and done\n"
+
+
+def test_what_gets_no_end_of_line_goes_on_all_the_same(scene: Scene) -> None:
+    scene.start()
+    scene.print(0, b"\r 10%|#")
+    assert scene.out(7) == b"\r 10%|#"
+    scene.print(0, b"killed")
+    scene.end(0)
+    assert scene.out(6) == b"killed"
+
+
+def test_a_finish_passes_on_all_that_was_written_though_somebody_still_could(scene: Scene) -> None:
+    scene.print(0, b"a\n" * 30_000)
+    scene.print(1, b"last")
+    scene.relay.finish()
+    scene.start()
+    found = scene.out(60_004)
+    scene.join()
+    assert found.count(b"a\n") == 30_000 and b"last" in found
+    assert scene.kept == {0: b"a\n" * 30_000, 1: b"last"}
+
+
+def test_where_nobody_reads_any_more_the_copy_is_kept_all_the_same(scene: Scene) -> None:
+    os.close(scene.output)
+    scene.start()
+    scene.print(0, b"a\n")
+    scene.end(0)
+    scene.end(1)
+    scene.join()
+    assert scene.kept[0] == b"a\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "pieces"),
+    [
+        (b"a\n" * 10, [20]),
+        (b"x" * 4000 + b"\n" + b"y" * 4000 + b"\n", [4001, 4001]),
+        (b"x" * 5000 + b"\n", [4096, 905]),
+    ],
+)
+def test_a_write_is_of_whole_lines_and_never_longer_than_what_the_kernel_keeps_together(
+    data: bytes, pieces: list[int]
+) -> None:
+    assert UNBROKEN_BYTES == 4096
+    found, at = [], 0
+    while at < len(data):
+        found.append(_line_end(data, at) - at)
+        at += found[-1]
+    assert found == pieces
