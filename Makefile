@@ -8,7 +8,7 @@ PY := .venv/bin/python
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
-	bench-head bench-notice test-matrix chaos-runtime clean
+	bench-head bench-notice test-matrix chaos-runtime chaos-operator clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-matrix: .venv/.synced ## exactness after a kill: precision x accumulation x
 
 chaos-runtime: .venv/.synced ## N=100 random kills of trainings, judged by what the store holds (SEED=1)
 	$(PY) bench/chaos_runtime.py --runs $(or $(N),100) --seed $(or $(SEED),1) --lanes 2
+
+chaos-operator: .venv/.synced ## N=50 jobs under random adversity to the real operator on a real API server (SEED=1)
+	$(PY) bench/chaos_operator.py --runs $(or $(N),50) --seed $(or $(SEED),1)
 
 demo: .venv/.synced ## the main job: a spot node is reclaimed mid-training on a local real cluster (CLUSTER=existing: on yours)
 	@PYTHONPATH=dev $(PY) -m demo

@@ -47,18 +47,18 @@ def api_server(paths: Paths | None = None) -> Iterator[ApiServer]:
     ensure_programs(paths)
     with tempfile.TemporaryDirectory(prefix="spottrain-api-") as name:
         place = _place(paths, Path(name))
-        with _running(controlplane.etcd(place), place.folder / "etcd.log"):
+        with running(controlplane.etcd(place), place.folder / "etcd.log"):
             command = [*controlplane.apiserver(place), "--endpoint-reconciler-type=none"]
-            with _running(command, place.folder / "apiserver.log") as process:
+            with running(command, place.folder / "apiserver.log") as process:
                 _wait_ready(place, process)
                 yield _describe(place)
 
 
-def ensure_programs(paths: Paths) -> None:
-    """Builds etcd, kube-apiserver and kubectl where they are missing (about five minutes, once)."""
-    if binaries.missing(paths, binaries.API_PROGRAMS):
+def ensure_programs(paths: Paths, names: frozenset[str] = binaries.API_PROGRAMS) -> None:
+    """Builds what is missing: of etcd, kube-apiserver and kubectl in about five minutes, once."""
+    if binaries.missing(paths, names):
         with locked(paths.state / "lock"):
-            binaries.ensure(paths, Meter(state=paths.state, file=paths.measures), binaries.API_PROGRAMS)
+            binaries.ensure(paths, Meter(state=paths.state, file=paths.measures), names)
 
 
 def _place(paths: Paths, folder: Path) -> Place:
@@ -92,7 +92,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def _running(command: list[str | Path], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str | Path], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A program that ends with the body, and with this process should that be killed."""
     process = start_daemon(["setpriv", "--pdeathsig", "KILL", *command], log=log)
     try:

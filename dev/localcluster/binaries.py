@@ -32,6 +32,7 @@ _KUBE_FLAGS = " ".join(
         ("gitMinor", _MINOR),
     )
 )
+_COREDNS_FLAGS = "-X github.com/coredns/coredns/coremain.GitCommit=local"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +62,13 @@ PROGRAMS = (
     Program(name="versitygw", module="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
     Program(name="fake-gcs-server", module="fake-gcs-server", package="github.com/fsouza/fake-gcs-server"),
     Program(name="helm", module="helm", package="helm.sh/helm/v3/cmd/helm"),
+    Program(name="coredns", module="coredns", package=".", flags=_COREDNS_FLAGS),
+    Program(name="kwok", module="kwok", package="sigs.k8s.io/kwok/cmd/kwok"),
 )
 API_PROGRAMS = frozenset({"etcd", "kube-apiserver", "kubectl"})
+FAKE_NODE_PROGRAMS = frozenset({"kube-scheduler", "kwok"})
+ON_DEMAND = frozenset({"kwok"})
+"""Built when a bench asks for it: no test and no demo needs it."""
 
 
 def module_folder(program: Program) -> Path:
@@ -82,7 +88,7 @@ def target(paths: Paths, program: Program) -> Path:
 
 
 def missing(paths: Paths, names: frozenset[str] | None = None) -> list[Program]:
-    wanted = [p for p in PROGRAMS if names is None or p.name in names]
+    wanted = [p for p in PROGRAMS if (p.name in names if names else p.name not in ON_DEMAND)]
     return [p for p in wanted if not target(paths, p).exists()]
 
 

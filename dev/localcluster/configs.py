@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localcluster import cgroups, layout
-from localcluster.layout import Node, NodePaths
+from localcluster.layout import Node, NodePaths, Paths
 
 CNI_PLUGINS = "/usr/lib/cni"
 
@@ -79,7 +79,9 @@ def kubelet(node: Node, paths: NodePaths, authority: Path) -> dict[str, Any]:
         "failCgroupV1": False,
         "failSwapOn": False,
         "enforceNodeAllocatable": [],
-        "resolvConf": "",  # no DNS here: pods reach S3 and the API server by address
+        "clusterDNS": [layout.CONTROL_ADDRESS],
+        "clusterDomain": layout.DNS_DOMAIN,
+        "resolvConf": "",  # the machine's own name servers and search domains are not for pods
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         # On a disk with under 15 % free the defaults would evict every pod.
@@ -87,3 +89,27 @@ def kubelet(node: Node, paths: NodePaths, authority: Path) -> dict[str, Any]:
         "serializeImagePulls": False,
         "maxPods": 110,
     }
+
+
+def corefile(paths: Paths) -> str:
+    """Names of Services and their pods, and nothing else: no name is asked for outside the machine.
+
+    Without a cache, so that a pod which looks for its rank 0 too early finds it at the next try. Every other
+    name is said not to exist; a refusal would be read as "try again later".
+    """
+    return f"""{layout.DNS_DOMAIN}:{layout.DNS_PORT} in-addr.arpa:{layout.DNS_PORT} {{
+    bind {layout.CONTROL_ADDRESS}
+    errors
+    kubernetes {layout.DNS_DOMAIN} in-addr.arpa {{
+        kubeconfig {paths.pki / "coredns.kubeconfig"}
+        ttl 1
+    }}
+}}
+.:{layout.DNS_PORT} {{
+    bind {layout.CONTROL_ADDRESS}
+    errors
+    template ANY ANY {{
+        rcode NXDOMAIN
+    }}
+}}
+"""

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from localcluster import layout
+from localcluster import configs, layout
 from localcluster.layout import Paths
 from localcluster.pki import Authority
 
@@ -124,6 +124,13 @@ def s3_server(paths: Paths) -> list[str | Path]:
         "posix",
         paths.run / "s3",
     ]
+
+
+def dns_server(paths: Paths) -> list[str | Path]:
+    """CoreDNS over the API server; runs in the control plane's namespace, so port 53 is the cluster's own."""
+    corefile = paths.run / "Corefile"
+    corefile.write_text(configs.corefile(paths))
+    return [paths.bin / "coredns", "-conf", corefile]
 
 
 def issue_all(authority: Authority, server: str, addresses: list[str]) -> None:

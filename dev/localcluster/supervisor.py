@@ -71,6 +71,8 @@ def _identities(paths: Paths) -> Authority:
     for node in layout.NODES:
         authority.issue(node.name, user=f"system:node:{node.name}", group="system:nodes")
     authority.kubeconfig(paths.kubeconfig, server=SERVER, name="admin")
+    authority.issue("coredns", user="coredns", group="system:masters")  # no chart here that makes its role
+    authority.kubeconfig(paths.pki / "coredns.kubeconfig", server=SERVER, name="coredns")
     access = {"access_key": "spottrain", "secret_key": secrets.token_hex(20), "region": layout.S3_REGION}
     endpoint = f"http://{layout.CONTROL_ADDRESS}:{layout.S3_PORT}"
     write_json(paths.s3_credentials, {"endpoint": endpoint, **access}, mode=0o600)
@@ -100,6 +102,7 @@ def _start_control_plane(paths: Paths, authority: Authority, api: KubeApi) -> li
         *daemons,
         _daemon(paths, "kube-controller-manager", controlplane.controller_manager(paths, authority)),
         _daemon(paths, "kube-scheduler", controlplane.scheduler(paths)),
+        _daemon(paths, "coredns", controlplane.dns_server(paths)),
     ]
 
 
