@@ -12,6 +12,8 @@ from demo.target import local_kubectl, make_namespace
 from localcluster.api import Cluster
 from localcluster.layout import OPERATOR_IMAGE
 
+from tests.cluster.conftest import fresh_nodes
+
 SERVICE = "gang"
 PATIENCE = 60.0
 LOOK = """
@@ -61,6 +63,7 @@ def pod_that_looks(rank: int, node: str, names: list[str]) -> dict[str, Any]:
 def kubectl(cluster: Cluster) -> Iterator[Kubectl]:
     """A namespace with a headless Service that also names pods which are not ready."""
     kubectl = local_kubectl(cluster, f"test-names-{time.time_ns()}")
+    fresh_nodes(cluster, kubectl)  # a test before may have taken one
     make_namespace(kubectl, kubectl.namespace)
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"gang": "yes"}}
     kubectl.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE}, "spec": spec})
