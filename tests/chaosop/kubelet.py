@@ -25,7 +25,7 @@ from spottrain_operator.names import (
 from tests.chaosop.api import Api, Json
 from tests.chaosop.audit import Mark
 from tests.chaosop.scene import Blow
-from tests.chaosop.trainer import Attempt, End, Trainer
+from tests.chaosop.trainer import Attempt, End, Trainer, heard
 
 SIGKILLED: Final = End(code=137, reason="Error")
 NEVER_STARTED: Final = End(code=137, reason="ContainerStatusUnknown", message="could not be located")
@@ -217,8 +217,7 @@ class Pod:
         end = None if seconds is None else time.monotonic() + seconds
         while not look() and (end is None or time.monotonic() < end):
             self._news.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), None if end is None else end - time.monotonic())
+            await heard(self._news, None if end is None else end - time.monotonic())
 
     # --- what it tells ---
     async def _report_running(self) -> None:

@@ -34,6 +34,7 @@ from tests.chaosop.faults import (
     stream_fate,
 )
 from tests.chaosop.scene import Scene
+from tests.chaosop.trainer import heard
 
 NAMESPACED: Final = re.compile(r"/namespaces/([^/]+)/")
 NODE: Final = re.compile(r"^(chaos-\d+)-n\d+$")
@@ -273,8 +274,7 @@ class Sender:
                 if left is not None and left <= 0:
                     await self._reply.write(heapq.heappop(self._waiting)[2] + b"\n")
                     continue
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), left)
+                await heard(self._news, left)
 
     async def end(self, how: Fault) -> None:
         """What still waited is lost."""

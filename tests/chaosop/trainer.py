@@ -25,6 +25,13 @@ PEER_SECONDS: Final = 0.3
 """Until a rank notices that another one is gone."""
 
 
+async def heard(news: asyncio.Event, seconds: float | None) -> None:
+    """Until it is set, or the time is over. Not by wait_for, which before Python 3.12 can lose a cancellation."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await news.wait()
+
+
 @dataclass(kw_only=True, slots=True)
 class Head:
     """HEAD of the job's checkpoints."""
@@ -144,8 +151,7 @@ class Trainer:
             self.news.clear()
             if (end := await self._end()) is not None:
                 return end
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.news.wait(), LOOK)
+            await heard(self.news, LOOK)
 
     async def _end(self) -> End | None:
         attempt = self.attempt
