@@ -26,7 +26,7 @@ PEER_SECONDS: Final = 0.3
 
 
 async def heard(news: asyncio.Event, seconds: float | None) -> None:
-    """Until it is set, or the time is over. Not by wait_for, which before Python 3.12 can lose a cancellation."""
+    """Until it is set, or the time is over. Before Python 3.12 wait_for can lose a cancellation."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await news.wait()

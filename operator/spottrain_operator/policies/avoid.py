@@ -21,8 +21,9 @@ def doomed(o: Observed, status: Status) -> tuple[str, ...]:
 
 
 def may_be_in_vain(pod: PodView) -> bool:
-    """No node is found for a pod that is kept off some."""
-    return bool(pod.avoids and pod.unschedulable) and not pod.node and pod.deleted is None
+    """No node is found for a pod that is kept off some; one that is pinned waits for another (pins.py)."""
+    waits = bool(pod.avoids and pod.unschedulable) and not pod.pinned
+    return waits and not pod.node and pod.deleted is None
 
 
 def free_again(o: Observed, pod: PodView) -> tuple[str, ...]:

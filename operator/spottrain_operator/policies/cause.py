@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -25,6 +25,8 @@ AFTERMATH: Final = timedelta(seconds=60)
 """A node may outlive its deadline by this, and what ends in it still ends by the notice."""
 SKEW: Final = timedelta(seconds=5)
 """Between the clocks of nodes and API server; container times are whole seconds besides."""
+ONE_SECOND: Final = timedelta(seconds=1)
+"""What is told in whole seconds and is equal may have been in either order."""
 SHUTDOWN_REASONS: Final = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 LOST_REASONS: Final = frozenset({"NodeLost"})
 SIGNALLED: Final = frozenset(
@@ -70,6 +72,26 @@ def why(pod: PodView, o: Observed) -> Ending:
     case = Case(pod=pod, o=o, word=word_of(pod))
     found = next((e for rule in RULES if (e := rule(case)) is not None), None)
     return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended without a trace")
+
+
+def before_us(pod: PodView, o: Observed) -> PodView:
+    """The pod as if the operator had not deleted it, where that is not what ended it.
+
+    The operator sees late: what it deletes to stop the rest of a gang may be the very rank that has broken it.
+    Its own deletions are no evidence, so the benefit of SKEW, which is for those of others, is not given.
+    """
+    if pod.deleted is None:
+        return pod
+    asked = pod.deleted - timedelta(seconds=pod.deletion_grace)
+    finished = pod.ended.finished if pod.ended is not None else None
+    earlier = finished is not None and finished < asked + ONE_SECOND and not _obeyed(pod)
+    of_its_own = pod.phase == "Failed" and pod.reason in ENDED_BY_KUBELET
+    return replace(pod, deleted=None) if earlier or of_its_own else pod
+
+
+def _obeyed(pod: PodView) -> bool:
+    """It ended as one does that got SIGTERM. A SIGKILL comes later, when the grace is over."""
+    return pod.ended is not None and pod.ended.exit_code in SIGNALLED - {128 + signal.SIGKILL}
 
 
 def word_of(pod: PodView) -> TerminationMessage | None:

@@ -13,7 +13,7 @@ from typing import Final
 from spottrain_operator.api import Status
 from spottrain_operator.model import Ending, Observed, PodView
 from spottrain_operator.names import Cause
-from spottrain_operator.policies.cause import why
+from spottrain_operator.policies.cause import before_us, why
 from spottrain_operator.policies.gone import over
 
 OUTSIDE: Final = frozenset(
@@ -107,13 +107,13 @@ def first_sight(o: Observed) -> Ending:
 def verdict(o: Observed) -> Ending:
     """Why the attempt ended, when all of it has. Pods deleted to stop the rest explain nothing."""
     record = o.job.status.record(o.job.status.attempt)
-    endings = [*_vanishings(o), *(_named(p, o) for p in team(o))]
     if record is None or not record.stopping:
-        return gravest(endings)
+        return gravest([*_vanishings(o), *(_named(p, o) for p in team(o))])
     cause = Cause(record.stopping)
     first = Ending(cause=cause, evidence=record.evidence, charged=bool(record.charged), reason=record.reason)
     if cause in OWN:
         return first
+    endings = [*_vanishings(o), *(_named(before_us(p, o), o) for p in team(o))]
     passed = {Cause.POD_DELETED, *(LATER if first.charged else ())}
     return gravest([first, *(e for e in endings if e.cause not in passed)])
 

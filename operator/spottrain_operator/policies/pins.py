@@ -6,6 +6,7 @@ more, the attempt is replaced, uncharged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -22,18 +23,22 @@ UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 
 
 def nodes_of(job: Job) -> set[str]:
-    """Names of the nodes that the next attempt's ranks may be pinned to."""
-    return {r.node for record in job.status.attempts[-2:] for r in record.ranks if r.node}
+    """Names of the nodes that the current or the next attempt's ranks may be pinned to."""
+    status = job.status
+    records = [*_chain(status, status.attempt), *_chain(status, status.attempt - 1)]
+    return {r.node for record in records for r in record.ranks if r.node}
 
 
 def pins(o: Observed, status: Status) -> dict[int, str]:
     """Host name by rank, of the nodes that survive; for the attempt that `status` names."""
-    before = _before(status)
-    if o.job.spec is None or o.job.spec.workers == 1 or before is None or before.cause in UNPINNED:
+    if o.job.spec is None or o.job.spec.workers == 1:
         return {}
-    if before.pool != _pool_of(status):
-        return {}
-    return survivors(o, before)
+    found: dict[int, str] = {}
+    for record in _chain(status, status.attempt - 1):
+        if record.cause in UNPINNED or record.pool != _pool_of(status):
+            break
+        found = survivors(o, record) | found
+    return found
 
 
 def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
@@ -60,9 +65,12 @@ def in_vain(o: Observed, pod: PodView) -> str:
     return ""
 
 
-def _before(status: Status) -> AttemptRecord | None:
-    """The last attempt but the current that was seen to have nodes."""
-    return status.record(status.attempt - 1)
+def _chain(status: Status, number: int) -> Iterator[AttemptRecord]:
+    """That attempt, and those before it while each was replaced, maybe before its ranks had nodes."""
+    record = status.record(number)
+    while record is not None:
+        yield record
+        record = status.record(record.number - 1) if record.cause == Cause.REPLACED else None
 
 
 def _pool_of(status: Status) -> str:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
+from spottrain.contract import Reason as Word
 from spottrain_operator.api import Job, RankRecord, Status
 from spottrain_operator.model import (
     Annotate,
     Create,
     Delete,
+    Ended,
     Observed,
     Plan,
     PodView,
@@ -30,6 +32,7 @@ from spottrain_operator.names import (
     pod_name,
 )
 from spottrain_operator.plan import plan
+from spottrain_operator.policies import pins
 
 from tests.builders import (
     KEY,
@@ -255,6 +258,40 @@ def test_a_pin_whose_node_goes_is_replaced_uncharged() -> None:
     assert (last.attempt, last.interruptions, last.failures) == (3, 1, 0), "as many as before it"
 
 
+def test_ranks_of_a_replaced_attempt_that_had_no_node_yet_keep_the_pin_they_had() -> None:
+    """Seen on real nodes: the lost rank's node was free again before the survivor's new pod was scheduled."""
+    status = begun(3)
+    one, two, three = status.attempts
+    replaced = replace(
+        two, cause=Cause.REPLACED, ranks=(RankRecord(rank=0), RankRecord(rank=2, node="node-9"))
+    )
+    status = replace(status, attempts=(replace(one, cause=Cause.SPOT_NOTICE), replaced, three))
+    nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2], make_node("node-9"))
+    assert pins.pins(observed(status=status, nodes=nodes), status) == {
+        0: "node-0",
+        2: "node-9",
+    }
+    assert pins.nodes_of(gang_job(status)) == {"node-0", "node-1", "node-2", "node-9"}, "to be observed"
+    moved = replace(status, attempts=(replace(one, cause=Cause.MOVED), replaced, three))
+    assert pins.pins(observed(status=moved, nodes=nodes), moved) == {2: "node-9"}
+
+
+def test_a_pinned_pod_is_not_replaced_because_another_node_is_free_again() -> None:
+    waiting = member(
+        0,
+        2,
+        created=NOW,
+        node="",
+        phase="Pending",
+        pinned="node-0",
+        avoids=("node-1",),
+        unschedulable="0/3 nodes available",
+    )
+    others = [member(rank, 2, running_since=None) for rank in (1, 2)]
+    made = plan(observed(waiting, *others, status=begun(2)))
+    assert not (made.status and made.status.attempts[-1].stopping) and removed(made) == set()
+
+
 def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -> None:
     waiting = member(2, node="", phase="Pending", unschedulable="Insufficient nvidia.com/gpu")
     o = observed(member(0), member(1), waiting)
@@ -396,3 +433,42 @@ def test_a_peer_with_a_nearer_deadline_is_told_it_while_the_gang_stops() -> None
     told_it = (over(0, 75), member(1), member(2, notice=notice(20)))
     made = plan(observed(*told_it, nodes=nodes, status=stopping, told_at=after(-2)))
     assert [a.grace for a in made.before if isinstance(a, Delete)] == [18]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "seconds", "failures"),
+    [
+        (1, "", 0, 1),
+        (1, "", 3, 0),
+        (137, "", 0, 1),
+        (137, "OOMKilled", 0, 1),
+        (137, "", 30, 0),
+        (143, "", 0, 0),
+    ],
+)
+def test_a_crash_that_is_seen_late_is_no_deletion_of_ours(
+    code: int, reason: str, seconds: float, failures: int
+) -> None:
+    """`make chaos-operator` found it: rank 0 said that a peer was gone before rank 1's end was seen."""
+    word, stopping = _peer_lost()
+    asked = deleted()
+    finished = asked["deleted"] - timedelta(seconds=asked["deletion_grace"]) + timedelta(seconds=seconds)
+    end = Ended(exit_code=code, reason=reason, message="boom", finished=finished)
+    crashed = over(1, code, **asked | {"ended": end})
+    last = status_of(plan(observed(word, crashed, over(2, 143, **asked), status=stopping)))
+    assert (last.failures, last.interruptions) == (failures, 1 - failures), "SIGTERM may end it so, if later"
+
+
+def test_a_limit_of_its_own_that_is_seen_late_is_charged() -> None:
+    word, stopping = _peer_lost()
+    evicted = replace(over(1, 137, **deleted()), reason="Evicted")
+    last = status_of(plan(observed(word, evicted, over(2, 143, **deleted()), status=stopping)))
+    assert (last.attempts[0].cause, last.failures) == (Cause.FAILED, 1)
+
+
+def _peer_lost() -> tuple[PodView, Status]:
+    """Rank 0, which says that another is gone; and the status of the attempt, which is being stopped for it."""
+    word = told(Outcome.INTERRUPTED_LOST, pod={"rank": 0, "node": "node-0"}, reason=Word.PEER_LOST)
+    status = status_of(plan(observed(word, member(1), member(2))))
+    assert status.attempts[0].stopping == Cause.INTERRUPTED
+    return word, status
