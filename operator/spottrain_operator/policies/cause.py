@@ -77,7 +77,7 @@ def why(pod: PodView, o: Observed) -> Ending:
 def before_us(pod: PodView, o: Observed) -> PodView:
     """The pod as if the operator had not deleted it, where that is not what ended it.
 
-    The operator sees late: what it deletes to stop the rest of a gang may be the very rank that has broken it.
+    The operator sees late: what it deletes to stop the rest of a gang may be the rank that has broken it.
     Its own deletions are no evidence, so the benefit of SKEW, which is for those of others, is not given.
     """
     if pod.deleted is None:
