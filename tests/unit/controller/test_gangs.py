@@ -467,7 +467,7 @@ def test_a_limit_of_its_own_that_is_seen_late_is_charged() -> None:
 
 
 def _peer_lost() -> tuple[PodView, Status]:
-    """Rank 0, which says that another is gone; and the status of the attempt, which is being stopped for it."""
+    """Rank 0, which says that another is gone; and the status of the attempt, being stopped for it."""
     word = told(Outcome.INTERRUPTED_LOST, pod={"rank": 0, "node": "node-0"}, reason=Word.PEER_LOST)
     status = status_of(plan(observed(word, member(1), member(2))))
     assert status.attempts[0].stopping == Cause.INTERRUPTED
