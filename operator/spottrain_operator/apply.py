@@ -43,6 +43,7 @@ from spottrain_operator.names import (
     Reason,
 )
 from spottrain_operator.observe import fetch_job
+from spottrain_operator.policies.gone import ended
 from spottrain_operator.views import pod_view
 from spottrain_operator.wire import rfc3339
 
@@ -152,8 +153,8 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
                 raw = await cluster.annotate_pod(pod.namespace, pod.name, uid=pod.uid, annotations=words)
                 _remember(raw, hands)
                 return True  # its DELETE is due a moment from now, however late the watch is
-            case Delete(grace=grace):
-                await cluster.delete_pod(pod.namespace, pod.name, uid=pod.uid, grace=grace)
+            case Delete():
+                return await _delete(action, hands)
             case Release():
                 await cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
     except ApiError as error:
@@ -162,6 +163,28 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
         which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
         logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error, extra=which)
     return False
+
+
+async def _delete(action: Delete, hands: Hands) -> bool:
+    """Only while it is as it was seen: one that has ended meanwhile is judged first, by how it ended."""
+    pod, cluster = action.pod, hands.cluster
+    version = None if ended(pod) else pod.resource_version
+    while True:
+        try:
+            await cluster.delete_pod(
+                pod.namespace, pod.name, uid=pod.uid, grace=action.grace, resource_version=version
+            )
+            return False
+        except ApiError as error:
+            if error.status != 409 or version is None:
+                raise
+            raw = await cluster.get_pod(pod.namespace, pod.name)
+            live = _remember(raw, hands) if raw is not None else None
+            if live is None or live.uid != pod.uid or live.resource_version == version:
+                raise  # it is gone, or the conflict is another one
+        if ended(live):
+            return True
+        version = live.resource_version
 
 
 async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:

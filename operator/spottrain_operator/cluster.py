@@ -53,7 +53,10 @@ class Cluster(Protocol):
 
     async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json: ...
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace: int | None) -> None: ...
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
+    ) -> None:
+        """409 where it is another pod, or has changed since that version."""
 
     async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json: ...
 
@@ -130,8 +133,13 @@ class KubeCluster:
         path = _pods(manifest["metadata"]["namespace"])
         return await self._call("POST", path, query=query, body=manifest)
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace: int | None) -> None:
-        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
+    ) -> None:
+        conditions = {"uid": uid}
+        if resource_version is not None:
+            conditions["resourceVersion"] = str(resource_version)
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         await self._call("DELETE", _pods(namespace, name), body=options)

@@ -129,8 +129,12 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
     if record is None or record.cause or record.stopping:
         return
     missing = gang.missing(o, status)
-    due = status.next_start is None or status.next_start <= o.now
-    if not missing or not due or _refused(o) or (status.attempt == o.job.status.attempt and gang.broken(o)):
+    if (
+        not missing
+        or not _due(o, status)
+        or _refused(o)
+        or (status.attempt == o.job.status.attempt and gang.broken(o))
+    ):
         return
     if o.job.spec.workers > 1:
         yield Provide(kind="services", manifest=beside.service(o.job), generation=o.job.generation)
@@ -144,6 +148,12 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         place = render.Placement(rank=rank, avoid=avoided, pin=pin, leave=leave, zoned=o.zoned)
         manifest = render.pod(o.job, status, capacity.pool_of(o, status), place)
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
+
+
+def _due(o: Observed, status: Status) -> bool:
+    """A start that has begun is finished, whatever the clock says since."""
+    begun = len(gang.missing(o, status)) < gang.size_of(o, status)
+    return begun or status.next_start is None or status.next_start <= o.now
 
 
 def _refused(o: Observed) -> bool:

@@ -236,6 +236,15 @@ def predecessor_saves(o: Observed) -> Decision | None:
     return _keep(o, Reason.PREDECESSOR_SAVES, words) if words and not o.job.status.attempt else None
 
 
+def clock_was_ahead(o: Observed) -> Decision | None:
+    """The operator's clock was set back, or its machine's is another: the wait is reckoned anew."""
+    if o.job.spec is None or gang.team(o):
+        return None
+    status = restart.brought_forward(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
+    words = "the next start was reckoned by a clock that was ahead"
+    return Decision(reason="ClockWasAhead", message=words, status=status) if status is not None else None
+
+
 def next_attempt(o: Observed) -> Decision | None:
     """The first one, or the one after a suspension."""
     if o.job.status.attempt and not _judged_already(o):
@@ -263,6 +272,7 @@ RULES: Final[tuple[Rule, ...]] = (
     unknown_pools,
     not_admitted,
     predecessor_saves,
+    clock_was_ahead,
     next_attempt,
 )
 

@@ -77,21 +77,26 @@ def why(pod: PodView, o: Observed) -> Ending:
 def before_us(pod: PodView, o: Observed) -> PodView:
     """The pod as if the operator had not deleted it, where that is not what ended it.
 
-    The operator sees late: what it deletes to stop the rest of a gang may be the rank that has broken it.
-    Its own deletions are no evidence, so the benefit of SKEW, which is for those of others, is not given.
+    A trainer may end in the moment in which the operator has it stopped with the rest of a gang. The
+    operator's own deletions are no evidence, so the slack that those of others have is not given.
     """
     if pod.deleted is None:
         return pod
-    asked = pod.deleted - timedelta(seconds=pod.deletion_grace)
     finished = pod.ended.finished if pod.ended is not None else None
-    earlier = finished is not None and finished < asked + ONE_SECOND and not _obeyed(pod)
+    earlier = finished is not None and finished < _asked(pod) + ONE_SECOND and not _obeyed(pod)
     of_its_own = pod.phase == "Failed" and pod.reason in ENDED_BY_KUBELET
     return replace(pod, deleted=None) if earlier or of_its_own else pod
 
 
 def _obeyed(pod: PodView) -> bool:
-    """It ended as one does that got SIGTERM. A SIGKILL comes later, when the grace is over."""
-    return pod.ended is not None and pod.ended.exit_code in SIGNALLED - {128 + signal.SIGKILL}
+    """It ended as one does that is told to by a signal."""
+    return pod.ended is not None and pod.ended.exit_code in SIGNALLED and not _oom_killed(pod)
+
+
+def _asked(pod: PodView) -> datetime:
+    """When its deletion was asked for, at the latest."""
+    assert pod.deleted is not None
+    return pod.deleted - timedelta(seconds=pod.deletion_grace)
 
 
 def word_of(pod: PodView) -> TerminationMessage | None:
@@ -156,17 +161,22 @@ def _leaving(case: Case) -> Ending | None:
     code = case.pod.ended.exit_code if case.pod.ended else None
     told = word is not None and word.outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     signalled = code in SIGNALLED or case.pod.deleted is not None
-    if not (told or signalled) or _oom_killed(case.pod) or _ended_first(case):
+    crashed = _oom_killed(case.pod) or (_ended_first(case) and not _obeyed(case.pod))
+    if not (told or signalled) or crashed:
         return None
     return Ending(cause=Cause.DISRUPTED, evidence=f"node {case.pod.node}: {node.leaving}")
 
 
 def _ended_first(case: Case) -> bool:
-    """The trainer had ended by itself before anyone asked for its deletion."""
+    """The trainer had ended by itself before anyone asked for its deletion.
+
+    When a container has ended, its kubelet deletes the pod again, with a grace of 0, and the API server then
+    tells that time (seen on 1.34): with so small a grace, the first request may have been long before.
+    """
     pod = case.pod
-    if pod.deleted is None or pod.ended is None or pod.ended.exit_code in SIGNALLED:
+    if pod.deleted is None or pod.ended is None:
         return False
-    return case.end < pod.deleted - timedelta(seconds=pod.deletion_grace) - SKEW
+    return case.end < _asked(pod) - (SKEW if pod.deletion_grace > 1 else AFTERMATH)
 
 
 def _node_gone(case: Case) -> Ending | None:
@@ -192,10 +202,9 @@ def _deleted(case: Case) -> Ending | None:
     pod = case.pod
     if pod.deleted is None:
         return None
-    asked = pod.deleted - timedelta(seconds=pod.deletion_grace)
-    if pod.ended is not None and case.end < asked - SKEW:
-        return None  # it had ended before anyone asked
-    return Ending(cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {rfc3339(asked)}")
+    if _ended_first(case):
+        return None
+    return Ending(cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {rfc3339(_asked(pod))}")
 
 
 def _ended_by_kubelet(case: Case) -> Ending | None:

@@ -16,6 +16,8 @@ from spottrain_operator.api import AttemptRecord, FailurePolicy, Status
 from spottrain_operator.model import Ending
 from spottrain_operator.names import Cause, Reason
 
+CLOCKS: Final = timedelta(seconds=5)
+"""By which the clocks of two machines that run the operator in turn may differ."""
 LONGEST_BACKOFF: Final = timedelta(seconds=300)
 BRIEF: Final = timedelta(seconds=60)
 """An attempt that is over so soon has most likely not been worth its start."""
@@ -101,16 +103,33 @@ def next_start(
     status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str
 ) -> datetime | None:
     """Not before then; None = at once. `status` holds the ending already."""
+    wait = _wait(status, policy, ending, now, uid)
+    return now + wait if wait else None
+
+
+def brought_forward(status: Status, policy: FailurePolicy, now: datetime, uid: str) -> Status | None:
+    """With an earlier start, where the clock that reckoned it was far ahead: no policy waits so long."""
+    before = status.record(status.attempt - 1)
+    if before is None or not before.cause or status.next_start is None:
+        return None
+    ending = Ending(cause=Cause(before.cause), evidence=before.evidence, charged=bool(before.charged))
+    wait = _wait(replace(status, attempt=before.number), policy, ending, now, uid)
+    if status.next_start <= now + wait + CLOCKS:
+        return None
+    return replace(status, next_start=now + wait)
+
+
+def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str) -> timedelta:
     times = status.failures if ending.charged else _unexplained_in_a_row(status, now)
     if not ending.charged and ending.cause not in UNCOUNTED:
         times = max(times, status.no_progress - 1)  # the first time may be bad luck, the next are a livelock
     if times <= 0 or policy.backoff_seconds == 0:
-        return None
+        return timedelta(0)
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(times - 1, 16))
     wait = min(doubled, LONGEST_BACKOFF)
     if ending.cause is Cause.SCHEDULING_TIMEOUT:  # two half-gangs must not come back at the same moment
         wait *= 1 + spread(uid, status.attempt)
-    return now + wait
+    return wait
 
 
 def spread(uid: str, attempt: int) -> float:

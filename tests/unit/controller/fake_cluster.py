@@ -128,9 +128,13 @@ class FakeCluster:
             self.posted.append(name)
         return copy.deepcopy(self.pods[name])
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace: int | None) -> None:
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
+    ) -> None:
         with self._write():
             pod = self._get(name, uid)
+            if resource_version not in (None, int(pod["metadata"]["resourceVersion"])):
+                raise ApiError(409, f"pod {name} has changed")
             ended = pod["status"]["phase"] in ("Succeeded", "Failed") or "nodeName" not in pod["spec"]
             seconds = 0 if ended else pod["spec"]["terminationGracePeriodSeconds"] if grace is None else grace
             deadline = rfc3339(self.now + timedelta(seconds=seconds), timespec="seconds")

@@ -109,6 +109,12 @@ def test_after_a_crash_between_two_posts_the_rest_is_made() -> None:
     assert created(made) == [pod_name(KEY.name, KEY.uid, 1, rank) for rank in (1, 2)]
 
 
+def test_a_start_that_has_begun_is_finished_though_the_clock_went_back() -> None:
+    status = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
+    made = plan(observed(member(0), member(2), status=replace(status, next_start=after(200))))
+    assert created(made) == [pod_name(KEY.name, KEY.uid, 1, 1)]
+
+
 @pytest.mark.parametrize(("spec", "zoned", "together"), [({}, True, True), ({}, False, False)])
 def test_a_gang_is_kept_in_one_zone_where_nodes_have_zones(
     spec: dict[str, Any], zoned: bool, together: bool
@@ -440,7 +446,7 @@ def test_a_peer_with_a_nearer_deadline_is_told_it_while_the_gang_stops() -> None
     [
         (1, "", 0, 1),
         (1, "", 3, 0),
-        (137, "", 0, 1),
+        (137, "", 0, 0),
         (137, "OOMKilled", 0, 1),
         (137, "", 30, 0),
         (143, "", 0, 0),

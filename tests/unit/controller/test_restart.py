@@ -161,6 +161,21 @@ def test_an_attempt_that_is_given_up_before_it_has_saved_is_no_livelock() -> Non
     assert status.no_progress == 0 and status.interruptions == 7
 
 
+def test_a_start_reckoned_by_a_clock_that_was_ahead_is_brought_forward() -> None:
+    policy = FailurePolicy(backoff_seconds=10)
+    failed = AttemptRecord(number=1, cause=Cause.FAILED, charged=True)
+    unmade = AttemptRecord(number=2)
+    status = Status(attempt=2, attempts=(failed, unmade), failures=1, next_start=after(300), active_since=NOW)
+    o = make_observed(job=make_job(raw_spec(failurePolicy={"backoffSeconds": 10}), status=status))
+    made = plan(o)
+    assert made.status is not None and made.status.next_start == after(10)
+    assert plan(replace(o, job=replace(o.job, status=made.status))).status is None, "once"
+    assert restart.brought_forward(replace(status, next_start=after(12)), policy, NOW, "uid") is None
+    assert restart.brought_forward(replace(status, failures=0), policy, NOW, "uid") == replace(
+        status, failures=0, next_start=NOW
+    ), "by a policy that would not have waited at all"
+
+
 def test_two_half_gangs_that_let_go_at_once_do_not_come_back_at_once() -> None:
     ending = Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence="x")
     record = AttemptRecord(number=1, cause=Cause.SCHEDULING_TIMEOUT, started=NOW, ended=NOW)
