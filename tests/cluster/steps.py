@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -123,6 +126,18 @@ class Lab:
 
     def log(self, pod: str) -> str:
         return self.kubectl.run("logs", pod, "-c", "trainer")
+
+    def stored_log(self, *, attempt: int, rank: int = 0, name: str = "job") -> str:
+        """What a rank has printed, as it is kept beside the checkpoints; its pod may be gone."""
+        command = [sys.executable, "-m", "spottrain", "checkpoints", "logs", f"{self.uri}/{name}"]
+        command += ["--endpoint", self.cluster.s3_endpoint, "--attempt", str(attempt), "--rank", str(rank)]
+        access = {
+            "AWS_ACCESS_KEY_ID": self.cluster.s3_access_key,
+            "AWS_SECRET_ACCESS_KEY": self.cluster.s3_secret_key,
+        }
+        return subprocess.run(
+            command, env=os.environ | access, check=True, capture_output=True, text=True
+        ).stdout
 
     def wait(self, what: str, done: Callable[[], Any], *, seconds: float = 90, name: str = "job") -> Any:
         """What `done` returns once it is true; else fails with the job's status and its pods."""

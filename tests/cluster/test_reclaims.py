@@ -18,6 +18,9 @@ def test_a_reclaimed_job_ends_on_the_other_node_with_nothing_lost_and_nothing_ch
     assert attempts[1]["startStep"] == attempts[0]["lastStep"] == attempts[0]["durableStep"]
     assert "spot" in attempts[0]["evidence"]
     assert status["output"]["uri"].startswith(lab.uri)
+    assert "event=end outcome=interrupted" in lab.stored_log(attempt=1), (
+        "its last line, though its node is gone"
+    )
 
 
 def test_a_node_that_vanishes_without_notice_costs_only_the_steps_since_the_last_checkpoint(lab: Lab) -> None:
