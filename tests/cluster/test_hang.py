@@ -1,4 +1,4 @@
-"""A trainer that gets on no more, on a real node: it tells its stacks, is ended, and goes on where it saved."""
+"""A trainer that gets on no more, on a real node: its stacks are told, and it goes on where it saved."""
 
 from __future__ import annotations
 

@@ -8,9 +8,13 @@ is no hang by that alone, for the network between may be at fault: only where a 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from spottrain_operator.model import Ending, Observed, Sample
 from spottrain_operator.names import Cause
+
+LEAST_START: Final = 120
+"""Seconds that a trainer has in any case until it first answers: imports from a cold disk are no hang."""
 
 
 def stalled(o: Observed) -> Ending | None:
@@ -21,7 +25,10 @@ def stalled(o: Observed) -> Ending | None:
     limit = "failurePolicy.hangTimeoutSeconds, else by the measured step time"
     sample = _sample(o)
     if sample is None:
-        words = f"the trainer has not answered since it was started, for longer than {limit} allows; {hint}"
+        words = (
+            f"the trainer has not answered since it was started, for longer than {limit} allows (at least "
+            f"{LEAST_START} s); {hint}"
+        )
         return Ending(cause=Cause.STALLED, evidence=words, charged=True)
     progress = sample.progress
     idle, most = (progress.idleSeconds or 0.0), (progress.hangSeconds or 0.0)
@@ -55,7 +62,7 @@ def _silent_from_the_start(o: Observed, seconds: int | None) -> datetime | None:
     managed = o.job.spec is not None and o.job.spec.checkpoint.managed
     if seconds is None or first is None or first.running_since is None or not managed:
         return None
-    return max(first.running_since, o.watched_since or o.now) + timedelta(seconds=seconds)
+    return max(first.running_since, o.watched_since or o.now) + timedelta(seconds=max(seconds, LEAST_START))
 
 
 def _sample(o: Observed) -> Sample | None:
