@@ -101,7 +101,7 @@ def interrupt_in_mid_training(target: Target, timeline: Timeline, record: JobRec
         attempt = record.latest()
         return bool(attempt and attempt.losses and max(attempt.losses) >= STEPS // 3)
 
-    wait_for(timeline, f"step {STEPS // 3} of gpt", 300, deep_enough)
+    wait_for(timeline, f"step {STEPS // 3} of gpt", 900, deep_enough)
     attempt = record.attempts[1]
     what = (
         f"notice: {attempt.node} ends in {NOTICE_SECONDS:.0f} s"
