@@ -42,6 +42,7 @@ from spottrain_operator.names import (
     KIND,
     Reason,
 )
+from spottrain_operator.native import API_GROUP
 from spottrain_operator.observe import fetch_job
 from spottrain_operator.policies.gone import ended
 from spottrain_operator.views import pod_view
@@ -195,6 +196,8 @@ async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
     except ApiError as error:
         if action.kind == "pods" and error.status != 409:
             return _cleanup_refused(action, error, hands)
+        if action.group.startswith(API_GROUP):
+            _without_groups(error, hands)
         if error.status in (400, 403, 422) or error.status >= 500:
             hands.memory.refusals[key] = _refusal(error, action.generation, hands.now)
             return True
@@ -202,6 +205,14 @@ async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
             raise
         logger.info("%s %s: %s", action.kind, name, error)
     return False
+
+
+def _without_groups(error: ApiError, hands: Hands) -> None:
+    """Where they may not be made, or are served no more: pods that refer to a missing group never start."""
+    if error.status == 404 or (error.status == 403 and "exceeded quota" not in str(error)):
+        logger.warning("gangs start without Kubernetes' own groups until the next discovery: %s", error)
+        hands.memory.gang_api = None
+        raise Conflict("planned again without groups") from error
 
 
 def _cleanup_refused(action: Provide, error: ApiError, hands: Hands) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Final
 
-from spottrain_operator import render, volumes
+from spottrain_operator import native, render, volumes
 from spottrain_operator.api import Job, Status
 from spottrain_operator.names import (
     JOB_LABEL,
@@ -42,6 +42,10 @@ REACH: Final = ("image", "imagePullPolicy", "env", "envFrom", "securityContext",
 """Of template and trainer, what the store is reached with; a folder is on one of its volumes."""
 
 
+def _labels(job: Job) -> dict[str, str]:
+    return {JOB_LABEL: job_label(job.key.name), JOB_UID_LABEL: job.key.uid, MANAGED_BY_LABEL: MANAGED_BY}
+
+
 def service(job: Job) -> Json:
     """Names for the pods of a gang, also before they are ready: they become so by finding each other."""
     key = job.key
@@ -52,7 +56,7 @@ def service(job: Job) -> Json:
         "metadata": {
             "name": service_name(key.name, key.uid),
             "namespace": key.namespace,
-            "labels": {JOB_LABEL: job_label(key.name), JOB_UID_LABEL: key.uid, MANAGED_BY_LABEL: MANAGED_BY},
+            "labels": _labels(job),
             "ownerReferences": [render.owner_of(job)],
         },
         "spec": {
@@ -79,6 +83,18 @@ def pod_group(job: Job, status: Status) -> Json | None:
     return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
 
 
+def gang(job: Job, status: Status, api: native.GangApi) -> Json:
+    """Kubernetes' own group, one for each attempt, because it cannot be changed."""
+    assert job.spec is not None
+    meta = {
+        "name": render.group_name(job, status),
+        "namespace": job.key.namespace,
+        "labels": _labels(job),
+        "ownerReferences": [render.owner_of(job)],
+    }
+    return native.group(api, meta, job.spec)
+
+
 def cleanup(job: Job, pool: Pool) -> Json:
     """The pod that deletes a deleted job's checkpoints, with its image and identity, in its pool."""
     assert job.spec is not None
@@ -95,11 +111,10 @@ def cleanup(job: Job, pool: Pool) -> Json:
     if ca is not None:
         container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
     render.restrict(body)
-    labels = {JOB_LABEL: job_label(key.name), JOB_UID_LABEL: key.uid, MANAGED_BY_LABEL: MANAGED_BY}
     meta = {
         "name": cleanup_name(key.name, key.uid),
         "namespace": key.namespace,
-        "labels": labels | {ROLE_LABEL: ROLE_CLEANUP},
+        "labels": _labels(job) | {ROLE_LABEL: ROLE_CLEANUP},
         "ownerReferences": [render.owner_of(job) | {"blockOwnerDeletion": False}],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}

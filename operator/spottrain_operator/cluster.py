@@ -77,6 +77,9 @@ class Cluster(Protocol):
 
     async def create_event(self, namespace: str, event: Json) -> None: ...
 
+    async def served(self, group: str) -> Json | None:
+        """What the API server says of a group, or of one version of it (`group/version`)."""
+
 
 class KubeCluster:
     """`Cluster` by the official client's asyncio side."""
@@ -124,6 +127,9 @@ class KubeCluster:
                 if not (more := page["metadata"].get("continue")):
                     break
                 query["continue"] = more
+
+    async def served(self, group: str) -> Json | None:
+        return await self._get(f"/apis/{group}")
 
     # --- writes ---
     async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator import beside, render
+from spottrain_operator import beside, native, render
 from spottrain_operator.api import Status
 from spottrain_operator.conditions import with_conditions
 from spottrain_operator.model import (
@@ -141,11 +141,14 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
     if (group := beside.pod_group(o.job, status)) is not None:
         generation = o.job.generation
         yield Provide(kind="podgroups", group=beside.VOLCANO, manifest=group, generation=generation)
+    if (api := _gang_api(o, status)) is not None:
+        group, generation = beside.gang(o.job, status, api), o.job.generation
+        yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
     avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
     for rank in missing:
         pin = pinned.get(rank, "")
         leave = () if pin else tuple(pinned.values())
-        place = render.Placement(rank=rank, avoid=avoided, pin=pin, leave=leave, zoned=o.zoned)
+        place = render.Placement(rank=rank, avoid=avoided, pin=pin, leave=leave, zoned=o.zoned, gang_api=api)
         manifest = render.pod(o.job, status, capacity.pool_of(o, status), place)
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
@@ -154,6 +157,13 @@ def _due(o: Observed, status: Status) -> bool:
     """A start that has begun is finished, whatever the clock says since."""
     begun = len(gang.missing(o, status)) < gang.size_of(o, status)
     return begun or status.next_start is None or status.next_start <= o.now
+
+
+def _gang_api(o: Observed, status: Status) -> native.GangApi | None:
+    """None also for an attempt that was begun without: its pods are all in the group, or none is."""
+    assert o.job.spec is not None
+    begun = all(p.grouped for p in o.pods if p.attempt == status.attempt)
+    return o.gang_api if begun and native.fits(o.job.spec) else None
 
 
 def _refused(o: Observed) -> bool:

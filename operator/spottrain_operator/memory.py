@@ -11,6 +11,7 @@ from datetime import datetime
 from spottrain_operator.api import Job, JobKey
 from spottrain_operator.model import PodView, Refusal, Sample
 from spottrain_operator.names import Condition
+from spottrain_operator.native import GangApi
 
 
 class Memory:
@@ -21,6 +22,9 @@ class Memory:
         """When this process first looked at a job."""
         self.cleanup_refused: dict[str, str] = {}
         """By job UID: the API server's no to a cleanup pod."""
+        self.gang_api: GangApi | None = None
+        """The version of Kubernetes' own gang scheduling that this cluster serves."""
+        self.discovery_failed = False
         self._told: dict[JobKey, dict[str, datetime]] = {}
         self._admitted: dict[JobKey, int] = {}
 

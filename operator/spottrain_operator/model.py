@@ -14,6 +14,7 @@ from spottrain.contract import Progress
 
 from spottrain_operator.api import Job, JobKey, Status
 from spottrain_operator.names import Cause, Reason
+from spottrain_operator.native import GangApi
 from spottrain_operator.pools import Pool
 
 
@@ -89,6 +90,8 @@ class PodView:
     """Host names that its node affinity keeps it off, because of notices when it was made."""
     pinned: str = ""
     """Host name that its node affinity keeps it on, where its rank was before."""
+    grouped: bool = False
+    """Whether it refers to a group of Kubernetes' own gang scheduling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +185,8 @@ class Observed:
     """By UID of a pod of the current attempt: when this process first saw the deadline on it."""
     zoned: bool = True
     """Whether this cluster's nodes have a zone."""
+    gang_api: GangApi | None = None
+    """What this cluster serves of Kubernetes' own gang scheduling."""
     limits: Limits = Limits()
 
 

@@ -22,7 +22,7 @@ from spottrain.contract import (
     Env,
 )
 
-from spottrain_operator import volumes
+from spottrain_operator import native, volumes
 from spottrain_operator.api import CompileCache, Job, Logs, Status, TrainingJobSpec
 from spottrain_operator.model import Observed
 from spottrain_operator.names import (
@@ -39,6 +39,7 @@ from spottrain_operator.names import (
     MANAGED_BY_LABEL,
     OUTCOME_FINALIZER,
     PINNED_ANNOTATION,
+    QUEUE_LABEL,
     RANK_LABEL,
     RENDEZVOUS_PORT,
     ROLE_LABEL,
@@ -79,6 +80,8 @@ class Placement:
     """Host names of nodes that other ranks come back to: there may be room for one pod, and it is theirs."""
     zoned: bool = True
     """Whether the cluster's nodes have zones, by which a gang can be kept together."""
+    gang_api: native.GangApi | None = None
+    """Of Kubernetes' own gang scheduling, where the attempt has a group of it."""
 
 
 SOLE: Final = Placement()
@@ -139,7 +142,7 @@ def _queue(job: Job, status: Status) -> tuple[Json, Json]:
         return {}, {"scheduling.k8s.io/group-name": group_name(job, status)}
     if not spec.queue_name:
         return {}, {}
-    labels = {"kueue.x-k8s.io/queue-name": spec.queue_name}
+    labels = {QUEUE_LABEL: spec.queue_name}
     if spec.workers == 1:
         return labels, {}
     labels["kueue.x-k8s.io/pod-group-name"] = group_name(job, status)
@@ -214,6 +217,8 @@ def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
     assert job.spec is not None
     body["hostname"] = pod_name(job.key.name, job.key.uid, status.attempt, place.rank)
     body["subdomain"] = service_name(job.key.name, job.key.uid)
+    if place.gang_api is not None:
+        body |= native.reference(place.gang_api, group_name(job, status))
     if not (job.spec.capacity.same_zone and place.zoned):
         return
     labels = {JOB_UID_LABEL: job.key.uid, ATTEMPT_LABEL: str(status.attempt)}

@@ -17,6 +17,7 @@ from aiohttp import web
 from spottrain_operator.api import Job
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster, KubeCluster
+from spottrain_operator.discovery import discover
 from spottrain_operator.errors import ApiError
 from spottrain_operator.health import Health
 from spottrain_operator.memory import Memory
@@ -109,6 +110,8 @@ class Service:
             await self._resync(cluster)
 
     async def _resync(self, cluster: Cluster) -> None:
+        if self.settings.native_gangs:
+            await discover(cluster, self.memory)
         while True:
             try:
                 return await resync(cluster, self.caches, self.queue, self.settings.namespaces)

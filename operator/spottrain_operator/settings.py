@@ -25,6 +25,8 @@ class Settings:
     """For jobs without capacity.pools. DEFAULT_POOL, as JSON with the fields of spec.capacity.pools[]."""
     pools: tuple[Pool, ...] = ()
     """Those that jobs may name. POOLS, as JSON: a list with the fields of spec.capacity.pools[]."""
+    native_gangs: bool = True
+    """Whether gangs are given to Kubernetes' own gang scheduling where it is served. NATIVE_GANGS."""
     workers: int = 16
     """Jobs that are worked on at the same time. WORKERS."""
     resync_seconds: float = 300
@@ -56,6 +58,8 @@ class Settings:
                 values[name] = tuple(_named_pool(raw) for raw in json.loads(text))
             elif name in _NUMBERS:
                 values[name] = _NUMBERS[name](text)
+            elif name == "native_gangs":
+                values[name] = _yes(text)
             elif name == "log_level":
                 values[name] = text.upper()
         return cls(**values)  # type: ignore[arg-type]
@@ -74,6 +78,12 @@ def _named_pool(raw: object) -> Pool:
     if pool.where is None:
         raise InvalidSpec(f"pools[]: {pool.name} needs a platform or a preset")
     return pool
+
+
+def _yes(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{PREFIX}NATIVE_GANGS is {text!r}: it must be true or false")
+    return text == "true"
 
 
 _NUMBERS = {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from spottrain_operator import signals
+from spottrain_operator import native, signals
 from spottrain_operator.api import JobKey
 from spottrain_operator.model import Ended, NodeView, Notice, PodView, Waiting
 from spottrain_operator.names import (
@@ -76,6 +76,7 @@ def pod_view(raw: Raw) -> PodView | None:
         init_failure=_init_failure(status),
         avoids=_avoids(meta),
         pinned=(meta.get("annotations") or {}).get(PINNED_ANNOTATION, ""),
+        grouped=native.grouped(spec),
     )
 
 

@@ -180,9 +180,12 @@ def test_the_operators_own_defaults_are_the_charts(objects: list[Object]) -> Non
 def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
     tolerations = [{"key": "gpu", "operator": "Exists"}]
     pool = {"name": "g", "platform": "GKE", "nodeSelector": {"spot": "true"}, "tolerations": tolerations}
-    changed = render(f"defaultPool={json.dumps(pool)}", 'watchNamespaces=["ml","research"]')
+    changed = render(
+        f"defaultPool={json.dumps(pool)}", 'watchNamespaces=["ml","research"]', "operator.nativeGangs=false"
+    )
     assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == OperatorSettings(
         namespaces=("ml", "research"),
+        native_gangs=False,
         default_pool=Pool(
             name="g", platform=Platform.GKE, node_selector={"spot": "true"}, tolerations=tuple(tolerations)
         ),

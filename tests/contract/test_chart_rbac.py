@@ -31,6 +31,8 @@ class Recorder(KubeCluster):
 
     async def _call(self, verb: str, path: str, **_: Any) -> Json:
         parts = path.split("/")[3 if path.startswith("/api/") else 4 :]
+        if not parts:
+            return {}  # discovery: every account may
         resource, name, *subresource = [*(parts[2:] if parts[0] == "namespaces" else parts), "", ""][:3]
         right = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[
             verb
@@ -55,10 +57,13 @@ async def called_by_the_operator() -> Rights:
         "hold_job": recorder.hold_job("ml", "j", uid="u", on=True),
         "delete_job": recorder.delete_job("ml", "j", uid="u"),
         "create_event": recorder.create_event("ml", {}),
+        "served": recorder.served("g"),
     }
     for call in calls.values():
         await call
-    await recorder.create("podgroups", {"metadata": {"namespace": "ml"}}, group="g/v1")
+    for group in ("workloads", "podgroups"):
+        await recorder.create(group, {"metadata": {"namespace": "ml"}}, group="g/v1")
+    await recorder.served("g/v1")
     for kind in (names.PLURAL, "pods", "nodes"):
         assert [item async for item in recorder.every(kind, ("ml",))] == []
     methods = {name for name in vars(Cluster) if not name.startswith("_")}
@@ -94,6 +99,18 @@ def rights_of(objects: list[Object], account: str) -> Rights:
 
 async def test_the_operator_may_do_what_it_calls(objects: list[Object]) -> None:
     assert rights_of(objects, "spottrain-operator") == await called_by_the_operator() | WATCHED | OWNING
+
+
+def api_groups(objects: list[Object], resource: str) -> set[str]:
+    rules = [r for o in objects if o["kind"] in ("Role", "ClusterRole") for r in o["rules"]]
+    return {g for rule in rules if resource in rule["resources"] for g in rule["apiGroups"]}
+
+
+def test_kubernetes_own_groups_are_made_only_where_that_is_not_switched_off(objects: list[Object]) -> None:
+    assert api_groups(objects, "podgroups") == {"scheduling.volcano.sh", "scheduling.k8s.io"}
+    without = render("operator.nativeGangs=false")
+    assert api_groups(without, "podgroups") == {"scheduling.volcano.sh"}
+    assert not api_groups(without, "workloads")
 
 
 def test_the_agent_may_do_what_it_calls(objects: list[Object]) -> None:

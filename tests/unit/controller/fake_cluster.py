@@ -35,6 +35,8 @@ class FakeCluster:
         self.posted: list[str] = []
         self.events: list[Json] = []
         self.others: dict[str, Json] = {}
+        self.serves: dict[str, Json] = {}
+        """What is served beside, by group or `group/version`."""
         self.writes = 0
         self.crash_at: int | None = None
         self.crash_after_effect = True
@@ -193,6 +195,9 @@ class FakeCluster:
     async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
         with self._write():
             self.jobs.pop(name, None)
+
+    async def served(self, group: str) -> Json | None:
+        return self.serves.get(group)
 
     async def create_event(self, namespace: str, event: Json) -> None:
         self.events.append(event)

@@ -1,0 +1,43 @@
+"""Asks the API server which version of Kubernetes' own gang scheduling it serves. Called by service.py.
+
+At the start and with each resync, because a cluster is upgraded under a running operator. No answer holds
+nothing up: what was known stands.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from spottrain_operator.cluster import Cluster
+from spottrain_operator.errors import ApiError
+from spottrain_operator.memory import Memory
+from spottrain_operator.native import API_GROUP, GangApi
+
+logger = logging.getLogger(__name__)
+
+
+async def discover(cluster: Cluster, memory: Memory) -> None:
+    try:
+        found = await _served(cluster)
+    except ApiError as error:
+        if not memory.discovery_failed:
+            logger.warning("whether this cluster schedules gangs itself is not known: %s", error)
+        memory.discovery_failed = True
+        return
+    memory.discovery_failed = False
+    if found is not memory.gang_api:
+        words = f"gangs are scheduled by {found.group}" if found else "this cluster schedules no gangs itself"
+        logger.info("%s", words)
+    memory.gang_api = found
+
+
+async def _served(cluster: Cluster) -> GangApi | None:
+    """The first of our versions that has the kind: v1alpha1 and v1beta1 once had priority classes alone."""
+    about = await cluster.served(API_GROUP) or {}
+    offered = {version["version"] for version in about.get("versions") or ()}
+    for api in GangApi:
+        if api in offered:
+            listed = await cluster.served(api.group) or {}
+            if api.resource in {resource["name"] for resource in listed.get("resources") or ()}:
+                return api
+    return None

@@ -1,0 +1,241 @@
+"""Kubernetes' own gang scheduling: used where the cluster serves a version of it, and missed nowhere."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from spottrain_operator.api import RankRecord
+from spottrain_operator.discovery import discover
+from spottrain_operator.errors import ApiError
+from spottrain_operator.memory import Memory
+from spottrain_operator.model import Create, Plan, Provide
+from spottrain_operator.names import PINNED_ANNOTATION, pod_name
+from spottrain_operator.native import GangApi
+from spottrain_operator.plan import plan
+from spottrain_operator.settings import Settings
+from spottrain_operator.views import pod_view
+
+from tests.builders import (
+    KEY,
+    deleted,
+    ended_pod,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    notice,
+    raw_spec,
+    started,
+)
+from tests.unit.controller.fake_cluster import FakeCluster
+from tests.unit.controller.test_crashes import World
+
+SIZE = 2
+Json = dict[str, Any]
+EACH = pytest.mark.parametrize("api", list(GangApi))
+
+
+def first_plan(api: GangApi | None, **spec: Any) -> Plan:
+    o = make_observed(job=make_job(raw_spec(**({"workers": SIZE} | spec))), nodes=())
+    return plan(replace(o, gang_api=api))
+
+
+def template(metadata: Json | None = None, **spec: Any) -> Json:
+    body = {"containers": [{"name": "trainer", "image": "x"}]} | spec
+    return {"template": {"spec": body} | ({"metadata": metadata} if metadata else {})}
+
+
+def groups(made: Plan) -> list[Provide]:
+    return [a for a in made.after if isinstance(a, Provide) and a.kind != "services"]
+
+
+def pods(made: Plan) -> list[Json]:
+    return [a.manifest for a in made.after if isinstance(a, Create)]
+
+
+def referring(pod: Json) -> Json:
+    return {k: v for k, v in pod["spec"].items() if k in ("workloadRef", "schedulingGroup")}
+
+
+def served(*apis: GangApi, resources: tuple[str, ...] = ("workloads", "podgroups")) -> dict[str, Json]:
+    group = {"versions": [{"version": v} for v in ("v1", *apis)]}
+    listed = {"resources": [{"name": name} for name in resources]}
+    return {"scheduling.k8s.io": group} | {api.group: listed for api in apis}
+
+
+# --- what is made ---------------------------------------------------------------------------------------
+def test_in_1_35_an_attempt_has_a_workload_that_wants_all_of_its_pods() -> None:
+    made = first_plan(GangApi.V1ALPHA1)
+    (group,) = groups(made)
+    assert (group.kind, group.group) == ("workloads", "scheduling.k8s.io/v1alpha1")
+    assert group.manifest["spec"] == {"podGroups": [{"name": "workers", "policy": {"gang": {"minCount": 2}}}]}
+    name = group.manifest["metadata"]["name"]
+    assert [referring(p) for p in pods(made)] == [{"workloadRef": {"name": name, "podGroup": "workers"}}] * 2
+
+
+@pytest.mark.parametrize("api", [GangApi.V1ALPHA2, GangApi.V1ALPHA3, GangApi.V1BETA1])
+def test_from_1_36_on_an_attempt_has_a_pod_group(api: GangApi) -> None:
+    made = first_plan(api)
+    (group,) = groups(made)
+    assert (group.kind, group.group) == ("podgroups", f"scheduling.k8s.io/{api}")
+    assert group.manifest["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    name = group.manifest["metadata"]["name"]
+    assert [referring(p) for p in pods(made)] == [{"schedulingGroup": {"podGroupName": name}}] * 2
+
+
+@EACH
+def test_the_group_is_made_before_the_pods_and_goes_with_the_job(api: GangApi) -> None:
+    made = first_plan(api)
+    kinds = [type(a) for a in made.after if isinstance(a, Provide | Create)]
+    assert kinds == [Provide, Provide, Create, Create]
+    (owner,) = groups(made)[0].manifest["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("TrainingJob", KEY.uid)
+
+
+def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_pins_hold_in_it() -> None:
+    ends = (
+        ended_pod(1, 75, rank=0, node="node-0"),
+        ended_pod(1, 75, rank=1, node="node-1", **deleted()),
+    )
+    ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(SIZE))
+    status = replace(started(), attempts=(replace(started().attempts[0], ranks=ranks),))
+    nodes = (make_node("node-0"), replace(make_node("node-1"), notice=notice(60)))
+    o = make_observed(*ends, job=make_job(raw_spec(workers=SIZE), status=status), nodes=nodes)
+    made = plan(replace(o, gang_api=GangApi.V1BETA1))
+    name = groups(made)[0].manifest["metadata"]["name"]
+    assert name == pod_name(KEY.name, KEY.uid, 2).removesuffix("-0")
+    assert name != groups(first_plan(GangApi.V1BETA1))[0].manifest["metadata"]["name"]
+    assert [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in pods(made)] == ["node-0", ""]
+    assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in pods(made)), "and one zone"
+
+
+@pytest.mark.parametrize(
+    ("api", "told"),
+    [(GangApi.V1ALPHA2, False), (GangApi.V1ALPHA3, True), (GangApi.V1BETA1, True)],
+)
+def test_a_group_has_its_pods_priority_where_the_scheduler_compares_them(api: GangApi, told: bool) -> None:
+    (group,) = groups(first_plan(api, **template(priorityClassName="high")))
+    assert (group.manifest["spec"].get("priorityClassName") == "high") is told
+
+
+# --- who goes without -----------------------------------------------------------------------------------
+WITHOUT: list[Json] = [
+    {"workers": 1},
+    {"queueName": "team"},
+    template({"labels": {"kueue.x-k8s.io/queue-name": "team"}}),
+    template(schedulerName="volcano"),
+    template(schedulerName="my-scheduler"),
+    template(schedulingGroup={"podGroupName": "theirs"}),
+    template(workloadRef={"name": "theirs", "podGroup": "p"}),
+    template(evictionResponders=[{"name": "x.example.com/y"}]),
+]
+
+
+@pytest.mark.parametrize("spec", WITHOUT, ids=str)
+def test_lone_workers_queues_other_schedulers_and_groups_of_others_are_left_alone(spec: Json) -> None:
+    ours = first_plan(GangApi.V1BETA1, **spec)
+    assert ours.after == first_plan(None, **spec).after
+
+
+@pytest.mark.parametrize("name", ["", "default-scheduler"])
+def test_the_default_scheduler_may_be_named(name: str) -> None:
+    assert groups(first_plan(GangApi.V1BETA1, **template(schedulerName=name)))
+
+
+def test_where_nothing_is_served_a_gang_starts_as_it_did() -> None:
+    made = first_plan(None)
+    assert not groups(made) and [referring(p) for p in pods(made)] == [{}] * SIZE
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_the_rest_of_an_attempt_is_made_like_its_first_pods(grouped: bool) -> None:
+    status = started()
+    status = replace(status, attempts=(replace(status.attempts[0], ranks=(), started=None),))
+    job = make_job(raw_spec(workers=SIZE), status=status)
+    made = plan(replace(make_observed(make_pod(grouped=grouped), job=job), gang_api=GangApi.V1BETA1))
+    assert [bool(referring(p)) for p in pods(made)] == [grouped]
+
+
+@EACH
+async def test_a_pod_of_ours_is_seen_to_be_in_its_group(api: GangApi) -> None:
+    w = World({"workers": SIZE})
+    w.reconciler.memory.gang_api = api
+    for _ in range(5):
+        await w.look()
+    views = [view for raw in w.cluster.pods.values() if (view := pod_view(raw))]
+    assert [view.grouped for view in views] == [True] * SIZE
+
+
+# --- what the cluster serves ----------------------------------------------------------------------------
+async def found(**given: Any) -> GangApi | None:
+    cluster, memory = FakeCluster(), Memory()
+    cluster.serves = given["serves"]
+    await discover(cluster, memory)
+    return memory.gang_api
+
+
+@pytest.mark.parametrize(
+    ("serves", "api"),
+    [
+        ({}, None),
+        (served(), None),
+        (served(GangApi.V1ALPHA1), GangApi.V1ALPHA1),
+        (served(GangApi.V1ALPHA2), GangApi.V1ALPHA2),
+        (served(GangApi.V1ALPHA3, GangApi.V1BETA1), GangApi.V1BETA1),
+        (served(GangApi.V1BETA1, resources=("priorityclasses",)), None),
+        (served(GangApi.V1ALPHA1, resources=("podgroups",)), None),
+    ],
+)
+async def test_the_newest_version_that_has_the_kind_is_used(
+    serves: dict[str, Json], api: GangApi | None
+) -> None:
+    assert await found(serves=serves) is api
+
+
+async def test_no_answer_is_told_once_and_what_was_known_stands(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, memory = FakeCluster(), Memory()
+    cluster.serves = served(GangApi.V1BETA1)
+    await discover(cluster, memory)
+
+    async def silent(group: str) -> Json | None:
+        raise ApiError(503, "the server is currently unable to handle the request")
+
+    with caplog.at_level(logging.WARNING):
+        cluster.served = silent  # type: ignore[method-assign]
+        for _ in range(3):
+            await discover(cluster, memory)
+    assert memory.gang_api is GangApi.V1BETA1 and len(caplog.records) == 1
+
+
+async def test_a_cluster_that_was_changed_is_seen_at_the_next_resync() -> None:
+    cluster, memory = FakeCluster(), Memory()
+    for serves, api in ((served(GangApi.V1ALPHA2), GangApi.V1ALPHA2), ({}, None)):
+        cluster.serves = serves
+        await discover(cluster, memory)
+        assert memory.gang_api is api
+
+
+@pytest.mark.parametrize("no", [ApiError(404, "not found"), ApiError(403, "podgroups is forbidden")], ids=str)
+async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiError) -> None:
+    w, create = World({"workers": SIZE}), FakeCluster.create
+    w.reconciler.memory.gang_api = GangApi.V1BETA1
+
+    async def refuse(kind: str, manifest: Json, *, group: str = "") -> Json:
+        if kind == "podgroups":
+            raise no
+        return await create(w.cluster, kind, manifest, group=group)
+
+    w.cluster.create = refuse  # type: ignore[method-assign]
+    for _ in range(6):
+        await w.look()
+    assert [referring(pod) for pod in w.cluster.pods.values()] == [{}] * SIZE
+
+
+def test_it_can_be_switched_off() -> None:
+    assert Settings.from_env({}).native_gangs
+    assert not Settings.from_env({"SPOTTRAIN_OPERATOR_NATIVE_GANGS": "false"}).native_gangs
+    with pytest.raises(ValueError, match="true or false"):
+        Settings.from_env({"SPOTTRAIN_OPERATOR_NATIVE_GANGS": "no"})
