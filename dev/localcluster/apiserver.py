@@ -14,7 +14,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +41,19 @@ class ApiServer:
 
 
 @contextmanager
-def api_server(paths: Paths | None = None) -> Iterator[ApiServer]:
-    """Starts both, gives the server, and ends both, also when the body fails."""
+def api_server(
+    paths: Paths | None = None, *, programs: Path | None = None, flags: Sequence[str] = ()
+) -> Iterator[ApiServer]:
+    """Starts both, gives the server, and ends both, also when the body fails.
+
+    `programs`: a folder with others than the pinned ones; `flags`: more of them for kube-apiserver.
+    """
     paths = paths or layout.default_paths()
     ensure_programs(paths)
     with tempfile.TemporaryDirectory(prefix="spottrain-api-") as name:
-        place = _place(paths, Path(name))
+        place = _place(programs or paths.bin, Path(name))
         with running(controlplane.etcd(place), place.folder / "etcd.log"):
-            command = [*controlplane.apiserver(place), "--endpoint-reconciler-type=none"]
+            command = [*controlplane.apiserver(place), "--endpoint-reconciler-type=none", *flags]
             with running(command, place.folder / "apiserver.log") as process:
                 _wait_ready(place, process)
                 yield _describe(place)
@@ -61,7 +66,7 @@ def ensure_programs(paths: Paths, names: frozenset[str] = binaries.API_PROGRAMS)
             binaries.ensure(paths, Meter(state=paths.state, file=paths.measures), names)
 
 
-def _place(paths: Paths, folder: Path) -> Place:
+def _place(programs: Path, folder: Path) -> Place:
     api, client, peer = _free_ports(3)
     authority = new_authority(folder / "pki")
     server = f"https://{_ADDRESS}:{api}"
@@ -69,7 +74,7 @@ def _place(paths: Paths, folder: Path) -> Place:
     controlplane.issue_all(authority, server, addresses)
     authority.kubeconfig(folder / "kubeconfig", server=server, name="admin")
     return Place(
-        bin=paths.bin,
+        bin=programs,
         folder=folder,
         authority=authority,
         address=_ADDRESS,

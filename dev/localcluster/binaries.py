@@ -117,7 +117,7 @@ def _build(paths: Paths, go: Path, program: Program, meter: Meter) -> None:
         run(
             [go, "build", "-trimpath", "-ldflags", f"-s -w {program.flags}", "-o", partial, program.package],
             cwd=module_folder(program),
-            env=_go_env(paths),
+            env=go_env(paths),
             log=paths.state / "build.log",
             timeout=1800,
         )
@@ -126,7 +126,7 @@ def _build(paths: Paths, go: Path, program: Program, meter: Meter) -> None:
     say(f"  {program.name}: {time.monotonic() - started:.0f} s")
 
 
-def _go_env(paths: Paths) -> dict[str, str]:
+def go_env(paths: Paths) -> dict[str, str]:
     return {
         "CGO_ENABLED": "0",
         "GOCACHE": str(paths.go / "build"),

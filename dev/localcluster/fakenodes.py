@@ -76,19 +76,20 @@ def fake_nodes(server: ApiServer, paths: Paths | None = None) -> Iterator[None]:
     config = server.logs / "kwok.yaml"
     config.write_text(stages())
     with ExitStack() as both:
-        for command in (_scheduler(paths, server), _kwok(paths, server, config)):
+        for command in (scheduler(paths.bin, server), _kwok(paths, server, config)):
             both.enter_context(running(command, server.logs / f"{Path(command[0]).name}.log"))
         yield
 
 
-def _scheduler(paths: Paths, server: ApiServer) -> list[str | Path]:
+def scheduler(programs: Path, server: ApiServer, *flags: str) -> list[str | Path]:
     return [
-        paths.bin / "kube-scheduler",
+        programs / "kube-scheduler",
         f"--kubeconfig={server.logs / 'pki' / 'scheduler.kubeconfig'}",
         "--leader-elect=false",
         "--secure-port=0",  # several may run on this machine
         "--kube-api-qps=200",
         "--kube-api-burst=400",
+        *flags,
     ]
 
 

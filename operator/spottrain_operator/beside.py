@@ -83,7 +83,7 @@ def pod_group(job: Job, status: Status) -> Json | None:
     return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
 
 
-def gang(job: Job, status: Status, api: native.GangApi) -> Json:
+def gang(job: Job, status: Status, api: native.GangApi, *, zoned: bool) -> Json:
     """Kubernetes' own group, one for each attempt, because it cannot be changed."""
     assert job.spec is not None
     meta = {
@@ -92,7 +92,7 @@ def gang(job: Job, status: Status, api: native.GangApi) -> Json:
         "labels": _labels(job),
         "ownerReferences": [render.owner_of(job)],
     }
-    return native.group(api, meta, job.spec)
+    return native.group(api, meta, job.spec, zoned=zoned)
 
 
 def cleanup(job: Job, pool: Pool) -> Json:

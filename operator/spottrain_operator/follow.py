@@ -142,7 +142,7 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         generation = o.job.generation
         yield Provide(kind="podgroups", group=beside.VOLCANO, manifest=group, generation=generation)
     if (api := _gang_api(o, status)) is not None:
-        group, generation = beside.gang(o.job, status, api), o.job.generation
+        group, generation = beside.gang(o.job, status, api, zoned=o.zoned), o.job.generation
         yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
     avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
     for rank in missing:

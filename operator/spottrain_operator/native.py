@@ -2,8 +2,8 @@
 
 Called by follow.py and render.py; discovery.py finds the version that a cluster serves. From the sources of
 Kubernetes 1.35 (v1alpha1: a Workload, and the pod's workloadRef), 1.36 (v1alpha2: a PodGroup, and the pod's
-schedulingGroup) and 1.37 (v1alpha3 and v1beta1: the same, with the group's priority). A PodGroup needs no
-Workload: that one holds templates only.
+schedulingGroup) and 1.37 (v1alpha3 and v1beta1: the same). A PodGroup needs no Workload, which holds
+templates only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from spottrain_operator.api import TrainingJobSpec
-from spottrain_operator.names import QUEUE_LABEL
+from spottrain_operator.names import QUEUE_LABEL, ZONE_LABEL
 
 Json = dict[str, Any]
 
@@ -52,16 +52,23 @@ def fits(spec: TrainingJobSpec) -> bool:
     return spec.workers > 1 and default and not queued and not any(template.get(f) for f in OTHERS)
 
 
-def group(api: GangApi, meta: Json, spec: TrainingJobSpec) -> Json:
-    """The object that makes one attempt's pods a gang: all of them are bound, or none."""
+def group(api: GangApi, meta: Json, spec: TrainingJobSpec, *, zoned: bool) -> Json:
+    """The object that makes one attempt's pods a gang: all of them are bound, or none.
+
+    What a cluster has behind a feature gate that is off is dropped by its API server, without a word.
+    """
     policy: Json = {"gang": {"minCount": spec.workers}}
     if api is GangApi.V1ALPHA1:
         groups = [{"name": _MEMBERS, "policy": policy}]
         return {"apiVersion": api.group, "kind": "Workload", "metadata": meta, "spec": {"podGroups": groups}}
     body: Json = {"schedulingPolicy": policy}
     priority = spec.template["spec"].get("priorityClassName")
-    if priority and api is not GangApi.V1ALPHA2:  # there it needs a feature gate that we cannot see
-        body["priorityClassName"] = priority  # pods of another priority than their group's are not scheduled
+    if priority:  # pods of another priority than their group's are not scheduled
+        body["priorityClassName"] = priority
+    if (
+        zoned and spec.capacity.same_zone
+    ):  # by the pods' affinity alone a zone without room may be tried for ever
+        body["schedulingConstraints"] = {"topology": [{"key": ZONE_LABEL}]}
     return {"apiVersion": api.group, "kind": "PodGroup", "metadata": meta, "spec": body}
 
 

@@ -124,9 +124,11 @@ class Scene:
         self.kube.call(
             "POST", f"{self.path(pod)}/binding", {"metadata": meta, "target": {"kind": "Node", "name": node}}
         )
-        running = {"running": {"startedAt": _now()}}
-        self._report(pod, "Running", running)
+        self.report_running(pod)
         return node
+
+    def report_running(self, pod: Json) -> None:
+        self._report(pod, "Running", {"running": {"startedAt": _now()}})
 
     def report_waiting(self, pod: Json, reason: str, message: str) -> None:
         self._report(pod, "Pending", {"waiting": {"reason": reason, "message": message}})
@@ -182,7 +184,7 @@ def _now() -> str:
 class OperatorProcess:
     """`python -m spottrain_operator` for one namespace. SIGKILL is its only end in tests that ask for one."""
 
-    def __init__(self, *, kubeconfig: Path, namespace: str) -> None:
+    def __init__(self, *, kubeconfig: Path, namespace: str, **settings: str) -> None:
         self.namespace = namespace
         self._env = os.environ | {
             "KUBECONFIG": str(kubeconfig),
@@ -191,6 +193,7 @@ class OperatorProcess:
             "SPOTTRAIN_OPERATOR_HEALTH_PORT": "0",
             "SPOTTRAIN_OPERATOR_DEAD_SLACK_SECONDS": "1",
         }
+        self._env |= {f"SPOTTRAIN_OPERATOR_{name.upper()}": value for name, value in settings.items()}
         self.log = Path(tempfile.mkstemp(prefix="operator-", suffix=".log")[1])
         self._process: subprocess.Popen[bytes] | None = None
 

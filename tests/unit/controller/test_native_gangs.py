@@ -81,7 +81,7 @@ def test_from_1_36_on_an_attempt_has_a_pod_group(api: GangApi) -> None:
     made = first_plan(api)
     (group,) = groups(made)
     assert (group.kind, group.group) == ("podgroups", f"scheduling.k8s.io/{api}")
-    assert group.manifest["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    assert group.manifest["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
     name = group.manifest["metadata"]["name"]
     assert [referring(p) for p in pods(made)] == [{"schedulingGroup": {"podGroupName": name}}] * 2
 
@@ -112,13 +112,19 @@ def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_pins_h
     assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in pods(made)), "and one zone"
 
 
-@pytest.mark.parametrize(
-    ("api", "told"),
-    [(GangApi.V1ALPHA2, False), (GangApi.V1ALPHA3, True), (GangApi.V1BETA1, True)],
-)
-def test_a_group_has_its_pods_priority_where_the_scheduler_compares_them(api: GangApi, told: bool) -> None:
+@pytest.mark.parametrize("api", [GangApi.V1ALPHA2, GangApi.V1BETA1])
+def test_a_group_has_its_pods_priority_for_the_scheduler_compares_them(api: GangApi) -> None:
     (group,) = groups(first_plan(api, **template(priorityClassName="high")))
-    assert (group.manifest["spec"].get("priorityClassName") == "high") is told
+    assert group.manifest["spec"]["priorityClassName"] == "high"
+
+
+@pytest.mark.parametrize(("zoned", "same"), [(True, True), (True, False), (False, True)])
+def test_a_group_is_kept_in_one_zone_like_its_pods(zoned: bool, same: bool) -> None:
+    job = make_job(raw_spec(workers=SIZE, capacity={"sameZone": same}))
+    o = replace(make_observed(job=job, nodes=()), gang_api=GangApi.V1BETA1, zoned=zoned)
+    (group,) = groups(plan(o))
+    wanted = {"topology": [{"key": "topology.kubernetes.io/zone"}]} if zoned and same else None
+    assert group.manifest["spec"].get("schedulingConstraints") == wanted
 
 
 # --- who goes without -----------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""A real API server and scheduler of a Kubernetes that has gangs; opt-in.
+
+SPOTTRAIN_NATIVE_KUBERNETES=1.37.1 names the version; its programs are built once (`make test-native-gangs`).
+The scheduler binds; nobody runs what is bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+from localcluster import apiserver, fakenodes, versions
+from localcluster.apiserver import ApiServer, running
+
+from tests.api.conftest import CRD
+from tests.api.kube import Kube
+from tests.native.stage import Stage
+
+VERSION = os.environ.get("SPOTTRAIN_NATIVE_KUBERNETES", "")
+GATES = {
+    "1.35": "GenericWorkload=true,GangScheduling=true",
+    "1.36": "GenericWorkload=true,GangScheduling=true",
+    "1.37": "GenericWorkload=true",
+}
+SERVED = {"1.35": "v1alpha1", "1.36": "v1alpha2", "1.37": "v1beta1"}
+_count = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not VERSION:
+        mark = pytest.mark.skip(reason="SPOTTRAIN_NATIVE_KUBERNETES names no version")
+        for item in items:
+            if "native" in item.path.parts:
+                item.add_marker(mark)
+
+
+@pytest.fixture(scope="session", params=["gangs", "gangs in a zone", "neither"])
+def served(request: pytest.FixtureRequest) -> str:
+    """What an administrator has switched on."""
+    if request.param == "gangs in a zone" and VERSION.startswith("1.35."):
+        pytest.skip("came with 1.36")
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def server(served: str) -> Iterator[ApiServer]:
+    minor = VERSION.rpartition(".")[0]
+    folder = versions.programs(VERSION)
+    zones = ",TopologyAwareWorkloadScheduling=true" if served == "gangs in a zone" else ""
+    gates = [f"--feature-gates={GATES[minor]}{zones}"] if served != "neither" else []
+    api = [f"--runtime-config=scheduling.k8s.io/{SERVED[minor]}=true"] if served != "neither" else []
+    with apiserver.api_server(programs=folder, flags=[*gates, *api]) as up:
+        log = up.logs / "kube-scheduler.log"
+        with running(fakenodes.scheduler(folder, up, *gates), log):
+            yield up
+
+
+@pytest.fixture(scope="session")
+def kube(server: ApiServer) -> Kube:
+    kube = Kube.from_kubeconfig(server.kubeconfig)
+    kube.install(CRD)
+    return kube
+
+
+@pytest.fixture
+def stage(kube: Kube, server: ApiServer) -> Iterator[Stage]:
+    """A namespace of its own, and nodes that no other test uses."""
+    name = f"native-{next(_count)}"
+    kube.make_namespace(name)
+    with Stage(kube=kube, namespace=name, job="job", kubeconfig=server.kubeconfig) as made:
+        yield made
