@@ -49,17 +49,8 @@ def _build(version: str, names: list[str], folder: Path, paths: Paths) -> None:
         for name in names:
             say(f"building {name} {version} (once)")
             made = folder / f"{name}.partial"
-            words: list[str | Path] = [
-                go,
-                "build",
-                "-trimpath",
-                "-ldflags",
-                flags,
-                "-o",
-                made,
-                f"{_PACKAGE}/{name}",
-            ]
-            run(words, cwd=module, env=env, log=log, timeout=3600)
+            words: list[str | Path] = [go, "build", "-trimpath", "-ldflags", flags, "-o", made]
+            run([*words, f"{_PACKAGE}/{name}"], cwd=module, env=env, log=log, timeout=3600)
             made.replace(folder / name)
     finally:
         for cache in ("build", "mod"):

@@ -120,13 +120,20 @@ async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> lis
     """In order; pods are made all at once, so that an autoscaler sees all of a gang, and starts last."""
     creates = [a for a in actions if isinstance(a, Create)]
     done = [await _do(a, key, hands) for a in actions if not isinstance(a, Create)]
-    if creates and any(isinstance(a, Provide) for a in actions) and key in hands.memory.refusals:
-        return [*done, True]  # what they need is not there
+    if creates and _lacking(actions, key, hands):
+        return [*done, True]
     made = await asyncio.gather(*(_do(a, key, hands) for a in creates), return_exceptions=True)
     for failure in made:
         if isinstance(failure, BaseException):
             raise failure
     return [*done, *(m for m in made if isinstance(m, bool))]
+
+
+def _lacking(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> bool:
+    """What the pods need beside themselves is not there."""
+    provided = [a for a in actions if isinstance(a, Provide)]
+    grouped = any(a.group.startswith(API_GROUP) for a in provided)
+    return bool(provided) and (key in hands.memory.refusals or (grouped and key in hands.memory.ungrouped))
 
 
 async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
@@ -196,8 +203,10 @@ async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
     except ApiError as error:
         if action.kind == "pods" and error.status != 409:
             return _cleanup_refused(action, error, hands)
-        if action.group.startswith(API_GROUP):
-            _without_groups(error, hands)
+        if action.group.startswith(API_GROUP) and _no_groups(error):
+            logger.warning("%s starts without a group of Kubernetes' own: %s", key, error, extra=about(key))
+            hands.memory.ungrouped.add(key)
+            return True
         if error.status in (400, 403, 422) or error.status >= 500:
             hands.memory.refusals[key] = _refusal(error, action.generation, hands.now)
             return True
@@ -207,12 +216,9 @@ async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
     return False
 
 
-def _without_groups(error: ApiError, hands: Hands) -> None:
-    """Where they may not be made, or are served no more: pods that refer to a missing group never start."""
-    if error.status == 404 or (error.status == 403 and "exceeded quota" not in str(error)):
-        logger.warning("gangs start without Kubernetes' own groups until the next discovery: %s", error)
-        hands.memory.gang_api = None
-        raise Conflict("planned again without groups") from error
+def _no_groups(error: ApiError) -> bool:
+    """They may not be made, or are served no more; pods that refer to a missing group never start."""
+    return error.status == 404 or (error.status == 403 and "exceeded quota" not in str(error))
 
 
 def _cleanup_refused(action: Provide, error: ApiError, hands: Hands) -> bool:

@@ -29,6 +29,7 @@ async def discover(cluster: Cluster, memory: Memory) -> None:
         words = f"gangs are scheduled by {found.group}" if found else "this cluster schedules no gangs itself"
         logger.info("%s", words)
     memory.gang_api = found
+    memory.ungrouped.clear()
 
 
 async def _served(cluster: Cluster) -> GangApi | None:

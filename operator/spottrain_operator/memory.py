@@ -25,6 +25,8 @@ class Memory:
         self.gang_api: GangApi | None = None
         """The version of Kubernetes' own gang scheduling that this cluster serves."""
         self.discovery_failed = False
+        self.ungrouped: set[JobKey] = set()
+        """Jobs whose group could not be made; tried again after the next discovery."""
         self._told: dict[JobKey, dict[str, datetime]] = {}
         self._admitted: dict[JobKey, int] = {}
 
@@ -53,4 +55,5 @@ class Memory:
     def forget(self, key: JobKey) -> None:
         for table in (self.refusals, self.samples, self._told, self._admitted):
             table.pop(key, None)
+        self.ungrouped.discard(key)
         self.cleanup_refused.pop(key.uid, None)

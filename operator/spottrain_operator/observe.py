@@ -77,7 +77,7 @@ async def observe(
         cleanup=ended_of(cleanup) if cleanup is not None else None,
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
         zoned=caches.nodes.zoned(),
-        gang_api=memory.gang_api,
+        gang_api=None if job.key in memory.ungrouped else memory.gang_api,
         limits=limits,
     )
 

@@ -238,6 +238,11 @@ async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiE
     for _ in range(6):
         await w.look()
     assert [referring(pod) for pod in w.cluster.pods.values()] == [{}] * SIZE
+    memory = w.reconciler.memory
+    assert memory.gang_api is GangApi.V1BETA1 and memory.ungrouped == {KEY}, "other jobs have theirs"
+    w.cluster.serves = served(GangApi.V1BETA1)
+    await discover(w.cluster, memory)
+    assert not memory.ungrouped, "it is tried again"
 
 
 def test_it_can_be_switched_off() -> None:
