@@ -129,6 +129,9 @@ class NodeCache:
         """Whether nodes are known by zone here; True where there are none yet."""
         return not self._nodes or any(node.zone for node in self._nodes.values())
 
+    def karpenter(self) -> bool:
+        return any(node.karpenter for node in self._nodes.values())
+
     def noticed(self) -> dict[str, NodeView]:
         return {name: self._nodes[name] for name in self._noticed}
 

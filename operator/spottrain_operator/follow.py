@@ -25,7 +25,7 @@ from spottrain_operator.model import (
     Release,
 )
 from spottrain_operator.names import DEADLINE_ANNOTATION, SAVE_ADVISED_ANNOTATION, SOURCE_ANNOTATION
-from spottrain_operator.policies import avoid, capacity, cleanup, gang, hang, lifecycle, pins
+from spottrain_operator.policies import avoid, capacity, cleanup, gang, hang, lifecycle, newnodes, pins
 from spottrain_operator.policies.cause import notice_of
 from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
 from spottrain_operator.status import (
@@ -128,9 +128,8 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         return
     if record is None or record.cause or record.stopping:
         return
-    missing = gang.missing(o, status)
     if (
-        not missing
+        not gang.missing(o, status)
         or not _due(o, status)
         or _refused(o)
         or (status.attempt == o.job.status.attempt and gang.broken(o))
@@ -144,12 +143,9 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
     if (api := _gang_api(o, status)) is not None:
         group, generation = beside.gang(o.job, status, api, zoned=o.zoned), o.job.generation
         yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
-    avoided, pinned = avoid.doomed(o, status), pins.pins(o, status)
-    for rank in missing:
-        pin = pinned.get(rank, "")
-        leave = () if pin else tuple(pinned.values())
-        place = render.Placement(rank=rank, avoid=avoided, pin=pin, leave=leave, zoned=o.zoned, gang_api=api)
-        manifest = render.pod(o.job, status, capacity.pool_of(o, status), place)
+    pool, pinned = capacity.pool_of(o, status), pins.pins(o, status)
+    for place in newnodes.placements(o, status, pool, pinned, api):
+        manifest = render.pod(o.job, status, pool, place)
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
 

@@ -111,6 +111,8 @@ class NodeView:
     """What says, without a deadline, that somebody is taking it out of service; "" where nobody is."""
     out_of_service: bool = False
     """Somebody who knows says that the machine is off."""
+    karpenter: bool = False
+    """Whether Karpenter has made it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +189,8 @@ class Observed:
     """Whether this cluster's nodes have a zone."""
     gang_api: GangApi | None = None
     """What this cluster serves of Kubernetes' own gang scheduling."""
+    karpenter: bool = False
+    """Whether Karpenter has made any of them."""
     limits: Limits = Limits()
 
 

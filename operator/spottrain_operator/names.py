@@ -61,6 +61,7 @@ TERMINATING_TAINT: Final = f"{DOMAIN}/terminating"
 
 # --- nodes: what a status shows of them --------------------------------------------------------------
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+KARPENTER_LABEL: Final = "karpenter.sh/nodepool"
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 
 

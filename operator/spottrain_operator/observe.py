@@ -78,6 +78,7 @@ async def observe(
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
         zoned=caches.nodes.zoned(),
         gang_api=None if job.key in memory.ungrouped else memory.gang_api,
+        karpenter=caches.nodes.karpenter(),
         limits=limits,
     )
 

@@ -82,6 +82,8 @@ class Placement:
     """Whether the cluster's nodes have zones, by which a gang can be kept together."""
     gang_api: native.GangApi | None = None
     """Of Kubernetes' own gang scheduling, where the attempt has a group of it."""
+    soft: bool = False
+    """Whether `avoid` and `leave` are wishes only (policies/newnodes.py)."""
 
 
 SOLE: Final = Placement()
@@ -170,7 +172,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     annotations = KEEP_ALIVE | (given.get("annotations") or {}) | grouped
     # From the template they would be rules that never end.
     annotations = {k: v for k, v in annotations.items() if k not in (AVOIDS_ANNOTATION, PINNED_ANNOTATION)}
-    if place.avoid:
+    if place.avoid and not place.soft:
         annotations[AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
     if place.pin:
         annotations[PINNED_ANNOTATION] = place.pin
@@ -196,7 +198,8 @@ def _place(body: Json, pool: Pool, place: Placement) -> None:
     given = (*(body.get("tolerations") or ()), *pool.tolerated)
     body["tolerations"] = [*silence, *(t for t in given if t.get("key") not in ours)]
     if off := {*place.avoid, *place.leave}:
-        _require(body, {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)})
+        rule = {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)}
+        (_prefer if place.soft else _require)(body, rule)
     if place.pin:
         _require(body, {"key": HOSTNAME_LABEL, "operator": "In", "values": [place.pin]})
 
@@ -209,6 +212,15 @@ def _require(body: Json, term: Json) -> None:
     terms = required.get("nodeSelectorTerms") or [{}]  # terms are alternatives: each needs the rule
     kept = [t | {"matchExpressions": [*(t.get("matchExpressions") or ()), term]} for t in terms]
     node["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": kept}
+    body["affinity"] = affinity | {"nodeAffinity": node}
+
+
+def _prefer(body: Json, term: Json) -> None:
+    affinity = body.get("affinity") or {}
+    node = affinity.get("nodeAffinity") or {}
+    wish = {"weight": 100, "preference": {"matchExpressions": [term]}}
+    wishes = [*(node.get("preferredDuringSchedulingIgnoredDuringExecution") or ()), wish]
+    node = node | {"preferredDuringSchedulingIgnoredDuringExecution": wishes}
     body["affinity"] = affinity | {"nodeAffinity": node}
 
 

@@ -20,6 +20,7 @@ from spottrain_operator.names import (
     INSTANCE_TYPE_LABEL,
     JOB_LABEL,
     JOB_UID_LABEL,
+    KARPENTER_LABEL,
     KIND,
     NOTICE_SEEN_ANNOTATION,
     OUTCOME_FINALIZER,
@@ -192,6 +193,7 @@ def node_view(raw: Raw) -> NodeView:
         save_advised=_advice(meta) or signals.advice(raw),
         leaving=signals.leaving(raw),
         out_of_service=signals.out_of_service(raw),
+        karpenter=KARPENTER_LABEL in labels,
     )
 
 

@@ -1,0 +1,65 @@
+"""Where the pods of an attempt that are still to be made may go, so that they get nodes. Pure.
+
+Called by follow.py. Karpenter makes no node for a pod whose required node affinity names hosts, not even
+to keep off them (tests/karpenter). Where it makes the nodes, only a pinned pod has such a rule: that needs no
+new node. The others are kept off doomed nodes by those nodes' taints, and by a wish; and they are made when the
+pinned ones have their nodes, which they could else take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from spottrain_operator.api import Status
+from spottrain_operator.model import Observed
+from spottrain_operator.native import GangApi
+from spottrain_operator.policies import avoid, gang
+from spottrain_operator.pools import Pool, Preset
+from spottrain_operator.render import Placement
+
+KARPENTER: Final = "karpenter."
+"""What the labels begin with that Karpenter and its providers know."""
+
+
+def placements(
+    o: Observed, status: Status, pool: Pool, pinned: Mapping[int, str], api: GangApi | None = None
+) -> Iterator[Placement]:
+    """Of the ranks that can be made now. `pinned`: host name by rank. `api`: of the group that they are in."""
+    soft = by_karpenter(o, pool)
+    in_turn = soft and api is None and not _admitted_whole(o)
+    doomed = avoid.doomed(o, status)
+    for rank in gang.missing(o, status):
+        pin = pinned.get(rank, "")
+        if in_turn and not pin and _waited_for(o, status, pinned):
+            continue
+        leave = () if pin or in_turn else tuple(pinned.values())
+        yield Placement(
+            rank=rank,
+            avoid=doomed,
+            pin=pin,
+            leave=leave,
+            zoned=o.zoned,
+            soft=soft and not pin,
+            gang_api=api,
+        )
+
+
+def by_karpenter(o: Observed, pool: Pool) -> bool:
+    """Whether Karpenter may be who makes the nodes: it has made some here, or the pods ask for its labels."""
+    assert o.job.spec is not None
+    asked = {*pool.selector, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
+    return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
+
+
+def _waited_for(o: Observed, status: Status, pinned: Mapping[int, str]) -> bool:
+    """Whether a pinned rank has no node yet."""
+    placed = {p.rank for p in o.pods if p.attempt == status.attempt and p.node}
+    return any(rank not in placed for rank in pinned)
+
+
+def _admitted_whole(o: Observed) -> bool:
+    """Whether somebody starts none of the pods before all are there (render.py labels them for it)."""
+    assert o.job.spec is not None
+    spec = o.job.spec
+    return bool(spec.queue_name) or spec.template["spec"].get("schedulerName") == "volcano"
