@@ -8,7 +8,7 @@ PY := .venv/bin/python
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
-	bench-head bench-notice test-native-gangs test-matrix chaos-runtime chaos-operator clean
+	bench-head bench-notice test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 
 
 test-native-gangs: .venv/.synced ## gangs by Kubernetes' own scheduler, not in `make test`: KUBERNETES=1.37.1 is built first (20 minutes)
 	SPOTTRAIN_NATIVE_KUBERNETES=$(or $(KUBERNETES),1.37.1) $(PY) -m pytest tests/native
+
+test-karpenter: .venv/.synced ## the real Karpenter with its kwok provider (root not needed; builds it once, 5 to 9 minutes)
+	$(PY) -m pytest tests/karpenter
 
 test-matrix: .venv/.synced ## exactness after a kill: precision x accumulation x compile x workers x ranks, all 72
 	$(PY) -m tests.chaos.matrix

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-LEVELS = ("unit", "contract", "runs", "s3", "api", "cluster")
+LEVELS = ("unit", "contract", "runs", "s3", "api", "karpenter", "cluster")
 # Two threads of OpenMP spin against each other on busy cores; one is faster, and sums in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
 _seconds: dict[str, float] = defaultdict(float)

@@ -64,11 +64,14 @@ PROGRAMS = (
     Program(name="helm", module="helm", package="helm.sh/helm/v3/cmd/helm"),
     Program(name="coredns", module="coredns", package=".", flags=_COREDNS_FLAGS),
     Program(name="kwok", module="kwok", package="sigs.k8s.io/kwok/cmd/kwok"),
+    Program(name="karpenter", module="karpenter", package="sigs.k8s.io/karpenter/kwok"),
+    Program(name="print-karpenter-crds", module="karpenter", package="."),
 )
 API_PROGRAMS = frozenset({"etcd", "kube-apiserver", "kubectl"})
 FAKE_NODE_PROGRAMS = frozenset({"kube-scheduler", "kwok"})
-ON_DEMAND = frozenset({"kwok"})
-"""Built when a bench asks for it: no test and no demo needs it."""
+KARPENTER_PROGRAMS = frozenset({"karpenter", "print-karpenter-crds", "kube-controller-manager"})
+ON_DEMAND = frozenset({"kwok", "karpenter", "print-karpenter-crds"})
+"""Built when a bench or `make test-karpenter` asks for it: no test of `make test` and no demo needs it."""
 
 
 def module_folder(program: Program) -> Path:

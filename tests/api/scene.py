@@ -128,6 +128,7 @@ class Scene:
         return node
 
     def report_running(self, pod: Json) -> None:
+        """The kubelet's part alone, where a scheduler has bound it."""
         self._report(pod, "Running", {"running": {"startedAt": _now()}})
 
     def report_waiting(self, pod: Json, reason: str, message: str) -> None:
