@@ -2,8 +2,8 @@
 
 Called by follow.py. Karpenter makes no node for a pod whose required node affinity names hosts, not even
 to keep off them (tests/karpenter). Where it makes the nodes, only a pinned pod has such a rule: that needs no
-new node. The others are kept off doomed nodes by those nodes' taints, and by a wish; and they are made when the
-pinned ones have their nodes, which they could else take.
+new node. The others are kept off doomed nodes by those nodes' taints, and by a wish; and they are made when
+the pinned ones have their nodes, which they could else take.
 """
 
 from __future__ import annotations
