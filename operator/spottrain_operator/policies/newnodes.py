@@ -25,7 +25,7 @@ KARPENTER: Final = "karpenter."
 def placements(
     o: Observed, status: Status, pool: Pool, pinned: Mapping[int, str], api: GangApi | None = None
 ) -> Iterator[Placement]:
-    """Of the ranks that can be made now. `pinned`: host name by rank. `api`: of the group that they are in."""
+    """Of the ranks that can be made now. `pinned`: host name by rank. `api`: of the group they are in."""
     soft = by_karpenter(o, pool)
     in_turn = soft and api is None and not _admitted_whole(o)
     doomed = avoid.doomed(o, status)
