@@ -160,6 +160,7 @@ class Reason(StrEnum):
     DURABLE = "Durable"
     RECOVERED = "Recovered"
     COMPLETED = "Completed"
+    EARLY_STOPPED = "EarlyStopped"
     TOO_MANY_FAILURES = "TooManyFailures"
     TOO_MANY_INTERRUPTIONS = "TooManyInterruptions"
     NO_PROGRESS = "NoProgress"

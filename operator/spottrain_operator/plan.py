@@ -299,10 +299,14 @@ def _keep(o: Observed, reason: str, message: str) -> Decision:
 
 
 def _completed(o: Observed, pod: PodView, ending: Ending) -> Decision:
-    status = with_final_word(_judged(o, o.job.status, pod.attempt, ending), o, word_of(pod))
-    message = f"attempt {pod.attempt}: {ending.evidence}"
-    status = with_condition(status, Condition.SUCCEEDED, True, Reason.COMPLETED, message, o=o)
-    return Decision(reason=Reason.COMPLETED, message=message, status=lifecycle.completed(o, status))
+    word = word_of(pod)
+    status = with_final_word(_judged(o, o.job.status, pod.attempt, ending), o, word)
+    reason, said = Reason.COMPLETED, ending.evidence
+    if word is not None and word.reason == Reason.EARLY_STOPPED:
+        reason, said = Reason.EARLY_STOPPED, word.message or said
+    message = f"attempt {pod.attempt}: {said}"
+    status = with_condition(status, Condition.SUCCEEDED, True, reason, message, o=o)
+    return Decision(reason=reason, message=message, status=lifecycle.completed(o, status))
 
 
 def _failed(o: Observed, status: Status, reason: str, message: str) -> Decision:

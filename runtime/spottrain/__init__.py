@@ -14,19 +14,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spottrain import data
+    from spottrain import data, levers
     from spottrain.device import seed
     from spottrain.guard import Guard
+    from spottrain.levers.stopping import EarlyStopping
+    from spottrain.parts import Result
     from spottrain.ranks.parallel import shard
-    from spottrain.trainer import Result, Trainer
+    from spottrain.trainer import Trainer
+    from spottrain.training import LearningRateScaling, Profile
     from spottrain.weights import load_weights
 
-__all__ = ["Guard", "Result", "Trainer", "data", "load_weights", "seed", "shard"]
+__all__ = [
+    "EarlyStopping",
+    "Guard",
+    "LearningRateScaling",
+    "Profile",
+    "Result",
+    "Trainer",
+    "data",
+    "levers",
+    "load_weights",
+    "seed",
+    "shard",
+]
 
 _HOME = {
+    "EarlyStopping": "levers.stopping",
     "Guard": "guard",
+    "LearningRateScaling": "training",
+    "Profile": "training",
     "Trainer": "trainer",
-    "Result": "trainer",
+    "Result": "parts",
     "seed": "device",
     "shard": "ranks.parallel",
     "load_weights": "weights",
@@ -34,8 +52,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":  # spottrain.data.loader, without a second import
-        return import_module("spottrain.data")
+    if name in ("data", "levers"):  # spottrain.data.loader, without a second import
+        return import_module(f"spottrain.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'spottrain' has no attribute {name!r}")
     return getattr(import_module(f"spottrain.{_HOME[name]}"), name)

@@ -1,4 +1,5 @@
 """`spottrain run SCRIPT [ARGS...]`: entry point of the image, PID 1 of its container, a person's command.
+`spottrain profile` is the same with a profile of some steps (`cli/profile.py`).
 
 With several GPUs in the pod it starts one process for each (`launcher`), which comes back here as a rank;
 with one it runs the script itself, where the output is kept (`scribe`) in a child. Order matters: signals
@@ -12,10 +13,12 @@ import argparse
 import os
 import runpy
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from spottrain.cli import profile
 from spottrain.contract import Env, OnExisting, Outcome, Reason
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.process.gang import Gang, count_gpus
@@ -86,8 +89,22 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     parser = _Parser(prog="spottrain", description=ABOUT)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
+    about = "run a training script and profile some of its steps"
+    profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
     commands.add_parser("checkpoints", help="list, verify, prune, copy or export checkpoints, show logs")
     commands.add_parser("release", help="free a checkpoint URI whose owner is gone")
+    names = _add_flags(run)
+    profile.add_flags(profiled)
+    _add_flags(profiled)
+    values = vars(parser.parse_args(argv))
+    os.environ.update({name: values[name] for name in names if values[name] is not None})
+    if values["command"] == "profile":
+        os.environ.update(profile.settings(values, os.environ, time.time()))
+    return values["script"], values["args"], values["nproc"]
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> list[Env]:
+    """Returns the names of those that go into the environment."""
     on_existing = "where another job left checkpoints at the URI: fail (default), resume from them, or fresh"
     flags = {
         "--checkpoint": (Env.CHECKPOINT_URI, "folder or s3://bucket/prefix (default: checkpoints/<script>)"),
@@ -99,14 +116,12 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     }
     for flag, (name, text) in flags.items():
         choices = [str(each) for each in OnExisting] if name is Env.CHECKPOINT_ON_EXISTING else None
-        run.add_argument(flag, dest=name, choices=choices, help=f"{text} [{name}]")
+        parser.add_argument(flag, dest=name, choices=choices, help=f"{text} [{name}]")
     nproc = "processes in this pod: auto (default: one per GPU, or one) or a number"
-    run.add_argument("--nproc", default="auto", help=nproc)
-    run.add_argument("script")
-    run.add_argument("args", nargs=argparse.REMAINDER)
-    values = vars(parser.parse_args(argv))
-    os.environ.update({name: values[name] for name, _ in flags.values() if values[name] is not None})
-    return values["script"], values["args"], values["nproc"]
+    parser.add_argument("--nproc", default="auto", help=nproc)
+    parser.add_argument("script")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
+    return [name for name, _ in flags.values()]
 
 
 class _Parser(argparse.ArgumentParser):

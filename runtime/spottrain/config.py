@@ -5,7 +5,6 @@ Every bad value is a `ConfigurationError` that names the variable or field, what
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,12 +13,12 @@ from typing import Any, Final, TypeVar
 
 from spottrain.contract import CompileCacheMode, Env, OnExisting
 from spottrain.errors import ConfigurationError
+from spottrain.training import Training
 
 T = TypeVar("T")
 
 DEFAULT_INTERVAL: Final = "10m"
 DEFAULT_KEEP: Final = 3
-PRECISIONS: Final = ("bf16", "fp16", "fp32")
 DEFAULT_GRACE: Final = 30.0
 """Kubernetes' own default of terminationGracePeriodSeconds."""
 
@@ -54,60 +53,6 @@ class Interval:
         if self.steps is not None:
             return steps >= self.steps
         return self.seconds is not None and seconds >= self.seconds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """`spec.training` of the manifest; what is set here wins over the arguments of `Trainer`."""
-
-    precision: str | None = None
-    microBatchSize: int | None = None
-    globalBatchSize: int | None = None
-    compile: bool | None = None
-    clipGradNorm: float | None = None
-    warmupSteps: int | None = None
-    maxSteps: int | None = None
-    seed: int | None = None
-    deterministic: bool | None = None
-
-    @classmethod
-    def from_json(cls, text: str) -> Training:
-        try:
-            raw = json.loads(text or "{}")
-        except ValueError as error:
-            raise ConfigurationError(f"{Env.TRAINING} is not JSON ({error}): {text[:80]!r}") from error
-        if not isinstance(raw, dict):
-            raise ConfigurationError(f"{Env.TRAINING} must be a JSON object, and is {text[:80]!r}")
-        for name, value in raw.items():
-            if name not in _RULES:
-                raise ConfigurationError(
-                    f"spec.training.{name} is not a field; the fields are {', '.join(_RULES)}"
-                )
-            wanted, holds = _RULES[name]
-            if value is not None and not holds(value):
-                raise ConfigurationError(f"spec.training.{name} must be {wanted}, and is {json.dumps(value)}")
-        return cls(**raw)
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-_RULES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "precision": ("bf16, fp16 or fp32", lambda v: v in PRECISIONS),
-    "microBatchSize": ("a whole number, at least 1", lambda v: _whole(v, 1)),
-    "globalBatchSize": ("a whole number, at least 1", lambda v: _whole(v, 1)),
-    "compile": ("true or false", lambda v: isinstance(v, bool)),
-    "clipGradNorm": ("a number above 0", _positive),
-    "warmupSteps": ("a whole number, at least 0", lambda v: _whole(v, 0)),
-    "maxSteps": ("a whole number, at least 1", lambda v: _whole(v, 1)),
-    "seed": ("a whole number, at least 0", lambda v: _whole(v, 0)),
-    "deterministic": ("true or false", lambda v: isinstance(v, bool)),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

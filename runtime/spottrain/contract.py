@@ -150,6 +150,8 @@ class Reason(StrEnum):
     """The objects were moved to an archive storage class and must be restored first."""
     PEER_LOST = "PeerLost"
     """Another rank of the gang is gone; this one ended because nothing can be computed without it."""
+    EARLY_STOPPED = "EarlyStopped"
+    """Done before the last step, because an evaluation's figure got no better."""
     OUT_OF_MEMORY = "OutOfMemory"
     """The memory limit leaves no room for the buffers of a save."""
 

@@ -25,7 +25,7 @@ TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.flo
 
 def seed(default: int = 0) -> int:
     """Seeds Python, NumPy (if imported) and torch, and returns the seed: the manifest's, else `default`."""
-    from spottrain.config import Training
+    from spottrain.training import Training
 
     global _seeded
     wanted = Training.from_json(os.environ.get(Env.TRAINING, "")).seed

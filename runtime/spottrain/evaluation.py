@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -30,7 +31,7 @@ class Evaluation:
     measure: Measure
     batch_size: int
     device: torch.device
-    precision: str
+    autocast: Callable[[], AbstractContextManager[Any]]
     workers: int
     collate: Callable[[list[Any]], Any] | None
     world: World = field(default_factory=World)
@@ -68,7 +69,7 @@ class Evaluation:
                 batch = next(self._stream)
                 if self._cut(stopping):
                     return None
-                with torch.no_grad(), devices.autocast(self.device, self.precision):
+                with torch.no_grad(), self.autocast():
                     values = self.measure(model, devices.to_device(batch, self.device))
                 self.alive()
                 for name, value in values.items():

@@ -337,7 +337,9 @@ class Keeper:
         self.session.board.update(state="Done", output_uri=uri)
         log.event("done", step=self.step, digest=digest, output=uri or None)
         session = self.session
-        session.interruption.let_end(lambda: session.end_now(Outcome.DONE, session.summary()))
+        session.interruption.let_end(
+            lambda: session.end_now(Outcome.DONE, session.summary(), reason=session.reason_done)
+        )
         return uri, digest
 
     # --- what depends on the kind of checkpoint -----------------------------------------------------

@@ -313,7 +313,7 @@ class Loop:
     def _done_already(self) -> NoReturn:
         """The attempt before has done all steps, and was ended before it could leave the weights."""
         self.finish()
-        self.session.end(Outcome.DONE, self.session.summary())
+        self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
 
     def _give_up(self, error: BaseException | None) -> None:
         self._ended = True

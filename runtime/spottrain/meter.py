@@ -21,16 +21,24 @@ from spottrain.ranks.world import World
 
 
 class Meter:
-    """`born`: Unix seconds at which the process started."""
+    """`born`: Unix seconds at which the process started. `told`: called with each line's step and figures."""
 
     def __init__(
-        self, board: Board, *, born: float, total_steps: int | None, log_every: int, world: World
+        self,
+        board: Board,
+        *,
+        born: float,
+        total_steps: int | None,
+        log_every: int,
+        world: World,
+        told: Callable[[int, dict[str, float | None]], None] = lambda step, values: None,
     ) -> None:
         self._board = board
         self._world = world
         self._born = born
         self._total = total_steps
         self._every = log_every
+        self._told = told
         self._restored = time.time()
         self._first = True
         self._since = time.perf_counter()
@@ -90,6 +98,7 @@ class Meter:
             require_finite(loss, step)
         seconds = max(time.perf_counter() - self._since, 1e-9)
         speed = self._samples / seconds if self._samples else None
+        self._told(step, {"loss": loss, "lr": rate, "samples_per_second": speed})
         self._board.update(loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds)
         if self._world.first:
             log.line(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
@@ -46,6 +47,17 @@ class Facts:
     first_step_seconds: float | None = None
     startup_seconds: float | None = None
     output_uri: str = ""
+    ended_early: str = ""
+    """Why, where early stopping ended it."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Of the time of the last steps, by `diagnosis.split.Seconds`' names."""
+    verdict: str = ""
+    """What binds the training, by `diagnosis.verdict.Name`."""
+    utilisation: float | None = None
+    """Of the GPU, by NVML, of 1."""
+    mfu: float | None = None
+    flops_per_step: float | None = None
+    """Of this rank."""
 
     @property
     def lost_steps(self) -> int:
@@ -151,6 +163,9 @@ class Board:
             "spottrain_save_stall_seconds": facts.stall_seconds,
             "spottrain_emergency_seconds": facts.emergency_seconds,
             "spottrain_grace_seconds": facts.grace_seconds,
+            "spottrain_gpu_utilisation": facts.utilisation,
+            "spottrain_mfu": facts.mfu,
+            "spottrain_flops_per_step": facts.flops_per_step,
             "spottrain_idle_seconds": self.pulse.idle,
             "spottrain_hang_seconds": self.pulse.limit(facts.state),
             "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
@@ -162,6 +177,13 @@ class Board:
         lines = [f"# TYPE {k} gauge\n{k} {v}" for k, v in gauges.items() if v is not None]
         lines += [f"# TYPE {k} counter\n{k} {v}" for k, v in counters.items()]
         lines.append(f'# TYPE spottrain_state gauge\nspottrain_state{{state="{facts.state}"}} 1')
+        if facts.shares:
+            lines.append("# TYPE spottrain_time_share gauge")
+            lines += [
+                f'spottrain_time_share{{part="{part}"}} {share}' for part, share in facts.shares.items()
+            ]
+        if facts.verdict:
+            lines.append(f'# TYPE spottrain_verdict gauge\nspottrain_verdict{{name="{facts.verdict}"}} 1')
         return "\n".join(lines) + "\n"
 
 

@@ -2,69 +2,95 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from spottrain import log
-from spottrain.config import PRECISIONS, Training
 from spottrain.errors import ConfigurationError
+from spottrain.training import (
+    ActivationCheckpointing,
+    EarlyStopping,
+    LearningRateScaling,
+    Optimizer,
+    Profile,
+    Training,
+    problem,
+)
 
-_MANIFEST_NAME: Final = {
+_MANIFEST_NAME: Final[Mapping[str, str]] = {
     "precision": "precision",
     "micro_batch_size": "microBatchSize",
     "batch_size": "globalBatchSize",
     "compile": "compile",
-    "clip_grad_norm": "clipGradNorm",
+    "compile_mode": "compileMode",
+    "activation_checkpointing": "activationCheckpointing",
+    "optimizer": "optimizer",
+    "learning_rate_scaling": "learningRateScaling",
+    "schedule": "schedule",
     "warmup_steps": "warmupSteps",
+    "warmup_epochs": "warmupEpochs",
+    "warmup_fraction": "warmupFraction",
+    "clip_grad_norm": "clipGradNorm",
+    "ema_decay": "emaDecay",
+    "gradient_compression": "gradientCompression",
+    "early_stopping": "earlyStopping",
+    "workers": "data.workers",
+    "prefetch_factor": "data.prefetchFactor",
+    "pin_memory": "data.pinMemory",
+    "drop_last": "data.dropLast",
+    "profile": "profile",
     "max_steps": "maxSteps",
     "seed": "seed",
     "deterministic": "deterministic",
 }
+WARM_UPS: Final = ("warmup_steps", "warmup_epochs", "warmup_fraction")
+NEEDED: Final = ("batch_size", "precision", "compile", "compile_mode", "seed", "deterministic", "drop_last")
+"""What may not be None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    batch_size: int
-    micro_batch_size: int | None
+    """The words are those of `Trainer`."""
+
+    batch_size: int = 32
+    micro_batch_size: int | Literal["auto"] | None = None
     """None: the batch size, that is, no accumulation."""
-    max_steps: int | None
-    epochs: int | None
-    precision: str
-    compile: bool
-    clip_grad_norm: float | None
-    warmup_steps: int
-    seed: int
-    deterministic: bool
+    max_steps: int | None = None
+    epochs: int | None = None
+    precision: str = "fp32"
+    compile: bool = False
+    compile_mode: str = "default"
+    activation_checkpointing: ActivationCheckpointing = field(default_factory=ActivationCheckpointing)
+    optimizer: Optimizer | None = None
+    """None: the one that the script has made."""
+    learning_rate_scaling: LearningRateScaling | None = None
+    schedule: Any = "cosine"
+    warmup_steps: int | None = None
+    warmup_epochs: float | None = None
+    warmup_fraction: float | None = None
+    clip_grad_norm: float | None = None
+    ema_decay: float | None = None
+    gradient_compression: str = "none"
+    early_stopping: EarlyStopping | None = None
+    workers: int | Literal["auto"] = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    """None: where there is a GPU."""
+    drop_last: bool = False
+    profile: Profile | None = None
+    seed: int = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
-        self._require_types()
-        if self.precision not in PRECISIONS:
-            raise ConfigurationError(f"precision {self.precision!r} is not known: use bf16, fp16 or fp32")
-        for name in ("batch_size", "micro_batch_size", "max_steps", "epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"Trainer({name}={value}): must be at least 1")
-        if self.warmup_steps < 0:
-            raise ConfigurationError(f"Trainer(warmup_steps={self.warmup_steps}): must be at least 0")
-        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise ConfigurationError(f"Trainer(clip_grad_norm={self.clip_grad_norm}): must be above 0")
         if self.max_steps is None and self.epochs is None:
             raise ConfigurationError(
                 "the training has no end: give Trainer max_steps or epochs, or set spec.training.maxSteps"
             )
-
-    def _require_types(self) -> None:
-        """Of another type a value would fail much later, by a traceback, or mean something else."""
-        for name in ("batch_size", "warmup_steps", "seed"):
-            require_whole(name, getattr(self, name))
-        for name in ("micro_batch_size", "max_steps", "epochs"):
-            if getattr(self, name) is not None:
-                require_whole(name, getattr(self, name))
-        for name in ("compile", "deterministic"):
-            _require(name, getattr(self, name), bool, "True or False")
-        if self.clip_grad_norm is not None:
-            _require("clip_grad_norm", self.clip_grad_norm, Real, "a number")
+        given = [name for name in WARM_UPS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give one")
 
     def total_steps(self, steps_per_epoch: int | None) -> int:
         """Whichever ends first."""
@@ -79,23 +105,136 @@ class Settings:
         return min(end for end in ends if end is not None)
 
 
+def resolve(manifest: Training, **arguments: Any) -> Settings:
+    """The manifest wins, and each change that it makes is logged. Raises ConfigurationError."""
+    script = {name: _checked(name, value) for name, value in arguments.items()}
+    wins = {name: _of(manifest, path) for name, path in _MANIFEST_NAME.items()}
+    wins = {name: value for name, value in wins.items() if value is not None}
+    for name, value in wins.items():
+        if value != script.get(name):
+            log.event("override", setting=name, manifest=told(value), script=told(script.get(name)))
+    if "max_steps" in wins:
+        script["epochs"] = None  # maxSteps alone says when it ends
+    if any(name in wins for name in WARM_UPS):
+        script |= dict.fromkeys(WARM_UPS)
+    return Settings(**script | wins)
+
+
+def told(value: Any) -> Any:
+    """A setting in one word of a log line."""
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is None:
+        return value
+    given = ((name, getattr(value, name)) for name in fields)
+    return ",".join(f"{name}={item}" for name, item in given if item not in (None, ()))
+
+
+def _of(manifest: Training, path: str) -> Any:
+    found: Any = manifest
+    for name in path.split("."):
+        found = None if found is None else getattr(found, name)
+    return found
+
+
+# --- the script's arguments ---------------------------------------------------------------------------
 def require_whole(name: str, value: object) -> None:
     """Raises ConfigurationError unless this argument of Trainer is a whole number; numpy's are."""
-    _require(name, value, Integral, "a whole number")
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ConfigurationError(f"Trainer({name}={value!r}): must be a whole number")
 
 
-def _require(name: str, value: object, kind: type, words: str) -> None:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+def _checked(name: str, value: Any) -> Any:
+    """Of another type a value would fail much later, by a traceback, or mean something else."""
+    if value is None:
+        if name in NEEDED:
+            raise ConfigurationError(f"Trainer({name}=None): leave it out, or give a value")
+        return value
+    value = _CONVERTED.get(name, _plain)(value)
+    path = _MANIFEST_NAME.get(name, "maxSteps")  # epochs: as steps
+    if name == "schedule" and not isinstance(value, str):
+        return value
+    if hasattr(value, "__dataclass_fields__"):
+        return value
+    if words := problem(path, value):
         raise ConfigurationError(f"Trainer({name}={value!r}): must be {words}")
+    return value
 
 
-def resolve(manifest: Training, **arguments: Any) -> Settings:
-    """The manifest wins, and each change that it makes is logged."""
-    wins = {name: getattr(manifest, theirs) for name, theirs in _MANIFEST_NAME.items()}
-    wins = {name: value for name, value in wins.items() if value is not None}
-    if "max_steps" in wins:
-        arguments["epochs"] = None  # maxSteps alone says when it ends
-    for name, value in wins.items():
-        if value != arguments[name]:
-            log.event("override", setting=name, manifest=value, script=arguments[name])
-    return Settings(**arguments | wins)
+def _plain(value: Any) -> Any:
+    """numpy's numbers are numbers."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def activation_checkpointing(given: Any) -> ActivationCheckpointing:
+    """A policy's name, a number k (every k-th block), or classes (or their names). ConfigurationError."""
+    if isinstance(given, ActivationCheckpointing):
+        return given
+    if (
+        isinstance(given, str)
+        and not problem("activationCheckpointing.policy", given)
+        and given
+        not in (
+            "every",
+            "classes",
+        )
+    ):
+        return ActivationCheckpointing(policy=given)
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        every = ActivationCheckpointing(policy="every", every=given)
+        return ActivationCheckpointing(policy="all") if given == 1 else every
+    names = tuple(_class_names(given))
+    if names:
+        return ActivationCheckpointing(policy="classes", classes=names)
+    raise ConfigurationError(
+        f"Trainer(activation_checkpointing={given!r}): must be none, all, auto, a number k for every k-th "
+        "block, or a list of module classes"
+    )
+
+
+def _class_names(given: Any) -> Iterable[str]:
+    if not isinstance(given, type | list | tuple | set | frozenset):
+        return ()
+    each = [given] if isinstance(given, type) else list(given)
+    names = [kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in each]
+    return names if all(names) else ()
+
+
+def _early_stopping(given: Any) -> EarlyStopping:
+    """A number is the patience."""
+    if hasattr(given, "min_delta"):  # spottrain.EarlyStopping, whose state is of one run
+        return EarlyStopping(
+            metric=given.metric,
+            mode=given.mode,
+            patience=given.patience,
+            minDelta=given.min_delta,
+            target=given.target,
+            minSteps=given.min_steps,
+            stopOnNaN=given.stop_on_nan,
+        )
+    if words := problem("earlyStopping.patience", _plain(given)):
+        raise ConfigurationError(
+            f"Trainer(early_stopping={given!r}): must be a spottrain.EarlyStopping, or the patience, {words}"
+        )
+    return EarlyStopping(patience=int(given))
+
+
+def _kind(name: str, kind: type[Any]) -> Any:
+    def take(given: Any) -> Any:
+        if not isinstance(given, kind):
+            raise ConfigurationError(f"Trainer({name}={given!r}): must be a spottrain.{kind.__name__}")
+        return replace(given)
+
+    return take
+
+
+_CONVERTED: Final[Mapping[str, Any]] = {
+    "activation_checkpointing": activation_checkpointing,
+    "early_stopping": _early_stopping,
+    "learning_rate_scaling": _kind("learning_rate_scaling", LearningRateScaling),
+    "profile": _kind("profile", Profile),
+    "optimizer": _kind("optimizer", Optimizer),
+}

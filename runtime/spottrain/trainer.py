@@ -1,36 +1,43 @@
 """The training loop, and what a user's script calls: `Trainer(...).fit()`.
 
-    claim HEAD -> restore -> [ micro-batches -> step -> log -> evaluate? -> save? -> stop? ] -> finish
+    claim HEAD -> restore -> fit -> [ micro-batches -> step -> log -> evaluate? -> save? -> stop? ] -> finish
 
 The loop is one function, `_train`. Position is optimizer steps: whatever a stop cuts short inside a step
-is dropped and done again after the resume. What keeps the steps from being lost is `keeper`.
+is dropped and done again after the resume. What keeps the steps from being lost is `keeper`; what makes
+them fast is in `levers`, and what is slow about them is told by `watch`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import device as devices
-from spottrain import log, schedule
+from spottrain import parts, schedule, trainerstate
 from spottrain.arguments import require_kinds, require_own_parameters, require_positive
-from spottrain.best import Best
 from spottrain.checkpoint import modelstate
 from spottrain.data import Dataset, Stream
-from spottrain.data.source import size_of, source
-from spottrain.errors import CheckpointError, ConfigurationError, PeerLost
-from spottrain.evaluation import Evaluation
-from spottrain.keeper import Keeper, State
-from spottrain.meter import Meter, require_finite
+from spottrain.data.source import source
+from spottrain.errors import ConfigurationError, PeerLost
+from spottrain.fitting import Fitting
+from spottrain.judge import Judge
+from spottrain.keeper import Keeper
+from spottrain.levers import compiling
+from spottrain.levers import precision as precisions
+from spottrain.levers.ema import EMA
+from spottrain.levers.stopping import EarlyStopping
+from spottrain.levers.trackers import Tracker, Trackers
+from spottrain.meter import Meter
+from spottrain.parts import Result
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
 from spottrain.settings import resolve
+from spottrain.training import AUTO, ActivationCheckpointing, LearningRateScaling, Profile
+from spottrain.watch import Watch
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -38,128 +45,175 @@ POLL_SHARE: Final = 0.1
 """Share of a notice that the training thread has to come back from the data, before another one saves."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """What `fit` returns."""
-
-    step: int
-    loss: float
-    """Of the last optimizer step."""
-    best: float | None
-    """Lowest evaluation loss; None without an eval_set."""
-    digest: str
-    """SHA-256 of the final weights (`weights.digest`)."""
-    output_uri: str
-    """Where they are; empty without a checkpoint URI."""
-
-
 class Trainer:
     """Trains `model` on `train_set`, and after an interruption goes on where it was saved.
 
-    model, optimizer: any torch module and an optimizer over its parameters; moved to the device.
+    model, optimizer: any torch module and an optimizer over its parameters; moved to the device. Or the
+        optimizer's name ("adamw", "sgd", "adafactor"), with `learning_rate`.
     With several ranks (`spottrain run --nproc`, torchrun) a plain model is trained by DDP, and one that
         `spottrain.shard` was called on by FSDP2.
     train_set, eval_set: map-style datasets (`len`, `[i]`); train_set may also be a loader of this rank's
         micro-batches that can go on where it was (torchdata's StatefulDataLoader; see `spottrain.data`).
     loss(model, batch): scalar tensor, the mean over the samples of the batch. Called on micro-batches.
+    loss_weight(batch): over how many items that mean is, such as tokens, where samples have unequally many.
     metrics(model, batch): further means by name, taken in evaluation only.
     max_steps, epochs: optimizer steps, or passes over train_set; whichever ends first.
     batch_size: samples of one optimizer step, of all ranks together; a multiple of ranks x micro_batch_size,
-        which is the number of samples of one forward pass.
-    precision: "fp32", "bf16", or "fp16" with a GradScaler, whose state is saved.
+        which is the number of samples of one forward pass; "auto" finds the largest that fits.
+    precision: "fp32", "tf32", "bf16", "fp16" with a GradScaler, whose state is saved, or "auto".
+    compile, compile_mode: torch.compile; "default", "reduce-overhead", "max-autotune".
+    activation_checkpointing: "none", "all", k for every k-th block, classes of blocks, or "auto": the least
+        that fits.
     steps_per_epoch: of a train_set that is a loader; needed with several ranks.
-    schedule: "cosine" or "constant" (both after `warmup_steps` of linear warm-up), a function of the step
-        that gives a factor on the learning rate, or a torch LRScheduler.
+    schedule: "cosine" or "constant" (both after a linear warm-up: `warmup_steps`, `warmup_epochs` or
+        `warmup_fraction`), a function of the step that gives a factor on the learning rate, or a torch
+        LRScheduler. learning_rate_scaling: by the batch size.
+    ema_decay: of an average of the weights, which evaluations and the final weights are then.
+    gradient_compression: "none", "bf16", "powerSGD", between ranks of DDP.
+    early_stopping: a `spottrain.EarlyStopping`, or its patience.
     eval_every: optimizer steps between evaluations; None: once per epoch. There is always one at the end.
-    workers: loader processes. collate: as of torch's DataLoader.
+    workers: loader processes; "auto" by what the first steps take. collate: as of torch's DataLoader.
     drop_last: leave out an epoch's last batch where it would be smaller.
+    profile: a `spottrain.Profile`. trackers: of `spottrain.levers.trackers`.
     seed: of the order of samples; None: what `spottrain.seed()` was given.
     deterministic: repeatable kernels only, so that a resumed run equals an uninterrupted one bit by bit.
 
     `spec.training` of the manifest wins over these arguments. Raises ConfigurationError.
     """
 
+    watch: Watch
+    """From the first step of an attempt on."""
+
     def __init__(
         self,
         *,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | str,
         train_set: Any,
         loss: Loss,
         eval_set: Dataset | None = None,
+        loss_weight: Callable[[Any], float] | None = None,
         metrics: Metrics | None = None,
         max_steps: int | None = None,
         epochs: int | None = None,
         batch_size: int = 32,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | str | None = None,
+        learning_rate: float | None = None,
+        learning_rate_scaling: LearningRateScaling | None = None,
         schedule: str | schedule.Shape | LRScheduler = "cosine",
-        warmup_steps: int = 0,
+        warmup_steps: int | None = None,
+        warmup_epochs: float | None = None,
+        warmup_fraction: float | None = None,
         clip_grad_norm: float | None = None,
         precision: str = "fp32",
         compile: bool = False,
+        compile_mode: str = "default",
+        activation_checkpointing: str | int | type | Sequence[Any] | ActivationCheckpointing = "none",
+        ema_decay: float | None = None,
+        gradient_compression: str = "none",
+        early_stopping: EarlyStopping | int | None = None,
         eval_every: int | None = None,
         log_every: int = 10,
-        workers: int = 0,
+        workers: int | str = 0,
+        prefetch_factor: int | None = None,
+        pin_memory: bool | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         steps_per_epoch: int | None = None,
+        profile: Profile | None = None,
+        trackers: Sequence[Tracker] = (),
         seed: int | None = None,
         deterministic: bool = False,
         device: str | torch.device | None = None,
         session: Session | None = None,
     ) -> None:
         self.session = session or current()
-        self.settings = resolve(
+        self.settings = settings = resolve(
             self.session.run.training,
             max_steps=max_steps,
             epochs=epochs,
             batch_size=batch_size,
             micro_batch_size=micro_batch_size,
+            learning_rate_scaling=learning_rate_scaling,
+            schedule=schedule,
             warmup_steps=warmup_steps,
+            warmup_epochs=warmup_epochs,
+            warmup_fraction=warmup_fraction,
             clip_grad_norm=clip_grad_norm,
             precision=precision,
             compile=compile,
+            compile_mode=compile_mode,
+            activation_checkpointing=activation_checkpointing,
+            ema_decay=ema_decay,
+            gradient_compression=gradient_compression,
+            early_stopping=early_stopping,
+            workers=workers,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            profile=profile,
             seed=devices.seed_in_use() if seed is None else seed,
             deterministic=deterministic,
         )
-        if self.settings.deterministic:
+        if settings.deterministic:
             devices.make_deterministic()
         require_positive(log_every=log_every, eval_every=eval_every)
         world = self.session.world
         self.device = devices.choose(device or parallel.default_device(world))
         require_kinds(model, optimizer)
         parallel.join(world, self.device)
+        self.precision = precisions.choose(settings.precision, self.device)
+        self.precision.apply()
         self.model = modelstate.plain(model).to(self.device)
-        self.optimizer = optimizer
-        require_own_parameters(self.model, optimizer)
-        self.loss, self.metrics = loss, metrics
+        self.optimizer = parts.optimizer(optimizer, self.model, settings, learning_rate)
+        require_own_parameters(self.model, self.optimizer)
+        self.loss, self.metrics, self.loss_weight = loss, metrics, loss_weight
         self.batches = source(
             train_set,
             world,
-            batch_size=self.settings.batch_size,
-            micro_batch_size=self.settings.micro_batch_size,
-            seed=self.settings.seed,
+            batch_size=settings.batch_size,
+            micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
+            seed=settings.seed,
             shuffle=shuffle,
-            drop_last=drop_last,
+            drop_last=settings.drop_last,
             steps_per_epoch=steps_per_epoch,
-            workers=workers,
+            workers=settings.workers,
             collate=collate,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=parts.pinned(settings, self.device),
+            prefetch_factor=settings.prefetch_factor,
         )
-        self.evaluation = None if eval_set is None else self._make_evaluation(eval_set, workers, collate)
-        self.total_steps = self.settings.total_steps(self.batches.steps_per_epoch)
-        self.schedule = self._make_schedule(schedule)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
-        self.eval_every = eval_every or self.batches.steps_per_epoch or self.total_steps
+        per_epoch = self.batches.steps_per_epoch
+        self.total_steps = settings.total_steps(per_epoch)
+        self.schedule = parts.schedule(self.optimizer, settings, self.total_steps, per_epoch)
+        self.scaler = self.precision.scaler(self.device)
+        self.fitting = Fitting(
+            settings,
+            model=self.model,
+            optimizer=self.optimizer,
+            loss_of=loss,
+            source=self.batches,
+            precision=self.precision,
+            device=self.device,
+            world=world,
+        )
+        self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
+        self.judge = Judge(
+            None if eval_set is None else parts.evaluation(self, eval_set, collate),
+            model=self.model,
+            every=eval_every or per_epoch or self.total_steps,
+            total_steps=self.total_steps,
+            stopping=parts.early_stopping(settings, evaluates=eval_set is not None, more=metrics is not None),
+            ema=self.ema,
+            session=self.session,
+        )
+        self.trackers = Trackers(trackers, world=world)
+        self.judge.told = self.trackers.log
         self.log_every = log_every
         self.step = 0
-        self.best = Best()
-        self.evaluated = 0
-        """Step of the last evaluation: one that a stop cut short is done again."""
-        self._last_loss = torch.tensor(0.0)
-        self._cut = False
-        """Whether a stop cut an evaluation short on all ranks."""
+        self.last_loss = torch.tensor(0.0)
+        self.saved_compression: tuple[Any, Any] | None = None
+        """Of the checkpoint: shared, and this rank's own."""
 
     # --- the run ------------------------------------------------------------------------------------
     def fit(self) -> Result:
@@ -171,14 +225,7 @@ class Trainer:
         """
         if self.session.completed:
             raise ConfigurationError("fit() was called a second time: a run trains once; make it two scripts")
-        state = State(
-            shared=self._shared,
-            own=self._own,
-            load=self._load,
-            want=modelstate.wanted(self.model),
-            of_first=modelstate.buffers(self.model),
-        )
-        self.keeper = Keeper(self.session, state, total_steps=self.total_steps)
+        self.keeper = Keeper(self.session, trainerstate.of(self), total_steps=self.total_steps)
         with closing(iter(self.batches)) as steps:  # last, for to end its workers takes time
             try:
                 self._begin()
@@ -192,66 +239,107 @@ class Trainer:
                     self.keeper.end_without(lost)
                 self.keeper.ends.give_up()
                 raise
+            finally:  # a notice is short: what was trained is safe by now
+                self._close()
+
+    def _close(self) -> None:
+        if hasattr(self, "watch"):  # it was made
+            self.watch.close()
+        self.trackers.close()
 
     def _begin(self) -> None:
         self.session.board.update(total_steps=self.total_steps, step=0)
         if not self.keeper.begin() and self.session.world.distributed:
             devices.seed_rank(self.session.world.rank)
+        self.trackers.begin(parts.run_id(self.session), self.step)
         self.session.board.update(state="Compiling" if self.settings.compile else "Training")
+        self.fitting.fit()
 
     def _train(self, steps: Stream) -> bool:
-        """Optimizer steps until `total_steps` (True) or until a stop is asked for (False)."""
+        """Optimizer steps until the end (True) or until a stop is asked for (False)."""
         stopping, world = self.session.interruption, self.session.world
-        replica = parallel.Replica(self.model, world, self.device, deterministic=self.settings.deterministic)
-        model: Any = torch.compile(replica.outer) if self.settings.compile else replica.outer
-        buffers = devices.saved_buffers(self.model)
-        self._meter = self._make_meter()
-        self._evaluate_if_due()
-        while self.step < self.total_steps and not self._cut:
-            step, micro_batches = self._awaited(lambda: next(steps))
-            before = devices.Boundary(buffers) if len(step.shares) > 1 else None
-            loss = torch.zeros((), device=self.device)
-            for number, (batch, share) in enumerate(self._fetched(micro_batches), 1):
-                if stopping.stopping and not world.distributed:  # several ranks stop between steps, together
-                    self.optimizer.zero_grad(set_to_none=True)
-                    if before is not None:
-                        before.restore()
-                    return False
-                with replica.accumulating(last=number == len(step.shares)):
-                    with devices.autocast(self.device, self.settings.precision):
-                        part = self.loss(model, devices.to_device(batch, self.device)) * share
-                    self._backward(part * world.size)  # of which DDP and FSDP take the mean over ranks
-                loss += part.detach()
+        self._assemble()
+        buffers, watch = devices.saved_buffers(self.model), self.watch
+        self._judge()
+        while self.step < self.total_steps and not self._over:
+            with watch.split.data():
+                step, micro_batches = self._awaited(lambda: next(steps))
+            several = len(step.shares) > 1 or self.settings.micro_batch_size == AUTO
+            before = devices.Boundary(buffers) if several else None
+            loss, failed = torch.zeros((), device=self.device), None
+            try:
+                for number, (batch, share) in enumerate(self._fetched(micro_batches), 1):
+                    if stopping.stopping and not world.distributed:  # several ranks stop between steps
+                        self._drop(before)
+                        return False
+                    loss += self._pass(batch, share, last=number == len(step.shares))
+            except Exception as error:
+                failed = self.fitting.lacks_memory(error)
+                if not failed:
+                    raise
+            if failed:  # out here nothing holds the frames, and they the tensors, any more
+                self._drop(before)
+                self.fitting.shrink()
+                continue
             stopping.let_end(None)  # from here on there is work to lose
-            self._update(self.schedule.before_step)
+            self._update()
             self.step += 1
             self.batches.done(step)
-            self._last_loss = loss
+            self.last_loss = loss
             if not self._meter.began:
                 devices.settle_memory()
+                watch.split.restart()
             self._meter.tell(self.step, step, loss, self.schedule.rate)
             self.schedule.after_step()
-            self._evaluate_if_due()
-            if self._cut or self.keeper.boundary(self.step):
-                return False
-        return not self._evaluation_due  # a stop may have cut the last one short
+            watch.step_done()
+            self._judge()
+            if self._over or self._boundary():
+                break
+        return not self.judge.cut and not self._stopped and not self.judge.due(self.step)
 
-    def _backward(self, loss: torch.Tensor) -> None:
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
+        """Forward and backward of one micro-batch; its part of the step's loss."""
+        split, size = self.watch.split, self.session.world.size
+        with self._replica.accumulating(last=last):
+            with split.h2d():
+                batch = devices.to_device(batch, self.device)
+            with split.compute(), self.precision.autocast(self.device):
+                part = self.loss(self._compiled, batch) * share
+            with split.backward():  # DDP and FSDP take the mean over ranks
+                self.scaler.scale(part * size).backward()  # type: ignore[no-untyped-call]
+        return part.detach()
 
-    def _update(self, before_step: Callable[[int], None]) -> None:
+    def _update(self) -> None:
         """One optimizer step with the gradients that were gathered."""
-        if self.settings.clip_grad_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
-        before_step(self.step)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        with self.watch.split.compute():
+            if self.settings.clip_grad_norm is not None:
+                self.scaler.unscale_(self.optimizer)
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
+            self.schedule.before_step(self.step)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.ema is not None:
+                self.ema.update(self.step + 1)
+
+    def _drop(self, before: devices.Boundary | None) -> None:
+        """A partial step, as if it had not begun."""
         self.optimizer.zero_grad(set_to_none=True)
+        if before is not None:
+            before.restore()
 
     def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
-        yield self._awaited(lambda: next(micro_batches))
-        yield from micro_batches
+        def fetch() -> tuple[Any, float] | None:
+            with self.watch.split.data():
+                return next(micro_batches, None)
+
+        first = self._awaited(fetch)
+        found = (each for each in iter(fetch, None))
+        if self.loss_weight is None:
+            yield first
+            yield from found
+            return
+        yield from parts.weighted([first, *found], self.loss_weight, self.session.world)
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
         """What the loader gives; while it does not, and it may never, another thread may save and end."""
@@ -263,130 +351,73 @@ class Trainer:
         stopping.let_end(None)
         return found
 
-    def _finish(self) -> Result:
-        last = float(parallel.total(self._last_loss.clone(), self.session.world))
-        uri, final = self.keeper.finish(lambda: modelstate.model_state(self.model))
-        parallel.leave()
-        return Result(step=self.step, loss=last, best=self.best.loss, digest=final, output_uri=uri)
-
-    # --- between steps ------------------------------------------------------------------------------
     @property
-    def _evaluation_due(self) -> bool:
-        due = self.step % self.eval_every == 0 or self.step == self.total_steps
-        return self.evaluation is not None and self.step > 0 and due and self.evaluated != self.step
+    def _over(self) -> bool:
+        return self.judge.cut or bool(self.judge.enough)
 
-    def _evaluate_if_due(self) -> None:
-        if self.evaluation is None or not self._evaluation_due:
-            return
-        self.session.board.update(state="Evaluating")
-        began = time.perf_counter()
-        parallel.give_buffers(self.model, self.session.world)
-        # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
-        values = self.evaluation.run(self.model, lambda: self.session.interruption.stopping)
-        self._cut = values is None and self.session.world.distributed
-        if self._cut:  # all ranks know, and stop here; some may not have been told themselves
-            self.session.interruption.stop_by(self.evaluation.deadline, "another rank")
-        if values is not None:
-            self.evaluated = self.step
-            self._note_best(values["loss"])
-            shown = {f"eval_{name}": f"{value:.9g}" for name, value in values.items()}
-            if self.session.world.first:
-                log.event("evaluated", step=self.step, **shown, seconds=time.perf_counter() - began)
-        self.session.board.update(state="Training")
-        self._meter.restart()
+    def _judge(self) -> None:
+        if self.judge.judge(self.step, self.keeper):
+            self._meter.restart()
+            self.watch.split.restart()
 
-    def _measure(self, model: torch.nn.Module, batch: Any) -> dict[str, Any]:
-        return {"loss": self.loss(model, batch), **(self.metrics(model, batch) if self.metrics else {})}
+    def _boundary(self) -> bool:
+        with self.watch.split.checkpoint():
+            self._stopped = self.keeper.boundary(self.step)
+        return self._stopped
 
-    def _note_best(self, loss: float) -> None:
-        """Saves the best so far, unless an upload is under way: best is then the best that was saved."""
-        wanted = self.best.note(loss) and self.session.run.keep_best and self.step < self.total_steps
-        if not wanted:
-            return
-        busy = torch.tensor(float(self.keeper.busy), device=self.device)
-        if not float(parallel.total(busy, self.session.world)):
-            self.best.keep(loss, lambda: self.keeper.save(best=True))
-
-    # --- state --------------------------------------------------------------------------------------
-    def _shared(self) -> dict[str, Any]:
-        """Everything that the next step depends on and that is equal on all ranks."""
-        require_finite(float(self._last_loss), self.step)
-        return {
-            modelstate.MODEL: modelstate.model_state(self.model),
-            modelstate.OPTIMIZER: modelstate.optimizer_state(self.model, self.optimizer),
-            "schedule": self.schedule.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "data": None if self.batches.per_rank else self.batches.state_dict(),
-            "progress": {
-                "step": self.step,
-                "best": self.best.loss,
-                "best_kept": self.best.kept,
-                "evaluated": self.evaluated,
-                "trained": self.keeper.trained,
-            },
-        }
-
-    def _own(self) -> dict[str, Any]:
-        """The rest of it."""
-        data = self.batches.state_dict() if self.batches.per_rank else None
-        return {"random": devices.random_state(), "data": data}
-
-    def _load(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
-        """Raises CheckpointError where the checkpoint is of another model, optimizer or data."""
-        mismatch = modelstate.load_model(self.model, tree[modelstate.MODEL])
-        mismatch = mismatch or modelstate.load_optimizer(
-            self.model, self.optimizer, tree[modelstate.OPTIMIZER]
+    def _finish(self) -> Result:
+        last = float(parallel.total(self.last_loss.clone(), self.session.world))
+        self.session.board.update(ended_early=self.judge.enough)
+        uri, final = self.keeper.finish(self._weights)
+        parallel.leave()
+        return Result(
+            step=self.step,
+            loss=last,
+            best=self.judge.best.loss,
+            digest=final,
+            output_uri=uri,
+            ended_early=self.judge.enough,
         )
-        if mismatch is not None:
-            raise self._incompatible(mismatch)
-        try:
-            self.schedule.load_state_dict(tree["schedule"])
-            if self.scaler.is_enabled() and tree["scaler"]:
-                self.scaler.load_state_dict(tree["scaler"])
-        except (ValueError, KeyError) as error:
-            raise self._incompatible(f"its schedule does not fit ({error})") from error
-        self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
-        progress = tree["progress"]
-        self.step, self.evaluated = progress["step"], progress["evaluated"]
-        self.best = Best(loss=progress["best"], kept=progress["best_kept"])
-        self.keeper.trained = progress["trained"]
-        if new_rank:
-            log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
-            devices.seed_rank(self.session.world.rank)
-        else:
-            devices.set_random_state(own["random"])
 
-    def _incompatible(self, why: str) -> CheckpointError:
-        return modelstate.incompatible(self.session.run.checkpoint_uri, why)
+    def _weights(self) -> dict[str, Any]:
+        """What is stored in the end: the average, where there is one."""
+        average = {} if self.ema is None else self.ema.state_dict()["average"]
+        return modelstate.model_state(self.model) | average
 
     # --- parts --------------------------------------------------------------------------------------
-    def _make_evaluation(self, eval_set: Dataset, workers: int, collate: Any) -> Evaluation:
-        if not size_of(eval_set, "eval_set"):
-            raise ConfigurationError("Trainer(eval_set=...) is empty: give it samples, or leave it out")
-        return Evaluation(
-            dataset=eval_set,
-            measure=self._measure,
-            batch_size=self.settings.micro_batch_size or self.settings.batch_size,
-            device=self.device,
-            precision=self.settings.precision,
-            workers=workers,
-            collate=collate,
-            world=self.session.world,
-            until=lambda: self.session.interruption.deadline,  # infinite while nobody has asked for an end
-            alive=self.session.board.pulse.beat,
-        )
-
-    def _make_meter(self) -> Meter:
-        session = self.session
-        return Meter(
-            session.board,
-            born=session.born,
+    def _assemble(self) -> None:
+        """What needs the restored model: the replica, what ranks send each other, the compiled model."""
+        world, settings = self.session.world, self.settings
+        self._stopped = False
+        self.watch = parts.watch(self)
+        deterministic = settings.deterministic
+        self._replica = parallel.Replica(self.model, world, self.device, deterministic=deterministic)
+        self.compression = parts.exchange(self._replica, settings, self.precision, self.watch.split)
+        if self.saved_compression is not None:
+            self.compression.load_state_dict(*self.saved_compression)
+        self._compiled: Any = self._replica.outer
+        if settings.compile:
+            self._compiled = compiling.compiled(self._replica.outer, settings.compile_mode)
+            self._compile_first()
+        self._meter = Meter(
+            self.session.board,
+            born=self.session.born,
             total_steps=self.total_steps,
             log_every=self.log_every,
-            world=session.world,
+            world=world,
+            told=self.trackers.log,
         )
 
-    def _make_schedule(self, kind: str | schedule.Shape | LRScheduler) -> schedule.Schedule:
-        if isinstance(kind, str):
-            kind = schedule.shape(kind, warmup_steps=self.settings.warmup_steps, total_steps=self.total_steps)
-        return schedule.Schedule(self.optimizer, kind)
+    def _compile_first(self) -> None:
+        """Before the first collective, so that no rank waits in one while another compiles."""
+        if not self.session.world.distributed or not self.fitting.samples:
+            return
+        size = self.batches.plan.micro_batch_size  # type: ignore[attr-defined]
+        batch = devices.to_device(self.fitting.sample(size), self.device)
+
+        def step() -> None:
+            with self.precision.autocast(self.device):
+                loss = self.loss(self._compiled, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+        compiling.warm_up(step, self._compiled)

@@ -15,6 +15,7 @@ from typing import Any
 
 import spottrain
 import torch
+from spottrain import trainerstate
 from spottrain.checkpoint.tree import Flattened
 from spottrain.process.session import current
 
@@ -57,17 +58,18 @@ class Model(torch.nn.Module):
 class Watched(spottrain.Trainer):
     """Records the state wherever a checkpoint of it could be made."""
 
-    def _evaluate_if_due(self) -> None:
-        super()._evaluate_if_due()
-        if self._evaluation_due:  # a stop has cut it short
+    def _judge(self) -> None:
+        super()._judge()
+        if self.judge.due(self.step):  # a stop has cut it short
             return
-        shared, own = Flattened(self._shared()), Flattened(self._own())
+        state = trainerstate.of(self)
+        shared, own = Flattened(state.shared()), Flattened(state.own())
         TELLER.write(
             "states",
             {
                 "step": self.step,
                 "at": time.monotonic(),
-                "loss": float(self._last_loss).hex(),
+                "loss": float(self.last_loss).hex(),
                 "best": shared.plain["progress"]["best"],
                 **digests.shared_parts(shared.plain, leaf_of(shared)),
                 **digests.own_parts(own.plain, leaf_of(own)),

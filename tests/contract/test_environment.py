@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from spottrain.config import PRECISIONS, Run, Training
+from spottrain.config import Run
 from spottrain.contract import DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, SAVE_ADVISED_NAME, Env
 from spottrain.process.gang import Gang
+from spottrain.training import (
+    PRECISIONS,
+    ActivationCheckpointing,
+    Data,
+    EarlyStopping,
+    LearningRateScaling,
+    Optimizer,
+    Profile,
+    Training,
+)
 from spottrain_operator import render
 from spottrain_operator.api import Job, Status
 from spottrain_operator.names import pod_name, service_name
@@ -23,12 +34,32 @@ TRAINING: dict[str, Any] = {
     "microBatchSize": 8,
     "globalBatchSize": 64,
     "compile": True,
-    "clipGradNorm": 1.0,
+    "compileMode": "max-autotune",
+    "activationCheckpointing": {"policy": "every", "every": 2},
+    "optimizer": {"name": "sgd", "learningRate": 0.1, "weightDecay": 0.01, "momentum": 0.9},
+    "learningRateScaling": {"rule": "linear", "baseBatchSize": 32},
+    "schedule": "constant",
     "warmupSteps": 5,
+    "clipGradNorm": 1.0,
+    "emaDecay": 0.999,
+    "gradientCompression": "bf16",
+    "earlyStopping": {
+        "metric": "accuracy",
+        "mode": "max",
+        "patience": 3,
+        "minDelta": 0.01,
+        "target": 0.9,
+        "minSteps": 10,
+        "stopOnNaN": False,
+    },
+    "data": {"workers": "auto", "prefetchFactor": 4, "pinMemory": True, "dropLast": True},
+    "profile": {"wait": 1, "warmup": 1, "active": 2},
     "maxSteps": 100,
     "seed": 7,
     "deterministic": False,
 }
+"""All of it, but the two other ways to give the warm-up."""
+OTHER_WARM_UPS = {"warmupEpochs": 0.5, "warmupFraction": 0.1}
 IMAGE = "registry.example.com:5000/train:1@sha256:" + "a" * 64
 CHECKPOINT = {
     "uri": "s3://bucket/run",
@@ -71,7 +102,7 @@ def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) ->
 def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str]) -> None:
     run = Run.from_env(environment, script="train.py")
     assert run.job == "job" and run.namespace == "ns" and run.attempt == 2
-    assert run.training == Training(**TRAINING)
+    assert run.training == Training.from_json(json.dumps(TRAINING)) and run.training.optimizer is not None
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
     assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")
     assert (run.compile_cache, run.image_digest) == ("off", "sha256:" + "a" * 64)
@@ -83,12 +114,35 @@ def test_the_runtime_reads_what_a_job_without_checkpoints_of_ours_is_told() -> N
     assert run.checkpoint_uri is None and run.attempt == 2 and run.gate_until == 0
 
 
-def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
+def _trainings_schema() -> dict[str, Any]:
     crd = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())
-    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    assert set(schema["properties"]["training"]["properties"]) == {f.name for f in fields(Training)}
-    assert set(TRAINING) == {f.name for f in fields(Training)}
-    assert set(schema["properties"]["training"]["properties"]["precision"]["enum"]) == set(PRECISIONS)
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    found: dict[str, Any] = spec["properties"]["training"]["properties"]
+    return found
+
+
+def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
+    schema = _trainings_schema()
+    assert set(schema) == {f.name for f in fields(Training)} == set(TRAINING) | set(OTHER_WARM_UPS)
+    assert set(schema["precision"]["enum"]) == set(PRECISIONS)
+    for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStopping, Data, Profile):
+        name = part.__name__[0].lower() + part.__name__[1:]
+        ours = {f.name: f.default for f in fields(part)}
+        assert set(schema[name]["properties"]) == set(ours), name
+        defaults = {
+            field: rule["default"] for field, rule in schema[name]["properties"].items() if "default" in rule
+        }
+        assert defaults == {field: ours[field] for field in defaults}, (
+            f"{name}: a laptop has the same defaults"
+        )
+
+
+@pytest.mark.parametrize("field", OTHER_WARM_UPS)
+def test_a_warm_up_may_be_given_in_other_units(field: str) -> None:
+    assert (
+        getattr(Training.from_json(json.dumps({field: OTHER_WARM_UPS[field]})), field)
+        == OTHER_WARM_UPS[field]
+    )
 
 
 def test_what_is_not_known_is_not_set() -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from spottrain.contract import ExitCode, Outcome
+from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
 from spottrain.ranks.parallel import peer_lost
@@ -75,6 +75,11 @@ NOISE = {"NOISE": "0.1"}
 """Random numbers in the data and in the model: they are each rank's own."""
 SLOW = {"PAUSE": "0.02"}
 KINDS = {"DDP": {}, "FSDP2": {"SHARD": "1"}}
+LEVERS = {
+    "DDP": {"emaDecay": 0.9, "gradientCompression": "bf16", "microBatchSize": "auto"},
+    "FSDP2": {"emaDecay": 0.9, "optimizer": {"name": "sgd", "learningRate": 0.01, "momentum": 0.9}},
+}
+"""What each kind can, as its manifest says it."""
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +115,13 @@ def logged(losses: dict[int, str]) -> list[float]:
 
 
 @pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("levers", [False, True], ids=["plain", "levers"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_numbers(
-    lab: Lab, kind: str
+    lab: Lab, kind: str, levers: bool
 ) -> None:
     env = NOISE | KINDS[kind]
+    env |= {Env.TRAINING: json.dumps(LEVERS[kind])} if levers else {}
     plain = lab.ranks(2, SCRIPT, at="plain", attempt=1, env=env)
     assert ends(plain) == [ExitCode.DONE] * 2, plain[0].log + plain[1].log
     first = lab.ranks(2, SCRIPT, attempt=1, env=env | SLOW)

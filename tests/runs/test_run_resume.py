@@ -20,6 +20,20 @@ CELLS = {
     "bf16": ({"precision": "bf16"}, {}),
     "bf16, accumulation 4, 2 loader workers": ({"precision": "bf16", "microBatchSize": 2}, {"WORKERS": "2"}),
     "fp32, 2 loader workers, evaluation": ({}, {"WORKERS": "2", "EVAL": "1"}),
+    "average, sgd, scaling, warm-up, recomputation, sizes by trial": (
+        {
+            "emaDecay": 0.9,
+            "optimizer": {"name": "sgd", "learningRate": 0.01, "momentum": 0.9},
+            "learningRateScaling": {"rule": "linear", "baseBatchSize": 4},
+            "warmupFraction": 0.2,
+            "clipGradNorm": 1.0,
+            "activationCheckpointing": {"policy": "classes", "classes": ["Linear"]},
+            "microBatchSize": "auto",
+            "earlyStopping": {"patience": 100},
+            "data": {"workers": "auto"},
+        },
+        {"EVAL": "1"},
+    ),
 }
 
 

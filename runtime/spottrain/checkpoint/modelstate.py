@@ -22,6 +22,7 @@ WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_m
 """Parts of a name that torch.compile, the checkpoint wrapper and FSDP1 put into it (torch 2.15)."""
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
+EMA: Final = "ema"
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
@@ -167,7 +168,7 @@ def wanted(model: torch.nn.Module) -> Callable[[Stored], Box | None]:
     }
 
     def want(stored: Stored) -> Box | None:
-        name = stored.name.removeprefix(f"{MODEL}.")
+        name = stored.name.removeprefix(f"{MODEL}.").removeprefix(f"{EMA}.average.")
         if stored.name.startswith(f"{OPTIMIZER}.state."):
             name = stored.name.removeprefix(f"{OPTIMIZER}.state.").rpartition(".")[0]
         shape, box = boxes.get(name, (None, None))

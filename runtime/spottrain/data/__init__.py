@@ -4,6 +4,7 @@
     plan.py      `Plan`, `Position`, `Step`: which samples, by seed, epoch, rank. No loader, no files.
     shuffle.py   the order of an epoch
     fetch.py     the loader of map-style sets; workers that outlive a SIGTERM
+    workers.py   how many workers it needs, by measurement
     source.py    what the trainer was given, as a `Source`
     batches.py   `Batches`: a map-style set as an endless stream of optimizer steps
     stream.py    `StreamBatches`: the same over anything `Resumable` (StatefulDataLoader, streaming sets)

@@ -1,20 +1,29 @@
 """A map-style training set as an endless stream of optimizer steps from a position on. Called by `trainer`.
 
 What the loader has fetched ahead is no state: the position counts committed optimizer steps, and whatever was
-prefetched is fetched again after a resume.
+prefetched is fetched again after a resume, or when the number of workers changes.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import tee
-from typing import Any
+from typing import Any, Literal
 
-from spottrain.data.fetch import Collate, load
+from spottrain import log
+from spottrain.data import workers as measuring
+from spottrain.data.fetch import Collate, end_workers, load
 from spottrain.data.plan import Dataset, Plan, Position, Step, Stream
 
 
 class Batches:
-    """A `Source`. The same state on all ranks, so any number of ranks may go on from it."""
+    """A `Source`. The same state on all ranks, so any number of ranks may go on from it.
+
+    workers: loader processes; "auto" times the first steps without, and then starts as many as are needed on
+    the `cores` of this rank. A sample's content does not depend on who fetches it.
+    """
 
     per_rank = False
 
@@ -23,13 +32,20 @@ class Batches:
         dataset: Dataset,
         plan: Plan,
         *,
-        workers: int = 0,
+        workers: int | Literal["auto"] = 0,
         collate: Collate | None = None,
         pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        cores: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.dataset, self.plan, self.workers = dataset, plan, workers
-        self.collate, self.pin_memory = collate, pin_memory
+        self.dataset, self.plan = dataset, plan
+        self.workers = workers if isinstance(workers, int) else 0
+        self.collate, self.pin_memory, self.prefetch_factor = collate, pin_memory, prefetch_factor
         self.position = Position()
+        self._clock = clock
+        available = measuring.cores() if cores is None else cores
+        self._trial = None if isinstance(workers, int) else measuring.Trial(clock=clock, available=available)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -37,17 +53,48 @@ class Batches:
 
     def __iter__(self) -> Stream:
         """The caller takes all of a step's micro-batches, then calls `done(step)`."""
-        asked, given = tee(self.plan.steps(self.position))  # one order of an epoch in memory, not two
+        while True:  # each time that plan or workers have changed
+            yield from self._as_it_is()
+
+    def _as_it_is(self) -> Stream:
+        """From the position on, for as long as nothing about the loading changes."""
+        plan, workers = self.plan, self.workers
+        asked, given = tee(plan.steps(self.position))  # one order of an epoch in memory, not two
         stream = load(
             self.dataset,
             asked,
-            seed=self.plan.seed,
-            workers=self.workers,
+            seed=plan.seed,
+            workers=workers,
             collate=self.collate,
             pin_memory=self.pin_memory,
+            prefetch_factor=self.prefetch_factor,
         )
         for step in given:
-            yield step, ((next(stream), share) for share in step.shares)
+            self._judge()
+            if (self.plan, self.workers) != (plan, workers):
+                end_workers(stream)
+                return
+            yield step, ((self._timed(stream), share) for share in step.shares)
+
+    def _timed(self, stream: Iterator[Any]) -> Any:
+        if self._trial is None:
+            return next(stream)
+        began = self._clock()
+        batch = next(stream)
+        self._trial.fetch(self._clock() - began)
+        return batch
+
+    def _judge(self) -> None:
+        """Where a step begins: by now the trial may know."""
+        trial = self._trial
+        if trial is None or (found := trial.step()) is None:
+            return
+        log.event("loader-workers", workers=found, **trial.figures)
+        self.workers, self._trial = found, None
+
+    def resized(self, micro_batch_size: int) -> None:
+        """Smaller micro-batches from the next step on, in the same order; for after a lack of memory."""
+        self.plan = replace(self.plan, micro_batch_size=micro_batch_size)
 
     def done(self, step: Step) -> None:
         self.position = step.after

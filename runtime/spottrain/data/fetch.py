@@ -161,8 +161,13 @@ def load(
     workers: int = 0,
     collate: Collate | None = None,
     pin_memory: bool = False,
+    prefetch_factor: int | None = None,
 ) -> Iterator[Any]:
-    """The collated micro-batches of `steps`, in order."""
+    """The collated micro-batches of `steps`, in order.
+
+    prefetch_factor: of torch's DataLoader: micro-batches that each worker is ahead (None: 2). One iterator
+    goes through all epochs, so workers live as long as it does: persistent_workers has nothing to add.
+    """
     requests = (request(seed, step.epoch, samples) for step in steps for samples in step.micro_batches)
     loader: DataLoader[Any] = DataLoader(
         Repeatable(dataset, collate or default_collate),  # type: ignore[arg-type]
@@ -170,6 +175,7 @@ def load(
         num_workers=workers,
         collate_fn=as_it_is,
         pin_memory=pin_memory,
+        prefetch_factor=prefetch_factor if workers else None,
         worker_init_fn=ignore_signals,
         generator=torch.Generator().manual_seed(seed),  # else it draws a seed from the global random state
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from spottrain.data.batches import Batches
 from spottrain.data.fetch import Collate
 from spottrain.data.plan import Plan, Source
 from spottrain.data.stream import StreamBatches
+from spottrain.data.workers import cores
 from spottrain.errors import ConfigurationError
 from spottrain.ranks.world import World
 
@@ -22,9 +23,10 @@ def source(
     shuffle: bool,
     drop_last: bool,
     steps_per_epoch: int | None,
-    workers: int,
+    workers: int | Literal["auto"],
     collate: Collate | None,
     pin_memory: bool,
+    prefetch_factor: int | None = None,
 ) -> Source:
     """A map-style set with a loader of ours around it, or a loader that yields this rank's micro-batches.
 
@@ -50,7 +52,15 @@ def source(
         rank=world.rank,
         ranks=world.size,
     )
-    return Batches(train_set, plan, workers=workers, collate=collate, pin_memory=pin_memory)
+    return Batches(
+        train_set,
+        plan,
+        workers=workers,
+        collate=collate,
+        pin_memory=pin_memory,
+        prefetch_factor=prefetch_factor,
+        cores=cores(local_ranks=world.local_size),
+    )
 
 
 def size_of(dataset: Any, name: str) -> int:

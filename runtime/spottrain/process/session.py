@@ -104,9 +104,11 @@ class Session:
             grace=self.interruption.grace,
         )
 
-    def end(self, outcome: Outcome, text: str, *, durable_seconds: float | None = None) -> NoReturn:
+    def end(
+        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
+    ) -> NoReturn:
         """Leaves the script through SystemExit, so that its `finally` blocks run, within the grace."""
-        code = self.conclude(outcome, text, durable_seconds=durable_seconds)
+        code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
         self.leave_in_time(code)
         raise SystemExit(int(code))
 
@@ -146,7 +148,7 @@ class Session:
     def end_of_script(self) -> ExitCode:
         """The last words of a script that came to its end by itself."""
         if self.completed:
-            return self.conclude(Outcome.DONE, self.summary())
+            return self.conclude(Outcome.DONE, self.summary(), reason=self.reason_done)
         if self.unfinished is None:
             return self.conclude(Outcome.DONE, "The script ended by itself, without training.")
         self.unfinished()
@@ -217,7 +219,13 @@ class Session:
         """What a completed run has to say."""
         facts = self.board.facts
         where = f"are at {facts.output_uri}" if facts.output_uri else "were not stored: no checkpoint URI"
-        return f"Trained {facts.step} steps; the weights {where}."
+        early = f" and ended early: {facts.ended_early}" if facts.ended_early else ""
+        return f"Trained {facts.step} steps{early}; the weights {where}."
+
+    @property
+    def reason_done(self) -> str:
+        """Of a completed run; "" where it is just done."""
+        return Reason.EARLY_STOPPED if self.board.facts.ended_early else ""
 
     def end_idle(self) -> NoReturn:
         """The end while no training has begun: nothing can be lost."""
@@ -352,7 +360,7 @@ def _guard(session: Session) -> None:
 
     def left() -> None:
         if session.message is None and session.completed:
-            session.conclude(Outcome.DONE, session.summary())
+            session.conclude(Outcome.DONE, session.summary(), reason=session.reason_done)
         elif session.message is None and session.unfinished is not None:
             leave(session.end_of_script())
         elif session.message is not None:

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from spottrain import device as devices
-from spottrain.config import Interval, Run, Training, grace_seconds
+from spottrain.config import Interval, Run, grace_seconds
 from spottrain.contract import Env
 from spottrain.data import Plan
 from spottrain.errors import ConfigurationError
 from spottrain.schedule import Schedule, shape
-from spottrain.settings import Settings, resolve
+from spottrain.settings import resolve
+from spottrain.training import Training
 
 IN_A_POD: dict[str, str] = {
     Env.JOB_UID: "uid",
@@ -40,14 +41,28 @@ ARGUMENTS: dict[str, Any] = {
         ("{", "SPOTTRAIN_TRAINING is not JSON"),
         ("[]", "must be a JSON object"),
         ('{"warmup": 3}', "spec.training.warmup is not a field; the fields are precision,"),
-        ('{"precision": "fp8"}', 'spec.training.precision must be bf16, fp16 or fp32, and is "fp8"'),
-        ('{"microBatchSize": 0}', "microBatchSize must be a whole number, at least 1, and is 0"),
+        (
+            '{"precision": "fp8"}',
+            'spec.training.precision must be auto, bf16, fp16, fp32 or tf32, and is "fp8"',
+        ),
+        ('{"microBatchSize": 0}', "microBatchSize must be a whole number, at least 1, or auto, and is 0"),
         ('{"globalBatchSize": 1.5}', "globalBatchSize must be a whole number, at least 1"),
         ('{"maxSteps": true}', "maxSteps must be a whole number, at least 1, and is true"),
         ('{"clipGradNorm": 0}', "clipGradNorm must be a number above 0"),
         ('{"warmupSteps": -1}', "warmupSteps must be a whole number, at least 0"),
         ('{"compile": "yes"}', "compile must be true or false"),
         ('{"seed": "1"}', "seed must be a whole number"),
+        ('{"optimizer": "adamw"}', 'spec.training.optimizer must be an object, and is "adamw"'),
+        ('{"optimizer": {"lr": 1}}', "spec.training.optimizer.lr is not a field; the fields are name, "),
+        ('{"optimizer": {"learningRate": 1}}', "spec.training.optimizer lacks name"),
+        ('{"optimizer": {"name": "adamw", "momentum": 0.9}}', "momentum belongs to sgd"),
+        ('{"earlyStopping": {}}', "earlyStopping needs patience or target"),
+        ('{"data": {"workers": "many"}}', "data.workers must be a whole number, at least 0, or auto"),
+        ('{"activationCheckpointing": {"policy": "every"}}', "every belongs to the policy every"),
+        ('{"warmupSteps": 1, "warmupEpochs": 1}', "exclude each other; give one"),
+        ('{"compileMode": "default"}', "compile is not true"),
+        ('{"microBatchSize": 3, "globalBatchSize": 8}', "must be a multiple of microBatchSize"),
+        ('{"profile": {"wait": 9, "active": 2}, "maxSteps": 10}', "profile records past maxSteps"),
         ('{"deterministic": 1}', "deterministic must be true or false"),
     ],
 )
@@ -72,23 +87,6 @@ def test_bad_training_settings(text: str, says: str) -> None:
 def test_bad_variables(env: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         Run.from_env(IN_A_POD | env, script="train.py")
-    assert says in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"max_steps": None}, "the training has no end"),
-        ({"max_steps": None, "epochs": 0}, "Trainer(epochs=0): must be at least 1"),
-        ({"batch_size": 0}, "Trainer(batch_size=0): must be at least 1"),
-        ({"precision": "fp8"}, "precision 'fp8' is not known"),
-        ({"clip_grad_norm": -1.0}, "Trainer(clip_grad_norm=-1.0): must be above 0"),
-        ({"warmup_steps": -1}, "Trainer(warmup_steps=-1): must be at least 0"),
-    ],
-)
-def test_bad_arguments_of_the_trainer(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        Settings(**ARGUMENTS | change)
     assert says in str(error.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def evaluation(batch_size: int = 4, measure: Measure = mean) -> Evaluation:
         measure=measure,
         batch_size=batch_size,
         device=torch.device("cpu"),
-        precision="fp32",
+        autocast=nullcontext,
         workers=0,
         collate=None,
     )

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy
 import pytest
-from spottrain.config import Training
+import torch
 from spottrain.errors import ConfigurationError
 from spottrain.settings import Settings, resolve
+from spottrain.training import ActivationCheckpointing, EarlyStopping, Training
 
 
 def settings(manifest: str = "{}", **more: Any) -> Settings:
@@ -66,27 +67,39 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
     ("arguments", "says"),
     [
         ({"max_steps": None}, "the training has no end: give Trainer max_steps or epochs, or set"),
-        ({"precision": "fp8"}, "precision 'fp8' is not known: use bf16, fp16 or fp32"),
-        ({"batch_size": 0}, r"Trainer\(batch_size=0\): must be at least 1"),
-        ({"micro_batch_size": 0}, r"Trainer\(micro_batch_size=0\): must be at least 1"),
-        ({"epochs": -1}, r"Trainer\(epochs=-1\): must be at least 1"),
-        ({"warmup_steps": -1}, r"Trainer\(warmup_steps=-1\): must be at least 0"),
-        ({"clip_grad_norm": 0.0}, r"Trainer\(clip_grad_norm=0.0\): must be above 0"),
-        ({"clip_grad_norm": float("nan")}, r"Trainer\(clip_grad_norm=nan\): must be above 0"),
+        ({"precision": "fp8"}, r"Trainer\(precision='fp8'\): must be auto, bf16, fp16, fp32 or tf32"),
+        ({"batch_size": 0}, r"Trainer\(batch_size=0\): must be a whole number, at least 1"),
+        ({"micro_batch_size": 0}, r"Trainer\(micro_batch_size=0\): must be .*, at least 1, or auto"),
+        ({"epochs": -1}, r"Trainer\(epochs=-1\): must be a whole number, at least 1"),
+        ({"warmup_steps": -1}, r"Trainer\(warmup_steps=-1\): must be a whole number, at least 0"),
+        ({"clip_grad_norm": 0.0}, r"Trainer\(clip_grad_norm=0.0\): must be a number above 0"),
+        ({"clip_grad_norm": float("nan")}, r"Trainer\(clip_grad_norm=nan\): must be a number above 0"),
         ({"batch_size": "32"}, r"Trainer\(batch_size='32'\): must be a whole number"),
         ({"batch_size": 32.0}, r"Trainer\(batch_size=32.0\): must be a whole number"),
         ({"batch_size": True}, r"Trainer\(batch_size=True\): must be a whole number"),
-        ({"batch_size": None}, r"Trainer\(batch_size=None\): must be a whole number"),
+        ({"batch_size": None}, r"Trainer\(batch_size=None\): leave it out, or give a value"),
         ({"micro_batch_size": 0.5}, r"Trainer\(micro_batch_size=0.5\): must be a whole number"),
         ({"max_steps": "ten"}, r"Trainer\(max_steps='ten'\): must be a whole number"),
         ({"epochs": 1.5}, r"Trainer\(epochs=1.5\): must be a whole number"),
         ({"warmup_steps": 1.5}, r"Trainer\(warmup_steps=1.5\): must be a whole number"),
+        ({"warmup_fraction": 1.0}, r"Trainer\(warmup_fraction=1.0\): must be a number from 0 to below 1"),
+        (
+            {"warmup_epochs": 1, "warmup_fraction": 0.1},
+            "warmup_epochs and warmup_fraction exclude",
+        ),
         ({"clip_grad_norm": "1"}, r"Trainer\(clip_grad_norm='1'\): must be a number"),
         ({"clip_grad_norm": True}, r"Trainer\(clip_grad_norm=True\): must be a number"),
         ({"seed": "x"}, r"Trainer\(seed='x'\): must be a whole number"),
-        ({"compile": "yes"}, r"Trainer\(compile='yes'\): must be True or False"),
-        ({"deterministic": 1}, r"Trainer\(deterministic=1\): must be True or False"),
-        ({"precision": None}, "precision None is not known: use bf16, fp16 or fp32"),
+        ({"compile": "yes"}, r"Trainer\(compile='yes'\): must be true or false"),
+        ({"compile_mode": "fast"}, r"must be default, reduce-overhead or max-autotune"),
+        ({"deterministic": 1}, r"Trainer\(deterministic=1\): must be true or false"),
+        ({"precision": None}, r"Trainer\(precision=None\): leave it out"),
+        ({"workers": -1}, r"Trainer\(workers=-1\): must be a whole number, at least 0, or auto"),
+        ({"activation_checkpointing": "some"}, "must be none, all, auto, a number k"),
+        ({"activation_checkpointing": 0}, "must be none, all, auto, a number k"),
+        ({"early_stopping": 0}, "must be a spottrain.EarlyStopping, or the patience"),
+        ({"profile": {"wait": 1}}, "must be a spottrain.Profile"),
+        ({"gradient_compression": "topk"}, "must be none, bf16 or powerSGD"),
     ],
 )
 def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], says: str) -> None:
@@ -98,3 +111,29 @@ def test_numbers_of_numpy_are_numbers() -> None:
     it = settings(batch_size=numpy.int64(8), clip_grad_norm=numpy.float32(1))
     assert (it.batch_size, it.clip_grad_norm) == (8, 1.0)
     assert settings(clip_grad_norm=1).clip_grad_norm == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        ("all", ActivationCheckpointing(policy="all")),
+        (2, ActivationCheckpointing(policy="every", every=2)),
+        (1, ActivationCheckpointing(policy="all")),
+        ([torch.nn.Linear], ActivationCheckpointing(policy="classes", classes=("Linear",))),
+        (["Block"], ActivationCheckpointing(policy="classes", classes=("Block",))),
+    ],
+)
+def test_activation_checkpointing_may_be_said_shortly(given: Any, means: ActivationCheckpointing) -> None:
+    assert settings(activation_checkpointing=given).activation_checkpointing == means
+
+
+def test_a_manifest_s_parts_win_whole_and_are_told_in_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    it = settings('{"earlyStopping": {"patience": 3}, "data": {"workers": 2}}', early_stopping=5)
+    assert it.early_stopping == EarlyStopping(patience=3) and (it.workers, it.drop_last) == (2, False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("setting=early_stopping" in line and "patience=3" in line for line in lines)
+
+
+def test_a_manifest_s_warm_up_replaces_the_script_s_in_other_units() -> None:
+    it = settings('{"warmupFraction": 0.1}', warmup_steps=7)
+    assert (it.warmup_steps, it.warmup_fraction) == (None, 0.1)

@@ -1,0 +1,58 @@
+"""`spottrain profile SCRIPT`: a run that profiles some of its steps. Its flags, put into the environment.
+
+Called by `__main__`, which then goes on as for `spottrain run`. Without --checkpoint the run is a short one
+in a folder of its own, `profiles/<script>-<time>`, so that it neither goes on from nor ends the training
+whose checkpoints are in `checkpoints/<script>`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spottrain.contract import Env
+from spottrain.diagnosis.window import PROFILE, Window
+from spottrain.errors import ConfigurationError
+from spottrain.training import Training
+
+ABOUT = """Runs a training script and profiles some of its steps, by torch.profiler. Without --checkpoint the
+run ends after them, in a folder of its own; with it, it is a run like any other."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    usual = Window()
+    for name, text in (
+        ("wait", "steps to let pass first: compilation, first allocations"),
+        ("warmup", "steps to trace and throw away"),
+        ("active", "steps to keep"),
+    ):
+        default = getattr(usual, name)
+        parser.add_argument(f"--{name}", default=str(default), help=f"{text} (default {default})")
+
+
+def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> dict[str, str]:
+    """Environment variables for these flags, besides those of `run`. `now`: Unix seconds.
+
+    Raises ConfigurationError.
+    """
+    window = Window(**{name: _steps(name, values[name]) for name in ("wait", "warmup", "active")})
+    found = {PROFILE: window.to_json()}
+    if not env.get(Env.CHECKPOINT_URI):
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+        found[Env.CHECKPOINT_URI] = f"profiles/{Path(values['script']).stem}-{moment}"
+        text = env.get(Env.TRAINING) or "{}"
+        if Training.from_json(text).maxSteps is None:
+            found[Env.TRAINING] = json.dumps(json.loads(text) | {"maxSteps": window.steps})
+    return found
+
+
+def _steps(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigurationError(
+            f"--{name} {text!r} is no whole number of steps; see spottrain profile --help"
+        )
+    return int(text)

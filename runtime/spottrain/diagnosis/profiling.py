@@ -1,0 +1,176 @@
+"""A profile of some steps, by torch.profiler: what is slow inside a step. Made by the loop.
+
+    profiler = Profiler(window, store, attempt=1, rank=0, total_steps=1000)
+    for ...: ...one optimizer step...; profiler.step()
+    profiler.close()
+
+At the end of the window each rank has stored, at `profiles/attempt-N/rank-R/` below the checkpoint URI,
+
+    rank-R.<time>.pt.trace.json.gz   the trace: open it in Perfetto, or point TensorBoard's profiler plugin
+                                     (torch_tb_profiler) at a copy of the folder, whose names these are
+    rank-R.<time>.top.txt            the first words, and the TOP operations by device time (CPU: by CPU time)
+
+and says first whether it is the loader that wants fixing. Without a window nothing of torch.profiler is
+imported, and a step costs one comparison. Profiling itself slows the steps of its window (shapes, memory);
+the split of those steps is told, and is not comparable with others.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from spottrain import log
+from spottrain.diagnosis.verdict import Facts, advice, diagnose
+from spottrain.diagnosis.window import Window, profile_key, require_window
+from spottrain.errors import ConfigurationError
+from spottrain.store import Store
+
+TOP: Final = 20
+LAST_SECONDS: Final = 60.0
+"""That `close` waits for what is still being stored."""
+
+
+class Profiler:
+    """`facts`: what is known of the steps so far, for the first words; None where nothing is.
+
+    `start`: steps that were done before. Raises ConfigurationError where the window ends after the run, or
+    where there is no store to keep the profile in. A profile that fails later ends no training: it is told.
+    """
+
+    def __init__(
+        self,
+        window: Window | None,
+        store: Store | None,
+        *,
+        attempt: int,
+        rank: int,
+        total_steps: int,
+        start: int = 0,
+        device: torch.device | None = None,
+        facts: Callable[[], Facts | None] = lambda: None,
+    ) -> None:
+        self._profile: Any = None
+        self._storing: threading.Thread | None = None
+        if window is None:
+            return
+        require_window(window.wait, window.warmup, window.active, total_steps, start)
+        if store is None:
+            raise ConfigurationError(
+                "a profile is asked for, and there is nowhere to keep it: set checkpoint.uri, or --checkpoint"
+            )
+        self._window, self._store = window, store
+        self._attempt, self._rank = attempt, rank
+        self._cuda = device is not None and device.type == "cuda"
+        self._facts = facts
+        self._left = window.steps
+        self._active_since = time.perf_counter()
+        self._profile = self._begin(window)
+
+    @property
+    def on(self) -> bool:
+        """Whether a step is still to be profiled."""
+        return self._profile is not None
+
+    def step(self) -> None:
+        """After each optimizer step. The one that ends the window writes the trace, which takes seconds."""
+        if self._profile is None:
+            return
+        self._left -= 1
+        self._profile.step()
+        if self._left == self._window.active:
+            self._active_since = time.perf_counter()
+        if self._left == 0:
+            self._end()
+
+    def close(self) -> None:
+        """At the end of the loop, however it came: waits for what is being stored, throws away the rest."""
+        if self._profile is not None:
+            self._end()
+            log.event("profile-cut-short", steps_missing=self._left, why="the loop ended before the window")
+        if self._storing is not None:
+            self._storing.join(LAST_SECONDS)
+
+    # --- inside -------------------------------------------------------------------------------------
+    def _begin(self, window: Window) -> Any:
+        from torch import profiler  # not above: 99 of 100 runs do not need it
+
+        profile = profiler.profile(
+            activities=profiler.supported_activities(),  # type: ignore[no-untyped-call]
+            schedule=profiler.schedule(
+                wait=window.wait, warmup=window.warmup, active=window.active, repeat=1
+            ),
+            on_trace_ready=self._ready,
+            record_shapes=True,
+            profile_memory=True,
+            with_flops=True,
+        )
+        profile.start()
+        log.event("profiling", wait=window.wait, warmup=window.warmup, active=window.active)
+        return profile
+
+    def _end(self) -> None:
+        profile, self._profile = self._profile, None
+        try:
+            profile.stop()
+        except Exception as error:
+            log.event("profile-failed", error=f"{type(error).__name__}: {error}")
+
+    def _ready(self, profile: Any) -> None:
+        """Called by torch in the step that ends the window, or by `stop` within it."""
+        if self._left > 0:
+            return
+        try:
+            self._write(profile, time.perf_counter() - self._active_since)
+        except Exception as error:  # a full disk, torch's own: the training goes on
+            log.event("profile-failed", error=f"{type(error).__name__}: {error}")
+
+    def _write(self, profile: Any, seconds: float) -> None:
+        averages = profile.key_averages()
+        # What is in the device's kernels, of the time: the device's utilisation in the window.
+        busy = sum(each.self_device_time_total for each in averages) / 1e6 / seconds if self._cuda else None
+        first = first_words(self._facts(), busy)
+        log.event("profiled", steps=self._window.active, seconds=seconds, first=first or None)
+        by = "self_device_time_total" if self._cuda else "self_cpu_time_total"
+        table = averages.table(sort_by=by, row_limit=TOP, max_name_column_width=40)
+        stem = f"rank-{self._rank:05d}.{time.time_ns()}"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{stem}.pt.trace.json.gz"
+            profile.export_chrome_trace(str(path))
+            trace = path.read_bytes()
+        text = f"{first}\n\n{table}\n" if first else f"{table}\n"
+        if self._rank == 0:
+            print(text, flush=True)
+        parts = {path.name: trace, f"{stem}.top.txt": text.encode()}
+        self._storing = threading.Thread(
+            target=self._keep, args=(parts,), name="spottrain-profile", daemon=True
+        )
+        self._storing.start()
+
+    def _keep(self, parts: dict[str, bytes]) -> None:
+        try:
+            for name, body in parts.items():
+                self._store.upload(profile_key(self._attempt, self._rank, name), memoryview(body))
+        except Exception as error:
+            log.event("profile-not-stored", error=f"{type(error).__name__}: {error}")
+        else:
+            folder = profile_key(self._attempt, self._rank, "")
+            log.event("profile-stored", folder=folder, bytes=sum(map(len, parts.values())))
+
+
+def first_words(facts: Facts | None, busy: float | None) -> str:
+    """Utilisation first, then the verdict; `busy`: the device's utilisation in the window, if it is known."""
+    if facts is None:
+        return "" if busy is None else f"utilisation is {min(busy, 1.0):.0%}"
+    if busy is not None and not facts.busy:
+        facts = replace(facts, busy=(min(busy, 1.0),))
+    verdict = diagnose(facts)
+    words = [advice(facts), "" if verdict is None else verdict.text]
+    return "; ".join(word for word in words if word)

@@ -1,0 +1,211 @@
+"""Gradient accumulation whose step is the step of one big batch: unequal micro-batches, unequal counts of
+tokens, several ranks, and the last window of an epoch too. For loops that are not ours; one import:
+
+    for part in accumulation.parts(loader, 8, model=model, count=lambda batch: int((batch[1] != -100).sum())):
+        with part.sync:
+            (mean_loss(model, part.batch) * part.weight).backward()
+        if part.last:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+The mean of means is the mean only where all parts are equally large: sum(x1)/n1 + sum(x2)/n2 is not what one
+batch of both gives, halved or not. A count of tokens differs from one micro-batch to the next and from rank
+to rank, so the divisor is the count of the whole optimizer step over all ranks, which must be known before
+its first backward pass. transformers divided by micro-batches until October 2024
+(huggingface/transformers#34191), and with several GPUs longer (#37474).
+
+`Trainer` weighs by samples (`data.plan.Step.shares`), which is exact where the loss is a mean over samples.
+Where it is one over tokens, `Reweighed` gives the shares to use in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from spottrain import log
+from spottrain.errors import ConfigurationError
+from spottrain.ranks.world import World
+
+Batch = TypeVar("Batch")
+Count = Callable[[Any], float]
+"""Of a batch: over how many items (samples, tokens that are not ignored) its loss is the mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part(Generic[Batch]):
+    """One micro-batch of an optimizer step."""
+
+    batch: Batch
+    weight: float
+    """Factor on its loss, which is a mean over its items: with it the gradient that DDP and FSDP leave, a
+    mean over ranks, is that of the mean over all items of the step. 0: a filler."""
+    sync: AbstractContextManager[Any]
+    """Around forward and backward: ranks exchange gradients in the last part alone. Enter it once."""
+    last: bool
+    """Whether the optimizer steps after this."""
+
+
+def weights(counts: Sequence[float], world: World | None = None, *, device: Any = "cpu") -> list[float]:
+    """Factor on the mean loss of each of this rank's micro-batches of one optimizer step.
+
+    counts: over how many items each loss is the mean. Every rank must call it: the counts of all are summed.
+    """
+    world = world or _world()
+    return [share * world.size for share in shares_by_count(counts, world, device=device)]
+
+
+def shares_by_count(
+    counts: Sequence[float], world: World | None = None, *, device: Any = "cpu"
+) -> list[float]:
+    """As `Step.shares`, by a count of the loop's choice: over all ranks they add up to 1, or all are 0.
+
+    A loop multiplies a micro-batch's loss by it and by the number of ranks. `device`: where the sum over
+    ranks is taken, a GPU's where the process group has NCCL alone.
+    """
+    world = world or _world()
+    _require_counts(counts)
+    return _shares(counts, _summed(_table([float(sum(counts))], world, device), 0))
+
+
+class Reweighed(Generic[Batch]):
+    """For a loop with pairs (micro-batch, share of the step), as `Trainer`: the same with shares by count.
+
+        reweighed = Reweighed(loss_weight, world)
+        for batch, share in reweighed(micro_batches):
+            (loss(model, batch) * share * world.size).backward()
+
+    count: as of `parts`; of a filler, whose share is 0, nothing counts. The micro-batches of a step are all
+    fetched before its first backward pass. There are as many after as before, on each rank, as DDP must have
+    it: one without anything to count, whose mean loss would be 0 / 0, is another one with share 0 instead.
+    """
+
+    def __init__(self, count: Count, world: World | None = None, *, device: Any = "cpu") -> None:
+        self._count, self._world, self._device = count, world or _world(), device
+        self._spare: Batch | None = None
+
+    def __call__(self, micro_batches: Iterable[tuple[Batch, float]]) -> list[tuple[Batch, float]]:
+        """Every rank must call it. Raises ConfigurationError where this rank never had one that counts."""
+        held = list(micro_batches)
+        counts = [float(self._count(batch)) if share else 0.0 for batch, share in held]
+        shares = shares_by_count(counts, self._world, device=self._device)
+        self._spare = next(
+            (batch for (batch, _), each in zip(held, counts, strict=True) if each), self._spare
+        )
+        return [
+            (batch if share else _spare(self._spare), share)
+            for (batch, _), share in zip(held, shares, strict=True)
+        ]
+
+
+def parts(
+    loader: Iterable[Batch],
+    size: int,
+    *,
+    model: torch.nn.Module | None = None,
+    count: Count | None = None,
+    world: World | None = None,
+    device: Any = "cpu",
+) -> Iterator[Part[Batch]]:
+    """The micro-batches of one pass over `loader`, `size` of them to an optimizer step, fewer to the last.
+
+    model: as it is called, wrapped by DDP or FSDP2 or not. count: None: all micro-batches count alike; they
+    are not told apart then, so give it where they differ. device: as of `shares_by_count`.
+
+    The micro-batches of one step are held at hand, on the loader's device. With several ranks every rank must
+    iterate, and one that runs out of data before the others goes on with fillers, for all must come to each
+    exchange: its last micro-batch with weight 0. A micro-batch that counts 0 is left out, for its mean is
+    0 / 0; a step in which all do is left out on all ranks. Raises ConfigurationError.
+    """
+    if size < 1:
+        raise ConfigurationError(f"accumulation over {size} micro-batches: must be at least 1")
+    world = world or _world()
+    stream, spare = iter(loader), None
+    while True:
+        given = list(islice(stream, size))
+        counted = [(batch, 1.0 if count is None else float(count(batch))) for batch in given]
+        window = [(batch, each) for batch, each in counted if each]
+        counts = [each for _, each in window]
+        _require_counts(counts)
+        table = _table([sum(counts), len(given), len(counts)], world, device)
+        if not _summed(table, 1):
+            return
+        most = int(max(row[2] for row in table))
+        if not most:
+            log.event("step-left-out", why="no micro-batch of it has anything to count")
+            continue
+        spare = window[-1][0] if window else spare
+        shares = _shares(counts, _summed(table, 0))
+        filled = [(batch, share * world.size) for (batch, _), share in zip(window, shares, strict=True)]
+        missing = max(0, (most if _gathers(model) else 1) - len(filled))
+        yield from _window(model, filled + [(_spare(spare), 0.0)] * missing if missing else filled)
+
+
+def _window(model: torch.nn.Module | None, window: list[tuple[Any, float]]) -> Iterator[Part[Any]]:
+    for number, (batch, weight) in enumerate(window, 1):
+        last = number == len(window)
+        yield Part(batch=batch, weight=weight, sync=sync(model, last=last), last=last)
+
+
+def sync(model: torch.nn.Module | None, *, last: bool) -> AbstractContextManager[Any]:
+    """Around forward and backward of a micro-batch: no exchange of gradients but in the last of a step."""
+    inner = getattr(model, "_orig_mod", model)
+    if _gathers(inner):
+        inner.set_requires_gradient_sync(last)  # type: ignore[union-attr, operator]
+    elif isinstance(inner, DistributedDataParallel) and not last:
+        return inner.no_sync()
+    return nullcontext()
+
+
+def _gathers(model: torch.nn.Module | None) -> bool:
+    """Whether each forward pass is a collective (FSDP2), so that all ranks must do equally many."""
+    return hasattr(getattr(model, "_orig_mod", model), "set_requires_gradient_sync")
+
+
+def _spare(batch: Any) -> Any:
+    if batch is None:
+        raise ConfigurationError(
+            "this rank has had no micro-batch with anything to count yet, and must do a pass: each rank "
+            "needs at least one to begin with; give it more data, use fewer ranks, or see what count answers"
+        )
+    return batch
+
+
+def _require_counts(counts: Sequence[float]) -> None:
+    for count in counts:
+        if not 0 <= count < float("inf"):
+            raise ConfigurationError(
+                f"a micro-batch counts {count} items: count must answer a finite number, at least 0"
+            )
+
+
+def _shares(counts: Sequence[float], whole: float) -> list[float]:
+    return [count / whole if whole else 0.0 for count in counts]
+
+
+# --- ranks ------------------------------------------------------------------------------------------
+def _world() -> World:
+    if not (dist.is_available() and dist.is_initialized()):
+        return World()
+    return World(rank=dist.get_rank(), size=dist.get_world_size())
+
+
+def _table(values: Sequence[float], world: World, device: Any) -> list[list[float]]:
+    """The values of every rank, a row for each, by one collective."""
+    if not world.distributed:
+        return [[float(value) for value in values]]
+    rows = torch.zeros(world.size, len(values), dtype=torch.float64, device=device)
+    rows[world.rank] = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(rows)
+    return [[float(value) for value in row] for row in rows.tolist()]
+
+
+def _summed(table: list[list[float]], column: int) -> float:
+    return sum(row[column] for row in table)

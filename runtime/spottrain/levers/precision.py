@@ -1,0 +1,216 @@
+"""Number formats of a step: which one a device is good at, and the loop's part of it. Called by `trainer`.
+
+For a loop of one's own, with the order of things that each format needs in one place:
+
+    amp = Amp("auto", device)
+    with amp.autocast():
+        loss = loss_of(model, batch)
+    amp.backward(loss)
+    amp.step(optimizer, clip_grad_norm=1.0, scheduler=scheduler)
+
+Its state is kept by `spottrain.Guard(..., scaler=amp)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain import log
+from spottrain.errors import ConfigurationError
+
+AUTO: Final = "auto"
+NAMES: Final = ("bf16", "fp16", "fp32", "tf32")
+CPU_BF16: Final = ("avx512_bf16", "amx_bf16", "sve_bf16")
+"""Of `torch.cpu.get_capabilities()`; a name that a platform does not have is absent there (torch 2.15)."""
+AMPERE: Final = (8, 0)
+"""CUDA compute capability with bf16 and TF32 in hardware. Below, torch emulates bf16 by fp32, and
+`torch.cuda.is_bf16_supported()` says True all the same (torch 2.15)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a device has in hardware."""
+
+    type: str
+    name: str
+    bf16: bool
+    tf32: bool
+
+
+def facts_of(device: torch.device) -> Facts:
+    """Read from torch. ROCm: bf16 on all that torch supports, TF32 on none that is assumed."""
+    if device.type == "cuda":
+        ampere = torch.cuda.get_device_capability(device) >= AMPERE
+        rocm = torch.version.hip is not None
+        name = torch.cuda.get_device_name(device)
+        return Facts(type="cuda", name=name, bf16=ampere or rocm, tf32=ampere and not rocm)
+    has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    name = str(has.get("cpu_name", device.type))
+    return Facts(type=device.type, name=name, bf16=any(has.get(each) for each in CPU_BF16), tf32=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Weights, their gradients and the optimizer's state are fp32 in each; `dtype` is what a forward pass
+    computes in where `torch.autocast` holds it safe."""
+
+    name: str
+    dtype: torch.dtype | None = None
+    needs_scaler: bool = False
+    """fp16 has 5 exponent bits: gradients below 6e-8 are 0 unless the loss is scaled up."""
+
+    def apply(self) -> None:
+        """Sets, for the process, whether fp32 matrix products and convolutions may be done in TF32.
+
+        With "fp32" neither may; torch leaves convolutions of cuDNN in TF32 unless told otherwise. With
+        "tf32" both may. bf16 and fp16 leave both as they are. A script's setting that this changes is told.
+
+        `torch.set_float32_matmul_precision` is used because it sets the old flags and the new ones alike:
+        after an assignment to `torch.backends.cuda.matmul.fp32_precision` alone, reading
+        `torch.backends.cuda.matmul.allow_tf32` raises RuntimeError, here and in libraries (torch 2.15).
+        """
+        if self.dtype is not None:
+            return
+        tf32 = self.name == "tf32"
+        before = torch.backends.cuda.matmul.fp32_precision
+        if before not in ("none", "tf32" if tf32 else "ieee"):  # none: the script has said nothing
+            log.event("override", setting="float32 matmul", ours=self.name, script=before)
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        log.event("precision", name=self.name, matmul=torch.get_float32_matmul_precision(), conv_tf32=tf32)
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Around forward pass and loss, not around backward."""
+        return nullcontext() if self.dtype is None else torch.autocast(device.type, dtype=self.dtype)
+
+    def scaler(self, device: torch.device) -> torch.amp.GradScaler:
+        """One that does nothing, and has no state, unless it is needed."""
+        return torch.amp.GradScaler(device.type, enabled=self.needs_scaler)
+
+
+_KINDS: Final = {
+    "bf16": Precision(name="bf16", dtype=torch.bfloat16),
+    "fp16": Precision(name="fp16", dtype=torch.float16, needs_scaler=True),
+    "fp32": Precision(name="fp32"),
+    "tf32": Precision(name="tf32"),
+}
+
+
+def choose(wanted: str, device: torch.device, facts: Facts | None = None) -> Precision:
+    """What is wanted; "auto" is bf16 where the hardware has it, else fp16 on a GPU, else fp32.
+
+    `facts`: of the device, where they are known. What the device is bad at is told as advice, and done.
+    Raises ConfigurationError.
+    """
+    if wanted not in (AUTO, *NAMES):
+        raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
+    facts = facts or facts_of(device)
+    if wanted == AUTO:
+        name = "bf16" if facts.bf16 else "fp16" if facts.type == "cuda" else "fp32"
+        log.event("precision", wanted=AUTO, chosen=name, device=facts.name, bf16=facts.bf16)
+        return _KINDS[name]
+    if (sentence := doubt(wanted, facts)) is not None:
+        log.event("advice", about="precision", text=sentence)
+    return _KINDS[wanted]
+
+
+def doubt(name: str, facts: Facts) -> str | None:
+    """Why this format is not the one for that device, as a sentence; None where it is."""
+    match name:
+        case "fp16" if facts.bf16:
+            return (
+                f"{facts.name} has bf16, which costs as much memory as fp16, needs no loss scaling and does "
+                "not overflow: set precision to bf16 or auto"
+            )
+        case "bf16" if not facts.bf16:
+            other = "fp16" if facts.type == "cuda" else "fp32"
+            return (
+                f"{facts.name} has no bf16 in hardware and emulates it, which saves memory but no time: set "
+                f"precision to {other} or auto"
+            )
+        case "fp16" if facts.type == "cpu":
+            return f"{facts.name} is a CPU, which is many times slower in fp16: set precision to fp32 or auto"
+        case "tf32" if not facts.tf32:
+            return f"{facts.name} has no TF32, so tf32 is fp32 here: set precision to auto"
+    return None
+
+
+def doubt_without_scaler(precision: Precision) -> str | None:
+    """For a loop that brings its own backward: what fp16 needs of it. None where nothing is needed."""
+    if not precision.needs_scaler:
+        return None
+    return (
+        "fp16 needs loss scaling, or small gradients become 0: use spottrain.levers.Amp for backward and "
+        "step, or torch.amp.GradScaler, and give it to Guard as scaler="
+    )
+
+
+class Amp:
+    """Mixed precision for a loop of one's own; with each format the loop is the same.
+
+    precision: a name, or what `choose` gave. device: where the model is.
+    Its state is the loss scale: give it to `spottrain.Guard(scaler=...)`. Raises ConfigurationError.
+    """
+
+    def __init__(self, precision: Precision | str, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.precision = choose(precision, self.device) if isinstance(precision, str) else precision
+        self.precision.apply()
+        self.scaler = self.precision.scaler(self.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around forward pass and loss, not around `backward`."""
+        return self.precision.autocast(self.device)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """`loss`: scalar; divided by the number of micro-batches, where there are several."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[torch.Tensor] | None = None,
+        *,
+        clip_grad_norm: float | None = None,
+        scheduler: LRScheduler | None = None,
+    ) -> bool:
+        """Unscales, clips, steps, and clears the gradients: in this order, and the scheduler last.
+
+        parameters: whose gradients are clipped together; those of the optimizer if None.
+        Whether the weights moved: fp16 leaves a step out whose gradients overflowed, and the scheduler then
+        stays too. To know it costs a wait for the device, with fp16 alone.
+        """
+        if clip_grad_norm is not None:
+            self.scaler.unscale_(optimizer)  # else the limit would be on gradients times the scale
+            torch.nn.utils.clip_grad_norm_(_all(optimizer, parameters), clip_grad_norm)
+        scale = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        moved = self.scaler.get_scale() >= scale  # lowered by an overflow alone
+        if scheduler is not None and moved:
+            scheduler.step()
+        return moved
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty where no scaler is needed."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """A state saved in a format without scaler leaves the initial scale, and says so."""
+        if self.precision.needs_scaler and not state:
+            log.event("loss-scale", source="initial", scale=self.scaler.get_scale())
+            return
+        self.scaler.load_state_dict(state)
+
+
+def _all(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor] | None) -> list[torch.Tensor]:
+    if parameters is not None:
+        return list(parameters)
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,210 @@
+"""What a `Trainer` is made of, by its settings. Called by `trainer` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain import log
+from spottrain import schedule as schedules
+from spottrain.data import Dataset
+from spottrain.data.source import size_of
+from spottrain.diagnosis.split import Split
+from spottrain.errors import ConfigurationError
+from spottrain.evaluation import Evaluation
+from spottrain.levers import accumulation, compression, optimizers, rates
+from spottrain.levers.compression import Compression
+from spottrain.levers.ema import EMA
+from spottrain.levers.precision import Precision
+from spottrain.levers.stopping import EarlyStopping
+from spottrain.levers.trackers import run_id as usable
+from spottrain.process.session import Session
+from spottrain.ranks.parallel import Replica
+from spottrain.ranks.world import World
+from spottrain.settings import Settings
+from spottrain.watch import Watch
+
+if TYPE_CHECKING:
+    from spottrain.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What `fit` returns."""
+
+    step: int
+    loss: float
+    """Of the last optimizer step."""
+    best: float | None
+    """Lowest evaluation loss; None without an eval_set."""
+    digest: str
+    """SHA-256 of the final weights (`weights.digest`)."""
+    output_uri: str
+    """Where they are; empty without a checkpoint URI."""
+    ended_early: str = ""
+    """Why, where early stopping ended it."""
+
+
+def optimizer(
+    given: torch.optim.Optimizer | str,
+    model: torch.nn.Module,
+    settings: Settings,
+    learning_rate: float | None,
+) -> torch.optim.Optimizer:
+    """The script's, or the one that is named, with the rate of this batch size."""
+    named, fused = settings.optimizer, False if settings.deterministic else None
+    if isinstance(given, str):
+        rate = (named and named.learningRate) or learning_rate
+        if rate is None:
+            raise ConfigurationError(f"Trainer(optimizer={given!r}): a name needs learning_rate as well")
+        made = optimizers.make(
+            named.name if named else given,
+            model.parameters(),
+            learning_rate=rate,
+            weight_decay=named.weightDecay if named else None,
+            momentum=named.momentum if named else None,
+            fused=fused,
+        )
+    elif named is not None:
+        words = {
+            "learning_rate": named.learningRate,
+            "weight_decay": named.weightDecay,
+            "momentum": named.momentum,
+        }
+        hyper = {name: value for name, value in words.items() if value is not None}
+        made = optimizers.rebuilt(given, named.name, fused=fused, **hyper)
+    else:
+        made = given
+    _scale(made, settings)
+    return made
+
+
+def _scale(made: torch.optim.Optimizer, settings: Settings) -> None:
+    wanted = settings.learning_rate_scaling
+    if wanted is None or wanted.rule == "none":
+        return
+    if isinstance(settings.schedule, LRScheduler):
+        raise ConfigurationError(
+            "learning_rate_scaling sets the rates, and so does a torch LRScheduler: scale the rate that you "
+            "give the optimizer, or use schedule='cosine', 'constant' or a function of the step"
+        )
+    for group in made.param_groups:
+        group["lr"] = rates.scaled(
+            float(group["lr"]),
+            batch_size=settings.batch_size,
+            base_batch_size=wanted.baseBatchSize,
+            rule=wanted.rule,
+        )
+
+
+def schedule(
+    made: torch.optim.Optimizer, settings: Settings, total_steps: int, steps_per_epoch: int | None
+) -> schedules.Schedule:
+    kind: Any = settings.schedule
+    warmup = rates.warmup_steps(
+        steps=settings.warmup_steps,
+        epochs=settings.warmup_epochs,
+        fraction=settings.warmup_fraction,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+    )
+    if isinstance(kind, str):
+        kind = schedules.shape(kind, warmup_steps=warmup, total_steps=total_steps)
+    return schedules.Schedule(made, kind)
+
+
+def pinned(settings: Settings, device: torch.device) -> bool:
+    return device.type == "cuda" if settings.pin_memory is None else settings.pin_memory
+
+
+def evaluation(trainer: Trainer, eval_set: Dataset, collate: Any) -> Evaluation:
+    if not size_of(eval_set, "eval_set"):
+        raise ConfigurationError("Trainer(eval_set=...) is empty: give it samples, or leave it out")
+    settings, session, loss, metrics = trainer.settings, trainer.session, trainer.loss, trainer.metrics
+    micro, workers = settings.micro_batch_size, settings.workers
+
+    def measure(model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {"loss": loss(model, batch), **(metrics(model, batch) if metrics else {})}
+
+    return Evaluation(
+        dataset=eval_set,
+        measure=measure,
+        batch_size=micro if isinstance(micro, int) else settings.batch_size // session.world.size,
+        device=trainer.device,
+        autocast=lambda: trainer.precision.autocast(trainer.device),
+        workers=workers if isinstance(workers, int) else 0,
+        collate=collate,
+        world=session.world,
+        until=lambda: session.interruption.deadline,  # infinite while nobody has asked for an end
+        alive=session.board.pulse.beat,
+    )
+
+
+def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyStopping | None:
+    """more: whether the evaluation gives figures beside the loss, whose names come with it."""
+    wanted = settings.early_stopping
+    if wanted is None:
+        return None
+    found = EarlyStopping(
+        metric=wanted.metric,
+        mode=wanted.mode,
+        patience=wanted.patience,
+        min_delta=wanted.minDelta,
+        target=wanted.target,
+        min_steps=wanted.minSteps,
+        stop_on_nan=wanted.stopOnNaN,
+    )
+    found.require(evaluates=evaluates, metrics=None if more else ("loss",))
+    return found
+
+
+def exchange(replica: Replica, settings: Settings, precision: Precision, split: Split) -> Compression:
+    """How ranks exchange gradients, timed."""
+    around: Callable[..., Any] = split.timed
+    kind = settings.gradient_compression
+    if kind == "none" and isinstance(replica.outer, DistributedDataParallel):
+        replica.outer.register_comm_hook(None, around())
+    return compression.attach(replica.outer, kind, precision=precision.name, around=around)
+
+
+def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
+    """One that is new in this attempt begins with the weights that were restored. Raises ValueError."""
+    if saved is None:
+        log.event("ema", source="the restored weights", why="the checkpoint has no average")
+        ema.begin()
+        return
+    ema.load_state_dict(saved)
+
+
+def weighted(
+    found: list[tuple[Any, float]], count: Callable[[Any], float], world: World
+) -> Iterator[tuple[Any, float]]:
+    """Micro-batches of a step, each with its share by what it counts; a filler stays without any."""
+    counts = [float(count(batch)) if share else 0.0 for batch, share in found]
+    shares = accumulation.shares_by_count(counts, world)
+    return ((batch, share) for (batch, _), share in zip(found, shares, strict=True))
+
+
+def watch(trainer: Trainer) -> Watch:
+    return Watch(
+        trainer.settings,
+        trainer.session,
+        model=trainer.model,
+        loss_of=trainer.loss,
+        source=trainer.batches,
+        fitting=trainer.fitting,
+        precision=trainer.precision,
+        device=trainer.device,
+        start=trainer.step,
+        total_steps=trainer.total_steps,
+    )
+
+
+def run_id(session: Session) -> str:
+    """Of experiment trackers: one for all attempts of a job."""
+    return usable(session.run.job_uid)

@@ -1,0 +1,159 @@
+"""Looks at how a `Trainer`'s run goes: where its time goes, what binds it, and a profile if one is asked for.
+
+What it finds goes to log, board and store; the finding itself is `diagnosis`. Everything that ranks must do
+together is done at steps that depend on their number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from spottrain import log
+from spottrain.data import Batches, Source
+from spottrain.data.workers import cores
+from spottrain.device import to_device
+from spottrain.diagnosis import watch
+from spottrain.diagnosis.flops import Roofline, Work, counted
+from spottrain.diagnosis.machine import machine
+from spottrain.diagnosis.profiling import Profiler
+from spottrain.diagnosis.verdict import InUse
+from spottrain.diagnosis.window import Window
+from spottrain.fitting import Fitting
+from spottrain.levers.precision import Precision, facts_of
+from spottrain.levers.rehearsing import rehearsal
+from spottrain.process.session import Session
+from spottrain.settings import Settings
+
+EVERY: Final = 64
+"""Steps between two looks."""
+
+
+class Watch:
+    """Of one attempt, from its first step on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session: Session,
+        *,
+        model: torch.nn.Module,
+        loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
+        source: Source,
+        fitting: Fitting,
+        precision: Precision,
+        device: torch.device,
+        start: int,
+        total_steps: int,
+    ) -> None:
+        self._settings, self._session = settings, session
+        self._model, self._loss_of, self._source, self._fitting = model, loss_of, source, fitting
+        self._precision, self._device = precision, device
+        self._watch = watch.Watch(device, precision=precision.name, world=session.world)
+        self.split = self._watch.split
+        self._steps = 0
+        self._profiler = self._make_profiler(start, total_steps)
+
+    def step_done(self) -> None:
+        """After each optimizer step."""
+        self._watch.step_done()
+        self._profiler.step()
+        self._steps += 1
+        if self._steps % EVERY == 0:
+            self._look()
+
+    def close(self) -> None:
+        """At the end of the loop, however it came."""
+        self._profiler.close()
+        self._watch.close()
+        shares = self.split.whole()
+        if shares.steps and self._session.world.first:
+            parts = {name: f"{share:.3f}" for name, share in shares.shares.items()}
+            log.event("time", steps=shares.steps, step_seconds=shares.step_seconds, **parts)
+
+    def _look(self) -> None:
+        if self._watch.work is None:
+            self._watch.work = self._count()
+        self._watch.use = self._in_use()
+        self._watch.look()
+        found = self._watch.figures
+        self._session.board.update(
+            shares=found.shares.shares if found.shares.steps else {},
+            utilisation=found.gpu_utilisation,
+            mfu=found.mfu,
+            flops_per_step=None if found.step_flops is None else float(found.step_flops),
+            verdict="" if found.verdict is None else str(found.verdict.name),
+        )
+        self.split.restart()
+
+    def _count(self) -> Work:
+        """The work of an optimizer step: one micro-batch is done once more, without a trace.
+
+        By the model as it is before DDP and torch.compile, not within a step of the training: a step that is
+        counted runs uncompiled, and the run would no longer be the same bit by bit as one without it.
+        """
+        if not isinstance(self._source, Batches):
+            return Work()
+        plan = self._source.plan
+        batch = to_device(self._fitting.sample(plan.micro_batch_size), self._device)
+        with rehearsal(self._model), counted(machine(self._device, self._precision.name)) as work:
+            with self._precision.autocast(self._device):
+                loss = self._loss_of(self._model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return _times(work, plan.accumulation)
+
+    def _in_use(self) -> InUse:
+        settings, cuda = self._settings, self._device.type == "cuda"
+        return InUse(
+            workers=self._source.workers,
+            pin_memory=cuda if settings.pin_memory is None else settings.pin_memory,
+            precision=self._precision.name,
+            compile=settings.compile,
+            compile_mode=settings.compile_mode,
+            gradient_compression=settings.gradient_compression,
+            bf16=facts_of(self._device).bf16,
+            cores=int(cores(local_ranks=self._session.world.local_size)),
+        )
+
+    # --- a profile ----------------------------------------------------------------------------------
+    def _make_profiler(self, start: int, total_steps: int) -> Profiler:
+        """A successor with too few steps left for the window makes none: that is no reason to end."""
+        window, session = self._window(), self._session
+        if window is not None and start and start + window.steps > total_steps:
+            why = f"{total_steps - start} steps are left, and the window has {window.steps}"
+            log.event("profile-left-out", why=why)
+            window = None
+        return Profiler(
+            window,
+            session.store,
+            attempt=session.attempt,
+            rank=session.world.rank,
+            total_steps=total_steps,
+            start=start,
+            device=self._device,
+            facts=self._watch.alone,
+        )
+
+    def _window(self) -> Window | None:
+        wanted = self._settings.profile
+        if wanted is not None:
+            return Window(wait=wanted.wait, warmup=wanted.warmup, active=wanted.active)
+        return Window.from_env(self._session.env)
+
+
+def _times(work: Work, count: int) -> Work:
+    line = work.roofline
+    if line is not None:
+        line = Roofline(
+            arithmetic=line.arithmetic * count, memory=line.memory * count, launch=line.launch * count
+        )
+    return replace(
+        work,
+        flops=work.flops * count,
+        bytes=work.bytes * count,
+        launches=work.launches * count,
+        roofline=line,
+    )

@@ -1,0 +1,268 @@
+"""Levers under what people train with: DDP, FSDP2, torch.compile, transformers, two ranks, real memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.distributed as dist
+from spottrain.errors import ConfigurationError
+from spottrain.levers.activations import Policy, apply, saved_bytes
+from spottrain.levers.batchsize import Trial
+from spottrain.levers.compiling import compiled, recompiles, warm_up
+from spottrain.levers.memory import HostMemory
+from spottrain.process.gang import LOOPBACK, reserve_port
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.runs.conftest import Lab
+from tests.support.listings_levers import Block, Net
+
+
+@pytest.fixture(scope="module")
+def world_of_one() -> Iterator[None]:
+    with reserve_port() as reserved:
+        where = f"tcp://{LOOPBACK}:{reserved.getsockname()[1]}"
+        dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+class Dropping(Block):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.dropout(super().forward(x, mask), 0.2, self.training)
+
+
+def dropping() -> Net:
+    model = Net()
+    for number in range(4):
+        model.blocks[number] = Dropping()
+    torch.manual_seed(2)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def gradients(model: Any, plain: torch.nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(7)
+    model(torch.ones(6, 8)).square().mean().backward()
+    found = [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
+    return [getattr(each, "_local_tensor", each) for each in found]
+
+
+def require_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    assert len(some) == len(others) > 0
+    for one, other in zip(some, others, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# --- activation checkpointing under wrappers ------------------------------------------------------------
+@pytest.mark.parametrize("wanted", ["all", "every-2"])
+def test_under_ddp_gradients_are_the_same(world_of_one: None, wanted: str) -> None:
+    usual, model = dropping(), dropping()
+    apply(model, Policy.of(wanted))
+    require_same(gradients(DistributedDataParallel(model), model), gradients(usual, usual))
+
+
+@pytest.mark.parametrize("wanted", ["all", "every-2"])
+def test_under_fsdp2_gradients_and_names_are_the_same(world_of_one: None, wanted: str) -> None:
+    usual, model = dropping(), dropping()
+    apply(model, Policy.of(wanted))
+    mesh = init_device_mesh("cpu", (1,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    require_same(gradients(model, model), gradients(usual, usual))
+    assert list(model.state_dict()) == list(usual.state_dict())
+
+
+def test_after_fsdp2_its_blocks_are_found_by_the_name_that_the_script_gave_them(world_of_one: None) -> None:
+    usual, model = dropping(), dropping()
+    mesh = init_device_mesh("cpu", (1,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert len(apply(model, Policy.of("Dropping")).modules) == 4
+    require_same(gradients(model, model), gradients(usual, usual))
+
+
+def test_a_sharded_model_is_refused_a_trial_that_could_hang(world_of_one: None) -> None:
+    model = torch.nn.Linear(2, 2)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ConfigurationError, match="sharded by FSDP2 cannot be found by trial"):
+        Trial(
+            model,
+            torch.optim.SGD(model.parameters()),
+            loss_of=lambda model, batch: model(batch).sum(),
+            batch_of=lambda size: torch.ones(size, 2),
+            share=4,
+            memory=HostMemory(1),
+        )
+
+
+def test_compiled_as_one_graph_gradients_are_the_same() -> None:
+    torch._dynamo.reset()
+    usual, model = Net(), Net()
+    apply(model, Policy.of("every-2"))
+    outer = compiled(model, fullgraph=True)
+    warm_up(lambda: outer(torch.ones(6, 8)).sum().backward(), outer)
+    require_same(gradients(outer, model), gradients(usual, usual))
+    assert recompiles() == 0
+
+
+# --- a real model of transformers -----------------------------------------------------------------------
+def test_a_model_of_transformers_keeps_less_by_its_own_switch() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=20, n_positions=16)
+    words = torch.arange(12).reshape(1, 12)
+    kept, by, names = {}, {}, []
+    for wanted in ("none", "every-2", "all"):
+        torch.manual_seed(1)
+        model = transformers.GPT2LMHeadModel(config)
+        model.train()
+        by[wanted] = apply(model, Policy.of(wanted))
+        names.append(list(model.state_dict()))
+        kept[wanted] = saved_bytes(partial(model, words, labels=words), model)
+    assert kept["none"] > kept["every-2"] > kept["all"]
+    assert [len(by[wanted].modules) for wanted in by] == [0, 2, 4]
+    assert by["all"].by == by["every-2"].by == "transformers"
+    assert names[0] == names[1] == names[2]
+
+
+# --- a training that goes on in another setting ---------------------------------------------------------
+TRAINING: Final = """\
+import os, torch, spottrain
+from spottrain.levers.activations import Policy, apply
+from tests.support.listings_levers import Net
+
+spottrain.seed(1)
+model = Net()
+apply(model, Policy.of(os.environ["WANTED"]))
+trainer = spottrain.Trainer(
+    model=model,
+    optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+    train_set=[torch.full((8,), i / 10) for i in range(20)],
+    loss=lambda model, batch: model(batch).square().mean(),
+    max_steps=int(os.environ.get("STEPS", "8")),
+    batch_size=4,
+    deterministic=True,
+)
+print("digest", trainer.fit().digest)
+"""
+
+
+def digest(lab: Lab, at: str, wanted: str, steps: int = 8) -> str:
+    run = lab.run(TRAINING, at=at, interval="4steps", env={"WANTED": wanted, "STEPS": str(steps)})
+    run.end(60)
+    assert run.code == 0, run.log
+    return run.log.split("digest ")[1].split()[0]
+
+
+def test_a_training_ends_with_the_same_weights_whatever_is_recomputed(lab: Lab) -> None:
+    assert digest(lab, "none", "none") == digest(lab, "all", "all") == digest(lab, "two", "every-2")
+
+
+# --- two ranks ------------------------------------------------------------------------------------------
+RANKS: Final = """\
+import copy, torch, torch.distributed as dist
+from spottrain.levers.batchsize import agreed, find
+from spottrain.levers.compiling import warm_up
+from spottrain.process.session import current
+from spottrain.ranks import parallel
+from torch.nn.parallel import DistributedDataParallel
+
+world, cpu = current().world, torch.device("cpu")
+parallel.join(world, cpu)
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+outer = torch.compile(ddp, backend="aot_eager")
+order = []
+
+
+def step():
+    outer(torch.randn(6, 4)).sum().backward()
+    order.append("compiled")
+
+
+if world.rank == 1:  # rank 0 has compiled and gone on to here before rank 1 begins
+    dist.barrier()
+warm_up(step, outer)
+if world.rank == 0:
+    dist.barrier()
+print("clean", model[0].weight.grad is None, float(model[1].num_batches_tracked), flush=True)
+
+
+def trial(size):
+    if size > (12, 5)[world.rank]:
+        raise MemoryError
+
+
+print("found", find(trial, 12), "agreed", agreed(find(trial, 12), world, cpu), flush=True)
+want = 0
+for rank in range(world.size):
+    alone = copy.deepcopy(model)
+    torch.manual_seed(rank)
+    alone(torch.randn(6, 4)).sum().backward()
+    want = want + alone[0].weight.grad / world.size
+torch.manual_seed(world.rank)
+step()
+print("exchanged", torch.allclose(model[0].weight.grad, want, atol=1e-6), flush=True)
+parallel.leave()
+"""
+
+
+def test_ranks_compile_without_each_other_and_agree_on_a_size(lab: Lab) -> None:
+    runs = lab.ranks(2, RANKS)
+    for run in runs:
+        run.end(120)
+        assert "agreed 4" in run.log and "clean True 0.0" in run.log, run.log
+        assert "exchanged True" in run.log, "after the first batch gradients are exchanged as ever"
+    assert "found 12" in runs[0].log and "found 4" in runs[1].log
+
+
+# --- real memory ----------------------------------------------------------------------------------------
+MEMORY: Final = """\
+import json, torch
+from spottrain.levers.activations import Policy, apply
+from spottrain.levers.batchsize import Trial, find
+from spottrain.levers.memory import HostMemory, memory_of
+from tests.support.listings_levers import Net
+
+torch.set_num_threads(1)
+model = Net(depth=6)
+optimizer = torch.optim.AdamW(model.parameters())
+cpu = torch.device("cpu")
+assert memory_of(cpu).limit > 0
+MB = 1 << 20
+
+
+def sizes(limit):
+    trial = Trial(model, optimizer, loss_of=lambda model, batch: model(batch).square().mean(),
+                  batch_of=lambda size: torch.ones(size * 8192, 8), share=64,
+                  memory=HostMemory(limit), head_room=0.0)
+    return trial, find(trial, 64, clear=trial.clear)
+
+
+trial, all_of_them = sizes(1 << 50)
+base = trial.peaks[1]
+_, some = sizes(base + 250 * MB)
+apply(model, Policy.of("all"))
+recomputing, _ = sizes(1 << 50)
+above = [(each.peaks[64] - base) // MB for each in (trial, recomputing)]
+print("found", json.dumps([all_of_them, some, *above]))
+"""
+
+
+def test_on_a_cpu_the_peak_of_the_process_says_what_fits(lab: Lab) -> None:
+    run = lab.run(MEMORY)
+    run.end(120)
+    assert "found [" in run.log, run.log
+    everything, some, usual, recomputed = json.loads(run.log.split("found ")[1].splitlines()[0])
+    assert everything == 64 and 4 <= some <= 16, run.log
+    assert usual > 1.4 * recomputed > 0, "MB above what one sample takes"

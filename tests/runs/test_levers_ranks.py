@@ -1,0 +1,422 @@
+"""Levers on two real processes with gloo: what each rank finds is printed as one line and judged here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from spottrain.contract import ExitCode
+
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Zygote
+
+BEGIN = """\
+import json, os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import spottrain
+from spottrain.checkpoint.tree import Flattened, unflatten
+from spottrain.process.session import current
+from spottrain.ranks import parallel
+
+world = current().world
+parallel.join(world, torch.device("cpu"))
+
+
+def say(**facts):
+    sys.stdout.write("FOUND " + json.dumps(facts) + "\\n")
+    sys.stdout.flush()
+
+
+def stored(state):
+    flat = Flattened(state)
+    kept = [leaf.tensor.clone() for leaf in flat.leaves]
+    return unflatten(json.loads(json.dumps(flat.plain)), lambda number: kept[number])
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+"""
+
+ACCUMULATION = (
+    BEGIN
+    + """
+from spottrain.levers import accumulation
+
+COUNTS = [[12, 3, 7, 1, 5], [2, 9, 0]]  # tokens of each micro-batch, by rank: unequal in both ways
+
+
+def batches(rank):
+    generator = torch.Generator().manual_seed(rank)
+    found = []
+    for count in COUNTS[rank]:
+        labels = torch.randint(3, (2, 6), generator=generator)
+        labels.view(-1)[count:] = -100
+        found.append((torch.randn(2, 6, 4, generator=generator, dtype=torch.float64), labels))
+    return found
+
+
+def build():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
+
+
+def mean_loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def counted(batch):
+    return int((batch[1] != -100).sum())
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+plain = build()
+optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+for begin in range(0, 6, 2):
+    big = [batch for rank in (0, 1) for batch in batches(rank)[begin : begin + 2]]
+    mean_loss(plain, tuple(torch.cat(each) for each in zip(*big))).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+inner = build()
+model = spottrain.shard(inner, layers=[torch.nn.Linear]) if "SHARD" in os.environ else DDP(inner)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+steps, exchanges, seen = 0, 0, []
+for part in accumulation.parts(batches(world.rank), 2, model=model, count=counted):
+    with part.sync:
+        if isinstance(model, DDP):
+            exchanges += model.require_backward_grad_sync
+        (mean_loss(model, part.batch) * part.weight).backward()
+    seen.append([counted(part.batch), part.weight])
+    if part.last:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        steps += 1
+off = max(float((whole(a) - b).abs().max()) for a, b in zip(inner.parameters(), plain.parameters()))
+
+# The same first step in a loop that has pairs of a micro-batch and its share by samples.
+one, first = build(), batches(world.rank)[:2]
+big = [batch for rank in (0, 1) for batch in batches(rank)[:2]]
+mean_loss(one, tuple(torch.cat(each) for each in zip(*big))).backward()
+other = DDP(build())
+reweighed = accumulation.Reweighed(counted, world)
+for number, (batch, share) in enumerate(reweighed([(batch, 0.25) for batch in first]), 1):
+    with accumulation.sync(other, last=number == 2):
+        (mean_loss(other, batch) * share * world.size).backward()
+pairs = zip(other.module.parameters(), one.parameters())
+say(
+    steps=steps,
+    exchanges=exchanges,
+    seen=seen,
+    off=off,
+    weights=accumulation.weights([counted(batch) for batch in first], world),
+    reweighed_off=max(float((a.grad - b.grad).abs().max()) for a, b in pairs),
+)
+"""
+)
+
+COMPRESSION = (
+    BEGIN
+    + """
+import logging
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as theirs
+from spottrain.levers import compression
+
+TOTAL, START = 10, 4
+KEEP = world.size > 2  # the order of the buckets, as Replica does
+
+
+def begin(attach):
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(16, 16) for _ in range(4)]
+    model = torch.nn.ModuleList(layers)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x):
+            for n in (2, 0, 3, 1):  # not the order in which DDP guesses that they are used
+                x = torch.tanh(self.layers[n](x))
+            return x
+
+    ddp = DDP(Model(), bucket_cap_mb=0.0015, gradient_as_bucket_view=True, find_unused_parameters=KEEP)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    return ddp, optimizer, attach(ddp)
+
+
+def train(ddp, optimizer, steps):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step * 2 + world.rank)
+        for last in (False, True):
+            with ddp.no_sync() if not last else torch.enable_grad():
+                ddp(torch.randn(8, 16, generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def resumed(attach, save, load, cut):
+    first, optimizer, state = begin(attach)
+    train(first, optimizer, range(cut))
+    weights = dict(first.module.state_dict())
+    kept = stored({"model": weights, "optimizer": optimizer.state_dict(), "own": save(state)})
+    second, optimizer, state = begin(attach)
+    second.module.load_state_dict(kept["model"])
+    optimizer.load_state_dict(kept["optimizer"])
+    load(state, kept["own"])
+    train(second, optimizer, range(cut, TOTAL))
+    return flat(second), save(state)
+
+
+def ours(ddp):
+    return compression.attach(ddp, KIND, matrix_rank=2, start_step=START)
+
+
+def ours_save(it):
+    return [it.state_dict(), it.own_state_dict()]
+
+
+def raw(ddp):
+    state = theirs.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=START)
+
+    def hook(state, bucket):
+        future = theirs.powerSGD_hook(state, bucket)
+        future.wait()  # with gloo several buckets would mix up
+        return future
+
+    ddp.register_comm_hook(state, hook)
+    return state
+
+
+FIELDS = ("error_dict", "p_memory_dict", "q_memory_dict", "iter")
+
+
+def raw_load(state, kept):
+    for name in FIELDS:
+        setattr(state, name, kept[name])
+
+
+KIND = os.environ["KIND"]
+whole, optimizer, state = begin(ours)
+train(whole, optimizer, range(TOTAL))
+expected = flat(whole)
+last = stored(ours_save(state))
+errors = last[1].get("errors", {})
+plain, optimizer, _ = begin(lambda ddp: compression.attach(ddp, "none"))
+train(plain, optimizer, range(TOTAL))
+equal = {}
+for cut in (1, 3, START, 5, 9):
+    found, own = resumed(ours, ours_save, lambda it, kept: it.load_state_dict(*kept), cut)
+    equal[cut] = torch.equal(found, expected)
+    for mine, kept in zip(last, own):
+        mine, kept = (each.get("qs", each.get("errors", {})) for each in (mine, kept))
+        equal[cut] &= mine.keys() == kept.keys() and all(torch.equal(mine[n], kept[n]) for n in mine)
+dropped, _ = resumed(ours, ours_save, lambda it, kept: None, 5)
+
+
+def load_new(it, kept):
+    it.load_state_dict(kept[0], kept[1] if world.rank else None)  # rank 0 is as one that was not there
+
+
+new, _ = resumed(ours, ours_save, load_new, 5)
+others = [torch.empty_like(expected) for _ in range(world.size)]
+dist.all_gather(others, new)
+with_a_new_rank = all(torch.equal(others[0], each) for each in others)
+naive = None
+if KIND == "powerSGD":
+    try:
+        base, optimizer, _ = begin(raw)
+        train(base, optimizer, range(TOTAL))
+        found, _ = resumed(raw, lambda it: {name: getattr(it, name) for name in FIELDS}, raw_load, 5)
+        naive = "equal" if torch.equal(found, flat(base)) else "other weights"
+    except RuntimeError as error:
+        naive = str(error)[:100]
+others = [torch.empty_like(expected) for _ in range(world.size)]
+dist.all_gather(others, expected)
+say(
+    equal=equal,
+    compressed=not torch.equal(expected, flat(plain)),
+    close=float((expected - flat(plain)).norm() / flat(plain).norm()),
+    ranks_agree=all(torch.equal(others[0], each) for each in others),
+    state_matters=not torch.equal(dropped, expected),
+    naive=naive,
+    with_a_new_rank=with_a_new_rank,
+    errors=sorted(errors),
+    size=float(sum(e.norm() for e in errors.values())),
+)
+"""
+)
+
+AVERAGE = (
+    BEGIN
+    + """
+from spottrain.levers.ema import EMA
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+        self.scale = torch.nn.Parameter(torch.full((3,), 2.0))  # the root's own, which it does not give back
+
+    def forward(self, x):
+        return self.layers(x) * self.scale
+
+
+def build():
+    return Model()
+
+
+def train(model, optimizer, ema, steps):
+    for step in steps:
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        ema.update(step)
+
+
+def evaluate(model):
+    with torch.no_grad():
+        return model(torch.ones(3, 4))
+
+
+plain = build()
+alone = EMA(plain, decay=0.8)
+train(plain, torch.optim.SGD(plain.parameters(), lr=0.5), alone, range(1, 6))
+
+model = spottrain.shard(build(), layers=[torch.nn.Linear])
+ema = EMA(model, decay=0.8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+train(model, optimizer, ema, range(1, 6))
+sharded = {name: mean.full_tensor() for name, mean in ema.state_dict()["average"].items()}
+mine = alone.state_dict()["average"]
+
+before = {name: p.full_tensor() for name, p in model.named_parameters()}
+outside = evaluate(model)
+with ema.applied():
+    inside = evaluate(model)
+    evaluate(model)
+again = evaluate(model)
+with alone.applied():
+    expected = evaluate(plain)
+model.reshard()
+after = {name: p.full_tensor() for name, p in model.named_parameters()}
+
+other = EMA(model, decay=0.8)
+other.load_state_dict({"average": stored(mine), "updated": 5})
+back = EMA(plain, decay=0.8)
+back.load_state_dict({"average": sharded, "updated": 5})
+parts = {name: mean.to_local() for name, mean in ema.state_dict()["average"].items()}
+third = EMA(model, decay=0.8)
+third.load_state_dict({"average": parts, "updated": 5})
+say(
+    same_average=max(float((sharded[n] - mine[n]).abs().max()) for n in mine) < 1e-6,
+    names=sorted(sharded) == sorted(mine),
+    evaluates_average=torch.allclose(inside, expected, atol=1e-6),
+    and_not_the_weights=not torch.allclose(inside, outside, atol=1e-4),
+    back_to_the_weights=torch.equal(again, outside),
+    exact=all(torch.equal(before[n], after[n]) for n in before),
+    from_whole=all(torch.equal(m.full_tensor(), mine[n]) for n, m in other.state_dict()["average"].items()),
+    to_one=all(torch.equal(m, sharded[n]) for n, m in back.state_dict()["average"].items()),
+    from_parts=all(
+        torch.equal(m.full_tensor(), sharded[n]) for n, m in third.state_dict()["average"].items()
+    ),
+)
+"""
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(zygote: Zygote) -> None:
+    for module in (
+        "torch.distributed.fsdp",
+        "torch.distributed.device_mesh",
+        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+        "spottrain.ranks.parallel",
+    ):
+        zygote.ask(preload=module)
+
+
+def found(
+    lab: Lab, script: str, *, ranks: int = 2, env: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """What the ranks say, once all have ended well."""
+    runs = lab.ranks(ranks, script, at="", env={"OMP_NUM_THREADS": "1"} | (env or {}))
+    codes = [run.end(120) for run in runs]
+    assert codes == [ExitCode.DONE] * ranks, "\n".join(run.log for run in runs)
+    lines = [line for run in runs for line in run.log.splitlines() if line.startswith("FOUND ")]
+    return [json.loads(line.removeprefix("FOUND ")) for line in lines]
+
+
+# --- accumulation ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_unequal_counts_over_ranks_and_micro_batches_are_one_big_batch(lab: Lab, kind: str) -> None:
+    first, second = found(lab, ACCUMULATION, env={"SHARD": "1"} if kind == "FSDP2" else {})
+    for rank in (first, second):
+        assert rank["steps"] == 3 and rank["off"] < 1e-12 and rank["reweighed_off"] < 1e-12
+    of_both = first["weights"] + second["weights"]
+    assert of_both == pytest.approx([2 * tokens / 26 for tokens in (12, 3, 2, 9)])
+    assert [count for count, _ in first["seen"]] == [12, 3, 7, 1, 5]
+    assert sum(weight for _, weight in first["seen"] + second["seen"]) == pytest.approx(3 * 2)
+    weights = [weight for _, weight in second["seen"]]
+    if kind == "DDP":
+        assert first["exchanges"] == second["exchanges"] == 3, "one for each step"
+        assert weights[2:] == [0.0, 0.0], "nothing to count, then no data: a filler for each exchange"
+    else:
+        assert weights[2:] == [0.0, 0.0, 0.0], "every forward pass gathers, so as many as on the other rank"
+
+
+# --- compression ----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def power(zygote: Zygote, warm: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    lab = Lab(zygote, tmp_path_factory.mktemp("power"))
+    try:
+        return found(lab, COMPRESSION, env={"KIND": "powerSGD"})
+    finally:
+        lab.close()
+
+
+def test_power_sgd_interrupted_anywhere_is_power_sgd_uninterrupted_bit_by_bit(
+    power: list[dict[str, Any]],
+) -> None:
+    for rank in power:
+        assert rank["equal"] == dict.fromkeys(("1", "3", "4", "5", "9"), True)
+        assert rank["compressed"] and rank["close"] < 0.5 and rank["ranks_agree"]
+        assert rank["state_matters"], "else nothing is shown by equal weights"
+        assert rank["with_a_new_rank"], "it takes what ranks must agree on, and has no errors yet"
+        assert len(rank["errors"]) == 8 and rank["size"] > 0
+    assert power[0]["size"] != power[1]["size"], "what was left out is each rank's own"
+
+
+def test_three_ranks_resume_bit_by_bit_where_ddp_keeps_the_order_of_its_buckets(lab: Lab) -> None:
+    for rank in found(lab, COMPRESSION, ranks=3, env={"KIND": "powerSGD"}):
+        assert rank["equal"] == dict.fromkeys(("1", "3", "4", "5", "9"), True)
+        assert rank["ranks_agree"] and rank["state_matters"]
+
+
+def test_defect_the_state_of_torchs_hook_does_not_fit_the_buckets_of_a_new_process(
+    power: list[dict[str, Any]],
+) -> None:
+    assert all(rank["naive"] not in (None, "equal") for rank in power)
+
+
+def test_bf16_compression_has_no_state_and_changes_the_numbers_a_little(lab: Lab) -> None:
+    for rank in found(lab, COMPRESSION, env={"KIND": "bf16"}):
+        assert rank["equal"] == dict.fromkeys(("1", "3", "4", "5", "9"), True)
+        assert rank["compressed"] and rank["close"] < 0.01 and rank["ranks_agree"]
+        assert not rank["state_matters"]
+
+
+# --- average of the weights -----------------------------------------------------------------------------
+def test_the_average_of_a_sharded_model_is_that_of_the_whole_one(lab: Lab) -> None:
+    for rank in found(lab, AVERAGE):
+        assert all(rank.values()), rank

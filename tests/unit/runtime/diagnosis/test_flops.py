@@ -1,0 +1,186 @@
+"""What a step costs: counted as PyTorch counts, without changing the step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from spottrain.diagnosis.flops import Roofline, counted, mfu, mfu_of, transformer_flops
+from spottrain.diagnosis.machine import (
+    GPUS,
+    Machine,
+    known_gpu,
+    machine,
+    of_gpu,
+    peak_flops,
+)
+from torch.utils.flop_counter import FlopCounterMode
+
+MACHINE = Machine(flops=1e9, bandwidth=1e6, cache_bytes=1000, cache_bandwidth=1e8, launch=1e-4)
+
+
+class Block(torch.nn.Module):
+    """A decoder's: attention and two matrices, with nothing but what the formula counts."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = torch.nn.Linear(width, 3 * width, bias=False)
+        self.out = torch.nn.Linear(width, width, bias=False)
+        self.up = torch.nn.Linear(width, 4 * width, bias=False)
+        self.down = torch.nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, context, width = x.shape
+        parts = self.qkv(x).view(batch, context, 3 * self.heads, width // self.heads).transpose(1, 2)
+        q, k, v = parts.chunk(3, dim=1)
+        weights = (q @ k.transpose(2, 3)).softmax(-1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+        x = x + self.down(torch.relu(self.up(x)))
+        return x
+
+
+def train(model: torch.nn.Module, x: torch.Tensor) -> None:
+    model(x).square().mean().backward()
+
+
+def test_flops_are_those_of_torchs_own_counter() -> None:
+    model, x = Block(32, 4), torch.randn(2, 8, 32)
+    with FlopCounterMode(display=False) as theirs:
+        train(model, x)
+    with counted() as work:
+        train(model, x)
+    assert work.flops == theirs.get_total_flops() > 0
+
+
+def test_the_formula_for_transformers_agrees_with_what_is_counted() -> None:
+    width, heads, layers, batch, context = 64, 4, 3, 2, 16
+    model = torch.nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+    x = torch.randn(batch, context, width, requires_grad=True)  # as of an embedding before it
+    with counted() as work:
+        train(model, x)
+    formula = transformer_flops(
+        parameters=sum(each.numel() for each in model.parameters()),
+        layers=layers,
+        heads=heads,
+        head_dim=width // heads,
+        context=context,
+        tokens=batch * context,
+    )
+    assert work.flops == formula
+
+
+def test_counting_changes_no_bit_of_the_gradients() -> None:
+    model, x = Block(32, 4), torch.randn(2, 8, 32)
+    other = copy.deepcopy(model)
+    train(model, x)
+    with counted(MACHINE):
+        train(other, x)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_an_operation_moves_what_it_reads_and_writes_and_a_view_nothing() -> None:
+    one, other = torch.ones(100), torch.ones(100)
+    with counted() as work:
+        one + other
+    assert (work.bytes, work.launches, work.flops) == (3 * 400, 1, 0)
+    with counted() as work:
+        one.view(10, 10).t()
+    assert (work.bytes, work.launches) == (0, 2)
+    with counted() as work:
+        torch.empty(100)
+    assert work.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("flops", "size", "bound"),
+    [
+        (10**8, 1000, "arithmetic"),  # 0.1 s; 10 us in the cache
+        (10**6, 100_000, "memory"),  # 1 ms; 0.1 s
+        (100, 100, "launch"),  # 0.1 us; 1 us; 100 us
+        (0, 1000, "launch"),  # in the cache
+        (0, 1001, "memory"),  # 1 ms, out of it
+    ],
+)
+def test_an_operation_is_put_down_to_what_binds_it(flops: int, size: int, bound: str) -> None:
+    roof = Roofline()
+    roof.add(MACHINE, flops, size)
+    assert {name: getattr(roof, name) > 0 for name in ("arithmetic", "memory", "launch")} == {
+        name: name == bound for name in ("arithmetic", "memory", "launch")
+    }
+    assert roof.total == getattr(roof, bound)
+
+
+def test_without_a_machine_there_is_no_roofline() -> None:
+    with counted() as work:
+        torch.ones(1)
+    assert work.roofline is None
+
+
+# --- peaks ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA L4", 121),
+        ("NVIDIA A10G", 70),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_torch_gives_it(name: str, teraflops: float) -> None:
+    assert peak_flops(name, "bf16") == teraflops * 1e12
+
+
+@pytest.mark.parametrize("name", ["Tesla T4", "Tesla V100-SXM2-16GB", "Tesla V100-PCIE-32GB"])
+def test_a_gpu_without_bf16_has_no_peak_in_it(name: str) -> None:
+    assert peak_flops(name, "bf16") is None and peak_flops(name, "fp16") is not None
+    assert of_gpu(name, "bf16", tf32=False) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA L40S", "NVIDIA GeForce RTX 4090", "NVIDIA GH200 480GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"],
+)
+def test_of_another_gpu_or_a_part_of_one_nothing_is_said(name: str) -> None:
+    assert known_gpu(name) is None and peak_flops(name, "bf16") is None
+
+
+def test_fp32_means_tf32_only_where_torch_was_told_so() -> None:
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32", tf32=True) == 156e12
+    assert peak_flops("Tesla T4", "fp32", tf32=True) == 8.1e12
+
+
+def test_memory_is_told_apart_where_the_name_does() -> None:
+    names = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
+    machines = [of_gpu(name, "bf16", tf32=False) for name in names]
+    assert [each.bandwidth if each else None for each in machines] == [1555e9, 2039e9, 1935e9]
+
+
+def test_every_gpu_has_a_source_and_no_figure_of_sparsity() -> None:
+    assert all(gpu.source for gpu in GPUS)
+    assert all(gpu.flops["fp16"] < 1000e12 for gpu in GPUS)
+
+
+def test_mfu_is_of_the_peak_and_a_cpu_has_none() -> None:
+    assert mfu_of(156e12, 2.0, 312e12) == 0.25
+    assert mfu_of(156e12, 0.0, 312e12) is None and mfu_of(156e12, 1.0, None) is None
+    assert mfu(1e12, 1.0, torch.device("cpu"), "fp32") is None
+
+
+def test_a_cpu_is_measured_once_and_leaves_the_random_state_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    cpu = torch.device("cpu")
+    found = machine(cpu, "fp32")
+    assert found is not None and machine(cpu, "fp32") is found
+    assert min(found.flops, found.bandwidth, found.cache_bandwidth, found.launch) > 0
+    assert torch.equal(torch.get_rng_state(), before)

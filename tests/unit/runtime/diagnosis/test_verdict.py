@@ -1,0 +1,193 @@
+"""From measured facts to the one thing to change. Tables, where only a GPU could show them in a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spottrain.diagnosis.flops import Roofline
+from spottrain.diagnosis.ranks import Rank
+from spottrain.diagnosis.split import Seconds, Shares
+from spottrain.diagnosis.verdict import STALL, Facts, InUse, Name, Verdict, advice, diagnose, swing
+
+SWINGING = (0.0, 1.0) * 8
+FULL = (0.97,) * 8
+
+
+def facts(*, use: InUse | None = None, **more: Any) -> Facts:
+    """Seconds of ten steps; `compute` fills them up to ten."""
+    phases = ("data", "h2d", "communication", "checkpoint", "other")
+    parts = {name: more.pop(name, 0.0) for name in phases}
+    seconds = Seconds(**parts, compute=10 - sum(parts.values()))
+    return Facts(shares=Shares(steps=10, seconds=seconds), use=use or InUse(), **more)
+
+
+def roof(arithmetic: float = 0.0, memory: float = 0.0, launch: float = 0.0) -> Roofline:
+    return Roofline(arithmetic=arithmetic, memory=memory, launch=launch)
+
+
+def ranks(*rows: tuple[float, float, float]) -> tuple[Rank, ...]:
+    return tuple(Rank(own=own, data=data, communication=wait) for own, data, wait in rows)
+
+
+def judged(known: Facts) -> Verdict:
+    verdict = diagnose(known)
+    assert verdict is not None
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [
+        (facts(data=4), Name.DATA),
+        (facts(h2d=4), Name.DATA),
+        (facts(data=1, h2d=1), Name.DATA),
+        (facts(communication=4), Name.COMMUNICATION),
+        (facts(checkpoint=4), Name.CHECKPOINT),
+        (facts(compile_seconds=4.0, compilations=1), Name.RECOMPILING),
+        (facts(compile_seconds=0.1, compilations=5, roofline=roof(1)), Name.RECOMPILING),
+        (facts(roofline=roof(arithmetic=3, memory=2, launch=1)), Name.COMPUTE),
+        (facts(roofline=roof(arithmetic=2, memory=3, launch=1)), Name.MEMORY),
+        (facts(roofline=roof(arithmetic=1, memory=2, launch=3)), Name.LAUNCH),
+        (facts(busy=SWINGING), Name.DATA),  # a loop that marks no phases
+        (facts(busy=FULL, mfu=0.1), Name.MEMORY),
+        (facts(busy=FULL, mfu=0.5), Name.COMPUTE),
+        (facts(communication=4, ranks=ranks((1.0, 0, 0), (0.5, 0, 0.5))), Name.STRAGGLER),
+        (facts(roofline=roof(1), ranks=ranks((1.0, 0, 0), (0.9, 0, 0.1))), Name.COMPUTE),
+    ],
+)
+def test_facts_have_a_name(known: Facts, name: Name) -> None:
+    assert judged(known).name is name
+
+
+def test_the_greatest_stall_is_told_and_of_equal_ones_data_come_first() -> None:
+    assert judged(facts(data=2, communication=3)).name is Name.COMMUNICATION
+    assert judged(facts(data=3, checkpoint=3, communication=3)).name is Name.DATA
+
+
+def test_work_is_judged_only_where_no_stall_is_worth_it() -> None:
+    known = roof(launch=1)
+    assert judged(facts(data=10 * STALL, roofline=known)).name is Name.DATA
+    assert judged(facts(data=10 * STALL - 0.1, roofline=known)).name is Name.LAUNCH
+
+
+def test_a_swing_of_a_gpu_whose_loop_marks_its_data_is_not_the_loaders() -> None:
+    assert judged(facts(data=0.1, busy=SWINGING, roofline=roof(launch=1))).name is Name.LAUNCH
+
+
+@pytest.mark.parametrize("known", [Facts(shares=Shares()), facts(), facts(busy=FULL), facts(mfu=0.5)])
+def test_with_nothing_to_judge_by_nothing_is_said(known: Facts) -> None:
+    assert diagnose(known) is None
+
+
+def test_a_window_of_less_than_a_second_says_nothing() -> None:
+    short = Shares(steps=10, seconds=Seconds(data=0.9))
+    assert diagnose(Facts(shares=short)) is None
+    assert judged(Facts(shares=Shares(steps=10, seconds=Seconds(data=1.0)))).name is Name.DATA
+
+
+# --- stragglers -------------------------------------------------------------------------------------
+def test_ranks_that_wait_for_the_network_are_no_stragglers() -> None:
+    known = facts(communication=6, ranks=ranks((0.5, 0, 0.6), (0.4, 0, 0.6)))
+    assert judged(known).name is Name.COMMUNICATION
+
+
+def test_the_straggler_is_named_with_what_it_costs() -> None:
+    known = facts(ranks=ranks((0.4, 0, 0.6), (0.5, 0, 0.5), (1.0, 0, 0.0), (0.5, 0, 0.5)))
+    verdict = judged(known)
+    assert verdict.sentence.startswith("Rank 2 takes 1 s")
+    assert verdict.gain == pytest.approx(1.0) and "node of rank 2" in verdict.fix
+
+
+def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
+    verdict = judged(facts(ranks=ranks((0.5, 0.1, 0.5), (1.0, 0.6, 0.0))))
+    assert "training.data.workers" in verdict.fix and "node of rank" not in verdict.fix
+
+
+# --- fixes ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("use", "known", "words"),
+    [
+        (
+            InUse(workers=0),
+            {"data": 6},
+            "training.data.workers to 2 (now 0), and training.data.prefetchFactor",
+        ),
+        (InUse(workers=4), {"data": 5}, "training.data.workers to 5 (now 4)"),
+        (InUse(workers=4, cores=4), {"data": 5}, "4 cores are there"),
+        (InUse(), {"h2d": 5}, "training.data.pinMemory to true"),
+        (InUse(pin_memory=True), {"h2d": 5}, "Send less"),
+        (InUse(), {"communication": 5}, "training.gradientCompression to bf16"),
+        (InUse(gradient_compression="bf16"), {"communication": 5}, "compressed already: exchange less often"),
+        (InUse(), {"checkpoint": 5}, "checkpoint.interval 99 times as long"),
+        (InUse(compile=True), {"compile_seconds": 5.0}, "training.compile to false"),
+        (InUse(), {"roofline": roof(memory=1)}, "precision to bf16"),
+        (InUse(bf16=False), {"roofline": roof(memory=1)}, "Set compile to true"),
+        (InUse(precision="bf16", compile=True), {"roofline": roof(memory=1)}, "microBatchSize smaller"),
+        (InUse(), {"roofline": roof(launch=1)}, "compileMode to reduce-overhead"),
+        (InUse(compile=True, compile_mode="reduce-overhead"), {"roofline": roof(launch=1)}, "graph breaks"),
+        (InUse(), {"roofline": roof(arithmetic=1)}, "precision bf16"),
+        (InUse(precision="bf16"), {"roofline": roof(arithmetic=1)}, "greater microBatchSize"),
+    ],
+)
+def test_a_fix_names_the_setting_and_not_one_that_is_made_already(
+    use: InUse, known: dict[str, Any], words: str
+) -> None:
+    assert words in judged(facts(use=use, **known)).fix
+
+
+@pytest.mark.parametrize(
+    ("known", "gain"),
+    [
+        (facts(data=5, use=InUse(workers=0)), 1.0),  # hidden behind the other half
+        (facts(data=8, use=InUse(workers=0, cores=2)), 1.5),  # 0.8 over two workers is still 0.4
+        (facts(communication=5), 1 / 0.75 - 1),
+        (facts(checkpoint=5), 0.98),
+        (facts(compile_seconds=5.0, compilations=9), 1.0),
+        (facts(roofline=roof(memory=1)), 1.0),
+        (facts(roofline=roof(memory=1, launch=0.25)), 1 / 0.6 - 1),
+        (facts(roofline=roof(arithmetic=1), use=InUse(precision="bf16")), 0.0),
+        (facts(roofline=roof(arithmetic=1)), 1.0),
+    ],
+)
+def test_a_gain_is_reckoned_from_what_was_measured(known: Facts, gain: float) -> None:
+    verdict = judged(known)
+    assert verdict.gain == pytest.approx(gain) and verdict.reckoning
+
+
+def test_the_text_says_all_of_it() -> None:
+    verdict = judged(facts(data=5))
+    assert verdict.text.startswith("data-bound: The device waits for data 50% of the time. Set ")
+    assert verdict.text.endswith(f"Gain: at most 100% ({verdict.reckoning}).")
+
+
+def test_a_bound_says_how_near_the_work_comes_to_it() -> None:
+    verdict = judged(facts(roofline=roof(arithmetic=0.3, memory=0.1), mfu=0.28))
+    assert (
+        "75% of the work is bound by it (MFU 28%, the machine's limits explain 40% of its time)"
+        in verdict.text
+    )
+
+
+# --- the first words --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (facts(data=4), "under 70%: the loader wants fixing, not the arithmetic"),
+        (facts(h2d=4), "the loader wants fixing"),
+        (facts(communication=4), "under 70%, and the loader is not why: data are waited for 0%"),
+        (facts(data=2.5), "utilisation is 75%, of 80% to wish for"),
+        (facts(data=4, busy=FULL), ""),  # the GPU's own word holds
+        (facts(busy=(0.5,) * 4), "utilisation is 50%, under 70%"),
+    ],
+)
+def test_low_utilisation_is_said_first_with_whose_it_is(known: Facts, words: str) -> None:
+    assert words in advice(known) and bool(words) == bool(advice(known))
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [(SWINGING, 1.0), (FULL, 0.0), ((0.5,) * 8, 0.0), ((0.0, 1.0, 0.0), 0.0), ((), 0.0)],
+)
+def test_a_swing_is_between_idle_and_full(samples: tuple[float, ...], expected: float) -> None:
+    assert swing(samples) == pytest.approx(expected)

@@ -1,0 +1,92 @@
+"""Which steps are profiled, and what is refused; where `spottrain profile` puts its flags."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from spottrain.__main__ import _read_command
+from spottrain.config import Run
+from spottrain.contract import Env
+from spottrain.diagnosis.window import PROFILE, Window, profile_key, require_window
+from spottrain.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"COLUMNS": "200"})
+
+
+def test_a_window_that_just_fits_is_taken() -> None:
+    assert require_window(1, 2, 3, total_steps=6).steps == 6
+    assert require_window(1, 2, 3, total_steps=106, start=100).steps == 6
+
+
+def test_a_window_past_the_end_of_the_run_is_refused_with_what_to_change() -> None:
+    with pytest.raises(ConfigurationError, match=r"wait 1 \+ warmup 2 \+ active 3 .* 5 steps: .* at least 6"):
+        require_window(1, 2, 3, total_steps=5)
+    with pytest.raises(ConfigurationError, match="from step 100 on into the run's 105 steps"):
+        require_window(1, 2, 3, total_steps=105, start=100)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "SPOTTRAIN_PROFILE is not JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"steps": 3}', "profile.steps is not a setting; the settings are wait, warmup and active"),
+        ('{"active": 0}', "profile.active is 0: it must be a whole number of steps, at least 1"),
+        ('{"wait": true}', "profile.wait is True"),
+        ('{"warmup": "2"}', "profile.warmup is '2'"),
+    ],
+)
+def test_a_bad_window_is_refused_by_name(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Window.from_env({PROFILE: text})
+
+
+def test_no_window_is_no_profile() -> None:
+    assert Window.from_env({}) is None
+    assert Window.from_env({PROFILE: ""}) is None
+
+
+def test_what_is_written_is_read_again() -> None:
+    window = Window(wait=0, warmup=1, active=9)
+    assert Window.from_env({PROFILE: window.to_json()}) == window
+
+
+def test_a_key_is_numbered_as_those_of_logs_are() -> None:
+    assert profile_key(2, 3, "x") == "profiles/attempt-000002/rank-00003/x"
+
+
+def test_profile_without_a_checkpoint_is_a_short_run_in_a_folder_of_its_own() -> None:
+    read = _read_command(["profile", "--active", "4", "--wait", "1", "some/train.py", "--lr", "1"])
+    assert read == ("some/train.py", ["--lr", "1"], "auto")
+    assert Window.from_env(os.environ) == Window(wait=1, warmup=2, active=4)
+    run = Run.from_env(os.environ, script="some/train.py")
+    assert run.checkpoint_uri is not None and run.checkpoint_uri.startswith("profiles/train-")
+    assert run.training.maxSteps == 7
+
+
+def test_profile_keeps_the_steps_and_settings_that_were_given() -> None:
+    _read_command(["profile", "--training", '{"maxSteps": 50, "seed": 2}', "train.py"])
+    training = Run.from_env(os.environ, script="train.py").training
+    assert (training.maxSteps, training.seed) == (50, 2)
+
+
+def test_profile_with_a_checkpoint_is_a_run_like_any_other() -> None:
+    _read_command(["profile", "--checkpoint", "here", "train.py"])
+    run = Run.from_env(os.environ, script="train.py")
+    assert (run.checkpoint_uri, run.training.maxSteps) == ("here", None)
+    assert Window.from_env(os.environ) == Window()
+
+
+def test_run_profiles_nothing() -> None:
+    _read_command(["run", "train.py"])
+    assert PROFILE not in os.environ and Env.CHECKPOINT_URI not in os.environ
+
+
+@pytest.mark.parametrize("words", [["--active", "0"], ["--wait", "-1"], ["--warmup", "few"]])
+def test_flags_that_are_no_steps_are_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match=words[0].removeprefix("--")):
+        _read_command(["profile", *words, "train.py"])

@@ -1,0 +1,181 @@
+"""Accumulated micro-batches are one big batch, whatever their sizes and counts; the last window too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from spottrain.errors import ConfigurationError
+from spottrain.levers import accumulation
+from spottrain.levers.accumulation import Part, Reweighed, shares_by_count, weights
+from spottrain.ranks.world import World
+
+ALONE = World()
+IGNORED = -100
+Tokens = tuple[torch.Tensor, torch.Tensor]
+
+
+def tokens(counts: Iterable[int], length: int = 6) -> list[Tokens]:
+    """A micro-batch of two rows for each count: so many labels are not ignored."""
+    generator = torch.Generator().manual_seed(5)
+    found = []
+    for count in counts:
+        labels = torch.randint(3, (2, length), generator=generator)
+        labels.view(-1)[count:] = IGNORED
+        found.append((torch.randn(2, length, 4, generator=generator, dtype=torch.float64), labels))
+    return found
+
+
+def count(batch: Tokens) -> int:
+    return int((batch[1] != IGNORED).sum())
+
+
+def mean_loss(model: torch.nn.Module, batch: Tokens) -> torch.Tensor:
+    """Over the tokens that count, as torch and transformers have it."""
+    return torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Linear(4, 3, dtype=torch.float64)
+
+
+def backward(loss: torch.Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def gradient(net: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+
+def of_one_batch(batches: list[Tokens]) -> torch.Tensor:
+    net = model()
+    backward(mean_loss(net, (torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches]))))
+    return gradient(net)
+
+
+def of_windows(
+    batches: list[Tokens], size: int, counted: Callable[[Any], float] | None = count
+) -> list[torch.Tensor]:
+    """Gradient of each optimizer step."""
+    net, found = model(), []
+    for part in accumulation.parts(batches, size, count=counted, world=ALONE):
+        backward(mean_loss(net, part.batch) * part.weight)
+        if part.last:
+            found.append(gradient(net))
+            net.zero_grad(set_to_none=True)
+    return found
+
+
+def test_unequal_counts_of_tokens_give_the_gradient_of_one_big_batch() -> None:
+    batches = tokens([12, 3, 7, 1])
+    (found,) = of_windows(batches, 4)
+    torch.testing.assert_close(found, of_one_batch(batches))
+
+
+def test_divided_by_micro_batches_it_would_be_another_gradient() -> None:
+    batches = tokens([12, 3, 7, 1])
+    (wrong,) = of_windows(batches, 4, counted=lambda batch: 1)
+    assert not torch.allclose(wrong, of_one_batch(batches), rtol=0.05)
+
+
+def test_the_last_partial_window_is_a_step_of_its_own() -> None:
+    batches = tokens([12, 3, 7, 1, 5])
+    found = of_windows(batches, 2)
+    assert len(found) == 3
+    for step, window in zip(found, (batches[:2], batches[2:4], batches[4:]), strict=True):
+        torch.testing.assert_close(step, of_one_batch(window))
+
+
+def test_without_a_count_all_micro_batches_weigh_the_same_in_their_window() -> None:
+    parts = list(accumulation.parts(range(5), 2, world=ALONE))
+    assert [(p.batch, p.weight, p.last) for p in parts] == [
+        (0, 0.5, False),
+        (1, 0.5, True),
+        (2, 0.5, False),
+        (3, 0.5, True),
+        (4, 1.0, True),
+    ]
+
+
+def test_a_micro_batch_without_a_token_that_counts_is_left_out_for_its_mean_is_none() -> None:
+    batches = tokens([4, 0, 3])
+    assert torch.isnan(mean_loss(model(), batches[1]))
+    (found,) = of_windows(batches, 3)
+    torch.testing.assert_close(found, of_one_batch([batches[0], batches[2]]))
+
+
+def test_a_step_without_any_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    found = of_windows(tokens([4, 2, 0, 0, 3]), 2)
+    assert len(found) == 2
+    assert capsys.readouterr().out.count("event=step-left-out") == 1
+
+
+def test_no_data_is_no_step() -> None:
+    assert list(accumulation.parts([], 4, world=ALONE)) == []
+
+
+def test_a_loader_is_read_one_window_at_a_time() -> None:
+    read: list[int] = []
+
+    def loader() -> Iterable[int]:
+        for number in range(6):
+            read.append(number)
+            yield number
+
+    stream = accumulation.parts(loader(), 2, world=ALONE)
+    first: Part[int] = next(iter(stream))
+    assert first.batch == 0 and read == [0, 1]
+
+
+# --- for a loop that has shares -------------------------------------------------------------------------
+def test_shares_by_samples_are_replaced_by_shares_by_tokens() -> None:
+    batches, net = tokens([12, 3, 7]), model()
+    reweighed = Reweighed[Tokens](count, ALONE)
+    for batch, share in reweighed([(batch, 1 / 3) for batch in batches]):
+        backward(mean_loss(net, batch) * share)
+    torch.testing.assert_close(gradient(net), of_one_batch(batches))
+
+
+def test_a_filler_and_one_without_tokens_stay_passes_but_count_nothing() -> None:
+    batches = tokens([12, 0, 7])
+    (a, first), (b, second), (c, third) = Reweighed[Tokens](count, ALONE)(
+        zip(batches, [0.5, 0.5, 0.0], strict=True)
+    )
+    assert [first, second, third] == [1.0, 0.0, 0.0], "the third is a filler, whatever its tokens"
+    assert a is b is c is batches[0], "nothing with a mean of 0 / 0 comes to the model"
+
+
+def test_a_whole_step_without_tokens_moves_nothing_and_is_no_nan() -> None:
+    reweighed, net = Reweighed[Tokens](count, ALONE), model()
+    reweighed([(tokens([5])[0], 1.0)])
+    for batch, share in reweighed([(tokens([0])[0], 1.0)]):
+        backward(mean_loss(net, batch) * share)
+    assert float(gradient(net).abs().max()) == 0.0
+
+
+def test_a_rank_that_never_had_anything_to_count_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no micro-batch with anything to count yet"):
+        Reweighed[Tokens](count, ALONE)([(tokens([0])[0], 1.0)])
+
+
+# --- the numbers alone ----------------------------------------------------------------------------------
+def test_shares_add_up_to_one_and_weights_to_the_number_of_ranks() -> None:
+    assert shares_by_count([6, 2], ALONE) == [0.75, 0.25] == weights([6, 2], ALONE)
+    assert shares_by_count([0, 0], ALONE) == [0.0, 0.0]
+    assert shares_by_count([], ALONE) == []
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_a_count_that_is_none_is_refused(bad: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"a micro-batch counts .* items"):
+        shares_by_count([1, bad], ALONE)
+    with pytest.raises(ConfigurationError, match="a micro-batch counts"):
+        list(accumulation.parts([1], 1, count=lambda _: bad, world=ALONE))
+
+
+def test_a_window_of_no_micro_batch_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="over 0 micro-batches: must be at least 1"):
+        list(accumulation.parts([1], 0))

@@ -1,0 +1,323 @@
+"""Activation checkpointing keeps less and changes nothing else: not names, numbers or random state."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from spottrain.errors import ConfigurationError
+from spottrain.levers import activations
+from spottrain.levers.activations import (
+    STEPS,
+    Policy,
+    Recomputed,
+    advise,
+    apply,
+    blocks,
+    least,
+    remove,
+    saved_bytes,
+)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(width, 4 * width)
+        self.drop = torch.nn.Dropout(0.5)
+        self.narrow = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        inside: torch.Tensor = self.narrow(self.drop(self.wide(x).relu()))
+        return x + scale * inside
+
+
+class Net(torch.nn.Module):
+    def __init__(self, depth: int = 6, width: int = 8) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(width, width)
+        self.layers = torch.nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x, scale=0.5)
+        return x
+
+
+def net(**sizes: int) -> Net:
+    torch.manual_seed(1)
+    return Net(**sizes)
+
+
+def gradients(model: torch.nn.Module, seed: int = 7) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    model.zero_grad(set_to_none=True)
+    model(torch.ones(5, 8)).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+# --- the policy -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("wanted", "policy", "words"),
+    [
+        ("none", Policy(), "none"),
+        ("all", Policy(every=1), "all"),
+        ("every-3", Policy(every=3), "every-3"),
+        ("auto", Policy(auto=True), "auto"),
+        ("Block, Head", Policy(every=1, classes=("Block", "Head")), "all of Block,Head"),
+        ([Block], Policy(every=1, classes=("Block",)), "all of Block"),
+    ],
+)
+def test_a_policy_is_read_from_a_word(wanted: Any, policy: Policy, words: str) -> None:
+    assert Policy.of(wanted) == policy and str(policy) == words
+
+
+@pytest.mark.parametrize("wanted", ["every-0", "every-x", "", "half of it", "Block,,Head"])
+def test_what_is_no_policy_is_refused(wanted: str) -> None:
+    with pytest.raises(ConfigurationError, match="use none, all, every-K"):
+        Policy.of(wanted)
+
+
+# --- the blocks -----------------------------------------------------------------------------------------
+def test_blocks_are_the_repeated_class_with_the_most_parameters() -> None:
+    model = net(depth=3)
+    assert list(blocks(model)) == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_the_stages_of_a_network_count_together() -> None:
+    model = torch.nn.Sequential(torch.nn.Sequential(Block(), Block()), torch.nn.ReLU(), Block(), Block(16))
+    model.insert(0, torch.nn.Sequential(Block(), Block()))
+    stages = torch.nn.ModuleDict({"a": model[0], "b": model[1]})
+    assert list(blocks(stages)) == ["a.0", "a.1", "b.0", "b.1"]
+
+
+def test_plain_layers_are_no_blocks() -> None:
+    assert blocks(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))) == {}
+
+
+def test_named_classes_win_and_those_inside_of_others_are_not_counted_again() -> None:
+    model = net(depth=2)
+    assert list(blocks(model, ["Dropout"])) == ["layers.0.drop", "layers.1.drop"]
+    assert list(blocks(model, ["Block", "Dropout"])) == ["layers.0", "layers.1"]
+
+
+def test_an_unknown_class_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(
+        ConfigurationError, match="no module of the model is a Blok; its classes are Block, Drop"
+    ):
+        apply(net(), Policy.of("Blok"))
+
+
+def test_a_model_without_blocks_is_left_alone_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    applied = apply(torch.nn.Linear(2, 2), Policy.of("all"))
+    assert applied.modules == () and applied.of == 0
+    assert "event=advice about=activations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wanted", "which"), [("none", ""), ("all", "012345"), ("every-2", "024"), ("every-3", "03")]
+)
+def test_every_so_many_th_block_is_taken_from_the_first_on(wanted: str, which: str) -> None:
+    applied = apply(net(), Policy.of(wanted))
+    assert applied.modules == tuple(f"layers.{number}" for number in which) and applied.of == 6
+
+
+# --- what changes, and what does not --------------------------------------------------------------------
+@pytest.mark.parametrize("wanted", ["all", "every-2", "Block", "Dropout"])
+def test_names_gradients_and_random_state_are_the_same(wanted: str) -> None:
+    usual, model = net(), net()
+    apply(model, Policy.of(wanted))
+    assert list(model.state_dict()) == list(usual.state_dict())
+    assert [type(module) for module in model.modules()] == [type(module) for module in usual.modules()]
+    expected = gradients(usual)
+    after = torch.get_rng_state()
+    assert same(gradients(model), expected), "dropout draws the same again"
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_the_more_blocks_the_less_is_kept() -> None:
+    kept = []
+    for policy in STEPS:
+        model = net()
+        apply(model, policy)
+        kept.append(saved_bytes(partial(model, torch.ones(50, 8)), model))
+    none, third, second, every = kept
+    assert none > third > second > every > 0
+    inputs_only = 7 * 50 * 8 * 4
+    assert every <= inputs_only + 6 * 5100, "the input of each block, and its random state"
+
+
+def test_weights_are_not_counted_as_kept() -> None:
+    model = torch.nn.Linear(64, 1)
+    x = torch.ones(1, 64, requires_grad=True)  # so that autograd needs the weights too
+    assert saved_bytes(lambda: model(x), model) == 64 * 4
+
+
+def test_without_gradients_nothing_is_recomputed() -> None:
+    model = net(depth=2)
+    apply(model, Policy.of("all"))
+    calls: list[int] = []
+    inside = model.get_submodule("layers.0.wide")
+    inside.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        model(torch.ones(1, 8))
+    assert len(calls) == 1
+    gradients(model)
+    assert len(calls) == 3, "once in the forward pass, once for the backward pass"
+
+
+def test_an_evaluation_does_not_even_copy_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net(depth=2)
+    apply(model, Policy.of("all"))
+    monkeypatch.setattr(activations, "checkpoint", None)
+    with torch.no_grad():
+        model(torch.ones(1, 8))
+    with pytest.raises(TypeError, match="NoneType"):
+        model(torch.ones(1, 8))
+
+
+def test_hooks_of_the_block_itself_run_once() -> None:
+    model = net(depth=2)
+    apply(model, Policy.of("all"))
+    calls: list[int] = []
+    model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    gradients(model)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_recomputes_its_own_blocks(copied: Callable[[Net], Net]) -> None:
+    model = net()
+    apply(model, Policy.of("all"))
+    other = copied(model)
+    inside = other.layers[0].forward
+    assert isinstance(inside, Recomputed) and inside.block is other.layers[0] is not model.layers[0]
+    expected = gradients(net())
+    model.zero_grad(set_to_none=True)
+    assert same(gradients(other), expected)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_last_policy_counts_and_none_undoes_it() -> None:
+    model = net()
+    apply(model, Policy.of("all"))
+    apply(model, Policy.of("every-3"))
+    assert [isinstance(layer.forward, Recomputed) for layer in model.layers] == [True, False, False] * 2
+    apply(model, Policy.of("none"))
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_forward_that_somebody_else_put_there_is_kept_and_given_back() -> None:
+    model = net(depth=2)
+    seen: list[int] = []
+    usual = model.layers[0].forward
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return usual(*args, **kwargs)
+
+    model.layers[0].forward = watched
+    apply(model, Policy.of("all"))
+    gradients(model)
+    assert len(seen) == 2
+    remove(model)
+    assert model.layers[0].forward is watched
+
+
+# --- a model of transformers ----------------------------------------------------------------------------
+class Layer(torch.nn.Module):
+    gradient_checkpointing = False
+
+
+class Theirs(torch.nn.Module):
+    """As of transformers 5."""
+
+    supports_gradient_checkpointing = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = torch.nn.ModuleList(Layer() for _ in range(4))
+        self.given: list[Any] = []
+
+    def activation_checkpointing_enable(self, options: Any = None) -> None:
+        self.given.append(options)
+        for layer in self.h:
+            layer.gradient_checkpointing = True  # type: ignore[assignment]
+
+    def activation_checkpointing_disable(self) -> None:
+        for layer in self.h:
+            layer.gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def test_a_model_with_a_switch_of_its_own_is_switched_by_it() -> None:
+    model = Theirs()
+    applied = apply(model, Policy.of("all"))
+    assert applied.by == "transformers" and model.given == [{"use_reentrant": False}]
+    assert applied.modules == ("h.0", "h.1", "h.2", "h.3")
+    assert not any("forward" in vars(module) for module in model.modules())
+    apply(model, Policy.of("every-2"))
+    assert [layer.gradient_checkpointing for layer in model.h] == [True, False, True, False]
+    apply(model, Policy.of("none"))
+    assert not any(layer.gradient_checkpointing for layer in model.h)
+
+
+def test_a_switch_that_the_script_turned_on_itself_is_left_on() -> None:
+    model = Theirs()
+    model.activation_checkpointing_enable()
+    apply(model, Policy.of("none"))
+    assert all(layer.gradient_checkpointing for layer in model.h)
+
+
+def test_a_model_with_a_switch_whose_classes_are_named_is_not() -> None:
+    model = Theirs()
+    assert apply(model, Policy.of("Layer")).by == "spottrain" and model.given == []
+
+
+# --- how much it takes ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("first", "tried"), [("none", 1), ("every-3", 2), ("every-2", 3), ("all", 4)])
+def test_auto_is_the_least_that_fits(first: str, tried: int) -> None:
+    asked: list[str] = []
+
+    def fits(policy: Policy) -> bool:
+        asked.append(str(policy))
+        return str(policy) == first
+
+    assert str(least(fits)) == first
+    assert asked == ["none", "every-3", "every-2", "all"][:tried]
+
+
+def test_auto_that_never_fits_is_none() -> None:
+    assert least(lambda policy: False) is None
+
+
+def test_auto_is_refused_without_a_trial() -> None:
+    with pytest.raises(ConfigurationError, match=r"least\(fits\)"):
+        apply(net(), Policy.of("auto"))
+
+
+@pytest.mark.parametrize(
+    ("activations", "state", "peak", "words"),
+    [
+        (900, 100, 500, "memory is not the constraint.* needs 50%"),
+        (10, 900, 950, "activations take 10 bytes, weights and optimizer 900"),
+        (900, 100, 950, ""),
+    ],
+)
+def test_where_it_buys_nothing_that_is_told(
+    activations: int, state: int, peak: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    advise(activations=activations, state=state, peak=peak, limit=1000)
+    out = capsys.readouterr().out
+    assert re.search(words, out) and ("event=advice" in out) is bool(words)

@@ -1,0 +1,312 @@
+"""The largest micro-batch that divides and fits, found by trials that leave nothing behind."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from spottrain.errors import ConfigurationError
+from spottrain.levers.batchsize import (
+    MemoryExceeded,
+    Trial,
+    agreed,
+    divisors,
+    find,
+    is_out_of_memory,
+    smaller,
+    state_bytes,
+    weight_bytes,
+)
+from spottrain.levers.memory import HostMemory, memory_limit, memory_of
+from spottrain.ranks.world import World
+
+CPU = torch.device("cpu")
+
+
+def up_to(most: int, tried: list[int] | None = None) -> Callable[[int], None]:
+    def trial(size: int) -> None:
+        if tried is not None:
+            tried.append(size)
+        if size > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return trial
+
+
+# --- which size -----------------------------------------------------------------------------------------
+@given(share=st.integers(1, 600), most=st.integers(1, 700))
+def test_the_largest_divisor_that_fits_is_found_in_few_trials(share: int, most: int) -> None:
+    tried: list[int] = []
+    expected = max(size for size in divisors(share) if size <= most)
+    assert find(up_to(most, tried), share) == expected
+    assert len(tried) == len(set(tried)) <= 2 * len(divisors(share)).bit_length()
+
+
+def test_sizes_grow_and_then_halve_the_gap() -> None:
+    tried: list[int] = []
+    assert find(up_to(40, tried), 128) == 32
+    assert tried == [1, 4, 64, 16, 32]
+
+
+def test_no_size_above_the_largest_wanted_is_tried() -> None:
+    tried: list[int] = []
+    assert find(up_to(1000, tried), 64, largest=20) == 16
+    assert max(tried) == 16
+
+
+def test_where_nothing_fits_the_ways_out_are_named() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"not even one sample.*activation checkpointing.*bf16.*smaller"
+    ):
+        find(up_to(0), 8)
+
+
+def test_a_fault_of_another_kind_is_nobodys_memory() -> None:
+    def trial(size: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        find(trial, 8)
+
+
+def test_what_a_failed_trial_held_is_gone_when_it_is_cleared() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def trial(size: int) -> None:
+        big = torch.ones(size)
+        held.append(weakref.ref(big))
+        if size > 2:
+            raise MemoryError
+
+    assert find(trial, 4, clear=lambda: alive.append(held[-1]() is not None)) == 2
+    assert alive == [False]
+
+
+@pytest.mark.parametrize(("size", "share", "expected"), [(8, 8, 4), (6, 12, 4), (5, 12, 4), (2, 9, 1)])
+def test_the_next_smaller_one_divides_too(size: int, share: int, expected: int) -> None:
+    assert smaller(size, share) == expected
+
+
+def test_below_one_there_is_none() -> None:
+    with pytest.raises(
+        ConfigurationError, match="micro-batches of 1 do not fit, and there is no smaller: set act"
+    ):
+        smaller(1, 8)
+
+
+def test_alone_a_rank_agrees_with_itself() -> None:
+    assert agreed(12, World(), CPU) == 12
+
+
+# --- what an error of memory is -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
+    ],
+)
+def test_errors_of_memory_are_told_from_others(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_what_torch_raises_on_a_cpu_is_one() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value), caught.value
+
+
+# --- a trial --------------------------------------------------------------------------------------------
+@dataclass
+class Metered:
+    """A memory in which a sample takes 10 bytes beside 100 for the rest."""
+
+    limit: int = 1000
+    fails_softly: bool = True
+    device: torch.device = CPU
+    size: int = 0
+    begun: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.begun.append(self.size)
+
+    def peak(self) -> int:
+        return 100 + 10 * self.size
+
+
+class Scene:
+    def __init__(self, memory: Metered, share: int = 64, **options: Any) -> None:
+        self.memory = memory
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(4, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.passes: list[int] = []
+        self.trial = Trial(
+            self.model,
+            self.optimizer,
+            loss_of=self.loss_of,
+            batch_of=self.batch_of,
+            share=share,
+            memory=memory,
+            **options,
+        )
+
+    def batch_of(self, size: int) -> torch.Tensor:
+        self.memory.size = size
+        return torch.randn(size + 1, 4)
+
+    def loss_of(self, model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        self.passes.append(len(batch) - 1)
+        loss: torch.Tensor = model(batch).square().mean()
+        return loss
+
+
+def test_a_trial_leaves_room_and_no_trace() -> None:
+    scene = Scene(Metered(limit=1000))
+    before = {name: value.clone() for name, value in scene.model.state_dict().items()}
+    random = torch.get_rng_state()
+    assert find(scene.trial, 64, clear=scene.trial.clear) == 64
+    assert torch.equal(torch.get_rng_state(), random)
+    softly = Scene(Metered(limit=800))
+    assert find(softly.trial, 64) == 32, "740 of 800 is above 90 %"
+    assert 64 in softly.passes, "tried, since an error is the worst that could come of it"
+    assert find(Scene(Metered(limit=800), head_room=0.0).trial, 64) == 64
+    after = scene.model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not scene.optimizer.state and all(p.grad is None for p in scene.model.parameters())
+
+
+def test_where_there_are_several_micro_batches_gradients_of_the_first_are_there() -> None:
+    scene = Scene(Metered(), share=8)
+    scene.trial(8)
+    scene.trial(4)
+    assert scene.passes == [8, 4, 4]
+
+
+def test_where_going_above_ends_the_process_a_size_foreseen_to_is_not_tried() -> None:
+    scene = Scene(Metered(limit=300, fails_softly=False))
+    assert find(scene.trial, 64) == 16
+    assert set(scene.passes) == {1, 4, 16}, "64 would need 740 of 270, and 32 would 420"
+    with pytest.raises(MemoryExceeded, match="64 samples would need some 740 bytes of 270"):
+        scene.trial(64)
+
+
+@pytest.mark.parametrize(
+    ("make", "each"),
+    [
+        (lambda p: torch.optim.AdamW(p), 8),
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 4),
+    ],
+)
+def test_the_optimizers_state_is_foreseen(
+    make: Callable[[Any], torch.optim.Optimizer], each: int, capsys: Any
+) -> None:
+    weights = torch.nn.Parameter(torch.zeros(100, 10))
+    optimizer = make([weights])
+    random = torch.get_rng_state()
+    assert weight_bytes(optimizer) == 4000
+    assert state_bytes(optimizer) == pytest.approx(1000 * each, abs=16), "a step count beside it"
+    assert torch.equal(torch.get_rng_state(), random) and not optimizer.state
+    assert "as Adam" not in capsys.readouterr().out
+    weights.grad = torch.ones_like(weights)
+    optimizer.step()
+    assert state_bytes(optimizer) == 0 or not optimizer.state
+
+
+def test_a_state_that_cannot_be_foreseen_counts_as_adams_and_is_told(capsys: Any) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, *, must: int) -> None:
+            super().__init__(parameters, {})
+
+    optimizer = Own([torch.nn.Parameter(torch.zeros(10))], must=1)
+    assert state_bytes(optimizer) == 80
+    assert 'state="as Adam' in capsys.readouterr().out
+
+
+# --- how much memory there is ---------------------------------------------------------------------------
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "limit"),
+    [
+        ({"memory.max": "1000\n"}, "0::/\n", 1000),
+        ({"memory.max": "max\n"}, "0::/\n", None),
+        ({"a/memory.max": "900\n", "a/b/memory.max": "max\n"}, "0::/a/b\n", 900),
+        ({"a/memory.max": "900\n", "a/b/memory.max": "500\n"}, "0::/a/b\n", 500),
+        ({"memory/memory.limit_in_bytes": "700\n"}, "5:cpu:/x\n4:memory:/docker/1\n", 700),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "4:memory:/\n", None),
+        ({"memory/k/memory.limit_in_bytes": "70\n"}, "4:memory:/k\n", 70),
+        ({}, "0::/\n", None),
+    ],
+)
+def test_the_limit_of_the_container_is_read(
+    tmp_path: Path, files: dict[str, str], membership: str, limit: int | None
+) -> None:
+    where = written(tmp_path / "own", {"cgroup": membership}) / "cgroup"
+    assert memory_limit(written(tmp_path / "cgroups", files), where) == limit
+
+
+def test_without_proc_the_mount_alone_is_read(tmp_path: Path) -> None:
+    assert memory_limit(written(tmp_path, {"memory.max": "5"}), tmp_path / "absent") == 5
+
+
+def test_on_a_cpu_it_is_the_containers_or_the_machines(tmp_path: Path) -> None:
+    process = written(tmp_path / "own", {"cgroup": "0::/\n"})
+    machine = memory_of(CPU, cgroups=tmp_path / "none", process=process).limit
+    assert machine > 1 << 28
+    assert memory_of(CPU, cgroups=written(tmp_path, {"memory.max": "5000"}), process=process).limit == 5000
+    assert memory_of(CPU, ranks=4, cgroups=tmp_path, process=process).limit == 1250, "shared by four"
+    assert (
+        memory_of(CPU, cgroups=written(tmp_path, {"memory.max": "9" * 18}), process=process).limit == machine
+    )
+
+
+def test_the_peak_is_the_processs_own_and_begins_anew(tmp_path: Path) -> None:
+    process = written(tmp_path, {"status": "Name:\tx\nVmHWM:\t    2048 kB\n", "clear_refs": ""})
+    memory = HostMemory(1, process)
+    memory.begin()
+    assert (process / "clear_refs").read_text() == "5" and memory.peak() == 2048 * 1024
+
+
+def test_a_peak_that_cannot_begin_anew_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    HostMemory(1, tmp_path / "absent").begin()
+    assert 'peak="of all trials so far"' in capsys.readouterr().out
+
+
+def test_a_size_that_the_model_cannot_do_at_all_is_left_out() -> None:
+    tried: list[int] = []
+
+    def trial(size: int) -> None:
+        tried.append(size)
+        if size == 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        if size > 4:
+            raise torch.OutOfMemoryError
+
+    assert find(trial, 16) == 4 and tried[0] == 1
+
+
+def test_an_error_of_the_model_s_own_is_no_lack_of_memory() -> None:
+    def trial(size: int) -> None:
+        raise KeyError("labels")
+
+    with pytest.raises(KeyError, match="labels"):
+        find(trial, 4)

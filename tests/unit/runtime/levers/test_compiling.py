@@ -1,0 +1,171 @@
+"""What torch.compile is refused for, a first batch that leaves no trace, and what compiles anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from spottrain.errors import ConfigurationError
+from spottrain.levers.compiling import advise, compiled, recompiles, warm_up
+from spottrain.levers.rehearsing import rehearsal
+from spottrain.process.gang import LOOPBACK, reserve_port
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    with reserve_port() as reserved:
+        where = f"tcp://{LOOPBACK}:{reserved.getsockname()[1]}"
+        dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+class Net(torch.nn.Module):
+    """Everything that a forward pass changes: random state, a running mean, a buffer assigned anew."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.drop = torch.nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        out: torch.Tensor = self.drop(self.norm(self.layer(x)))
+        return out
+
+
+def traces(model: torch.nn.Module) -> list[Any]:
+    tensors = [*model.parameters(), *model.buffers(), torch.get_rng_state()]
+    kept = [tensor.detach().clone() for tensor in tensors]
+    kept += [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return kept
+
+
+def equal(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def step(model: torch.nn.Module, size: int = 3) -> None:
+    model(torch.randn(size, 4)).square().sum().backward()
+
+
+# --- refused --------------------------------------------------------------------------------------------
+def test_data_parallel_is_refused_and_ddp_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"torch\.nn\.DataParallel: use DistributedDataParallel"):
+        compiled(DataParallel(torch.nn.Linear(2, 2)))
+
+
+def test_an_unknown_mode_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(
+        ConfigurationError, match="'fast' is not known: use default, reduce-overhead, max-autotune"
+    ):
+        compiled(torch.nn.Linear(2, 2), "fast")
+
+
+@pytest.mark.parametrize(("mode", "told"), [("default", 0), ("reduce-overhead", 1), ("max-autotune", 1)])
+def test_a_mode_for_gpus_on_a_cpu_is_told(mode: str, told: int, capsys: Any) -> None:
+    compiled(torch.nn.Linear(2, 2), mode)
+    assert capsys.readouterr().out.count("event=advice about=compile") == told
+
+
+# --- a step that leaves no trace ------------------------------------------------------------------------
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_a_rehearsal_leaves_no_trace(has_gradients: bool) -> None:
+    model = Net()
+    if has_gradients:
+        step(model)
+    model.drop.eval()
+    before, calls = traces(model), model.calls
+    with rehearsal(model):
+        model.train()
+        step(model)
+        assert not equal(traces(model), before)
+    assert equal(traces(model), before)
+    assert model.calls is calls and not model.drop.training and model.norm.training
+
+
+def test_a_rehearsal_that_fails_leaves_none_either() -> None:
+    model = Net()
+    before = traces(model)
+    with pytest.raises(MemoryError), rehearsal(model):
+        step(model)
+        raise MemoryError
+    assert equal(traces(model), before)
+
+
+# --- the first batch ------------------------------------------------------------------------------------
+def eager(model: torch.nn.Module) -> torch.nn.Module:
+    """Traced and guarded like any, without the minutes of a compiler behind it."""
+    outer: Any = torch.compile(model, backend="aot_eager")
+    return outer  # type: ignore[no-any-return]
+
+
+def test_the_first_batch_compiles_and_leaves_no_trace() -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    model = eager(inner)
+    before = traces(inner)
+    assert warm_up(lambda: step(model), model) > 0
+    assert equal(traces(inner), before)
+    assert warm_up(lambda: step(model), model) == 0
+    step(model)
+    assert recompiles() == 0
+
+
+def test_within_it_ddp_talks_to_nobody(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+    told: list[str] = []
+
+    def exchange(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        told.append("gradients")
+        return _done(bucket)
+
+    ddp.register_comm_hook(None, lambda state, bucket: exchange(bucket))
+    monkeypatch.setattr(ddp, "_sync_buffers", lambda: told.append("buffers"))
+    warm_up(lambda: step(ddp), ddp)
+    assert told == []
+    step(ddp)
+    assert told == ["buffers", "gradients"], "and after it as ever"
+
+
+def _done(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+# --- compiled anew --------------------------------------------------------------------------------------
+def test_what_compiles_anew_is_counted() -> None:
+    @torch.compile(backend="eager", dynamic=False)
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    for size in (1, 1, 2, 3, 3):
+        twice(torch.ones(size))
+    assert recompiles() == 2
+    torch._dynamo.reset()
+    assert recompiles() == 0
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.05, False), (0.4, True)])
+def test_compiling_while_waiting_for_data_is_told_to_buy_nothing(
+    share: float, told: bool, capsys: Any
+) -> None:
+    advise(share)
+    out = capsys.readouterr().out
+    assert ("event=advice about=compile" in out) is told
+    assert ("40% of each step is waiting for data" in out) is told

@@ -1,0 +1,177 @@
+"""Optimizers by name: torch's own, fused where torch can; words that do not fit are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from spottrain.errors import ConfigurationError
+from spottrain.levers import optimizers
+from spottrain.levers.optimizers import make, rebuilt
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+
+
+def stepped(net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[list[float]]:
+    torch.manual_seed(2)
+    for _ in range(steps):
+        net(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return [parameter.flatten().tolist() for parameter in net.parameters()]
+
+
+THEIRS: dict[str, Any] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.2, betas=(0.8, 0.9), fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, weight_decay=0.2, momentum=0.9, nesterov=True, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01, weight_decay=0.2),
+}
+OURS: dict[str, dict[str, Any]] = {
+    "adamw": {"betas": (0.8, 0.9)},
+    "sgd": {"momentum": 0.9, "nesterov": True},
+    "adafactor": {},
+}
+
+
+@pytest.mark.parametrize("name", sorted(optimizers.KINDS))
+def test_it_trains_as_torchs_own_does_bit_by_bit(name: str) -> None:
+    ours, theirs = model(), model()
+    made = make(name, ours.parameters(), learning_rate=0.01, weight_decay=0.2, **OURS[name])
+    assert stepped(ours, made) == stepped(theirs, THEIRS[name](theirs.parameters()))
+
+
+@pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("sgd", True), ("adafactor", False)])
+def test_fused_kernels_are_taken_where_torch_has_them_and_told(
+    name: str, fused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make(name, model().parameters(), learning_rate=0.01)
+    assert bool(made.param_groups[0].get("fused")) is fused
+    assert f"event=optimizer name={name} fused={fused}" in capsys.readouterr().out
+
+
+def test_without_fused_the_reason_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    made = make("adamw", [*model().parameters(), odd], learning_rate=0.01)
+    assert made.defaults["fused"] is None
+    told = capsys.readouterr().out
+    assert "fused=False" in told and "(cpu, torch.complex64)" in told
+    with pytest.raises(ConfigurationError, match=r"fused=True for adamw cannot be had: .*complex64"):
+        make("adamw", [odd], learning_rate=0.01, fused=True)
+    plain = make("adamw", model().parameters(), learning_rate=0.01, fused=False)
+    assert plain.defaults["fused"] is None
+
+
+def test_trying_a_fused_step_leaves_parameters_and_random_state_alone() -> None:
+    net = model()
+    before, state = [p.clone() for p in net.parameters()], torch.get_rng_state()
+    make("adamw", net.parameters(), learning_rate=0.01)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_groups_keep_their_own_settings() -> None:
+    first, second = model().children()
+    groups: list[dict[str, Any]] = [
+        {"params": first.parameters()},
+        {"params": second.parameters(), "lr": 0.5, "weight_decay": 0.0},
+    ]
+    made = make("adamw", groups, learning_rate=0.01, weight_decay=0.2)
+    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in made.param_groups] == [
+        (0.01, 0.2, 2),
+        (0.5, 0.0, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "sentence"),
+    [
+        ("adam", {}, "'adam' is not known: use adafactor, adamw, sgd"),
+        (
+            "adamw",
+            {"momentum": 0.9},
+            "adamw has no momentum; it belongs to sgd: adamw has learning_rate, weight_decay",
+        ),
+        ("sgd", {"betas": (0.9, 0.95)}, "sgd has no betas; it belongs to adamw"),
+        ("adafactor", {"momentum": 0.0}, "adafactor has no momentum"),
+        ("sgd", {"nesterov": True}, "cannot be made: Nesterov momentum requires a momentum"),
+        ("adamw", {"weight_decay": -1.0}, "cannot be made: Invalid weight_decay"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(name: str, words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        make(name, model().parameters(), learning_rate=0.1, **words)
+
+
+def test_no_parameters_and_a_groups_strange_key_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"give it model.parameters\(\)"):
+        make("sgd", [], learning_rate=0.1)
+    with pytest.raises(ConfigurationError, match="parameter group 0 sets betas, which sgd does not have"):
+        make("sgd", [{"params": model().parameters(), "betas": (0.9, 0.9)}], learning_rate=0.1)
+
+
+# --- in place of the script's ---------------------------------------------------------------------------
+def scripts(net: torch.nn.Module) -> torch.optim.Optimizer:
+    """As people write it: another rate for the head, no decay for biases."""
+    weights = [p for p in net.parameters() if p.dim() > 1]
+    biases = [p for p in net.parameters() if p.dim() == 1]
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases, "weight_decay": 0.0, "lr": 0.001}]
+    return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1, betas=(0.9, 0.95))
+
+
+def facts(optimizer: torch.optim.Optimizer, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(group[name] for name in names) for group in optimizer.param_groups]
+
+
+def test_another_kind_goes_over_the_same_groups_with_the_same_ratio_of_rates() -> None:
+    net = model()
+    old = scripts(net)
+    new = rebuilt(old, "sgd", learning_rate=1.0, momentum=0.9, weight_decay=0.3)
+    assert type(new) is torch.optim.SGD
+    assert facts(new, "weight_decay", "momentum") == [(0.3, 0.9), (0.0, 0.9)]
+    assert [group["lr"] for group in new.param_groups] == pytest.approx([1.0, 0.1])
+    for mine, theirs in zip(new.param_groups, old.param_groups, strict=True):
+        assert [id(p) for p in mine["params"]] == [id(p) for p in theirs["params"]]
+
+
+def test_the_same_kind_keeps_what_is_not_asked_for() -> None:
+    new = rebuilt(scripts(model()), "adamw", weight_decay=0.3)
+    assert facts(new, "lr", "weight_decay", "betas") == [(0.01, 0.3, (0.9, 0.95)), (0.001, 0.0, (0.9, 0.95))]
+
+
+def test_a_rate_of_another_kind_means_nothing_and_must_be_given() -> None:
+    with pytest.raises(ConfigurationError, match="give learningRate as well"):
+        rebuilt(scripts(model()), "sgd")
+
+
+def test_an_optimizer_with_steps_or_with_a_torch_schedule_is_not_replaced() -> None:
+    net = model()
+    used = scripts(net)
+    stepped(net, used, 1)
+    with pytest.raises(ConfigurationError, match="has made steps already"):
+        rebuilt(used, "sgd", learning_rate=0.1)
+    scheduled = scripts(model())
+    torch.optim.lr_scheduler.StepLR(scheduled, 3)
+    with pytest.raises(ConfigurationError, match="a torch LRScheduler was made over the script's AdamW"):
+        rebuilt(scheduled, "sgd", learning_rate=0.1)
+
+
+def test_a_state_of_the_rebuilt_one_resumes_bit_by_bit() -> None:
+    whole = model()
+    stepped(whole, rebuilt(scripts(whole), "adafactor", learning_rate=0.01), 3)
+    first = model()
+    begun = rebuilt(scripts(first), "adafactor", learning_rate=0.01)
+    torch.manual_seed(2)
+    batches = [torch.randn(8, 4) for _ in range(3)]
+    resumed: Any = None
+    for number, batch in enumerate(batches):
+        if number == 2:
+            resumed = rebuilt(scripts(first), "adafactor", learning_rate=0.01)
+            resumed.load_state_dict(begun.state_dict())
+        first(batch).square().mean().backward()
+        (resumed or begun).step()
+        (resumed or begun).zero_grad(set_to_none=True)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), first.parameters(), strict=True))

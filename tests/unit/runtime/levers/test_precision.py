@@ -1,0 +1,202 @@
+"""A number format that the device is good at, advice where it is not, and the order of things in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from spottrain.errors import ConfigurationError
+from spottrain.levers.precision import Amp, Facts, Precision, choose, doubt_without_scaler, facts_of
+
+CPU = torch.device("cpu")
+
+
+def facts(kind: str) -> Facts:
+    match kind:
+        case "H200":
+            return Facts(type="cuda", name="H200", bf16=True, tf32=True)
+        case "V100":
+            return Facts(type="cuda", name="V100", bf16=False, tf32=False)
+        case "Zen4":
+            return Facts(type="cpu", name="Zen4", bf16=True, tf32=False)
+    return Facts(type="cpu", name="old CPU", bf16=False, tf32=False)
+
+
+@pytest.fixture(autouse=True)
+def flags_as_before() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.cudnn.allow_tf32 = True
+
+
+# --- which format ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("device", "name"), [("H200", "bf16"), ("V100", "fp16"), ("Zen4", "bf16"), ("old", "fp32")]
+)
+def test_auto_is_what_the_device_has_in_hardware(device: str, name: str, capsys: Any) -> None:
+    assert choose("auto", CPU, facts(device)).name == name
+    out = capsys.readouterr().out
+    assert f"chosen={name}" in out and "advice" not in out
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "words"),
+    [
+        ("fp16", "H200", "H200 has bf16.* needs no loss scaling"),
+        ("bf16", "V100", "V100 has no bf16 in hardware and emulates it.* fp16 or auto"),
+        ("bf16", "old", "old CPU has no bf16.* fp32 or auto"),
+        ("fp16", "old", "old CPU is a CPU, which is many times slower in fp16"),
+        ("tf32", "V100", "V100 has no TF32"),
+        ("tf32", "Zen4", "Zen4 has no TF32"),
+    ],
+)
+def test_what_the_device_is_bad_at_is_done_and_told(
+    wanted: str, device: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert choose(wanted, CPU, facts(device)).name == wanted
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "event=advice about=precision" in line
+    import re
+
+    assert re.search(words, line), line
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device"),
+    [("bf16", "H200"), ("fp32", "H200"), ("tf32", "H200"), ("fp16", "V100"), ("fp32", "old")],
+)
+def test_no_advice_where_the_choice_is_good(wanted: str, device: str, capsys: Any) -> None:
+    choose(wanted, CPU, facts(device))
+    assert "advice" not in capsys.readouterr().out
+
+
+def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigurationError, match="'int8' is not known: use auto, bf16, fp16, fp32, tf32"):
+        choose("int8", CPU, facts("old"))
+
+
+def test_the_facts_of_this_machine_are_those_torch_tells() -> None:
+    here = facts_of(CPU)
+    assert here.type == "cpu" and not here.tf32
+    has = torch.cpu.get_capabilities()
+    assert here.bf16 == bool(has.get("avx512_bf16") or has.get("amx_bf16") or has.get("sve_bf16"))
+
+
+def test_fp16_alone_needs_the_scaler_and_says_so_to_a_loop_of_ones_own() -> None:
+    of = {name: choose(name, CPU, facts("H200")) for name in ("bf16", "fp16", "fp32", "tf32")}
+    assert [name for name, it in of.items() if doubt_without_scaler(it)] == ["fp16"]
+    assert "scaler=" in str(doubt_without_scaler(of["fp16"]))
+
+
+# --- TF32 -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "allowed"), [("fp32", False), ("tf32", True)])
+def test_the_old_flags_and_the_new_ones_agree(name: str, allowed: bool) -> None:
+    Precision(name=name).apply()
+    assert torch.backends.cuda.matmul.allow_tf32 is allowed
+    assert torch.backends.cudnn.allow_tf32 is allowed
+    assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if allowed else "ieee")
+    assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
+
+
+@pytest.mark.parametrize("name", ["fp32", "tf32"])
+def test_flags_that_a_script_left_in_conflict_are_put_right(name: str) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        _ = torch.backends.cuda.matmul.allow_tf32
+    Precision(name=name).apply()
+    assert torch.backends.cuda.matmul.allow_tf32 is (name == "tf32")
+
+
+def test_a_setting_of_the_script_that_is_overridden_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_float32_matmul_precision("high")
+    Precision(name="fp32").apply()
+    assert "event=override" in (out := capsys.readouterr().out) and "script=tf32" in out
+    Precision(name="fp32").apply()
+    assert "override" not in capsys.readouterr().out
+
+
+def test_bf16_leaves_the_rest_as_the_script_has_it() -> None:
+    torch.set_float32_matmul_precision("high")
+    Precision(name="bf16", dtype=torch.bfloat16).apply()
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+# --- the step of a loop of one's own --------------------------------------------------------------------
+class Scene:
+    """One weight at 0, SGD with rate 1: after a step the weight is the gradient that was applied."""
+
+    def __init__(self, name: str) -> None:
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.amp = Amp(choose(name, CPU, facts("Zen4")), CPU)
+
+    def step(self, gradient: float, **options: Any) -> bool:
+        self.amp.backward(self.weight * -gradient)
+        return self.amp.step(self.optimizer, scheduler=self.scheduler, **options)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
+def test_the_limit_on_gradients_is_one_on_their_true_size(name: str) -> None:
+    scene = Scene(name)
+    assert scene.step(0.5, clip_grad_norm=1.0)
+    assert scene.weight.item() == pytest.approx(0.5), "below the limit; scaled it would be far above"
+    scene.step(40.0, clip_grad_norm=1.0)
+    assert scene.weight.item() == pytest.approx(0.5 + 0.5 * 1.0)
+    assert scene.weight.grad is None
+
+
+def test_the_scheduler_steps_with_the_optimizer() -> None:
+    scene = Scene("bf16")
+    rates = []
+    for _ in range(3):
+        rates.append(scene.scheduler.get_last_lr()[0])
+        scene.step(1.0)
+    assert rates == [1.0, 0.5, 0.25]
+
+
+def test_a_step_that_overflowed_moves_neither_weights_nor_scheduler() -> None:
+    scene = Scene("fp16")
+    scene.step(1.0)
+    before = scene.amp.state_dict()["scale"]
+    assert scene.step(float("inf")) is False
+    assert scene.weight.item() == 1.0 and scene.scheduler.get_last_lr() == [0.5]
+    assert scene.amp.state_dict()["scale"] == before / 2
+
+
+def test_named_parameters_are_clipped_together_beyond_those_of_the_optimizer() -> None:
+    scene = Scene("fp32")
+    other = torch.nn.Parameter(torch.zeros(()))
+    scene.amp.backward(-(3 * scene.weight + 4 * other))
+    scene.amp.step(scene.optimizer, [scene.weight, other], clip_grad_norm=1.0)
+    assert scene.weight.item() == pytest.approx(0.6)
+
+
+def test_the_loss_scale_goes_on_where_it_was() -> None:
+    before, after = Scene("fp16"), Scene("fp16")
+    before.step(float("inf"))
+    after.amp.load_state_dict(before.amp.state_dict())
+    assert after.amp.scaler.get_scale() == before.amp.scaler.get_scale() == 32768.0
+
+
+def test_a_state_without_scale_is_taken_by_fp16_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    state = Scene("bf16").amp.state_dict()
+    assert state == {}
+    scene = Scene("fp16")
+    scene.amp.load_state_dict(state)
+    assert "event=loss-scale source=initial" in capsys.readouterr().out
+    Scene("bf16").amp.load_state_dict(Scene("fp16").amp.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)]
+)
+def test_a_forward_pass_computes_in_it_and_weights_stay_fp32(name: str, dtype: torch.dtype) -> None:
+    amp = Amp(choose(name, CPU, facts("Zen4")), CPU)
+    layer = torch.nn.Linear(2, 2)
+    with amp.autocast():
+        assert layer(torch.ones(1, 2)).dtype == dtype
+    assert layer.weight.dtype == torch.float32

@@ -1,0 +1,176 @@
+"""Trackers: one run over all attempts, no step twice; one that fails or hangs does not touch the training.
+
+The three real ones are tested in tests/runs/test_levers_trackers.py where they are installed; here is a small
+fake of the protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from spottrain.errors import ConfigurationError
+from spottrain.levers import trackers
+from spottrain.levers.trackers import GIVE_UP, QUEUED, Once, Trackers, run_id
+from spottrain.ranks.world import World
+
+
+class Fake:
+    """Fake of the protocol `Tracker`: keeps what it was told."""
+
+    name = "fake"
+
+    def __init__(self, *, fails: range = range(0), gate: threading.Event | None = None) -> None:
+        self.calls: list[Any] = []
+        self._fails, self._gate = fails, gate
+
+    def begin(self, run_id: str, resumed_step: int) -> None:
+        if self._gate is not None:
+            self._gate.wait(30)
+        self.calls.append(("begin", run_id, resumed_step))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step in self._fails:
+            raise ConnectionError(f"503 at {step}")
+        self.calls.append((step, dict(values)))
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def logged(fake: Fake, steps: range, **words: Any) -> Trackers:
+    it = Trackers([fake], **words)
+    it.begin("run", 0)
+    for step in steps:
+        it.log(step, {"loss": step / 2})
+    it.close()
+    return it
+
+
+def test_everything_arrives_in_order() -> None:
+    fake = Fake()
+    logged(fake, range(1, 4))
+    assert fake.calls == [("begin", "run", 0), *((n, {"loss": n / 2}) for n in (1, 2, 3)), "close"]
+
+
+def test_only_rank_0_logs_and_all_keep_the_same_state() -> None:
+    first, other = Fake(), Fake()
+    states = [
+        logged(fake, range(1, 4), world=World(rank=rank, size=2)).state_dict()
+        for rank, fake in enumerate((first, other))
+    ]
+    assert states[0] == states[1] == {"run": "run", "last": 3}
+    assert first.calls and other.calls == []
+
+
+def test_values_that_are_no_finite_number_are_left_out() -> None:
+    fake = Fake()
+    it = Trackers([fake])
+    it.log(1, {"loss": float("nan"), "lr": 0.1, "speed": None})
+    it.log(2, {"loss": float("inf")})
+    it.close()
+    assert fake.calls == [(1, {"lr": 0.1}), "close"]
+
+
+# --- failures -------------------------------------------------------------------------------------------
+def test_a_failure_is_told_once_and_the_rest_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    fake = Fake(fails=range(2, 4))
+    logged(fake, range(1, 6))
+    assert [call[0] for call in fake.calls[1:-1]] == [1, 4, 5]
+    told = capsys.readouterr().out
+    assert told.count("event=tracker-failed") == 1
+    assert 'why="ConnectionError: 503 at 2"' in told
+    assert "event=tracker-incomplete tracker=fake failed=2 left_out=0 waiting=0" in told
+
+
+def test_one_that_goes_on_failing_is_left_alone() -> None:
+    tried: list[int] = []
+
+    class Down(Fake):
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            tried.append(step)
+            raise ConnectionError
+
+    logged(Down(), range(1, 50))
+    assert tried == list(range(1, GIVE_UP + 1))
+
+
+def test_a_sound_tracker_is_not_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    logged(Fake(), range(1, 4))
+    assert "tracker" not in capsys.readouterr().out
+
+
+def test_one_that_hangs_holds_up_nothing_and_its_queue_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    gate, beside = threading.Event(), Fake()
+    hung = Fake(gate=gate)
+    it = Trackers([hung, beside], close_seconds=0.0)
+    it.begin("run", 0)
+    for step in range(1, 2 * QUEUED):
+        it.log(step, {"loss": 1.0})
+        if step % 100 == 0:  # only the one that hangs may fall behind
+            wait_for(beside, step)
+    wait_for(beside, 2 * QUEUED - 1)
+    assert hung.calls == [], "and all those calls came back"
+    it.close()
+    told = capsys.readouterr().out
+    assert told.count("event=tracker-slow tracker=fake") == 1
+    assert "event=tracker-incomplete" in told and "left_out=0" not in told.split("waiting")[0]
+    gate.set()
+
+
+def wait_for(fake: Fake, step: int) -> None:
+    for _ in range(3000):
+        if fake.calls and fake.calls[-1][0] == step:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"step {step} did not arrive")
+
+
+# --- once -----------------------------------------------------------------------------------------------
+def test_each_value_of_a_step_is_logged_once() -> None:
+    once = Once()
+    assert once.fresh(5, {"loss": 1.0}) == {"loss": 1.0}
+    assert once.fresh(5, {"loss": 1.0, "eval_loss": 2.0}) == {"eval_loss": 2.0}
+    assert once.fresh(4, {"loss": 1.0}) == {}
+    assert once.fresh(6, {"loss": 1.0}) == {"loss": 1.0}
+
+
+def test_what_the_attempt_before_has_logged_is_not_logged_again() -> None:
+    by_floor, by_name = Once(120), Once(last={"loss": 120, "eval_loss": 100})
+    assert [by_floor.fresh(step, {"loss": 1.0}) for step in (101, 120, 121)] == [{}, {}, {"loss": 1.0}]
+    assert by_name.fresh(110, {"loss": 1.0, "eval_loss": 2.0}) == {"eval_loss": 2.0}
+
+
+# --- names ----------------------------------------------------------------------------------------------
+def test_the_run_id_is_the_jobs_in_characters_that_all_take() -> None:
+    assert run_id("3f2a7c1e-0000-4000-8000-0123456789ab") == "3f2a7c1e-0000-4000-8000-0123456789ab"
+    assert run_id("team/a b:c") == "team-a-b-c" and len(run_id("x" * 200)) == 64
+    with pytest.raises(ConfigurationError, match="give it a name"):
+        run_id("//")
+
+
+def test_a_checkpoint_of_another_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    it = Trackers([])
+    it.load_state_dict({"run": "one", "last": 7})
+    it.begin("two", 7)
+    assert it.state_dict() == {"run": "two", "last": 7}
+    assert "event=override setting=tracker-run checkpoint=one script=two" in capsys.readouterr().out
+
+
+def test_an_unknown_tracker_a_missing_package_and_wrong_words_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigurationError, match="'neptune' is not known: use mlflow, tensorboard, wandb"):
+        trackers.make("neptune")
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    for name, words in (
+        ("wandb", {"project": "p"}),
+        ("mlflow", {"experiment": "e"}),
+        ("tensorboard", {"folder": "f"}),
+    ):
+        with pytest.raises(ConfigurationError, match=f"the package {name} is not installed"):
+            trackers.make(name, **words)
+    with pytest.raises(ConfigurationError, match=r"the tracker wandb cannot be made of \['colour'\]"):
+        trackers.make("wandb", colour="red")

@@ -1,0 +1,123 @@
+"""How many loader workers there are: by what was measured, and by the cores that the container has."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spottrain.data import Batches, Plan
+from spottrain.data.workers import TRIAL_STEPS, Trial, cores, needed
+
+
+@pytest.mark.parametrize(
+    ("fetch", "other", "available", "workers"),
+    [
+        (0.001, 1.0, 8, 0),  # 0.1 % of a step: a process would cost more than it brings
+        (0.5, 1.0, 8, 1),
+        (2.0, 1.0, 8, 3),
+        (2.0, 1.0, 96, 3),  # not by the number of cores
+        (50.0, 1.0, 8, 7),  # one core is left to the training
+        (50.0, 1.0, 1, 1),  # with one core a worker may still fetch while the device computes
+        (0.5, 0.0, 4, 3),
+    ],
+)
+def test_as_many_workers_as_the_fetching_needs(
+    fetch: float, other: float, available: float, workers: int
+) -> None:
+    assert needed(fetch, other, available) == workers
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "200000 100000"}, 2.0),
+        ({"cpu.max": "50000 100000"}, 0.5),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+    ],
+)
+def test_the_cores_are_the_container_s_and_not_the_host_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float | None
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(96)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cores(tmp_path) == (96 if expected is None else expected)
+    assert cores(tmp_path, local_ranks=2) == (96 if expected is None else expected) / 2
+
+
+class Numbers:
+    """A set whose samples take a while, by the clock of the test."""
+
+    def __init__(self, cost: float) -> None:
+        self.cost, self.now = cost, 0.0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        self.now += self.cost
+        return index
+
+    def clock(self) -> float:
+        return self.now
+
+
+def _trained(numbers: Numbers, steps: int, **more: Any) -> tuple[Batches, list[list[int]]]:
+    plan = Plan(size=64, batch_size=8, micro_batch_size=4, seed=1)
+    batches = Batches(numbers, plan, clock=numbers.clock, cores=4, **more)
+    seen = []
+    for step, parts in islice(batches, steps):
+        seen.append([int(n) for part, _ in parts for n in part])
+        numbers.now += 1.0  # the rest of the step
+        batches.done(step)
+    return batches, seen
+
+
+def test_the_first_steps_are_timed_and_then_there_are_as_many_workers_as_needed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    batches, seen = _trained(Numbers(0.2), TRIAL_STEPS + 4, workers="auto")
+    assert batches.workers == 2, "1.6 s of fetching in each 1 s, with head-room"
+    assert "event=loader-workers workers=2 fetch=1.6" in capfd.readouterr().out
+    assert seen == _trained(Numbers(0.0), TRIAL_STEPS + 4, workers=0)[1], "not a sample is other"
+
+
+def test_a_set_that_is_in_memory_gets_no_worker() -> None:
+    assert _trained(Numbers(0.0001), TRIAL_STEPS + 4, workers="auto")[0].workers == 0
+
+
+def test_the_first_step_is_no_measure() -> None:
+    now = [0.0]
+    trial = Trial(clock=lambda: now[0], available=8)
+    found = None
+    for step in range(TRIAL_STEPS + 2):
+        found = trial.step()
+        trial.fetch(100.0 if step == 0 else 0.5)
+        now[0] += 200.0 if step == 0 else 1.5
+    assert found == 1
+
+
+def test_smaller_micro_batches_from_the_next_step_on_are_of_the_same_samples() -> None:
+    plan = Plan(size=64, batch_size=8, micro_batch_size=8, seed=1)
+    batches = Batches(list(range(64)), plan)
+    sizes, seen = [], []
+    for number, (step, parts) in enumerate(islice(batches, 4)):
+        found = [[int(n) for n in part] for part, _ in parts]
+        sizes.append([len(part) for part in found])
+        seen += [n for part in found for n in part]
+        if number == 1:
+            batches.resized(2)
+        batches.done(step)
+    assert sizes == [[8], [8], [2] * 4, [2] * 4]
+    assert seen == [
+        n
+        for step in islice(plan.steps(batches.position._replace(epoch=0, sample=0)), 4)
+        for part in step.micro_batches
+        for n in part
+    ]
