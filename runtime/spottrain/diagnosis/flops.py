@@ -22,7 +22,6 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from spottrain.diagnosis.machine import Machine, peak_flops, uses_tf32
 
@@ -73,11 +72,15 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, work: Work, machine: Machine | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._work, self._machine = work, machine
+        # Not above: with Triton, which that module imports, it is slow, and most runs are over before a count.
+        from torch.utils.flop_counter import flop_registry
+
+        self._formulas = flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        formula = flop_registry.get(func._overloadpacket)
+        formula = self._formulas.get(func._overloadpacket)
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
         size = _bytes_of(func, args, kwargs, out)
         self._work.flops += flops

@@ -205,6 +205,16 @@ def test_a_time_to_live_of_nothing_is_over_at_once() -> None:
     assert made.recheck_after is not None and made.recheck_after < timedelta(seconds=2)
 
 
+def test_a_training_that_ended_early_is_a_success_with_that_reason() -> None:
+    word = told(
+        Outcome.DONE, step=50, reason="EarlyStopped", message="Trained 50 steps and ended early: loss"
+    )
+    status = plan(seen(word)).status
+    assert status is not None and status.phase == Phase.SUCCEEDED
+    condition = status.condition(Condition.SUCCEEDED)
+    assert condition is not None and condition.reason == "EarlyStopped" and "ended early" in condition.message
+
+
 def test_a_trainer_that_never_answers_hangs_where_a_person_has_set_the_time() -> None:
     o = replace(seen(make_pod(), failurePolicy={"hangTimeoutSeconds": 60}), watched_since=after(-30))
     assert not removes(plan(o)), "this process has not waited so long yet"
