@@ -72,7 +72,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, work: Work, machine: Machine | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._work, self._machine = work, machine
-        # Not above: with Triton, which that module imports, it is slow, and most runs are over before a count.
+        # Not above: that module imports Triton, which is slow, and most runs are over before a count.
         from torch.utils.flop_counter import flop_registry
 
         self._formulas = flop_registry
