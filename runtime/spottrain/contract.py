@@ -262,6 +262,7 @@ CHECKPOINTS_PREFIX: Final = "checkpoints/"
 FINAL_PREFIX: Final = "final/"
 MANIFEST_NAME: Final = "manifest.json"
 LOGS_PREFIX: Final = "logs/"
+PROFILES_PREFIX: Final = "profiles/"
 COMPILE_CACHE_PREFIX: Final = "compile-cache/"
 CHUNK_BYTES: Final = 32 * 2**20
 """Unit of checksums, and least size of a part of an upload."""

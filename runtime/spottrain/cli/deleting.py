@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spottrain.cli.answers import Answer, confirm
 from spottrain.cli.reading import head_of
-from spottrain.contract import CHECKPOINTS_PREFIX, COMPILE_CACHE_PREFIX, LOGS_PREFIX
+from spottrain.contract import CHECKPOINTS_PREFIX, COMPILE_CACHE_PREFIX, LOGS_PREFIX, PROFILES_PREFIX
 from spottrain.head.care import Deleting, leftovers
 from spottrain.head.document import folder_of
 from spottrain.head.owner import Walker
@@ -30,7 +30,8 @@ def delete(store: Store, job_uid: str, *, sure: bool = False) -> Answer:
     head = head_of(store)
     doomed = [key for key in keys if folder_of(key) not in head.keys]
     doomed = sorted({*doomed, *leftovers(keys, head)})
-    doomed += store.list(LOGS_PREFIX) + store.list(COMPILE_CACHE_PREFIX)
+    for rest in (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX):
+        doomed += store.list(rest)
     store.delete(doomed)
     store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: folder_of(key) not in head.keys)
     words = f"deleted {counted(len(doomed), 'object')} at {store.uri}; the final weights stay"

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from spottrain.contract import PROFILES_PREFIX
 from spottrain.errors import ConfigurationError
 
 PROFILE: Final = "SPOTTRAIN_PROFILE"
 """Environment variable: a window as JSON; absent or empty: no profile."""
-PROFILES_PREFIX: Final = "profiles/"
-"""Below the checkpoint URI."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
