@@ -8,7 +8,7 @@ PY := .venv/bin/python
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
-	bench-head bench-levers bench-diagnosis bench-notice test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
+	bench-head bench-levers bench-gpu bench-diagnosis bench-notice test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ bench-loop: .venv/.synced ## overhead of our training loop over a bare hand-writ
 
 bench-levers: .venv/.synced ## time and memory of each lever of the training loop, on a CPU
 	$(PY) bench/levers.py
+
+bench-gpu: .venv/.synced ## every lever on a GPU, and the 124M GPT beside a hand-written loop
+	$(PY) -m bench.gpu
 
 bench-diagnosis: .venv/.synced ## how often the verdict on what is slow is right, and what it costs
 	$(PY) bench/diagnosis.py --seeds 5
