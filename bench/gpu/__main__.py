@@ -63,7 +63,8 @@ def measured(training: dict[str, Any], options: argparse.Namespace) -> dict[str,
         done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{training}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]  # its last words come after
+    found: dict[str, float] = json.loads(answers[-1])
     return found
 
 
