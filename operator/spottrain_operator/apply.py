@@ -67,14 +67,21 @@ class Hands:
     now: datetime
 
 
+class Unseen(Conflict):
+    """A pod has ended that was to be deleted: how it ended is judged first."""
+
+
 async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
     """Whether another look is worth it at once."""
-    told = await _do_all(plan.before, job.key, hands)
+    told = await _do_all(plan.before, job.key, hands)  # raises Unseen: the status was planned without it
     if plan.status is not None:
         await _write_status(job, plan, hands)
     elif any(isinstance(a, Create) for a in plan.after):
         await _confirm(job, hands)
-    news = await _do_all(plan.after, job.key, hands)
+    try:
+        news = await _do_all(plan.after, job.key, hands)
+    except Unseen:
+        news = [True]
     await _tell(job, plan.events, hands)
     return any(told) or any(news)
 
@@ -174,7 +181,7 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
 
 
 async def _delete(action: Delete, hands: Hands) -> bool:
-    """Only while it is as it was seen: one that has ended meanwhile is judged first, by how it ended."""
+    """Only while it is as it was seen. Raises Unseen where it has ended meanwhile."""
     pod, cluster = action.pod, hands.cluster
     version = None if ended(pod) else pod.resource_version
     while True:
@@ -191,7 +198,7 @@ async def _delete(action: Delete, hands: Hands) -> bool:
             if live is None or live.uid != pod.uid or live.resource_version == version:
                 raise  # it is gone, or the conflict is another one
         if ended(live):
-            return True
+            raise Unseen(f"pod {pod.name} has ended meanwhile")
         version = live.resource_version
 
 

@@ -45,11 +45,16 @@ _MEMBERS: Final = "workers"
 
 def fits(spec: TrainingJobSpec) -> bool:
     """A gang for the default scheduler, that no queue and nobody else groups."""
+    return spec.workers > 1 and one_by_one(spec)
+
+
+def one_by_one(spec: TrainingJobSpec) -> bool:
+    """Whether, as far as the job says, its pods are placed each by itself, and not all or none."""
     template = spec.template["spec"]
     labels = (spec.template.get("metadata") or {}).get("labels") or {}
-    queued = spec.queue_name or QUEUE_LABEL in labels
+    queued = bool(spec.queue_name) or QUEUE_LABEL in labels
     default = template.get("schedulerName") in (None, "", "default-scheduler")
-    return spec.workers > 1 and default and not queued and not any(template.get(f) for f in OTHERS)
+    return default and not queued and not any(template.get(f) for f in OTHERS)
 
 
 def group(api: GangApi, meta: Json, spec: TrainingJobSpec, *, zoned: bool) -> Json:

@@ -187,6 +187,8 @@ def in_vain(o: Observed) -> Decision | None:
     kept_off = [(p, free) for p in team if avoid.may_be_in_vain(p) and (free := avoid.free_again(o, p))]
     words = [f"pod {p.name} was kept off {', '.join(free)}, which can be used again" for p, free in kept_off]
     words += [sentence for p in team if (sentence := pins.in_vain(o, p))]
+    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
+        words.append(f"the group of pod {team[0].name} lacks ranks, which cannot be made into it any more")
     if words:
         return _stop(o, Ending(cause=Cause.REPLACED, evidence=words[0]))
     sentence = capacity.gives_up_waiting(o)
@@ -238,7 +240,7 @@ def predecessor_saves(o: Observed) -> Decision | None:
 
 def clock_was_ahead(o: Observed) -> Decision | None:
     """The operator's clock was set back, or its machine's is another: the wait is reckoned anew."""
-    if o.job.spec is None or gang.team(o):
+    if o.job.spec is None or gang.team(o) or _judged_already(o):
         return None
     status = restart.brought_forward(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
     words = "the next start was reckoned by a clock that was ahead"

@@ -13,7 +13,7 @@ def require_kinds(model: object, optimizer: object) -> None:
         ("model", model, torch.nn.Module),
         ("optimizer", optimizer, torch.optim.Optimizer),
     ):
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) and not (name == "optimizer" and isinstance(value, str)):
             raise ConfigurationError(
                 f"Trainer({name}=...) is a {type(value).__name__}: give it a torch {kind.__name__}"
             )

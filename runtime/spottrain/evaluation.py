@@ -34,6 +34,8 @@ class Evaluation:
     autocast: Callable[[], AbstractContextManager[Any]]
     workers: int
     collate: Callable[[list[Any]], Any] | None
+    weight: Callable[[Any], float] | None = None
+    """Over how many items a batch's loss is the mean; None: over its samples."""
     world: World = field(default_factory=World)
     until: Callable[[], float] = lambda: math.inf
     """Unix seconds at which this rank must have ended."""
@@ -61,6 +63,7 @@ class Evaluation:
     def _means(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
         steps = list(islice(self._plan().steps(Position()), self._plan().steps_per_epoch))
         sums: dict[str, torch.Tensor] = {}
+        counted = 0.0
         self._stream = load(self.dataset, iter(steps), workers=self.workers, collate=self.collate)
         for step in steps:
             for share in step.shares:
@@ -72,16 +75,29 @@ class Evaluation:
                 with torch.no_grad(), self.autocast():
                     values = self.measure(model, devices.to_device(batch, self.device))
                 self.alive()
+                samples = share * step.samples
+                items = self._items(batch, samples)
+                counted += items
                 for name, value in values.items():
+                    found = torch.as_tensor(value, dtype=torch.float64, device=self.device)
+                    times = items if name == "loss" else samples
                     part = (
-                        torch.as_tensor(value, dtype=torch.float64, device=self.device) * share * step.samples
-                    )
-                    sums[name] = sums.get(name, 0) + part if share else sums.get(name, torch.zeros_like(part))
+                        found * times if times else torch.zeros_like(found)
+                    )  # a mean over nothing is no number
+                    sums[name] = sums.get(name, 0) + part
         self._stream = None
-        count = len(self.dataset)
-        means = {name: total(sums[name], self._sharing) / count for name in sorted(sums)}
+        whole = torch.tensor(counted, dtype=torch.float64, device=self.device)
+        of_loss, count = float(total(whole, self._sharing)), len(self.dataset)
+        means = {
+            name: total(sums[name], self._sharing) / (of_loss if name == "loss" else count)
+            for name in sorted(sums)
+        }
         # What ranks that each did all of it found may differ, and what they do next must not.
         return {name: float(of_first(mean, self.world)) for name, mean in means.items()}
+
+    def _items(self, batch: Any, samples: float) -> float:
+        """Over how many items the loss of this batch is the mean; 0 for a filler."""
+        return samples if self.weight is None or not samples else float(self.weight(batch))
 
     @property
     def _sharing(self) -> World:

@@ -56,6 +56,8 @@ class Fitting:
         self._precision, self._device, self._world = precision, device, world
         self.policy = policy_of(settings.activation_checkpointing)
         self._sized = settings.micro_batch_size == AUTO
+        self.before: int | None = None
+        """Samples of a micro-batch in the attempt before, whose order of sums is kept where it fits."""
         self._batches = source if isinstance(source, Batches) else None
         if (self._sized or self.policy.auto) and self._batches is None:
             raise ConfigurationError(
@@ -70,6 +72,11 @@ class Fitting:
         activations.apply(self._model, self.policy)
         if self._sized and self._batches is not None:
             self._batches.resized(self._largest(self._share))
+
+    @property
+    def size(self) -> int | None:
+        """Samples of a micro-batch, where they are found by trial."""
+        return self._batches.plan.micro_batch_size if self._sized and self._batches is not None else None
 
     @property
     def samples(self) -> bool:
@@ -124,6 +131,11 @@ class Fitting:
 
     def _largest(self, share: int) -> int:
         trial = self._trial()
+        if self.before is not None and share % self.before == 0:
+            mine = batchsize.fits(trial, self.before, trial.clear)
+            if batchsize.agreed(int(mine), self._world, self._device):
+                log.event("batch-size", micro_batch_size=self.before, share=share, source="the checkpoint")
+                return self.before
         return batchsize.agreed(batchsize.find(trial, share, clear=trial.clear), self._world, self._device)
 
     def _trial(self) -> batchsize.Trial:

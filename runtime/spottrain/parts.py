@@ -12,12 +12,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import log
 from spottrain import schedule as schedules
-from spottrain.data import Dataset
+from spottrain.data import Batches, Dataset
 from spottrain.data.source import size_of
+from spottrain.device import to_device
 from spottrain.diagnosis.split import Split
-from spottrain.errors import ConfigurationError
+from spottrain.errors import ConfigurationError, TrainingFailed
 from spottrain.evaluation import Evaluation
-from spottrain.levers import accumulation, compression, optimizers, rates
+from spottrain.levers import accumulation, compiling, compression, optimizers, rates
 from spottrain.levers.compression import Compression
 from spottrain.levers.ema import EMA
 from spottrain.levers.precision import Precision
@@ -27,6 +28,7 @@ from spottrain.process.session import Session
 from spottrain.ranks.parallel import Replica
 from spottrain.ranks.world import World
 from spottrain.settings import Settings
+from spottrain.training import AUTO
 from spottrain.watch import Watch
 
 if TYPE_CHECKING:
@@ -59,9 +61,14 @@ def optimizer(
     """The script's, or the one that is named, with the rate of this batch size."""
     named, fused = settings.optimizer, False if settings.deterministic else None
     if isinstance(given, str):
-        rate = (named and named.learningRate) or learning_rate
+        same = named is None or named.name == given  # else its rate means nothing
+        own = learning_rate if same else None
+        rate = (named and named.learningRate) or own
         if rate is None:
-            raise ConfigurationError(f"Trainer(optimizer={given!r}): a name needs learning_rate as well")
+            raise ConfigurationError(
+                f"the optimizer {named.name if named else given} needs a learning rate: "
+                "Trainer(learning_rate=...), or spec.training.optimizer.learningRate"
+            )
         made = optimizers.make(
             named.name if named else given,
             model.parameters(),
@@ -93,7 +100,7 @@ def _scale(made: torch.optim.Optimizer, settings: Settings) -> None:
             "learning_rate_scaling sets the rates, and so does a torch LRScheduler: scale the rate that you "
             "give the optimizer, or use schedule='cosine', 'constant' or a function of the step"
         )
-    for group in made.param_groups:
+    for group in (each for each in made.param_groups if each["lr"]):  # 0 is one that is not trained
         group["lr"] = rates.scaled(
             float(group["lr"]),
             batch_size=settings.batch_size,
@@ -139,10 +146,20 @@ def evaluation(trainer: Trainer, eval_set: Dataset, collate: Any) -> Evaluation:
         autocast=lambda: trainer.precision.autocast(trainer.device),
         workers=workers if isinstance(workers, int) else 0,
         collate=collate,
+        weight=trainer.loss_weight,
         world=session.world,
         until=lambda: session.interruption.deadline,  # infinite while nobody has asked for an end
         alive=session.board.pulse.beat,
     )
+
+
+def keep_up(trainer: Trainer) -> None:
+    """Has the evaluation use what was found by trial since it was made."""
+    found = trainer.judge.evaluation
+    if found is not None and trainer.fitting.size is not None:
+        found.batch_size = trainer.fitting.size
+    if found is not None and trainer.settings.workers == AUTO:
+        found.workers = trainer.batches.workers
 
 
 def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyStopping | None:
@@ -184,10 +201,35 @@ def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
 def weighted(
     found: list[tuple[Any, float]], count: Callable[[Any], float], world: World
 ) -> Iterator[tuple[Any, float]]:
-    """Micro-batches of a step, each with its share by what it counts; a filler stays without any."""
+    """Micro-batches of a step, each with its share by what it counts; a filler stays without any.
+
+    The mean over nothing is no number, and stays none when it is multiplied by 0: in the place of a batch
+    that counts 0 stands one that counts, with no weight. Raises TrainingFailed where this rank has none.
+    """
     counts = [float(count(batch)) if share else 0.0 for batch, share in found]
     shares = accumulation.shares_by_count(counts, world)
-    return ((batch, share) for (batch, _), share in zip(found, shares, strict=True))
+    spare = next((batch for (batch, _), number in zip(found, counts, strict=True) if number), None)
+    if spare is None:
+        raise TrainingFailed(
+            "no micro-batch of this step has anything that counts (loss_weight is 0 for each): leave such "
+            "samples out of the set, or raise the batch size"
+        )
+    batches = [batch if number else spare for (batch, _), number in zip(found, counts, strict=True)]
+    return zip(batches, shares, strict=True)
+
+
+def compile_first(trainer: Trainer, compiled: torch.nn.Module) -> None:
+    """Before the first collective, so that no rank waits in one while another compiles."""
+    if not trainer.session.world.distributed or not isinstance(trainer.batches, Batches):
+        return
+    batch = to_device(trainer.fitting.sample(trainer.batches.plan.micro_batch_size), trainer.device)
+
+    def step() -> None:
+        with trainer.precision.autocast(trainer.device):
+            loss = trainer.loss(compiled, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    compiling.warm_up(step, compiled)
 
 
 def watch(trainer: Trainer) -> Watch:

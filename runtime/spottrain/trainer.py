@@ -20,7 +20,7 @@ from spottrain import device as devices
 from spottrain import parts, schedule, trainerstate
 from spottrain.arguments import require_kinds, require_own_parameters, require_positive
 from spottrain.checkpoint import modelstate
-from spottrain.data import Dataset, Stream
+from spottrain.data import Batches, Dataset, Stream
 from spottrain.data.source import source
 from spottrain.errors import ConfigurationError, PeerLost
 from spottrain.fitting import Fitting
@@ -211,6 +211,8 @@ class Trainer:
         self.judge.told = self.trackers.log
         self.log_every = log_every
         self.step = 0
+        self.waiting: dict[str, Any] | None = None
+        """The random state, while data are awaited."""
         self.last_loss = torch.tensor(0.0)
         self.saved_compression: tuple[Any, Any] | None = None
         """Of the checkpoint: shared, and this rank's own."""
@@ -333,13 +335,12 @@ class Trainer:
             with self.watch.split.data():
                 return next(micro_batches, None)
 
-        first = self._awaited(fetch)
-        found = (each for each in iter(fetch, None))
-        if self.loss_weight is None:
-            yield first
-            yield from found
+        if self.loss_weight is not None:
+            whole = self._awaited(lambda: list(iter(fetch, None)))
+            yield from parts.weighted(whole, self.loss_weight, self.session.world)
             return
-        yield from parts.weighted([first, *found], self.loss_weight, self.session.world)
+        yield self._awaited(fetch)
+        yield from iter(fetch, None)
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
         """What the loader gives; while it does not, and it may never, another thread may save and end."""
@@ -347,8 +348,11 @@ class Trainer:
             return get()
         stopping = self.session.interruption
         stopping.let_end(self.keeper.ends.between_steps, after=POLL_SHARE)
+        # A stream is read under a random state of its own, which is not to be taken for the training's.
+        self.waiting = None if isinstance(self.batches, Batches) else devices.random_state()
         found = get()
         stopping.let_end(None)
+        self.waiting = None
         return found
 
     @property
@@ -356,6 +360,7 @@ class Trainer:
         return self.judge.cut or bool(self.judge.enough)
 
     def _judge(self) -> None:
+        parts.keep_up(self)
         if self.judge.judge(self.step, self.keeper):
             self._meter.restart()
             self.watch.split.restart()
@@ -381,8 +386,9 @@ class Trainer:
 
     def _weights(self) -> dict[str, Any]:
         """What is stored in the end: the average, where there is one."""
-        average = {} if self.ema is None else self.ema.state_dict()["average"]
-        return modelstate.model_state(self.model) | average
+        weights = modelstate.model_state(self.model)
+        averages = {} if self.ema is None else self.ema.by_weight()  # tied ones have several names
+        return {name: averages.get(id(value), value) for name, value in weights.items()}
 
     # --- parts --------------------------------------------------------------------------------------
     def _assemble(self) -> None:
@@ -398,7 +404,7 @@ class Trainer:
         self._compiled: Any = self._replica.outer
         if settings.compile:
             self._compiled = compiling.compiled(self._replica.outer, settings.compile_mode)
-            self._compile_first()
+            parts.compile_first(self, self._compiled)
         self._meter = Meter(
             self.session.board,
             born=self.session.born,
@@ -407,17 +413,3 @@ class Trainer:
             world=world,
             told=self.trackers.log,
         )
-
-    def _compile_first(self) -> None:
-        """Before the first collective, so that no rank waits in one while another compiles."""
-        if not self.session.world.distributed or not self.fitting.samples:
-            return
-        size = self.batches.plan.micro_batch_size  # type: ignore[attr-defined]
-        batch = devices.to_device(self.fitting.sample(size), self.device)
-
-        def step() -> None:
-            with self.precision.autocast(self.device):
-                loss = self.loss(self._compiled, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-
-        compiling.warm_up(step, self._compiled)

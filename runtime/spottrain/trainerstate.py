@@ -34,6 +34,7 @@ def _shared(it: Trainer) -> dict[str, Any]:
     return {
         modelstate.MODEL: modelstate.model_state(it.model),
         modelstate.OPTIMIZER: modelstate.optimizer_state(it.model, it.optimizer),
+        "kind": type(it.optimizer).__name__,
         modelstate.EMA: None if it.ema is None else it.ema.state_dict(),
         "schedule": it.schedule.state_dict(),
         "scaler": it.scaler.state_dict(),
@@ -43,6 +44,7 @@ def _shared(it: Trainer) -> dict[str, Any]:
             "step": it.step,
             "trained": it.keeper.trained,
             "trackers": it.trackers.state_dict(),
+            "micro_batch_size": it.fitting.size,
             **it.judge.state_dict(),
         },
     }
@@ -51,7 +53,7 @@ def _shared(it: Trainer) -> dict[str, Any]:
 def _own(it: Trainer) -> dict[str, Any]:
     """The rest of it."""
     return {
-        "random": devices.random_state(),
+        "random": it.waiting or devices.random_state(),
         "data": it.batches.state_dict() if it.batches.per_rank else None,
         COMPRESSION: it.compression.own_state_dict(),
     }
@@ -59,7 +61,9 @@ def _own(it: Trainer) -> dict[str, Any]:
 
 def _load(it: Trainer, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
     """Raises CheckpointError where the checkpoint is of another model, optimizer or data."""
-    mismatch = modelstate.load_model(it.model, tree[modelstate.MODEL])
+    was, now = tree.get("kind"), type(it.optimizer).__name__
+    mismatch = None if was in (None, now) else f"its optimizer is {was}, and here it is {now}"
+    mismatch = mismatch or modelstate.load_model(it.model, tree[modelstate.MODEL])
     mismatch = mismatch or modelstate.load_optimizer(it.model, it.optimizer, tree[modelstate.OPTIMIZER])
     if mismatch is not None:
         raise _incompatible(it, mismatch)
@@ -74,6 +78,7 @@ def _load(it: Trainer, tree: dict[str, Any], own: dict[str, Any], new_rank: bool
     progress = tree["progress"]
     it.step, it.keeper.trained = progress["step"], progress["trained"]
     it.judge.load_state_dict(progress)
+    it.fitting.before = progress.get("micro_batch_size")
     if new_rank:
         log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
         devices.seed_rank(it.session.world.rank)

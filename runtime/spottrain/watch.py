@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from spottrain import log
+from spottrain.checkpoint.dtensor import is_sharded
 from spottrain.data import Batches, Source
 from spottrain.data.workers import cores
 from spottrain.device import to_device
@@ -24,7 +25,7 @@ from spottrain.diagnosis.verdict import InUse
 from spottrain.diagnosis.window import Window
 from spottrain.fitting import Fitting
 from spottrain.levers.precision import Precision, facts_of
-from spottrain.levers.rehearsing import rehearsal
+from spottrain.levers.rehearsing import rehearsal, release
 from spottrain.process.session import Session
 from spottrain.settings import Settings
 
@@ -95,9 +96,21 @@ class Watch:
         By the model as it is before DDP and torch.compile, not within a step of the training: a step that is
         counted runs uncompiled, and the run would no longer be the same bit by bit as one without it.
         """
-        if not isinstance(self._source, Batches):
-            return Work()
-        plan = self._source.plan
+        sharded = any(is_sharded(parameter) for parameter in self._model.parameters())
+        if not isinstance(self._source, Batches) or self._settings.deterministic or sharded:
+            return Work()  # a forward pass may leave traces in a model that only its author knows of
+        try:
+            return self._counted(self._source)
+        except (
+            Exception
+        ) as error:  # of memory, of a kernel without a formula, of a loss that counts its calls
+            why = f"{type(error).__name__}: {error}"
+        log.event("work-not-counted", why=why, next="no MFU, and no verdict on what binds the work itself")
+        release(self._device)
+        return Work()
+
+    def _counted(self, source: Batches) -> Work:
+        plan = source.plan
         batch = to_device(self._fitting.sample(plan.micro_batch_size), self._device)
         with rehearsal(self._model), counted(machine(self._device, self._precision.name)) as work:
             with self._precision.autocast(self._device):

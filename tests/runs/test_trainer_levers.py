@@ -124,3 +124,60 @@ def test_where_the_time_went_is_told_at_the_end(lab: Lab) -> None:
     (line,) = [line for line in it.log.splitlines() if "event=time " in line]
     shares = {part: float(line.split(f"{part}=")[1].split()[0]) for part in ("data", "compute", "checkpoint")}
     assert shares["compute"] > max(shares["data"], shares["checkpoint"]), line
+
+
+def test_a_batch_that_counts_nothing_does_not_spoil_the_step(lab: Lab) -> None:
+    empty = SCRIPT.replace(
+        "    return torch.nn.functional.mse_loss(model(batch[0]).float(), batch[1])\n",
+        "    kept = batch[1] < 1\n"
+        "    return torch.nn.functional.mse_loss(model(batch[0]).float()[kept], batch[1][kept])\n",
+    ).replace(
+        "    max_steps=24,\n",
+        "    loss_weight=lambda batch: float((batch[1] < 1).sum()),\n    max_steps=24,\n",
+    )
+    it = done(run(lab, {"microBatchSize": 2}, script=empty, env={"EVAL": "1"}))
+    assert len(it.losses) == 24 and "nan" not in " ".join(it.losses.values()), it.log
+    assert "eval_loss=nan" not in it.log
+
+
+def test_an_optimizer_may_be_named_and_the_manifest_may_name_another(lab: Lab) -> None:
+    named = SCRIPT.replace(
+        "optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2)", 'optimizer="adamw", learning_rate=1e-2'
+    )
+    plain = done(run(lab, {}, at="plain"))
+    assert done(run(lab, {}, script=named)).digest == plain.digest
+    refused = run(lab, {"optimizer": {"name": "sgd"}}, script=named, at="other")
+    assert refused.end() == ExitCode.BAD_CONFIGURATION
+    assert "the optimizer sgd needs a learning rate" in refused.message.message
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused_in_a_sentence(lab: Lab) -> None:
+    first = run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/")
+    assert first.send().end() == ExitCode.INTERRUPTED
+    second = run(lab, {"optimizer": {"name": "sgd", "learningRate": 0.1}}, attempt=2)
+    assert second.end() == ExitCode.BAD_CONFIGURATION
+    assert "its optimizer is AdamW, and here it is SGD" in second.message.message
+
+
+TIED = SCRIPT.replace(
+    "        self.last = torch.nn.Linear(self.first.out_features, 1)\n",
+    "        self.last = torch.nn.Linear(self.first.out_features, 1)\n"
+    "        self.again = torch.nn.Linear(self.first.out_features, 1)\n"
+    "        self.again.weight = self.last.weight\n",
+).replace(
+    'print("after fit")',
+    "import glob\n"
+    "found = spottrain.load_weights(glob.glob(os.environ['SPOTTRAIN_CHECKPOINT_URI'] + '/final/*')[0])\n"
+    "print('tied', torch.equal(found['last.weight'], found['again.weight']),"
+    " 'averaged', not torch.equal(found['last.weight'], model.last.weight))",
+)
+
+
+def test_weights_that_are_tied_are_averaged_under_all_of_their_names(lab: Lab) -> None:
+    it = done(run(lab, {"emaDecay": 0.9}, script=TIED))
+    assert "tied True averaged True" in it.log
+
+
+def test_evaluations_use_the_size_that_was_found(lab: Lab) -> None:
+    it = done(run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "9999", "EVAL": "1"}))
+    assert "event=evaluated step=7" in it.log, "with the whole batch it would have run out of memory"

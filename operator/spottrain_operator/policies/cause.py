@@ -83,7 +83,8 @@ def before_us(pod: PodView, o: Observed) -> PodView:
     if pod.deleted is None:
         return pod
     finished = pod.ended.finished if pod.ended is not None else None
-    earlier = finished is not None and finished < _asked(pod) + ONE_SECOND and not _obeyed(pod)
+    told = pod.deletion_grace > 1  # else the kubelet's own request, after the end, has hidden when it was
+    earlier = told and finished is not None and finished < _asked(pod) + ONE_SECOND and not _obeyed(pod)
     of_its_own = pod.phase == "Failed" and pod.reason in ENDED_BY_KUBELET
     return replace(pod, deleted=None) if earlier or of_its_own else pod
 

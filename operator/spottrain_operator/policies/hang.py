@@ -12,6 +12,7 @@ from typing import Final
 
 from spottrain_operator.model import Ending, Observed, Sample
 from spottrain_operator.names import Cause
+from spottrain_operator.policies import gang
 
 LEAST_START: Final = 120
 """Seconds that a trainer has in any case until it first answers: imports from a cold disk are no hang."""
@@ -57,12 +58,13 @@ def _by_person(o: Observed) -> int | None:
 
 
 def _silent_from_the_start(o: Observed, seconds: int | None) -> datetime | None:
-    """Counted from when this process could first hear of it. An image without our runtime need not answer."""
-    first = next((p for p in o.pods if p.attempt == o.job.status.attempt and p.rank == 0), None)
+    """Counted from when this process could first hear of it, and all of a gang runs: before that its ranks
+    wait for each other, as long as it takes. An image without our runtime need not answer."""
     managed = o.job.spec is not None and o.job.spec.checkpoint.managed
-    if seconds is None or first is None or first.running_since is None or not managed:
+    began = [p.running_since for p in gang.team(o) if p.running_since is not None]
+    if seconds is None or len(began) < gang.size(o) or not managed:
         return None
-    return max(first.running_since, o.watched_since or o.now) + timedelta(seconds=max(seconds, LEAST_START))
+    return max(*began, o.watched_since or o.now) + timedelta(seconds=max(seconds, LEAST_START))
 
 
 def _sample(o: Observed) -> Sample | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from spottrain_operator import native
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed
 from spottrain_operator.native import GangApi
@@ -27,7 +28,7 @@ def placements(
 ) -> Iterator[Placement]:
     """Of the ranks that can be made now. `pinned`: host name by rank. `api`: of the group they are in."""
     soft = by_karpenter(o, pool)
-    in_turn = soft and api is None and not _admitted_whole(o)
+    in_turn = soft and api is None and o.job.spec is not None and native.one_by_one(o.job.spec)
     doomed = avoid.doomed(o, status)
     for rank in gang.missing(o, status):
         pin = pinned.get(rank, "")
@@ -48,6 +49,8 @@ def placements(
 def by_karpenter(o: Observed, pool: Pool) -> bool:
     """Whether Karpenter may be who makes the nodes: it has made some here, or the pods ask for its labels."""
     assert o.job.spec is not None
+    if pool.preset not in (None, Preset.KARPENTER):
+        return False  # another autoscaler's, to which a hard rule means no harm
     asked = {*pool.selector, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
     return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
 
@@ -56,10 +59,3 @@ def _waited_for(o: Observed, status: Status, pinned: Mapping[int, str]) -> bool:
     """Whether a pinned rank has no node yet."""
     placed = {p.rank for p in o.pods if p.attempt == status.attempt and p.node}
     return any(rank not in placed for rank in pinned)
-
-
-def _admitted_whole(o: Observed) -> bool:
-    """Whether somebody starts none of the pods before all are there (render.py labels them for it)."""
-    assert o.job.spec is not None
-    spec = o.job.spec
-    return bool(spec.queue_name) or spec.template["spec"].get("schedulerName") == "volcano"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from spottrain_operator import native
 from spottrain_operator.api import AttemptRecord, Job, Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import Cause
@@ -18,6 +19,8 @@ PATIENCE: Final = timedelta(seconds=60)
 """For a pinned pod to be scheduled: its node is there, so what it waits for is another one's to give back."""
 
 
+COMING_BACK: Final = "was to come back to node"
+"""In the evidence of an attempt that was replaced because of a pin."""
 UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 """After these the whole gang looks for nodes anew."""
 
@@ -34,10 +37,14 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
     if o.job.spec is None or o.job.spec.workers == 1:
         return {}
     found: dict[int, str] = {}
+    homeless: set[int] = set()
     for record in _chain(status, status.attempt - 1):
         if record.cause in UNPINNED or record.pool != _pool_of(status):
             break
-        found = survivors(o, record) | found
+        older = {r: host for r, host in survivors(o, record).items() if r not in homeless}
+        found = older | found
+        if COMING_BACK in record.evidence:  # what they were pinned to was of no use
+            homeless |= {rank.rank for rank in record.ranks if not rank.node}
     return found
 
 
@@ -58,10 +65,10 @@ def in_vain(o: Observed, pod: PodView) -> str:
         return ""
     usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
     if pod.pinned not in usable:
-        return f"pod {pod.name} was to come back to node {pod.pinned}, which is gone or going"
-    queued = o.job.spec is not None and bool(o.job.spec.queue_name)  # it may have waited for admission
-    if pod.unschedulable and o.now - pod.created > PATIENCE and not queued:
-        return f"pod {pod.name} was to come back to node {pod.pinned}, which has no room: {pod.unschedulable}"
+        return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or going"
+    alone = o.job.spec is not None and not pod.grouped and native.one_by_one(o.job.spec)
+    if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # others wait for all of the gang
+        return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which has no room: {pod.unschedulable}"
     return ""
 
 

@@ -46,7 +46,9 @@ def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> d
         found[Env.CHECKPOINT_URI] = f"profiles/{Path(values['script']).stem}-{moment}"
         text = env.get(Env.TRAINING) or "{}"
         if Training.from_json(text).maxSteps is None:
-            found[Env.TRAINING] = json.dumps(json.loads(text) | {"maxSteps": window.steps})
+            rest = {name: value for name, value in json.loads(text).items() if not name.startswith("warmup")}
+            # The run is so short that no warm-up of the script's would end in it.
+            found[Env.TRAINING] = json.dumps(rest | {"maxSteps": window.steps, "warmupSteps": 0})
     return found
 
 

@@ -101,6 +101,11 @@ class EMA:
         self._require_own()
         return {"average": dict(self._average), "updated": self._updated}
 
+    def by_weight(self) -> dict[int, torch.Tensor]:
+        """The averages by the `id` of the parameter that each is of."""
+        self._require_own()
+        return {id(weight): self._average[name] for name, weight in self._weights.items()}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Whole tensors, this rank's part of them, or DTensors. Raises ValueError where it does not fit."""
         self._require_own()

@@ -144,6 +144,7 @@ class EarlyStopping:
         return {
             "metric": self.metric,
             "mode": self.mode,
+            "rules": self._rules,
             "best": self.best,
             "best_step": self.best_step,
             "bad": self.bad,
@@ -161,7 +162,13 @@ class EarlyStopping:
             log.event("override", setting="early-stopping", checkpoint=was, script=now)
             return
         self.best, self.best_step, self.bad = state["best"], state["best_step"], state["bad"]
-        self.reason, self._noted = state["reason"], state["noted"]
+        same = state.get("rules", self._rules) == self._rules
+        self.reason = state["reason"] if same else None  # by other rules it may go on
+        self._noted = state["noted"]
+
+    @property
+    def _rules(self) -> list[Any]:
+        return [self.patience, self.min_delta, self.target, self.min_steps, self.stop_on_nan]
 
     @staticmethod
     def _bad(what: str, must: str) -> ConfigurationError:

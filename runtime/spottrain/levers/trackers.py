@@ -77,12 +77,13 @@ class Trackers:
         self._close_seconds = close_seconds
         self._run = ""
         self._last = 0
+        self._begun = False
 
     def begin(self, run_id: str, resumed_step: int) -> None:
         """After the restore, before the first step."""
         if self._run and self._run != run_id:
             log.event("override", setting="tracker-run", checkpoint=self._run, script=run_id)
-        self._run = run_id
+        self._run, self._begun = run_id, True
         for line in self._lines:
             line.send(partial(line.tracker.begin, run_id, resumed_step))
 
@@ -91,13 +92,15 @@ class Trackers:
 
         What is None or no finite number is left out. Returns at once otherwise.
         """
-        self._last = max(self._last, step)
+        self._last, self._begun = max(self._last, step), True
         finite = {name: v for name, each in values.items() if math.isfinite(v := _number(each))}
         for line in self._lines if finite else ():
             line.send(partial(line.tracker.log, step, finite))
 
     def close(self) -> None:
         """Sends what is queued, for so long as `close_seconds`; all trackers at once."""
+        if not self._begun:
+            return
         for line in self._lines:
             line.end()
         for line in self._lines:

@@ -245,3 +245,26 @@ async def test_a_crash_at_any_write_changes_nothing_in_the_end(
         assert told == [(r.number, r.cause, r.exit_code, r.durable_step) for r in whole.status.attempts], (
             f"write {k}"
         )
+
+
+async def test_a_trainer_that_is_done_as_it_is_about_to_be_deleted_is_done() -> None:
+    """Its end is not in the cache yet: the DELETE meets a newer version, and nothing was written by then."""
+    w = World({"failurePolicy": {"maxInterruptions": 0}})
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    w.pass_time(30)
+    w.cluster.give_notice("node-a", 100)
+    await w.settle()
+    delete = w.cluster.delete_pod
+
+    async def late(namespace: str, name: str, **more: Any) -> None:
+        w.cluster.delete_pod = delete  # type: ignore[method-assign]
+        w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=9))
+        await delete(namespace, name, **more)
+
+    w.cluster.delete_pod = late  # type: ignore[method-assign]
+    w.pass_time(4)
+    await w.settle()
+    assert w.cluster.delete_pod == delete, "it was asked for"
+    assert w.status.phase == "Succeeded" and (w.status.interruptions, w.status.failures) == (0, 0)

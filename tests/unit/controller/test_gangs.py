@@ -298,6 +298,41 @@ def test_a_pinned_pod_is_not_replaced_because_another_node_is_free_again() -> No
     assert not (made.status and made.status.attempts[-1].stopping) and removed(made) == set()
 
 
+def test_a_rank_that_was_pinned_in_vain_is_not_pinned_there_again() -> None:
+    """`kubectl cordon`, or another job's pod, keeps the node from it for as long as it likes."""
+    status = begun(3)
+    one, two, three = status.attempts
+    full = f"pod job-2-0 {pins.COMING_BACK} node-0, which has no room: 0/3 nodes are available"
+    replaced = replace(
+        two,
+        cause=Cause.REPLACED,
+        evidence=full,
+        ranks=(RankRecord(rank=0), RankRecord(rank=2, node="node-2")),
+    )
+    status = replace(status, attempts=(replace(one, cause=Cause.SPOT_NOTICE), replaced, three))
+    assert pins.pins(observed(status=status), status) == {1: "node-1", 2: "node-2"}
+
+
+def test_pinned_pods_of_a_gang_that_is_placed_whole_wait_for_the_whole() -> None:
+    waiting = [
+        member(
+            rank, 2, node="", phase="Pending", pinned=f"node-{rank}", unschedulable="minCount", grouped=True
+        )
+        for rank in (0, 1)
+    ]
+    lost = member(2, 2, node="", phase="Pending", unschedulable="minCount", grouped=True)
+    made = plan(observed(*waiting, lost, status=begun(2)))
+    assert removed(made) == set()
+
+
+def test_a_group_that_can_not_be_completed_is_given_up_uncharged() -> None:
+    """The native API was switched off between two of its pods."""
+    status = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
+    half = [member(rank, node="", phase="Pending", grouped=True) for rank in (0, 1)]
+    made = plan(observed(*half, status=status))
+    assert status_of(made).attempts[0].stopping == Cause.REPLACED and not created(made)
+
+
 def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -> None:
     waiting = member(2, node="", phase="Pending", unschedulable="Insufficient nvidia.com/gpu")
     o = observed(member(0), member(1), waiting)

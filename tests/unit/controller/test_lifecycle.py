@@ -205,6 +205,12 @@ def test_a_time_to_live_of_nothing_is_over_at_once() -> None:
     assert made.recheck_after is not None and made.recheck_after < timedelta(seconds=2)
 
 
+def test_ranks_that_wait_for_the_rest_of_their_gang_do_not_hang() -> None:
+    pods = (make_pod(), make_pod(rank=1, node="", phase="Pending"))
+    o = replace(seen(*pods, workers=2, failurePolicy={"hangTimeoutSeconds": 60}), watched_since=after(-9999))
+    assert not removes(plan(replace(o, now=after(200)))), "they wait outside of any collective"
+
+
 def test_a_training_that_ended_early_is_a_success_with_that_reason() -> None:
     word = told(
         Outcome.DONE, step=50, reason="EarlyStopped", message="Trained 50 steps and ended early: loss"

@@ -176,6 +176,15 @@ def test_a_start_reckoned_by_a_clock_that_was_ahead_is_brought_forward() -> None
     ), "by a policy that would not have waited at all"
 
 
+def test_while_no_next_attempt_is_made_its_wait_stays() -> None:
+    """As of a suspended job: the wait is that of the ending just judged, not of the one before."""
+    first = AttemptRecord(number=1, cause=Cause.SPOT_NOTICE)
+    failed = AttemptRecord(number=2, cause=Cause.FAILED, charged=True)
+    status = Status(attempt=2, attempts=(first, failed), failures=5, next_start=after(150))
+    made = plan(make_observed(job=make_job(raw_spec(suspend=True), status=status)))
+    assert made.status is None or made.status.next_start == after(150)
+
+
 def test_two_half_gangs_that_let_go_at_once_do_not_come_back_at_once() -> None:
     ending = Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence="x")
     record = AttemptRecord(number=1, cause=Cause.SCHEDULING_TIMEOUT, started=NOW, ended=NOW)
