@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import log
 from spottrain import schedule as schedules
-from spottrain.data import Batches, Dataset
+from spottrain.data import Batches, Dataset, Source
 from spottrain.data.source import size_of
 from spottrain.device import to_device
 from spottrain.diagnosis.split import Split
@@ -27,7 +27,7 @@ from spottrain.levers.trackers import run_id as usable
 from spottrain.process.session import Session
 from spottrain.ranks.parallel import Replica
 from spottrain.ranks.world import World
-from spottrain.settings import Settings
+from spottrain.settings import WARM_UPS, Settings
 from spottrain.training import AUTO
 from spottrain.watch import Watch
 
@@ -123,6 +123,19 @@ def schedule(
     if isinstance(kind, str):
         kind = schedules.shape(kind, warmup_steps=warmup, total_steps=total_steps)
     return schedules.Schedule(made, kind)
+
+
+def tell_what_cannot_act(settings: Settings, source: Source) -> None:
+    """Settings that this train_set or this schedule takes no notice of: else they would seem to hold."""
+    loading = ("workers", "prefetch_factor", "pin_memory", "drop_last")
+    given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
+    if given and not isinstance(source, Batches):
+        text = f"{', '.join(given)} cannot act: train_set is a loader, which has settings of its own"
+        log.event("advice", about="data", text=text)
+    warm_ups = [name for name in WARM_UPS if getattr(settings, name)]
+    if warm_ups and not isinstance(settings.schedule, str):
+        text = f"{', '.join(warm_ups)} cannot act: the schedule is the script's own; use cosine or constant"
+        log.event("advice", about="learning-rate", text=text)
 
 
 def pinned(settings: Settings, device: torch.device) -> bool:

@@ -183,6 +183,7 @@ class Trainer:
             pin_memory=parts.pinned(settings, self.device),
             prefetch_factor=settings.prefetch_factor,
         )
+        parts.tell_what_cannot_act(settings, self.batches)
         per_epoch = self.batches.steps_per_epoch
         self.total_steps = settings.total_steps(per_epoch)
         self.schedule = parts.schedule(self.optimizer, settings, self.total_steps, per_epoch)

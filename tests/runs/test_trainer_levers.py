@@ -181,3 +181,9 @@ def test_weights_that_are_tied_are_averaged_under_all_of_their_names(lab: Lab) -
 def test_evaluations_use_the_size_that_was_found(lab: Lab) -> None:
     it = done(run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "9999", "EVAL": "1"}))
     assert "event=evaluated step=7" in it.log, "with the whole batch it would have run out of memory"
+
+
+def test_what_cannot_act_is_told(lab: Lab) -> None:
+    own = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24,\n    schedule=lambda step: 1.0,\n")
+    it = done(run(lab, {"warmupSteps": 5}, script=own))
+    assert 'event=advice about=learning-rate text="warmup_steps cannot act' in it.log
