@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -134,10 +135,15 @@ def test_a_model_of_transformers_keeps_less_by_its_own_switch() -> None:
     assert names[0] == names[1] == names[2]
 
 
+HOME: Final = {"ROOT": str(Path(__file__).parents[2])}
+"""So that a script finds `tests`."""
+
+
 # --- a training that goes on in another setting ---------------------------------------------------------
 TRAINING: Final = """\
-import os, torch, spottrain
+import os, sys, torch, spottrain
 from spottrain.levers.activations import Policy, apply
+sys.path.insert(0, os.environ["ROOT"])
 from tests.support.listings_levers import Net
 
 spottrain.seed(1)
@@ -157,7 +163,8 @@ print("digest", trainer.fit().digest)
 
 
 def digest(lab: Lab, at: str, wanted: str, steps: int = 8) -> str:
-    run = lab.run(TRAINING, at=at, interval="4steps", env={"WANTED": wanted, "STEPS": str(steps)})
+    env = HOME | {"WANTED": wanted, "STEPS": str(steps)}
+    run = lab.run(TRAINING, at=at, interval="4steps", env=env)
     run.end(60)
     assert run.code == 0, run.log
     return run.log.split("digest ")[1].split()[0]
@@ -228,10 +235,11 @@ def test_ranks_compile_without_each_other_and_agree_on_a_size(lab: Lab) -> None:
 
 # --- real memory ----------------------------------------------------------------------------------------
 MEMORY: Final = """\
-import json, torch
+import json, os, sys, torch
 from spottrain.levers.activations import Policy, apply
 from spottrain.levers.batchsize import Trial, find
 from spottrain.levers.memory import HostMemory, memory_of
+sys.path.insert(0, os.environ["ROOT"])
 from tests.support.listings_levers import Net
 
 torch.set_num_threads(1)
@@ -260,7 +268,7 @@ print("found", json.dumps([all_of_them, some, *above]))
 
 
 def test_on_a_cpu_the_peak_of_the_process_says_what_fits(lab: Lab) -> None:
-    run = lab.run(MEMORY)
+    run = lab.run(MEMORY, env=HOME)
     run.end(120)
     assert "found [" in run.log, run.log
     everything, some, usual, recomputed = json.loads(run.log.split("found ")[1].splitlines()[0])
