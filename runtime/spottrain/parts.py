@@ -28,7 +28,7 @@ from spottrain.process.session import Session
 from spottrain.ranks.parallel import Replica
 from spottrain.ranks.world import World
 from spottrain.settings import WARM_UPS, Settings
-from spottrain.training import AUTO
+from spottrain.training import AUTO, OPTIMIZERS
 from spottrain.watch import Watch
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def optimizer(
     """The script's, or the one that is named, with the rate of this batch size."""
     named, fused = settings.optimizer, False if settings.deterministic else None
     if isinstance(given, str):
+        if given not in OPTIMIZERS:
+            raise ConfigurationError(
+                f"Trainer(optimizer={given!r}): give it a torch Optimizer, or a name: {', '.join(OPTIMIZERS)}"
+            )
         same = named is None or named.name == given  # else its rate means nothing
         own = learning_rate if same else None
         rate = (named and named.learningRate) or own

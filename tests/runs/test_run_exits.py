@@ -90,7 +90,10 @@ def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str],
         ("log_every='10'", "Trainer(log_every='10'): must be a whole number"),
         ("eval_every=-1", "eval_every=-1): must be at least 1"),
         ("model=None", "Trainer(model=...) is a NoneType: give it a torch Module"),
-        ("optimizer='adam'", "Trainer(optimizer=...) is a str: give it a torch Optimizer"),
+        (
+            "optimizer='adam'",
+            "Trainer(optimizer='adam'): give it a torch Optimizer, or a name: adamw, sgd, adafactor",
+        ),
         (
             "optimizer=torch.optim.AdamW(Model().parameters())",
             "Trainer(optimizer=...) has none of the model's parameters, so it would train nothing",
