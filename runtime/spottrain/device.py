@@ -9,8 +9,7 @@ import gc
 import os
 import random
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -19,8 +18,6 @@ from spottrain.contract import Env
 from spottrain.errors import ConfigurationError
 
 _seeded: int | None = None
-
-TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def seed(default: int = 0) -> int:
@@ -91,12 +88,6 @@ def settle_memory() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=TYPES[precision])
 
 
 def random_state() -> dict[str, Any]:

@@ -18,12 +18,14 @@ from spottrain.device import to_device
 from spottrain.diagnosis.split import Split
 from spottrain.errors import ConfigurationError, TrainingFailed
 from spottrain.evaluation import Evaluation
+from spottrain.fitting import Fitting
 from spottrain.levers import accumulation, compiling, compression, optimizers, rates
 from spottrain.levers.compression import Compression
 from spottrain.levers.ema import EMA
 from spottrain.levers.precision import Precision
 from spottrain.levers.stopping import EarlyStopping
 from spottrain.levers.trackers import run_id as usable
+from spottrain.meter import Meter
 from spottrain.process.session import Session
 from spottrain.ranks.parallel import Replica
 from spottrain.ranks.world import World
@@ -144,6 +146,30 @@ def tell_what_cannot_act(settings: Settings, source: Source) -> None:
 
 def pinned(settings: Settings, device: torch.device) -> bool:
     return device.type == "cuda" if settings.pin_memory is None else settings.pin_memory
+
+
+def fitting(trainer: Trainer) -> Fitting:
+    return Fitting(
+        trainer.settings,
+        model=trainer.model,
+        optimizer=trainer.optimizer,
+        loss_of=trainer.loss,
+        source=trainer.batches,
+        precision=trainer.precision,
+        device=trainer.device,
+        world=trainer.session.world,
+    )
+
+
+def meter(trainer: Trainer) -> Meter:
+    return Meter(
+        trainer.session.board,
+        born=trainer.session.born,
+        total_steps=trainer.total_steps,
+        log_every=trainer.log_every,
+        world=trainer.session.world,
+        told=trainer.trackers.log,
+    )
 
 
 def evaluation(trainer: Trainer, eval_set: Dataset, collate: Any) -> Evaluation:

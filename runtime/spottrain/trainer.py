@@ -23,15 +23,13 @@ from spottrain.checkpoint import modelstate
 from spottrain.data import Batches, Dataset, Stream
 from spottrain.data.source import source
 from spottrain.errors import ConfigurationError, PeerLost
-from spottrain.fitting import Fitting
 from spottrain.judge import Judge
 from spottrain.keeper import Keeper
-from spottrain.levers import compiling
+from spottrain.levers import accumulation, compiling
 from spottrain.levers import precision as precisions
 from spottrain.levers.ema import EMA
 from spottrain.levers.stopping import EarlyStopping
 from spottrain.levers.trackers import Tracker, Trackers
-from spottrain.meter import Meter
 from spottrain.parts import Result
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
@@ -188,16 +186,7 @@ class Trainer:
         self.total_steps = settings.total_steps(per_epoch)
         self.schedule = parts.schedule(self.optimizer, settings, self.total_steps, per_epoch)
         self.scaler = self.precision.scaler(self.device)
-        self.fitting = Fitting(
-            settings,
-            model=self.model,
-            optimizer=self.optimizer,
-            loss_of=loss,
-            source=self.batches,
-            precision=self.precision,
-            device=self.device,
-            world=world,
-        )
+        self.fitting = parts.fitting(self)
         self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
         self.judge = Judge(
             None if eval_set is None else parts.evaluation(self, eval_set, collate),
@@ -303,7 +292,7 @@ class Trainer:
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
         """Forward and backward of one micro-batch; its part of the step's loss."""
         split, size = self.watch.split, self.session.world.size
-        with self._replica.accumulating(last=last):
+        with accumulation.sync(self._replica.outer, last=last):
             with split.h2d():
                 batch = devices.to_device(batch, self.device)
             with split.compute(), self.precision.autocast(self.device):
@@ -361,7 +350,8 @@ class Trainer:
         return self.judge.cut or bool(self.judge.enough)
 
     def _judge(self) -> None:
-        parts.keep_up(self)
+        if self.judge.due(self.step):
+            parts.keep_up(self)
         if self.judge.judge(self.step, self.keeper):
             self._meter.restart()
             self.watch.split.restart()
@@ -406,11 +396,4 @@ class Trainer:
         if settings.compile:
             self._compiled = compiling.compiled(self._replica.outer, settings.compile_mode)
             parts.compile_first(self, self._compiled)
-        self._meter = Meter(
-            self.session.board,
-            born=self.session.born,
-            total_steps=self.total_steps,
-            log_every=self.log_every,
-            world=world,
-            told=self.trackers.log,
-        )
+        self._meter = parts.meter(self)

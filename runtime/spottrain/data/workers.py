@@ -8,11 +8,12 @@ fetching and the rest of the step are timed, and as many workers as the fetching
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from spottrain.process import gang
 
 TRIAL_STEPS: Final = 5
 """Steps that are timed; the first is not one of them: it compiles, and opens files."""
@@ -20,33 +21,11 @@ HEADROOM: Final = 1.25
 """Some samples take longer than others."""
 NEGLIGIBLE: Final = 0.02
 """Share of a step below which fetching in the training process is no loss worth a process."""
-CGROUP: Final = Path("/sys/fs/cgroup")
 
 
-def cores(cgroup: Path = CGROUP, local_ranks: int = 1) -> float:
-    """CPU cores that this rank may use: the container's quota, not the host's number, shared by its ranks.
-
-    Read as the kernel documents it: `cpu.max` of cgroup v2 ("max 100000" is none), `cpu.cfs_quota_us` of v1.
-    """
-    allowed = float(len(os.sched_getaffinity(0)))
-    return max(min(allowed, _quota(cgroup)) / max(local_ranks, 1), 0.0)
-
-
-def _quota(cgroup: Path) -> float:
-    second = _words(cgroup / "cpu.max")
-    if len(second) == 2 and second[0] != "max":
-        return int(second[0]) / int(second[1])
-    first, period = _words(cgroup / "cpu/cpu.cfs_quota_us"), _words(cgroup / "cpu/cpu.cfs_period_us")
-    if first and period and int(first[0]) > 0:
-        return int(first[0]) / int(period[0])
-    return math.inf
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
+def cores(cgroup: Path = gang.CGROUP, local_ranks: int = 1) -> float:
+    """CPU cores that this rank may use, of those that the pod's ranks share."""
+    return gang.cores(cgroup) / max(local_ranks, 1)
 
 
 def needed(fetch_seconds: float, other_seconds: float, available: float) -> int:

@@ -18,8 +18,13 @@ from typing import Final
 import torch
 
 from spottrain import log
-from spottrain.device import TYPES
 
+TYPES: Final = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 CACHE_BYTES: Final = 32 * 2**20
 """Of the last level, where the system does not say."""
 CUDA_LAUNCH_SECONDS: Final = 6e-6

@@ -16,6 +16,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from spottrain import log
+from spottrain.diagnosis.compiling import compilations
 from spottrain.errors import ConfigurationError
 from spottrain.levers.rehearsing import rehearsal
 
@@ -61,10 +62,10 @@ def warm_up(step: Callable[[], Any], model: torch.nn.Module) -> int:
     FSDP2 gathers weights in each forward pass and cannot be kept apart: there ranks wait for the slowest.
     Returns how many pieces of code were compiled; 0 where they were already. Raises what `step` raises.
     """
-    before = _compilations()
+    before = compilations()
     with rehearsal(model), _alone(model):
         step()
-    count = _compilations() - before
+    count = compilations().since(before).count
     log.event("compiled", graphs=count)
     return count
 
@@ -95,12 +96,6 @@ def recompiles() -> int:
     from torch._dynamo import convert_frame
 
     return sum(count - 1 for count in convert_frame.FRAME_COMPILE_COUNTER.values() if count > 1)
-
-
-def _compilations() -> int:
-    from torch._dynamo import convert_frame
-
-    return sum(convert_frame.FRAME_COMPILE_COUNTER.values())
 
 
 def doubt(data_wait: float) -> str | None:

@@ -153,10 +153,18 @@ def ask_torch() -> int:
     return int(text)
 
 
+CGROUP: Final = Path("/sys/fs/cgroup")
+
+
 # --- threads ------------------------------------------------------------------------------------------
-def threads_of_each(nproc: int, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def threads_of_each(nproc: int, cgroup: Path = CGROUP) -> int:
     """Cores of each process: else every rank takes all of the node's, and they spin against each other."""
-    return max(1, math.floor(min(len(os.sched_getaffinity(0)), _quota(cgroup)) / nproc))
+    return max(1, math.floor(cores(cgroup) / nproc))
+
+
+def cores(cgroup: Path = CGROUP) -> float:
+    """CPU cores that this container may use: its quota, not the host's number."""
+    return min(float(len(os.sched_getaffinity(0))), _quota(cgroup))
 
 
 def _quota(cgroup: Path) -> float:

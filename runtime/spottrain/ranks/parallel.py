@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -93,8 +92,8 @@ class Replica:
     ) -> None:
         self.module = model
         self.outer: torch.nn.Module = model
-        self.sharded = any(is_sharded(parameter) for parameter in model.parameters())
-        if world.distributed and not self.sharded:
+        sharded = any(is_sharded(parameter) for parameter in model.parameters())
+        if world.distributed and not sharded:
             # After the first step DDP sorts its buckets anew, by use, and three or more ranks are then added
             # up in another order than right after a resume; a search for unused parameters prevents it.
             keep_order = deterministic and world.size > 2
@@ -104,14 +103,6 @@ class Replica:
                 gradient_as_bucket_view=True,
                 find_unused_parameters=keep_order,
             )
-
-    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward: ranks exchange gradients in the last micro-batch of a step alone."""
-        if self.sharded:
-            self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
-        elif isinstance(self.outer, DistributedDataParallel) and not last:
-            return self.outer.no_sync()
-        return nullcontext()
 
 
 def total(value: torch.Tensor, world: World) -> torch.Tensor:
