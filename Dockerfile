@@ -75,7 +75,7 @@ FROM packages AS runtime
 COPY runtime/spottrain /opt/spottrain/lib/spottrain
 COPY examples /opt/spottrain/examples
 RUN python3 -m compileall -q /opt/spottrain/lib \
-    && python3 -c "import torch, boto3, safetensors, spottrain" \
+    && python3 -c "import torch, boto3, pynvml, safetensors, spottrain" \
     && for foreign in kopf kubernetes; do \
          if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the runtime image"; exit 1; fi; \
        done

@@ -35,10 +35,11 @@ format: .venv/.synced ## let ruff rewrite the code
 
 test: .venv/.synced ## all levels: unit, contract, runs, s3, api, cluster (root and Linux for the last; see dev/README.md)
 	@$(PY) dev/cluster.py binaries
-	$(PY) -m pytest tests/unit tests/contract tests/runs tests/s3 tests/api tests/cluster
+	$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/contract tests/runs tests/s3 tests/api
+	$(PY) -m pytest tests/cluster
 
 test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 2 minutes
-	$(PY) -m pytest tests/unit tests/contract
+	$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/contract
 
 test-native-gangs: .venv/.synced ## gangs by Kubernetes' own scheduler, not in `make test`: KUBERNETES=1.37.1 is built first (20 minutes)
 	SPOTTRAIN_NATIVE_KUBERNETES=$(or $(KUBERNETES),1.37.1) $(PY) -m pytest tests/native

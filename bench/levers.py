@@ -1,14 +1,21 @@
 """What each lever costs and saves in time and memory on a CPU, on the GPT of examples/: `make bench-levers`.
 
-    python bench/levers.py --rounds 3 --steps 12
+    python bench/levers.py --rounds 2 --steps 8
+    python bench/levers.py --flops              # that part alone, half a minute
 
-Each lever is a process of its own that trains the same GPT with `spottrain.Trainer`, in rounds, so that
-what the machine does to one it does to all; the first steps (which compile, and open files) are not timed.
-Memory is the most that was resident, less what was before the model was made. A CPU's figures say nothing
-about a GPU: nothing in the README rests on them.
+Each lever is a process of its own (two, where ranks exchange gradients) that trains the same GPT with
+`spottrain.Trainer`, in rounds, so that what the machine does to one it does to all; the first steps (which
+compile, and open files) are not timed. Memory is the most that was resident, less what was before the model
+was made. A CPU's figures say nothing about a GPU: nothing in the README rests on them.
 
-The last line is JSON: seconds of a step (median over rounds of the median step) and MiB by lever, and both
-as ratios to `plain`.
+What a CPU cannot show is printed as left out, with the reason. The arithmetic that recomputing activations
+adds is counted (FlopCounterMode, no time is measured), on the same GPT and on transformers' GPT-2 with random
+weights, each with its own vocabulary and one of 256.
+
+The last line is JSON: by lever the seconds of a step (median over rounds of the median step) and MiB, and
+both as ratios to the lever's `base` (plain; for gradient compression, two ranks without it); for
+microBatchSize auto the size that was found, and what the trial took: seconds to the first step, less those of
+plain.
 """
 
 from __future__ import annotations
@@ -23,35 +30,77 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-WARM: Final = 4
-"""Steps that are not timed."""
 BATCH: Final = 16
-LEVERS: Final[dict[str, dict[str, Any]]] = {
-    "plain": {},
-    "bf16": {"precision": "bf16"},
-    "accumulation 4": {"microBatchSize": BATCH // 4},
-    "activation checkpointing, every 2nd": {"activationCheckpointing": {"policy": "every", "every": 2}},
-    "activation checkpointing, all": {"activationCheckpointing": {"policy": "all"}},
-    "compile": {"compile": True},
-    "fused AdamW": {"optimizer": {"name": "adamw", "learningRate": 3e-4}},
-    "sgd": {"optimizer": {"name": "sgd", "learningRate": 0.1}},
-    "adafactor": {"optimizer": {"name": "adafactor", "learningRate": 0.01}},
-    "average of the weights": {"emaDecay": 0.999},
-    "2 loader workers": {"data": {"workers": 2}},
-    "together: bf16, compile, fused AdamW, average": {
-        "precision": "bf16",
-        "compile": True,
-        "optimizer": {"name": "adamw", "learningRate": 3e-4},
-        "emaDecay": 0.999,
-    },
+PLAIN: Final = "plain"
+TWO: Final = "2 ranks"
+GPT2_WORDS: Final = 50257
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lever:
+    training: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    base: str = PLAIN
+    warm: int = 4
+    """Steps that are not timed."""
+    most: int = 1000
+    """Steps that are timed at most."""
+
+
+def every(number: int) -> dict[str, Any]:
+    return {"activationCheckpointing": {"policy": "every", "every": number}}
+
+
+ADAMW: Final = {"optimizer": {"name": "adamw", "learningRate": 3e-4}}
+LEVERS: Final[dict[str, Lever]] = {
+    PLAIN: Lever(),
+    "bf16": Lever(training={"precision": "bf16"}),
+    "fp16": Lever(training={"precision": "fp16"}, warm=1, most=2),  # a CPU takes seconds for a step of it
+    "accumulation 4": Lever(training={"microBatchSize": BATCH // 4}),
+    "microBatchSize auto": Lever(training={"microBatchSize": "auto"}),
+    "activation checkpointing, every 3rd": Lever(training=every(3)),
+    "activation checkpointing, every 2nd": Lever(training=every(2)),
+    "activation checkpointing, all": Lever(training={"activationCheckpointing": {"policy": "all"}}),
+    "compile": Lever(training={"compile": True}),
+    "fused AdamW": Lever(training=ADAMW),
+    "sgd": Lever(training={"optimizer": {"name": "sgd", "learningRate": 0.1}}),
+    "adafactor": Lever(training={"optimizer": {"name": "adafactor", "learningRate": 0.01}}),
+    "average of the weights": Lever(training={"emaDecay": 0.999}),
+    "clipping": Lever(training={"clipGradNorm": 1.0}),
+    "2 loader workers": Lever(training={"data": {"workers": 2}}),
+    TWO: Lever(ranks=2),
+    "2 ranks, gradients in bf16": Lever(training={"gradientCompression": "bf16"}, ranks=2, base=TWO),
+    # bf16, compile, every 2nd, accumulation, fused AdamW, average, clipping, workers
+    "all that go together": Lever(
+        training={
+            "precision": "bf16",
+            "compile": True,
+            "microBatchSize": BATCH // 4,
+            "emaDecay": 0.999,
+            "clipGradNorm": 1.0,
+            "data": {"workers": 2},
+            **every(2),
+            **ADAMW,
+        }
+    ),
 }
+LEFT_OUT: Final = {
+    "tf32": "on a CPU it is fp32",
+    "pinMemory, compileMode reduce-overhead and max-autotune": "for a GPU",
+    "gradientCompression powerSGD": "it begins at step 1000, long after a run of this file has ended",
+    "earlyStopping, warm-up, learningRateScaling": "they change what is trained, not what a step costs",
+}
+POLICIES: Final = {"every 3rd": "every-3", "every 2nd": "every-2", "all": "all"}
 
 
-def child(steps: int) -> None:
+def child(steps: int, warm: int) -> None:
     """Trains, and answers with a line of JSON."""
     import spottrain
     import torch
@@ -68,19 +117,28 @@ def child(steps: int) -> None:
             times.append(time.perf_counter())
             super()._judge()
 
-    Timed(
+    trainer = Timed(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True),
         train_set=samples,
         loss=gpt["loss"],
         batch_size=BATCH,
-        max_steps=steps + WARM,
+        max_steps=steps + warm,
         schedule="constant",
         log_every=1000,
-    ).fit()
-    lasted = [after - begun for begun, after in itertools.pairwise(times)][WARM:]
-    answer = {"seconds": statistics.median(lasted), "bytes": resident("VmHWM") - before}
-    sys.__stdout__.write(f"\n{json.dumps(answer)}\n")  # type: ignore[union-attr]
+    )
+    began = time.perf_counter()
+    trainer.fit()
+    lasted = [after - begun for begun, after in itertools.pairwise(times)][warm:]
+    batches: Any = trainer.batches  # ours, of a map-style set
+    answer = {
+        "seconds": statistics.median(lasted),
+        "bytes": resident("VmHWM") - before,
+        "begin": times[0] - began,
+        "micro": batches.plan.micro_batch_size,
+    }
+    if os.environ.get("RANK", "0") == "0":
+        Path(os.environ["ANSWER"]).write_text(json.dumps(answer))
 
 
 def example() -> dict[str, Any]:
@@ -99,48 +157,110 @@ def resident(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
-def measured(training: dict[str, Any], steps: int) -> dict[str, float]:
+def measured(lever: Lever, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "answer.json")
         env = os.environ | {
             "SPOTTRAIN_CHECKPOINT_URI": f"{folder}/checkpoints",
             "SPOTTRAIN_CHECKPOINT_INTERVAL": "1h",
-            "SPOTTRAIN_TRAINING": json.dumps(training),
+            "SPOTTRAIN_TRAINING": json.dumps(lever.training),
             "OMP_NUM_THREADS": "1",
+            "ANSWER": str(answer),
         }
-        command = [sys.executable, __file__, "--child", "--steps", str(steps)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{training}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]  # its last words come after
-    found: dict[str, float] = json.loads(answers[-1])
+        script = [__file__, "--child", "--steps", str(min(steps, lever.most)), "--warm", str(lever.warm)]
+        launcher = ["-m", "spottrain", "run", "--nproc", str(lever.ranks)] if lever.ranks > 1 else []
+        done = subprocess.run([sys.executable, *launcher, *script], env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{lever}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        found: dict[str, float] = json.loads(answer.read_text())
     return found
 
 
+# --- arithmetic ---------------------------------------------------------------------------------------
+def flops() -> dict[str, dict[str, float]]:
+    """FLOPs of a step without recomputation, and what each policy adds to them, in percent."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    gpt = example()
+    counts: dict[str, dict[str, float]] = {}
+    torch.set_default_device("meta")  # shapes are all that is counted, and 124 million weights take long
+    ours, text = gpt["GPT"](), torch.zeros(1, gpt["CONTEXT"] + 1, dtype=torch.long)
+    counts["GPT of examples/, 4 layers, 256 words"] = added(ours, lambda: gpt["loss"](ours, text))
+    tokens = torch.zeros(1, 128, dtype=torch.long)
+    seen = torch.ones(1, 1, 128, 128, dtype=torch.bool)  # else transformers looks at values, to make it
+    for words in (GPT2_WORDS, 256):
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=words, bos_token_id=0, eos_token_id=0)).train()
+        name = f"GPT-2 of transformers, 12 layers, {words} words"
+        counts[name] = added(model, partial(_loss, model, tokens, seen))
+    return counts
+
+
+def _loss(model: Any, tokens: Any, seen: Any) -> Any:
+    return model(tokens, labels=tokens, attention_mask=seen, use_cache=False).loss
+
+
+def added(model: Any, loss: Callable[[], Any]) -> dict[str, float]:
+    from spottrain.levers.activations import Policy, apply
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def counted(policy: str) -> int:
+        apply(model, Policy.of(policy))
+        with FlopCounterMode(display=False) as counter:
+            loss().backward()
+        return int(counter.get_total_flops())
+
+    none = counted("none")
+    percent = {name: round(100 * (counted(policy) / none - 1), 1) for name, policy in POLICIES.items()}
+    return {"gigaflops": round(none / 1e9, 2), **percent}
+
+
+# --- all of it ----------------------------------------------------------------------------------------
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--flops", action="store_true", help="count the arithmetic alone")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--warm", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return child(options.steps)
+        return child(options.steps, options.warm)
+    told: dict[str, Any] = {"device": "cpu", "processor": platform.machine(), "threads": 1}
+    if not options.flops:
+        told |= {"levers": compared(options.rounds, options.steps), "left_out": LEFT_OUT}
+    print(json.dumps(told | {"percent_more_flops": flops()}))
+
+
+def compared(times: int, steps: int) -> dict[str, dict[str, Any]]:
+    for name, why in LEFT_OUT.items():
+        print(f"{name}: left out, {why}")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in LEVERS}
-    for number in range(options.rounds):
-        for name, training in LEVERS.items():
-            rounds[name].append(found := measured(training, options.steps))
-            print(f"round {number + 1} {name}: {found['seconds']:.4f} s, {found['bytes'] / 2**20:.0f} MiB")
-    plain = {key: statistics.median(each[key] for each in rounds["plain"]) for key in ("seconds", "bytes")}
-    levers = {}
-    for name, each in rounds.items():
-        seconds, size = ([one[key] for one in each] for key in ("seconds", "bytes"))
-        levers[name] = {
-            "seconds": round(statistics.median(seconds), 4),
-            "seconds_least_most": [round(min(seconds), 4), round(max(seconds), 4)],
-            "mib": round(statistics.median(size) / 2**20),
-            "time_over_plain": round(statistics.median(seconds) / plain["seconds"], 3),
-            "memory_over_plain": round(statistics.median(size) / plain["bytes"], 3),
-        }
-    print(json.dumps({"device": "cpu", "processor": platform.machine(), "threads": 1, "levers": levers}))
+    for number in range(times):
+        for name, lever in LEVERS.items():
+            rounds[name].append(found := measured(lever, steps))
+            line = f"round {number + 1} {name}: {found['seconds']:.4f} s, {found['bytes'] / 2**20:.0f} MiB"
+            print(line, flush=True)
+    return {name: figures(name, rounds) for name in LEVERS}
+
+
+def figures(name: str, rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    def middle(of: str, key: str) -> float:
+        return statistics.median(each[key] for each in rounds[of])
+
+    base, seconds = LEVERS[name].base, [each["seconds"] for each in rounds[name]]
+    found: dict[str, Any] = {
+        "seconds": round(middle(name, "seconds"), 4),
+        "seconds_least_most": [round(min(seconds), 4), round(max(seconds), 4)],
+        "mib": round(middle(name, "bytes") / 2**20),
+        "base": base,
+        "time_over_base": round(middle(name, "seconds") / middle(base, "seconds"), 3),
+        "memory_over_base": round(middle(name, "bytes") / middle(base, "bytes"), 3),
+    }
+    if LEVERS[name].training.get("microBatchSize") == "auto":
+        trial = middle(name, "begin") - middle(PLAIN, "begin")
+        found |= {"micro_batch_size": middle(name, "micro"), "trial_seconds": round(trial, 2)}
+    return found
 
 
 if __name__ == "__main__":

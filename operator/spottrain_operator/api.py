@@ -15,6 +15,7 @@ from typing import Any, Final
 from spottrain.contract import OnExisting
 
 from spottrain_operator import volumes, wire
+from spottrain_operator.datacache import DataCache
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import CHECKPOINTS_FINALIZER, Condition
 from spottrain_operator.pools import CapacityType, Pool
@@ -125,6 +126,7 @@ class TrainingJobSpec:
     workers: int = 1
     gpus_per_worker: int = 1
     checkpoint: CheckpointSpec = CheckpointSpec()
+    data_cache: DataCache | None = None
     capacity: CapacitySpec = CapacitySpec()
     failure_policy: FailurePolicy = FailurePolicy()
     suspend: bool = False
@@ -149,6 +151,8 @@ class TrainingJobSpec:
         if problem := template_problem(self.template):
             return problem
         if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
+            return problem
+        if self.data_cache is not None and (problem := self.data_cache.problem(pod, checkpoint.uri)):
             return problem
         spot_folder = self.on_spot and checkpoint.uri.startswith("file:")
         return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""

@@ -37,6 +37,7 @@ from spottrain_operator.model import (
 )
 from spottrain_operator.names import (
     API_VERSION,
+    CLAIMS,
     FIELD_MANAGER,
     JOB_UID_LABEL,
     KIND,
@@ -137,10 +138,12 @@ async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> lis
 
 
 def _lacking(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> bool:
-    """What the pods need beside themselves is not there."""
+    """What the pods need beside themselves is not there: refused just now, not at an earlier look."""
     provided = [a for a in actions if isinstance(a, Provide)]
     grouped = any(a.group.startswith(API_GROUP) for a in provided)
-    return bool(provided) and (key in hands.memory.refusals or (grouped and key in hands.memory.ungrouped))
+    no = hands.memory.refusals.get(key)
+    refused = no is not None and no.at == hands.now
+    return bool(provided) and (refused or (grouped and key in hands.memory.ungrouped))
 
 
 async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
@@ -215,8 +218,10 @@ async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
             hands.memory.ungrouped.add(key)
             return True
         if error.status in (400, 403, 422) or error.status >= 500:
-            hands.memory.refusals[key] = _refusal(error, action.generation, hands.now)
+            hands.memory.refusals[key] = _refusal(error, action.generation, hands.now, action.kind)
             return True
+        if error.status == 409 and action.kind == CLAIMS:  # it came since it was looked for: whose is it?
+            raise Conflict(f"{key}: {error}") from error
         if error.status not in (404, 409):
             raise
         logger.info("%s %s: %s", action.kind, name, error)
@@ -313,7 +318,7 @@ def _remember(raw: dict[str, Any], hands: Hands) -> PodView | None:
     return pod
 
 
-def _refusal(error: ApiError, generation: int, now: datetime) -> Refusal:
+def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") -> Refusal:
     """What the API server's no means; raises the error where it means nothing about the pod."""
     words = str(error)
     if error.status == 403 or error.status >= 500:
@@ -321,7 +326,8 @@ def _refusal(error: ApiError, generation: int, now: datetime) -> Refusal:
         reason, retry = (Reason.QUOTA_EXCEEDED, RETRY_QUOTA) if quota else (Reason.REFUSED, RETRY_REFUSED)
         return Refusal(generation=generation, reason=reason, message=words, at=now, retry=retry)
     if error.status in (400, 422):
-        reason, words = Reason.INVALID_TEMPLATE, f"spec.template: {words}"
+        path = "spec.dataCache" if kind == CLAIMS else "spec.template"
+        reason, words = Reason.INVALID_TEMPLATE, f"{path}: {words}"
         return Refusal(generation=generation, reason=reason, message=words, at=now, retry=RETRY_INVALID)
     raise error
 

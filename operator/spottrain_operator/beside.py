@@ -1,4 +1,4 @@
-"""What a job needs beside its pods: names for a gang, a group for a scheduler, the pod that cleans up. Pure.
+"""What a job needs beside its pods: names for a gang, a group, a claim, the pod that cleans up. Pure.
 
 Called by follow.py.
 """
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from spottrain_operator import native, render, volumes
 from spottrain_operator.api import Job, Status
+from spottrain_operator.datacache import DataCache
 from spottrain_operator.names import (
     JOB_LABEL,
     JOB_UID_LABEL,
@@ -19,6 +20,7 @@ from spottrain_operator.names import (
     ROLE_CLEANUP,
     ROLE_LABEL,
     ROLE_TRAINER,
+    cache_claim_name,
     cleanup_name,
     job_label,
     service_name,
@@ -66,6 +68,21 @@ def service(job: Job) -> Json:
             "ports": [port],
         },
     }
+
+
+def cache_claim(job: Job, cache: DataCache) -> Json:
+    """The claim of the data cache: one for all attempts; the garbage collector deletes it with the job."""
+    key = job.key
+    body: Json = {"accessModes": [str(cache.mode)], "resources": {"requests": {"storage": cache.size}}}
+    if cache.storage_class_name:
+        body["storageClassName"] = cache.storage_class_name
+    meta = {
+        "name": cache_claim_name(key.name, key.uid),
+        "namespace": key.namespace,
+        "labels": _labels(job),
+        "ownerReferences": [render.owner_of(job)],
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": body}
 
 
 def pod_group(job: Job, status: Status) -> Json | None:

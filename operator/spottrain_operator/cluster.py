@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -18,6 +18,7 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.metrics import REQUESTS
 from spottrain_operator.names import (
     CHECKPOINTS_FINALIZER,
+    CLAIMS,
     FIELD_MANAGER,
     GROUP,
     OUTCOME_FINALIZER,
@@ -45,6 +46,8 @@ class Cluster(Protocol):
     async def get_node(self, name: str) -> Json | None: ...
 
     async def get_pod(self, namespace: str, name: str) -> Json | None: ...
+
+    async def get_claim(self, namespace: str, name: str) -> Json | None: ...
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]: ...
 
@@ -109,6 +112,10 @@ class KubeCluster:
 
     async def get_pod(self, namespace: str, name: str) -> Json | None:
         return await self._get(_pods(namespace, name))
+
+    async def get_claim(self, namespace: str, name: str) -> Json | None:
+        # A template may name anything, and the API server accepts the pod.
+        return await self._get(f"/api/v1/namespaces/{namespace}/{CLAIMS}/{quote(name, safe='')}")
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
         page = await self._call("GET", _pods(namespace), query={"labelSelector": selector})

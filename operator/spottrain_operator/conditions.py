@@ -12,7 +12,7 @@ from typing import Final
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Phase, Reason
-from spottrain_operator.policies import capacity, gang
+from spottrain_operator.policies import capacity, claims, gang
 from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status import with_condition
 from spottrain_operator.wire import rfc3339
@@ -20,7 +20,13 @@ from spottrain_operator.wire import rfc3339
 Verdict = tuple[bool, str, str]
 """Value, reason, message of a condition."""
 WAITS = frozenset(
-    {Reason.QUOTA_EXCEEDED, Reason.WAITING_FOR_QUEUE, Reason.WAITING_FOR_BACKOFF, Reason.PREDECESSOR_SAVES}
+    {
+        Reason.QUOTA_EXCEEDED,
+        Reason.WAITING_FOR_QUEUE,
+        Reason.WAITING_FOR_BACKOFF,
+        Reason.WAITING_FOR_CLAIM,
+        Reason.PREDECESSOR_SAVES,
+    }
 )
 """Reasons of Scheduled=False that are no matter of nodes."""
 ORDINARY_WAITS = frozenset({"ContainerCreating", "PodInitializing", ""})
@@ -88,6 +94,8 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
     if status.next_start is not None and status.next_start > o.now:
         when = rfc3339(status.next_start, timespec="seconds")
         return False, Reason.WAITING_FOR_BACKOFF, f"attempt {status.attempt} starts at {when}"
+    if words := claims.problem(o):
+        return False, Reason.WAITING_FOR_CLAIM, words
     return (
         (False, Reason.WAITING_FOR_POD, f"attempt {status.attempt} has no pod yet")
         if status.attempt
@@ -105,11 +113,12 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
-        return False, Reason.UNSCHEDULABLE, f"{count}{name}{stuck.unschedulable}"
+        return False, Reason.UNSCHEDULABLE, f"{count}{name}{stuck.unschedulable}{claims.note(o, stuck)}"
     if not waiting:
         refused = o.refusal.message if o.refusal is not None else f"{size - len(pods)} are to be made"
         return False, Reason.WAITING_FOR_POD, count + refused
-    return False, Reason.WAITING_FOR_POD, f"{count}pod {waiting[0].name} waits for the scheduler"
+    words = f"pod {waiting[0].name} waits for the scheduler{claims.note(o, waiting[0])}"
+    return False, Reason.WAITING_FOR_POD, count + words
 
 
 def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:

@@ -24,8 +24,18 @@ from spottrain_operator.model import (
     Provide,
     Release,
 )
-from spottrain_operator.names import DEADLINE_ANNOTATION, SAVE_ADVISED_ANNOTATION, SOURCE_ANNOTATION
-from spottrain_operator.policies import avoid, capacity, cleanup, gang, hang, lifecycle, newnodes, pins
+from spottrain_operator.names import CLAIMS, DEADLINE_ANNOTATION, SAVE_ADVISED_ANNOTATION, SOURCE_ANNOTATION
+from spottrain_operator.policies import (
+    avoid,
+    capacity,
+    claims,
+    cleanup,
+    gang,
+    hang,
+    lifecycle,
+    newnodes,
+    pins,
+)
 from spottrain_operator.policies.cause import notice_of
 from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
 from spottrain_operator.status import (
@@ -42,6 +52,10 @@ HURRY: Final = timedelta(seconds=10)
 """Before a deadline this near, SIGTERM does not wait for the file."""
 PREDECESSOR_LOOK: Final = timedelta(seconds=2)
 """Between two looks at a deleted job's pod, whose events wake that job and not this one."""
+CLAIM_LOOK: Final = timedelta(seconds=10)
+"""Between two looks at a claim that is not there, goes, is not ours or cannot be read: no watch sees it."""
+VOLUME_LOOK: Final = timedelta(seconds=30)
+"""Between two looks at a claim without a volume, while a pod that mounts it has no node."""
 AT_ONCE: Final = timedelta(seconds=1)
 NODES_LOOK: Final = timedelta(seconds=30)
 """Between two looks at the nodes that a pod without a node is kept off or on; they wake no job."""
@@ -128,13 +142,20 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         return
     if record is None or record.cause or record.stopping:
         return
-    if (
-        not gang.missing(o, status)
-        or not _due(o, status)
-        or _refused(o)
-        or (status.attempt == o.job.status.attempt and gang.broken(o))
-    ):
+    lacks = gang.missing(o, status) and _due(o, status)
+    due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
+    if _refused(o) or claims.problem(o) or not (due or claims.to_make_again(o)):
         return
+    if (cache := claims.to_make(o)) is not None:
+        manifest = beside.cache_claim(o.job, cache)
+        yield Provide(kind=CLAIMS, manifest=manifest, generation=o.job.generation)
+    if due:
+        yield from _start(o, status)
+
+
+def _start(o: Observed, status: Status) -> Iterator[Action]:
+    """The missing pods, and what holds them together."""
+    assert o.job.spec is not None
     if o.job.spec.workers > 1:
         yield Provide(kind="services", manifest=beside.service(o.job), generation=o.job.generation)
     if (group := beside.pod_group(o.job, status)) is not None:
@@ -206,6 +227,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         yield None if capacity.problem(o) else capacity.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
+        yield _claims_look(o)
     for pod in gang.team(o):
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
             yield delete_at(o, pod, notice)
@@ -214,3 +236,9 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
     if not status.attempt and saving_predecessor(o):
         yield o.now + PREDECESSOR_LOOK
     yield from (p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node)
+
+
+def _claims_look(o: Observed) -> datetime | None:
+    if claims.problem(o):
+        return o.now + CLAIM_LOOK
+    return o.now + VOLUME_LOOK if claims.unsettled(o) else None

@@ -1,6 +1,7 @@
 """What this process remembers of a job beyond the caches; nothing here is needed for correctness.
 
-After a restart it is empty: a pod that was refused is tried once more, progress is asked for again.
+After a restart it is empty: a pod that was refused is tried once more, progress is asked for again,
+patience for nodes begins anew where a volume may have been waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Memory:
         self.discovery_failed = False
         self.ungrouped: set[JobKey] = set()
         """Jobs whose group could not be made; tried again after the next discovery."""
+        self.unread: dict[JobKey, set[str]] = {}
+        """Names of claims that could not be read at the last look; each is logged once."""
         self._told: dict[JobKey, dict[str, datetime]] = {}
+        self._volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
         self._admitted: dict[JobKey, int] = {}
 
     def admit(self, key: JobKey, generation: int) -> None:
@@ -52,8 +56,26 @@ class Memory:
             self._told.pop(key, None)
         return told
 
+    def volume_wait(self, key: JobKey, waits: bool, now: datetime) -> datetime | None:
+        """Up to when a pod of the job may have waited for a volume.
+
+        The wait ended at any time between the last look at which it did and the first at which it does not.
+        """
+        last, waited = self._volume_waits.get(key, (None, False))
+        if not (waits or waited):
+            return last
+        self._volume_waits[key] = (now, waits)
+        return now
+
     def forget(self, key: JobKey) -> None:
-        for table in (self.refusals, self.samples, self._told, self._admitted):
+        for table in (
+            self.refusals,
+            self.samples,
+            self.unread,
+            self._told,
+            self._admitted,
+            self._volume_waits,
+        ):
             table.pop(key, None)
         self.ungrouped.discard(key)
         self.cleanup_refused.pop(key.uid, None)

@@ -116,6 +116,24 @@ class NodeView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimView:
+    """What decisions need of a PersistentVolumeClaim."""
+
+    name: str
+    owner_uid: str = ""
+    """Of the controller that it belongs to."""
+    access_modes: tuple[str, ...] = ()
+    bound: bool = False
+    """Whether it has its volume. Some classes make that only when a pod has a node."""
+    selected: bool = False
+    """Whether such a class was given a node, and has not made the volume."""
+    going: bool = False
+    """Whether it is being deleted; no pod without a node gets one with it any more."""
+    unread: str = ""
+    """Why the API server does not say more of it than this; "" where it does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
     """The API server's no to a pod of ours, remembered so that plan.py can say it and wait."""
 
@@ -187,6 +205,11 @@ class Observed:
     """By UID of a pod of the current attempt: when this process first saw the deadline on it."""
     zoned: bool = True
     """Whether this cluster's nodes have a zone."""
+    claims: Mapping[str, ClaimView | None] = field(default_factory=dict)
+    """Claims of the pods' volumes, by name, as the API server has them now; None: there is none of that name.
+    Asked for only where `policies.claims.wanted` names them."""
+    volume_wait: datetime | None = None
+    """Up to when, as far as this process has seen, a pod of the job may have waited for a volume."""
     gang_api: GangApi | None = None
     """What this cluster serves of Kubernetes' own gang scheduling."""
     karpenter: bool = False

@@ -41,10 +41,14 @@ OUTCOME_FINALIZER: Final = f"{DOMAIN}/outcome"
 """Set in the POST of a pod, removed once the job's status holds how it ended."""
 PINNED_ANNOTATION: Final = f"{DOMAIN}/pinned-to"
 """On a pod: host name that its node affinity keeps it on, because its rank was there before."""
+SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
+"""On a claim: the scheduler's choice for the pod that waits for its volume."""
 AVOIDS_ANNOTATION: Final = f"{DOMAIN}/avoids"
 """On a pod: host names that its node affinity keeps it off, separated by commas."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 TRAINER_CONTAINER: Final = "trainer"
+CLAIMS: Final = "persistentvolumeclaims"
+"""Plural, as in the API's paths."""
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 
@@ -151,6 +155,7 @@ class Reason(StrEnum):
     WAITING_FOR_POD = "WaitingForPod"
     WAITING_FOR_QUEUE = "WaitingForQueue"
     WAITING_FOR_BACKOFF = "WaitingForBackoff"
+    WAITING_FOR_CLAIM = "WaitingForClaim"
     PREDECESSOR_SAVES = "DeletedJobStillSaving"
     CONTAINER_STARTING = "ContainerStarting"
     TRAINING = "Training"
@@ -198,6 +203,13 @@ def cleanup_name(job: str, job_uid: str) -> str:
     """Of the pod that deletes the checkpoints of a deleted job."""
     uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
     suffix = f"-{uid_hash}-cleanup"
+    return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+
+
+def cache_claim_name(job: str, job_uid: str) -> str:
+    """Of the claim that is made for a job's data cache, for all its attempts."""
+    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
+    suffix = f"-{uid_hash}-data-cache"
     return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 

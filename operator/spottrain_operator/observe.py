@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from spottrain_operator.api import Job, JobKey
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
+from spottrain_operator.errors import ApiError
+from spottrain_operator.logs import about
 from spottrain_operator.memory import Memory
-from spottrain_operator.model import Limits, NodeView, Observed, PodView
+from spottrain_operator.model import ClaimView, Limits, NodeView, Observed, PodView
 from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
-from spottrain_operator.policies import pins
+from spottrain_operator.policies import claims, pins
 from spottrain_operator.policies.avoid import may_be_in_vain
 from spottrain_operator.pools import Pool
-from spottrain_operator.views import ended_of, node_view, pod_view
+from spottrain_operator.views import claim_view, ended_of, node_view, pod_view
+
+logger = logging.getLogger(__name__)
 
 
 async def find_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
@@ -57,10 +63,7 @@ async def observe(
     current = [p for p in pods if p.attempt == job.status.attempt]
     predecessors = await _predecessors(job, caches, cluster)
     cleanup = await _cleanup(job, cluster)
-    admitted = memory.admitted(job)
-    if job.spec is not None and len(current) == job.spec.workers and admitted:
-        memory.refusals.pop(job.key, None)  # it was of a POST, and here is the pod
-    return Observed(
+    observed = Observed(
         now=now,
         job=job,
         pods=pods,
@@ -68,8 +71,7 @@ async def observe(
         nodes=await _nodes(job, (*pods, *predecessors), caches, cluster),
         default_pool=default_pool,
         pools=pools,
-        admitted=admitted,
-        refusal=memory.refusals.get(job.key),
+        admitted=memory.admitted(job),
         sample=memory.samples.get(job.key),
         watched_since=memory.began,
         told=memory.told(job.key, current, now),
@@ -81,6 +83,32 @@ async def observe(
         karpenter=caches.nodes.karpenter(),
         limits=limits,
     )
+    found = {name: await _claim(job.key, name, cluster, memory) for name in claims.wanted(observed)}
+    return _remembered(replace(observed, claims=found), current, memory)
+
+
+async def _claim(key: JobKey, name: str, cluster: Cluster, memory: Memory) -> ClaimView | None:
+    """A claim that cannot be read must not keep pods from being told, deleted and replaced."""
+    told = memory.unread.setdefault(key, set())
+    try:
+        raw = await cluster.get_claim(key.namespace, name)
+    except ApiError as error:
+        if name not in told:
+            words = "%s: PersistentVolumeClaim %s cannot be read: %s"
+            logger.warning(words, key, name, error, extra=about(key))
+        told.add(name)
+        return ClaimView(name=name, unread=str(error) or f"status {error.status}")
+    told.discard(name)
+    return claim_view(raw) if raw is not None else None
+
+
+def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:
+    """With what this process remembers, as far as that holds in view of pods and claims."""
+    key, spec = o.job.key, o.job.spec
+    if spec is not None and len(current) == spec.workers and o.admitted and claims.to_make(o) is None:
+        memory.refusals.pop(key, None)  # it was of a POST, and here is what was to be made
+    volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
+    return replace(o, refusal=memory.refusals.get(key), volume_wait=volume_wait)
 
 
 def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:

@@ -32,7 +32,7 @@ from spottrain_operator.model import (
     PodView,
 )
 from spottrain_operator.names import Cause, Condition, Reason, pod_name
-from spottrain_operator.policies import avoid, capacity, cleanup, gang, hang, lifecycle, pins, restart
+from spottrain_operator.policies import avoid, capacity, claims, cleanup, gang, hang, lifecycle, pins, restart
 from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
 from spottrain_operator.policies.gone import ended, saving_predecessor
 from spottrain_operator.status import with_condition, with_final_word, with_pods, with_record
@@ -138,7 +138,8 @@ def under_notice(o: Observed) -> Decision | None:
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is told to save and end"), before=before)
     going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
     done_with = o.job.spec.suspend or _judged_already(o) or _stopping(o)
-    if not going or not o.job.spec.replaces_during_notice or done_with:
+    early = o.job.spec.replaces_during_notice and not claims.one_node_at_a_time(o)
+    if not going or not early or done_with:
         return keep
     pod, notice = told[0]
     gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
@@ -187,6 +188,7 @@ def in_vain(o: Observed) -> Decision | None:
     kept_off = [(p, free) for p in team if avoid.may_be_in_vain(p) and (free := avoid.free_again(o, p))]
     words = [f"pod {p.name} was kept off {', '.join(free)}, which can be used again" for p, free in kept_off]
     words += [sentence for p in team if (sentence := pins.in_vain(o, p))]
+    words += [sentence] if (sentence := claims.in_vain(o)) else []
     if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
         words.append(f"the group of pod {team[0].name} lacks ranks, which cannot be made into it any more")
     if words:

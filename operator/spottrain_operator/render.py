@@ -22,7 +22,7 @@ from spottrain.contract import (
     Env,
 )
 
-from spottrain_operator import native, volumes
+from spottrain_operator import datacache, native, volumes
 from spottrain_operator.api import CompileCache, Job, Logs, Status, TrainingJobSpec
 from spottrain_operator.model import Observed
 from spottrain_operator.names import (
@@ -124,6 +124,8 @@ def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
         _join_gang(body, job, status, place)
     ca = spec.checkpoint.ca_bundle
     volumes.equip(body, trainer, ca.source if ca else None)
+    if spec.data_cache is not None:
+        datacache.mount(body, trainer, spec.data_cache, spec.data_cache.claim(job.key.name, job.key.uid))
     _feed(trainer, job, status, grace(spec, pool), place.rank)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -250,7 +252,8 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
     told = environment(job, status, grace_seconds, rank)
     if spec.checkpoint.ca_bundle is not None:
         told[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
-    defaults = {k: v for k, v in _WRITABLE.items() if k not in given}
+    writable = _WRITABLE | datacache.homes(spec.data_cache, trainer)
+    defaults = {k: v for k, v in writable.items() if k not in given}
     kept = [e for e in trainer.get("env") or () if e.get("name") not in told]
     trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items())]
     if secret := spec.checkpoint.credentials_secret:
@@ -286,6 +289,7 @@ def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> 
         Env.TERMINATION_MESSAGE: TERMINATION_LOG,
         Env.PROGRESS_PORT: str(PROGRESS_PORT),
         Env.CACHE_DIR: CACHE_DIR,
+        Env.DATA_CACHE: job.spec.data_cache.path if job.spec.data_cache is not None else "",
     }
     if job.spec.checkpoint.managed:
         values |= _saving(job.spec, status)

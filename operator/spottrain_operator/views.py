@@ -11,7 +11,7 @@ from typing import Any
 
 from spottrain_operator import native, signals
 from spottrain_operator.api import JobKey
-from spottrain_operator.model import Ended, NodeView, Notice, PodView, Waiting
+from spottrain_operator.model import ClaimView, Ended, NodeView, Notice, PodView, Waiting
 from spottrain_operator.names import (
     ATTEMPT_LABEL,
     AVOIDS_ANNOTATION,
@@ -27,6 +27,7 @@ from spottrain_operator.names import (
     PINNED_ANNOTATION,
     RANK_LABEL,
     SAVE_ADVISED_ANNOTATION,
+    SELECTED_NODE_ANNOTATION,
     SOURCE_ANNOTATION,
     TERMINATING_TAINT,
     ZONE_LABEL,
@@ -194,6 +195,20 @@ def node_view(raw: Raw) -> NodeView:
         leaving=signals.leaving(raw),
         out_of_service=signals.out_of_service(raw),
         karpenter=KARPENTER_LABEL in labels,
+    )
+
+
+def claim_view(raw: Raw) -> ClaimView:
+    meta = raw["metadata"]
+    owner: Raw = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), {})
+    bound = raw.get("status", {}).get("phase") == "Bound"
+    return ClaimView(
+        name=meta["name"],
+        owner_uid=owner.get("uid", ""),
+        access_modes=tuple(raw.get("spec", {}).get("accessModes") or ()),
+        bound=bound,
+        selected=not bound and SELECTED_NODE_ANNOTATION in (meta.get("annotations") or {}),
+        going="deletionTimestamp" in meta,
     )
 
 

@@ -25,6 +25,8 @@ CA_DIR: Final = "/etc/spottrain-ca"
 CA_NAME: Final = "ca.crt"
 CA_VARIABLE: Final = "AWS_CA_BUNDLE"
 """Read by botocore, so by whatever of a person's own talks to S3 too."""
+OWN_PATHS: Final = frozenset({PODINFO_DIR, SHM_DIR, HOME_DIR, TMP_DIR, CACHE_DIR, CA_DIR})
+"""Where the operator mounts something of its own."""
 DURABLE: Final = frozenset(
     {
         "persistentVolumeClaim",
@@ -53,7 +55,7 @@ DURABLE: Final = frozenset(
 def equip(body: Json, trainer: Json, ca: Json | None) -> None:
     """A read-only image needs places to write; the deadline comes as a file. `ca`: source of a CA bundle."""
     mounts = list(trainer.get("volumeMounts") or ())
-    added = [w for w in _wanted() if w[1] not in _paths(trainer)]
+    added = [w for w in _wanted() if w[1] not in paths(trainer)]
     trainer["volumeMounts"] = [*mounts, *({"name": name, "mountPath": path} for name, path, _ in added)]
     body["volumes"] = [*(body.get("volumes") or ()), *({"name": name} | source for name, _, source in added)]
     if ca is not None:
@@ -74,8 +76,9 @@ def _wanted() -> list[tuple[str, str, Json]]:
     ]
 
 
-def _paths(trainer: Mapping[str, Any]) -> set[str]:
-    return {_clean(m.get("mountPath")) for m in trainer.get("volumeMounts") or ()}
+def paths(trainer: Mapping[str, Any]) -> set[str]:
+    """Where the template mounts something in it."""
+    return {clean(m.get("mountPath")) for m in trainer.get("volumeMounts") or ()}
 
 
 # --- what it refuses ----------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ def ca_problem(pod: Mapping[str, Any]) -> str:
     hint = "it is the operator's where spec.checkpoint.caBundle is set; leave one of the two out"
     if any(e.get("name") == CA_VARIABLE for e in trainer.get("env") or ()):
         return f"{where}.env must not have {CA_VARIABLE}: {hint}"
-    if any(path == CA_DIR or path.startswith(f"{CA_DIR}/") for path in _paths(trainer)):
+    if any(path == CA_DIR or path.startswith(f"{CA_DIR}/") for path in paths(trainer)):
         return f"{where}.volumeMounts must not have {CA_DIR}: {hint}"
     if any(v.get("name") == CA_VOLUME for v in pod.get("volumes") or ()):
         return f"spec.template.spec.volumes must not have {CA_VOLUME}: {hint}"
@@ -94,8 +97,8 @@ def ca_problem(pod: Mapping[str, Any]) -> str:
 
 def folder_problem(pod: Mapping[str, Any], uri: str) -> str:
     """Why what is saved at a file:// URI is lost with its node, as a sentence; "" where it is not."""
-    trainer, path = judged(pod["containers"]), _clean(unquote(urlsplit(uri).path))
-    mounts = {_clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()}
+    trainer, path = judged(pod["containers"]), clean(unquote(urlsplit(uri).path))
+    mounts = {clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()}
     kinds = {str(v.get("name")): _kind(v) for v in pod.get("volumes") or ()}
     for name, at, source in _wanted():
         mounts.setdefault(at, name)
@@ -119,5 +122,5 @@ def _kind(volume: Mapping[str, Any]) -> str:
     return next((kind for kind in volume if kind != "name"), "emptyDir")
 
 
-def _clean(path: object) -> str:
+def clean(path: object) -> str:
     return posixpath.normpath("/" + str(path or "").lstrip("/"))

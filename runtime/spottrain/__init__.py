@@ -10,50 +10,57 @@ Names are loaded on first use, so that `import spottrain` costs no torch: the op
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spottrain import lazy
 
 if TYPE_CHECKING:
-    from spottrain import data, levers
+    from spottrain import data, diagnosis, levers, schedule
+    from spottrain.data.cache import cached
     from spottrain.device import seed
     from spottrain.guard import Guard
     from spottrain.levers.stopping import EarlyStopping
+    from spottrain.ownloop import training_arguments
     from spottrain.parts import Result
     from spottrain.ranks.parallel import shard
     from spottrain.trainer import Trainer
-    from spottrain.training import LearningRateScaling, Profile
+    from spottrain.training import ActivationCheckpointing, LearningRateScaling, Profile
     from spottrain.weights import load_weights
 
 __all__ = [
+    "ActivationCheckpointing",
     "EarlyStopping",
     "Guard",
     "LearningRateScaling",
     "Profile",
     "Result",
     "Trainer",
+    "cached",
     "data",
+    "diagnosis",
     "levers",
     "load_weights",
+    "schedule",
     "seed",
     "shard",
+    "training_arguments",
 ]
 
+_MODULES = ("data", "diagnosis", "levers", "schedule")
 _HOME = {
+    "ActivationCheckpointing": "training",
     "EarlyStopping": "levers.stopping",
     "Guard": "guard",
     "LearningRateScaling": "training",
     "Profile": "training",
     "Trainer": "trainer",
     "Result": "parts",
+    "cached": "data.cache",
     "seed": "device",
     "shard": "ranks.parallel",
     "load_weights": "weights",
+    "training_arguments": "ownloop",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("data", "levers"):  # spottrain.data.loader, without a second import
-        return import_module(f"spottrain.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'spottrain' has no attribute {name!r}")
-    return getattr(import_module(f"spottrain.{_HOME[name]}"), name)
+# spottrain.data.loader, without a second import
+__getattr__ = lazy.names(__name__, _HOME, _MODULES)

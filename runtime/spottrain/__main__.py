@@ -21,11 +21,12 @@ from typing import NoReturn
 from spottrain.cli import profile
 from spottrain.contract import Env, OnExisting, Outcome, Reason
 from spottrain.errors import ConfigurationError, RunError
+from spottrain.process.born import process_start
 from spottrain.process.gang import Gang, count_gpus
 from spottrain.process.interruption import hold_signals
 from spottrain.process.launcher import Launcher
 from spottrain.process.muster import meet
-from spottrain.process.session import Session, install, leave, process_start, show, use
+from spottrain.process.session import Session, install, leave, show, use
 from spottrain.scribe.outputs import MARK, keep
 
 ABOUT = "Training on spot capacity: it saves before it is interrupted and goes on where it was."

@@ -5,13 +5,15 @@ Every bad value is a `ConfigurationError` that names the variable or field, what
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from spottrain.contract import CompileCacheMode, Env, OnExisting
+from spottrain import log
+from spottrain.contract import CompileCacheMode, Env, OnExisting, library_homes
 from spottrain.errors import ConfigurationError
 from spottrain.training import Training
 
@@ -146,6 +148,44 @@ def deadline_file(env: Mapping[str, str]) -> Path | None:
 
 def save_advised_file(env: Mapping[str, str]) -> Path | None:
     return Path(env[Env.SAVE_ADVISED_FILE]) if env.get(Env.SAVE_ADVISED_FILE) else None
+
+
+def data_cache_folder(env: Mapping[str, str]) -> Path:
+    """Where downloads are kept: the job's volume, or on a laptop a folder of the user's cache."""
+    if told := env.get(Env.DATA_CACHE):
+        if not Path(told).is_absolute():
+            raise ConfigurationError(f"{Env.DATA_CACHE}={told!r} must be an absolute path")
+        return Path(told)
+    user = env.get("XDG_CACHE_HOME", "")  # by its specification a relative one is not to be heeded
+    return (Path(user) if user.startswith("/") else Path.home() / ".cache") / "spottrain" / "data"
+
+
+def use_data_cache(env: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
+    """Points other libraries into the job's volume, unless the user has pointed them elsewhere.
+
+    To be called before they are imported. On a laptop they have folders of their own, which outlive a run.
+    """
+    if not env.get(Env.DATA_CACHE):
+        return
+    for name, folder in library_homes(str(data_cache_folder(env))).items():
+        if _serves(Path(folder)):
+            environ.setdefault(name, folder)
+        elif environ.get(name, folder) == folder:  # not the user's choice: also where the operator has set it
+            environ.pop(name, None)
+            why = f"nothing can be written there, so {name} is left alone: its downloads end with the pod"
+            log.event("data-cache-not-writable", folder=folder, why=why)
+
+
+def _serves(home: Path) -> bool:
+    """Whether a library can download into it, or may find there what somebody has put on a volume that is
+    only read."""
+    try:
+        if home.is_dir() and any(home.iterdir()):
+            return True
+        there = next(each for each in (home, *home.parents) if each.exists())
+    except OSError:  # one that may not even be looked into
+        return False
+    return os.access(there, os.W_OK | os.X_OK)
 
 
 def _read(env: Mapping[str, str], name: Env, parse: Callable[[str], T], default: Any) -> Any:

@@ -59,6 +59,8 @@ class Env(StrEnum):
     """Port of `/progress` and `/metrics`; absent = not served."""
     CACHE_DIR = "SPOTTRAIN_CACHE_DIR"
     """Writable folder for compile caches and downloads."""
+    DATA_CACHE = "SPOTTRAIN_DATA_CACHE"
+    """Folder on a volume that all attempts share, for what is downloaded; absent where there is none."""
     COMPILE_CACHE = "SPOTTRAIN_COMPILE_CACHE"
     """`CompileCacheMode`; absent means `keep`."""
     IMAGE_DIGEST = "SPOTTRAIN_IMAGE_DIGEST"
@@ -69,6 +71,11 @@ class Env(StrEnum):
     """Number of this pod in the gang, from 0. Rank 0 lives in pod 0."""
     RENDEZVOUS = "SPOTTRAIN_RENDEZVOUS"
     """`host:port` of pod 0, where the ranks of all pods meet; set where there are several."""
+
+
+PROFILE: Final = "SPOTTRAIN_PROFILE"
+"""Environment variable that `spottrain profile` or a person sets, and the operator never: which steps are to
+be profiled, as JSON (`diagnosis.window`). It wins over spec.training.profile."""
 
 
 class ExitCode(IntEnum):
@@ -150,10 +157,13 @@ class Reason(StrEnum):
     """The objects were moved to an archive storage class and must be restored first."""
     PEER_LOST = "PeerLost"
     """Another rank of the gang is gone; this one ended because nothing can be computed without it."""
+    DATA_CACHE_FULL = "DataCacheFull"
+    """The volume for what is downloaded has no space left."""
     EARLY_STOPPED = "EarlyStopped"
     """Done before the last step, because an evaluation's figure got no better."""
     OUT_OF_MEMORY = "OutOfMemory"
-    """The memory limit leaves no room for the buffers of a save."""
+    """The memory limit leaves no room for the buffers of a save; or a rank ran out in a step, and all go on
+    with smaller micro-batches at their next start."""
 
 
 MESSAGE_LIMIT: Final = 4096
@@ -222,7 +232,7 @@ class Progress:
     """What `/progress` answers, and `status.progress` shows."""
 
     state: str
-    """Starting, Gated, Restoring, Compiling, Training, Evaluating, Saving, Done."""
+    """Starting, Downloading, Gated, Restoring, Compiling, Training, Evaluating, Saving, Done."""
     attempt: int
     step: int = 0
     totalSteps: int = 0
@@ -244,6 +254,10 @@ class Progress:
     """Since the training last got on, by the trainer's own clock."""
     hangSeconds: float | None = None
     """The limit on `idleSeconds` that holds now; None while none does (gated, restoring, compiling)."""
+    gpuUtilisation: float | None = None
+    """Of this rank's GPU, of 1; None where NVML says nothing. Not in the status, nor is the next."""
+    gpuMemory: float | None = None
+    """Of that GPU's memory, what all processes use, of 1."""
 
     def to_json(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})
@@ -264,6 +278,7 @@ MANIFEST_NAME: Final = "manifest.json"
 LOGS_PREFIX: Final = "logs/"
 PROFILES_PREFIX: Final = "profiles/"
 COMPILE_CACHE_PREFIX: Final = "compile-cache/"
+OUT_OF_MEMORY_PREFIX: Final = "out-of-memory/"
 CHUNK_BYTES: Final = 32 * 2**20
 """Unit of checksums, and least size of a part of an upload."""
 
@@ -271,6 +286,16 @@ CHUNK_BYTES: Final = 32 * 2**20
 def checkpoint_key(term: int, step: int, nonce: str) -> str:
     """Folder of one checkpoint: never the same twice, ordered by no one (HEAD orders)."""
     return f"{CHECKPOINTS_PREFIX}t{term:06d}-s{step:09d}-{nonce}/"
+
+
+def out_of_memory_key(job: str, size: int) -> str:
+    """That micro-batches of `size` samples were too large for a job; 0: the prefix of all of the job's."""
+    return f"{OUT_OF_MEMORY_PREFIX}{job}/" + (f"{size:09d}.json" if size else "")
+
+
+def out_of_memory_policy_key(job: str, policy: str) -> str:
+    """That a trial of one sample's step ran out with this policy of activation checkpointing."""
+    return f"{OUT_OF_MEMORY_PREFIX}{job}/policy-{policy}.json"
 
 
 def log_key(attempt: int, rank: int, number: int) -> str:
@@ -292,12 +317,24 @@ def term_of_key(key: str) -> int | None:
 
 
 # --- inside the pod ---------------------------------------------------------------------------------
+AGAIN_FILE: Final = "SPOTTRAIN_AGAIN_FILE"
+"""Environment of ranks whose launcher can start them again: a file, and a rank that writes into it asks for
+that. Set by our launcher alone; no exit code of its own, for a script may end itself with any."""
 PROGRESS_PORT: Final = 9477
 PODINFO_DIR: Final = "/etc/spottrain"
 DEADLINE_NAME: Final = "termination-deadline"
 SAVE_ADVISED_NAME: Final = "save-advised"
 CACHE_DIR: Final = "/cache"
+DATA_CACHE_DIR: Final = "/var/cache/spottrain"
+"""Default mount path of the data cache."""
+LIBRARY_HOMES: Final = {"HF_HOME": "huggingface", "TORCH_HOME": "torch"}
+"""Variables by which other libraries find their downloads, and their folders in the data cache."""
 DEADLINE_ANNOTATION: Final = "spottrain.io/termination-deadline"
 """RFC 3339 with fractions; the file of the downward API holds the same text."""
 SAVE_ADVISED_ANNOTATION: Final = "spottrain.io/save-advised"
 """On pod and node: RFC 3339 UTC time of a rebalance recommendation, at which an extra save is wise."""
+
+
+def library_homes(data_cache: str) -> dict[str, str]:
+    """The environment that keeps other libraries' downloads in the data cache too."""
+    return {name: f"{data_cache.rstrip('/')}/{folder}" for name, folder in LIBRARY_HOMES.items()}

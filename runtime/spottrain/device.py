@@ -22,11 +22,8 @@ _seeded: int | None = None
 
 def seed(default: int = 0) -> int:
     """Seeds Python, NumPy (if imported) and torch, and returns the seed: the manifest's, else `default`."""
-    from spottrain.training import Training
-
     global _seeded
-    wanted = Training.from_json(os.environ.get(Env.TRAINING, "")).seed
-    value = default if wanted is None else wanted
+    value = _wanted(default)
     _seed_all(value)
     _seeded = value
     return value
@@ -37,9 +34,23 @@ def seed_in_use() -> int:
     return seed() if _seeded is None else _seeded
 
 
+def _wanted(default: int) -> int:
+    from spottrain.training import Training
+
+    wanted = Training.from_json(os.environ.get(Env.TRAINING, "")).seed
+    return default if wanted is None else wanted
+
+
+def seeded() -> bool:
+    """Whether `seed()` was called, and so the manifest's seed holds."""
+    return _seeded is not None
+
+
 def seed_rank(rank: int) -> None:
     """After the model was made alike on all ranks: from here on each draws numbers of its own."""
-    _seed_all((seed_in_use() * 1_000_003 + rank) % 2**63)
+    # Not by seed(): whether the script has called it must be the same on all ranks, new ones too.
+    base = _wanted(0) if _seeded is None else _seeded
+    _seed_all((base * 1_000_003 + rank) % 2**63)
 
 
 def _seed_all(value: int) -> None:

@@ -10,7 +10,9 @@ RunError                 anything that ends the run with a sentence
 ├── CheckpointError      64: missing, damaged beyond fall-back, or not for this model
 │   └── CheckpointArchived 64: in an archive storage class
 ├── TrainingFailed       1: the training itself went wrong, such as a loss that is no number
+├── DataCacheFull        1: no space left for a download; another job may make room
 ├── PeerLost             79: another rank is gone
+├── OutOfMemory          79: a rank of several was; the next start takes smaller micro-batches
 └── Superseded           76: a newer attempt owns HEAD
 """
 
@@ -72,11 +74,25 @@ class TrainingFailed(RunError):
     reason = Reason.TRAINING_FAILED
 
 
+class DataCacheFull(RunError):
+    reason = Reason.DATA_CACHE_FULL
+
+
 class PeerLost(RunError):
     """Whose fault it was is told by the rank that is gone, so this one is not charged."""
 
     outcome = Outcome.INTERRUPTED_LOST
     reason = Reason.PEER_LOST
+
+
+class OutOfMemory(RunError):
+    """Of a rank of several, in a run that finds its micro-batch size: the size is kept for the next start.
+
+    Not charged: each time it is a smaller one, so it comes to an end.
+    """
+
+    outcome = Outcome.INTERRUPTED_LOST
+    reason = Reason.OUT_OF_MEMORY
 
 
 class Superseded(RunError):

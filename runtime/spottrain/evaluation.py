@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -17,10 +17,25 @@ import torch
 
 from spottrain import device as devices
 from spottrain.data import Dataset, Plan, Position, load
+from spottrain.data.room import Room
 from spottrain.ranks.parallel import earliest, of_first, total
 from spottrain.ranks.world import World
 
 Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
+
+
+@contextmanager
+def _apart(model: torch.nn.Module) -> Iterator[None]:
+    """In evaluation mode, without a trace in the random state."""
+    before = devices.random_state()
+    modes = [(module, module.training) for module in model.modules()]  # some may be frozen on purpose
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        devices.set_random_state(before)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,6 +51,8 @@ class Evaluation:
     collate: Callable[[list[Any]], Any] | None
     weight: Callable[[Any], float] | None = None
     """Over how many items a batch's loss is the mean; None: over its samples."""
+    room: Room | None = None
+    """Against which `workers` are held; None: they are not."""
     world: World = field(default_factory=World)
     until: Callable[[], float] = lambda: math.inf
     """Unix seconds at which this rank must have ended."""
@@ -50,20 +67,22 @@ class Evaluation:
         """Means over the samples of the set; None when a stop cut it short."""
         if self._cut(stopping):
             return None
-        before = devices.random_state()
-        modes = [(module, module.training) for module in model.modules()]  # some may be frozen on purpose
-        model.eval()
-        try:
+        with _apart(model):
             return self._means(model, stopping)
-        finally:
-            for module, training in modes:
-                module.training = training
-            devices.set_random_state(before)
+
+    def names(self, model: torch.nn.Module) -> list[str]:
+        """What `run` will give a mean of, by the first batch. All ranks must call it."""
+        step = next(iter(self._plan().steps(Position())))
+        with _apart(model), torch.no_grad(), self.autocast():
+            batch = next(load(self.dataset, iter([step]), workers=0, collate=self.collate))
+            return sorted(self.measure(model, devices.to_device(batch, self.device)))
 
     def _means(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
         steps = list(islice(self._plan().steps(Position()), self._plan().steps_per_epoch))
         sums: dict[str, torch.Tensor] = {}
         counted = 0.0
+        if self.room is not None:
+            self.room.warn(self.workers)
         self._stream = load(self.dataset, iter(steps), workers=self.workers, collate=self.collate)
         for step in steps:
             for share in step.shares:

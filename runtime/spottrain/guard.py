@@ -16,12 +16,14 @@ from typing import Any, Final
 import torch
 
 from spottrain import device as devices
+from spottrain import ownloop
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Stored
 from spottrain.checkpoint.restore import Want
 from spottrain.errors import ConfigurationError
 from spottrain.keeper import Keeper, State
+from spottrain.levers.stopping import EarlyStopping
 from spottrain.loop import STATEFUL, Loop
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
@@ -36,10 +38,15 @@ class Guard(Loop):
     model, optimizer: as they are trained, wrapped (DDP, FSDP2, torch.compile) or not; or dicts of several.
         An optimizer may have parameters that are not the model's.
     scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. Modules in
-        `extra`, such as an average of the weights, are stored like the model. All are the same on all ranks.
+        `extra`, such as an average of the weights, are stored like the model. All are the same on all ranks,
+        but what an object's own_state_dict() gives, as that of `levers.compression.attach` does: this is kept
+        for each rank, and both parts are given to load_state_dict(state, own), None where the rank is new.
+        By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early. None: left out.
     data: what gives the batches, if it can go on where it was: `spottrain.data.loader`, a DataLoader over a
         sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
     max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
+        spec.training.profile is made here too; what else it sets the loop asks for itself, by
+        `spottrain.training_arguments`, and what nobody takes is told.
 
     Make it after everything it is given, and after the wrapping. Random state of Python, NumPy, torch and the
     current GPU is kept for each rank. Raises RunError.
@@ -103,6 +110,10 @@ class Guard(Loop):
                 )
             named = {kind: given}
         for name, each in named.items():
+            if each is None:  # an average, say, that the settings do not want
+                continue
+            if isinstance(each, EarlyStopping):
+                ownloop.agreeing(each, self.session.world)
             if isinstance(each, torch.nn.Module):
                 self._modules[name] = modelstate.plain(each)
             elif all(hasattr(each, method) for method in STATEFUL):
@@ -140,14 +151,22 @@ class Guard(Loop):
         for name, module in self._modules.items():
             self._require(modelstate.load_model(module, tree["modules"][name]))
         for name, each in self._objects.items():
-            self._load_object(name, each, tree["objects"][name])
+            self._load_object(name, each, tree["objects"][name], None if new_rank else own.get("objects", {}))
         self._load_progress(tree["progress"], own, new_rank)
 
-    def _load_object(self, name: str, each: Any, saved: Any) -> None:
+    def _own(self) -> dict[str, Any]:
+        objects = {n: each.own_state_dict() for n, each in self._objects.items() if _has_own(each)}
+        return super()._own() | {"objects": objects}
+
+    def _load_object(self, name: str, each: Any, saved: Any, own: Mapping[str, Any] | None) -> None:
+        """own: this rank's part of all objects; None where it is new."""
         if name.split(".")[0] == "scaler" and not (saved and each.state_dict()):
             return  # a GradScaler that is, or was, switched off has no state
         try:
-            each.load_state_dict(saved)
+            if _has_own(each):
+                each.load_state_dict(saved, own.get(name) if own is not None else None)
+            else:
+                each.load_state_dict(saved)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise self._incompatible(f"its {name} does not fit ({error})") from error
 
@@ -187,9 +206,19 @@ class Guard(Loop):
     def _final(self) -> Mapping[str, Any]:
         return modelstate.model_state(self._model)
 
+    def _early(self) -> str:
+        """A reason that was given before the last step. One that the loop has not heeded ends nothing."""
+        given = (each.reason for each in self._objects.values() if isinstance(each, EarlyStopping))
+        return "" if self.done else next((reason for reason in given if reason), "")
+
     def _rate(self) -> float | None:
         groups = next(iter(self._optimizers.values())).param_groups
         return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+
+
+def _has_own(each: Any) -> bool:
+    """Whether a part of its state is this rank's alone."""
+    return hasattr(each, "own_state_dict")
 
 
 def _copied(parameter: torch.nn.Parameter, saved: torch.Tensor, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ class Judge:
     """`every`: optimizer steps between evaluations; there is always one at the end.
 
     evaluation: None: there is no set, and nothing is ever judged. ema: evaluated in place of the weights.
+    told: called with what an evaluation found.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Judge:
         stopping: EarlyStopping | None,
         ema: EMA | None,
         session: Session,
+        told: Callable[[int, dict[str, float]], None],
     ) -> None:
         self.evaluation, self.stopping, self.ema = evaluation, stopping, ema
         self.every, self.total_steps = every, total_steps
@@ -43,14 +46,26 @@ class Judge:
         """Step of the last evaluation: one that a stop cut short is done again."""
         self.cut = False
         """Whether a stop cut an evaluation short on all ranks."""
-        self.told: Callable[[int, dict[str, float]], None] = lambda step, values: None
-        """Called with what an evaluation found."""
-        self._model, self._session = model, session
+        self._model, self._session, self._told = model, session, told
+        if stopping is not None:
+            doubt = stopping.doubt(evaluations=math.ceil(total_steps / every), total_steps=total_steps)
+            if doubt is not None:
+                log.event("advice", about="early-stopping", text=doubt)
 
     @property
     def enough(self) -> str:
         """Why the training ends before its last step; "" while it does not."""
         return (self.stopping.reason or "") if self.stopping is not None else ""
+
+    def require(self) -> None:
+        """Before the first step: whether the metric that is waited for comes, by one batch. For all ranks.
+
+        Raises ConfigurationError.
+        """
+        stopping, evaluation = self.stopping, self.evaluation
+        if stopping is not None and evaluation is not None and not self.evaluated:
+            names = ["loss"] if stopping.metric == "loss" else evaluation.names(self._model)
+            stopping.require(evaluates=True, metrics=names)
 
     def due(self, step: int) -> bool:
         due = step % self.every == 0 or step == self.total_steps
@@ -82,7 +97,7 @@ class Judge:
         shown = {f"eval_{name}": f"{value:.9g}" for name, value in values.items()}
         if self._session.world.first:
             log.event("evaluated", step=step, **shown, seconds=time.perf_counter() - began)
-        self.told(step, {f"eval_{name}": value for name, value in values.items()})
+        self._told(step, {f"eval_{name}": value for name, value in values.items()})
 
     def _note_best(self, loss: float, step: int, keeper: Keeper) -> None:
         """Saves the best so far, unless an upload is under way: best is then the best that was saved."""

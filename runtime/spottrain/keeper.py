@@ -25,10 +25,11 @@ from spottrain.checkpoint.choice import Restored
 from spottrain.checkpoint.restore import Want
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here, Process, Transfer
-from spottrain.contract import Outcome
+from spottrain.contract import Env, Outcome
 from spottrain.ends import Ends
-from spottrain.errors import PeerLost, RunError
+from spottrain.errors import OutOfMemory, PeerLost, RunError
 from spottrain.head.owner import Claim
+from spottrain.process import again
 from spottrain.process.session import Session
 from spottrain.ranks.agreement import Agreement, alone, led
 from spottrain.ranks.control import Control, connect
@@ -302,13 +303,21 @@ class Keeper:
 
         threading.Thread(target=end, name="spottrain-peer-lost", daemon=True).start()
 
-    def end_without(self, error: PeerLost) -> NoReturn:
-        """Another rank is gone: nothing can be computed any more."""
-        facts = self.session.board.facts
-        outcome = Outcome.INTERRUPTED_LOST if facts.lost_steps > 0 else Outcome.INTERRUPTED
-        if self.checkpoints is not None:
-            self.checkpoints.release()
-        self.session.end_now(outcome, str(error), reason=error.reason)
+    def end_without(self, error: RunError) -> NoReturn:
+        """Another rank is gone, or this one cannot go on: nothing can be computed any more."""
+        text, outcome = str(error), error.outcome
+        if isinstance(error, OutOfMemory):
+            by_itself = again.ask(self.session.env, text) or Env.JOB_UID in self.session.env
+            text += "" if by_itself else ": start it again (spottrain run --nproc does that by itself)"
+        if isinstance(error, PeerLost):
+            if self.checkpoints is not None:
+                self.checkpoints.release()
+        else:
+            self.ends.give_up()  # the others wait for this rank, so an upload under way may get done
+        lost = self.session.board.facts.lost_steps > 0  # asked now: that upload has done what it could
+        if outcome is Outcome.INTERRUPTED_LOST and not lost:
+            outcome = Outcome.INTERRUPTED
+        self.session.end_now(outcome, text, reason=error.reason)
 
     # --- end ----------------------------------------------------------------------------------------
     def finish(self, weights: Callable[[], Mapping[str, Any]]) -> tuple[str, str]:

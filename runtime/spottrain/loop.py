@@ -13,10 +13,12 @@ from typing import Any, Final, NoReturn, Self
 import torch
 
 from spottrain import device as devices
-from spottrain import log
+from spottrain import log, ownloop
 from spottrain.checkpoint import modelstate
 from spottrain.contract import Outcome
-from spottrain.data.fetch import protect
+from spottrain.data.fetch import protect, worker_pids
+from spottrain.diagnosis.loadermemory import LoaderMemory, watched
+from spottrain.diagnosis.profiling import Profiler, of_run
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.keeper import Keeper
 from spottrain.meter import Meter, require_finite
@@ -99,6 +101,9 @@ class Loop:
     """
 
     keeper: Keeper
+    _memory: LoaderMemory | None = None
+    _profiler: Profiler | None = None
+    """From the restore on."""
 
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
         self.session = session
@@ -110,6 +115,9 @@ class Loop:
         if wanted is not None and wanted != max_steps:
             log.event("override", setting="max_steps", manifest=wanted, script=max_steps)
         self.max_steps = wanted or max_steps
+        self._endless = max_steps is None or (wanted is not None and wanted < max_steps)
+        self._output: str | None = None
+        """Where the final weights are, of a loop without an end of its own that `max_steps` has ended."""
         self.step = 0
         self._data = Data(data, session.world)
         self._log_every = log_every
@@ -141,12 +149,16 @@ class Loop:
         """After each optimizer step (and the scheduler's): counts it, and saves when that is due.
 
         Told to stop it saves, gives HEAD up and leaves through SystemExit; all ranks at the same step.
+        Where the loop has no end of its own, or a later one, and the manifest has one, the step that reaches
+        it is the last: it finishes, and a loop that goes on all the same is left with 0.
         loss: of this step, for log and progress; not read from its device before a line is due.
         samples: of this step, all ranks together, where `data` does not know. Answers whether to go on.
         """
         self._require_open()
         self.session.interruption.let_end(None)  # from here on there is work to lose
         if self.done:
+            if self._profiler is not None:
+                self._profiler.close()  # what it has made is still being stored
             raise ConfigurationError(
                 f"max_steps={self.max_steps} are done, and the loop goes on: leave it when advance() answers "
                 "False, or iterate over guard.batches(loader)"
@@ -158,8 +170,9 @@ class Loop:
             self._give_up(error)
             raise
         if stop:
-            self._ended = True
-            self.keeper.ends.interrupted()
+            self._interrupted()
+        if self.done and self._endless:
+            self._output = self.finish()  # now: a loop that does not look at the answer trains on
         return not self.done
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
@@ -175,6 +188,8 @@ class Loop:
             samples=self._data.samples if samples is None else samples,
             epoch=epoch,
         )
+        if self._profiler is not None:
+            self._profiler.step()
 
     def poll(self) -> None:
         """Before each micro-batch of a step that has several: leaves inside of the step, which is dropped.
@@ -188,8 +203,7 @@ class Loop:
             self.session.interruption.let_end(None)
             if self._partial is not None:
                 self._partial.restore()
-            self._ended = True
-            self.keeper.ends.interrupted()
+            self._interrupted()
         if self._partial is None:
             self._partial = devices.Boundary(devices.saved_buffers(self._module()))
 
@@ -197,7 +211,7 @@ class Loop:
         """Batches, pass after pass, until `max_steps` are done."""
         if self.max_steps is None:
             raise ConfigurationError("Guard.batches needs Guard(max_steps=...): without it there is no end")
-        empty = 0
+        empty, self._endless = 0, False  # the loop is ended here, and finishes by itself
         while not self.done:
             empty += 1
             for batch in loader:
@@ -212,12 +226,23 @@ class Loop:
                     "drop_last leaves some"
                 )
 
-    def finish(self) -> str:
-        """After the last step: last checkpoint, final weights, and the job is done. Answers their URI."""
+    def finish(self, *, ended_early: str | None = None) -> str:
+        """After the last step: last checkpoint, final weights, and the job is done. Answers their URI.
+
+        ended_early: why it ends before `max_steps`, as `EarlyStopping.reason` says it: the job is done then
+        too, for the reason EarlyStopped. None: by what the Guard knows itself; "": it is just done.
+        """
+        if self._output is not None:
+            return self._output
         self._require_open()
         self._read_loss()
         self._ended = True
-        return self.keeper.finish(self._final)[0]
+        why = self._early() if ended_early is None else ended_early
+        self.session.board.update(ended_early=why)
+        try:
+            return self.keeper.finish(self._final)[0]
+        finally:
+            self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -244,12 +269,18 @@ class Loop:
         """The learning rate."""
         raise NotImplementedError
 
+    def _early(self) -> str:
+        """Why it ends before its last step, where that is known; else ""."""
+        return ""
+
     def _begin(self, keeper: Keeper) -> None:
         session = self.session
         self.keeper = keeper
         session.board.update(total_steps=self.max_steps or 0, step=0)
+        ownloop.advise(session, ("max_steps",))
         try:
             keeper.begin()
+            self._profiler = self._make_profiler()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -260,6 +291,7 @@ class Loop:
             log_every=self._log_every,
             world=session.world,
         )
+        self._memory = watched(session.world, session.board, worker_pids)
         session.board.update(state="Training")
         if self.done:
             self._done_already()
@@ -293,6 +325,31 @@ class Loop:
         return modelstate.incompatible(self.session.run.checkpoint_uri, why)
 
     # --- inside ---------------------------------------------------------------------------------------
+    def _make_profiler(self) -> Profiler | None:
+        """None where all is done. Raises ConfigurationError where its window ends after the run."""
+        if self.done:
+            return None
+        session, first = self.session, next(self._module().parameters(), None)
+        return of_run(
+            session,
+            session.run.training.profile,
+            start=self.step,
+            total_steps=self.max_steps,
+            device=None if first is None else first.device,
+        )
+
+    def _interrupted(self) -> NoReturn:
+        self._ended = True
+        try:
+            self.keeper.ends.interrupted()
+        finally:  # a notice is short: what was trained is safe by now
+            self._close()
+
+    def _close(self) -> None:
+        for each in (self._memory, self._profiler):
+            if each is not None:
+                each.close()
+
     def _read_loss(self) -> float | None:
         """Raises TrainingFailed where it is no number: such a state is not saved."""
         if self._loss is None:
@@ -307,6 +364,8 @@ class Loop:
         return value
 
     def _require_open(self) -> None:
+        if self._output is not None:  # the manifest's maxSteps are done and stored, and the loop goes on
+            self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
         if self._ended:
             raise ConfigurationError("the Guard has ended: nothing can be counted or saved after finish()")
 
@@ -320,3 +379,4 @@ class Loop:
         if error is not None and (lost := parallel.peer_lost(error, self.session.world)) is not None:
             self.keeper.end_without(lost)
         self.keeper.ends.give_up()
+        self._close()

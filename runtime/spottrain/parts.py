@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import log
-from spottrain import schedule as schedules
 from spottrain.data import Batches, Dataset, Source
+from spottrain.data.room import Room
 from spottrain.data.source import size_of
 from spottrain.device import to_device
 from spottrain.diagnosis.split import Split
-from spottrain.errors import ConfigurationError, TrainingFailed
+from spottrain.errors import ConfigurationError, RunError
 from spottrain.evaluation import Evaluation
 from spottrain.fitting import Fitting
-from spottrain.levers import accumulation, compiling, compression, optimizers, rates
+from spottrain.levers import accumulation, compiling, compression
+from spottrain.levers import trackers as trackers_of
 from spottrain.levers.compression import Compression
 from spottrain.levers.ema import EMA
-from spottrain.levers.precision import Precision
 from spottrain.levers.stopping import EarlyStopping
-from spottrain.levers.trackers import run_id as usable
+from spottrain.levers.trackers import Tracker
 from spottrain.meter import Meter
 from spottrain.process.session import Session
+from spottrain.ranks import parallel
 from spottrain.ranks.parallel import Replica
-from spottrain.ranks.world import World
-from spottrain.settings import WARM_UPS, Settings
-from spottrain.training import AUTO, OPTIMIZERS
+from spottrain.settings import WARM_UPS, Settings, told
+from spottrain.shortages import Shortages
+from spottrain.training import AUTO, MLflow, TensorBoard, WandB
 from spottrain.watch import Watch
 
 if TYPE_CHECKING:
@@ -54,89 +54,15 @@ class Result:
     """Why, where early stopping ended it."""
 
 
-def optimizer(
-    given: torch.optim.Optimizer | str,
-    model: torch.nn.Module,
-    settings: Settings,
-    learning_rate: float | None,
-) -> torch.optim.Optimizer:
-    """The script's, or the one that is named, with the rate of this batch size."""
-    named, fused = settings.optimizer, False if settings.deterministic else None
-    if isinstance(given, str):
-        if given not in OPTIMIZERS:
-            raise ConfigurationError(
-                f"Trainer(optimizer={given!r}): give it a torch Optimizer, or a name: {', '.join(OPTIMIZERS)}"
-            )
-        same = named is None or named.name == given  # else its rate means nothing
-        own = learning_rate if same else None
-        rate = (named and named.learningRate) or own
-        if rate is None:
-            raise ConfigurationError(
-                f"the optimizer {named.name if named else given} needs a learning rate: "
-                "Trainer(learning_rate=...), or spec.training.optimizer.learningRate"
-            )
-        made = optimizers.make(
-            named.name if named else given,
-            model.parameters(),
-            learning_rate=rate,
-            weight_decay=named.weightDecay if named else None,
-            momentum=named.momentum if named else None,
-            fused=fused,
-        )
-    elif named is not None:
-        words = {
-            "learning_rate": named.learningRate,
-            "weight_decay": named.weightDecay,
-            "momentum": named.momentum,
-        }
-        hyper = {name: value for name, value in words.items() if value is not None}
-        made = optimizers.rebuilt(given, named.name, fused=fused, **hyper)
-    else:
-        made = given
-    _scale(made, settings)
-    return made
-
-
-def _scale(made: torch.optim.Optimizer, settings: Settings) -> None:
-    wanted = settings.learning_rate_scaling
-    if wanted is None or wanted.rule == "none":
-        return
-    if isinstance(settings.schedule, LRScheduler):
-        raise ConfigurationError(
-            "learning_rate_scaling sets the rates, and so does a torch LRScheduler: scale the rate that you "
-            "give the optimizer, or use schedule='cosine', 'constant' or a function of the step"
-        )
-    for group in (each for each in made.param_groups if each["lr"]):  # 0 is one that is not trained
-        group["lr"] = rates.scaled(
-            float(group["lr"]),
-            batch_size=settings.batch_size,
-            base_batch_size=wanted.baseBatchSize,
-            rule=wanted.rule,
-        )
-
-
-def schedule(
-    made: torch.optim.Optimizer, settings: Settings, total_steps: int, steps_per_epoch: int | None
-) -> schedules.Schedule:
-    kind: Any = settings.schedule
-    warmup = rates.warmup_steps(
-        steps=settings.warmup_steps,
-        epochs=settings.warmup_epochs,
-        fraction=settings.warmup_fraction,
-        total_steps=total_steps,
-        steps_per_epoch=steps_per_epoch,
-    )
-    if isinstance(kind, str):
-        kind = schedules.shape(kind, warmup_steps=warmup, total_steps=total_steps)
-    return schedules.Schedule(made, kind)
-
-
 def tell_what_cannot_act(settings: Settings, source: Source) -> None:
     """Settings that this train_set or this schedule takes no notice of: else they would seem to hold."""
     loading = ("workers", "prefetch_factor", "pin_memory", "drop_last")
     given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
     if given and not isinstance(source, Batches):
         text = f"{', '.join(given)} cannot act: train_set is a loader, which has settings of its own"
+        log.event("advice", about="data", text=text)
+    if settings.prefetch_factor and not settings.workers and isinstance(source, Batches):
+        text = "prefetch_factor cannot act: it is how far loader workers are ahead, and there are none"
         log.event("advice", about="data", text=text)
     warm_ups = [name for name in WARM_UPS if getattr(settings, name)]
     if warm_ups and not isinstance(settings.schedule, str):
@@ -158,7 +84,15 @@ def fitting(trainer: Trainer) -> Fitting:
         precision=trainer.precision,
         device=trainer.device,
         world=trainer.session.world,
+        shortages=Shortages(store=trainer.session.store, job_uid=trainer.session.run.job_uid),
     )
+
+
+def cannot_go_on(trainer: Trainer, error: BaseException) -> RunError | None:
+    """What an error means that ends this rank alone, and all the others for want of it; None: just itself."""
+    if trainer.step < trainer.total_steps and (short := trainer.fitting.out_of_memory(error, trainer.step)):
+        return short
+    return parallel.peer_lost(error, trainer.session.world)
 
 
 def meter(trainer: Trainer) -> Meter:
@@ -190,6 +124,7 @@ def evaluation(trainer: Trainer, eval_set: Dataset, collate: Any) -> Evaluation:
         workers=workers if isinstance(workers, int) else 0,
         collate=collate,
         weight=trainer.loss_weight,
+        room=Room(eval_set, collate, name="eval_set", ranks=session.world.local_size),
         world=session.world,
         until=lambda: session.interruption.deadline,  # infinite while nobody has asked for an end
         alive=session.board.pulse.beat,
@@ -202,7 +137,8 @@ def keep_up(trainer: Trainer) -> None:
     if found is not None and trainer.fitting.size is not None:
         found.batch_size = trainer.fitting.size
     if found is not None and trainer.settings.workers == AUTO:
-        found.workers = trainer.batches.workers
+        wanted = trainer.batches.workers
+        found.workers = wanted if found.room is None else found.room.most(wanted)
 
 
 def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyStopping | None:
@@ -223,13 +159,19 @@ def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyS
     return found
 
 
-def exchange(replica: Replica, settings: Settings, precision: Precision, split: Split) -> Compression:
+def exchange(trainer: Trainer, replica: Replica, split: Split) -> Compression:
     """How ranks exchange gradients, timed."""
     around: Callable[..., Any] = split.timed
-    kind = settings.gradient_compression
+    kind = trainer.settings.gradient_compression
     if kind == "none" and isinstance(replica.outer, DistributedDataParallel):
         replica.outer.register_comm_hook(None, around())
-    return compression.attach(replica.outer, kind, precision=precision.name, around=around)
+    return compression.attach(
+        replica.outer,
+        kind,
+        start_step=compression.start(trainer.total_steps, trainer.schedule.warmup_steps),
+        precision=trainer.precision.name,
+        around=around,
+    )
 
 
 def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
@@ -241,31 +183,33 @@ def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
     ema.load_state_dict(saved)
 
 
-def weighted(
-    found: list[tuple[Any, float]], count: Callable[[Any], float], world: World
-) -> Iterator[tuple[Any, float]]:
-    """Micro-batches of a step, each with its share by what it counts; a filler stays without any.
-
-    The mean over nothing is no number, and stays none when it is multiplied by 0: in the place of a batch
-    that counts 0 stands one that counts, with no weight. Raises TrainingFailed where this rank has none.
-    """
-    counts = [float(count(batch)) if share else 0.0 for batch, share in found]
-    shares = accumulation.shares_by_count(counts, world)
-    spare = next((batch for (batch, _), number in zip(found, counts, strict=True) if number), None)
-    if spare is None:
-        raise TrainingFailed(
-            "no micro-batch of this step has anything that counts (loss_weight is 0 for each): leave such "
-            "samples out of the set, or raise the batch size"
-        )
-    batches = [batch if number else spare for (batch, _), number in zip(found, counts, strict=True)]
-    return zip(batches, shares, strict=True)
+Weighing = Callable[[list[tuple[Any, float]]], list[tuple[Any, float]]]
 
 
-def compile_first(trainer: Trainer, compiled: torch.nn.Module) -> None:
+def weighing(trainer: Trainer) -> Weighing | None:
+    """Of the micro-batches of a step by what they count; None: by samples, as they come."""
+    count, batches = trainer.loss_weight, trainer.batches
+    if count is None:
+        return None
+
+    def spare() -> Any:
+        """The first micro-batch of the set that counts: the same in each attempt."""
+        assert isinstance(batches, Batches)
+        size = batches.plan.micro_batch_size
+        for start in range(0, len(batches.dataset), size):
+            batch = trainer.fitting.sample(size, start=start)
+            if count(batch):
+                return batch
+            trainer.session.board.pulse.beat()  # it may be far
+        return None
+
+    made = spare if isinstance(batches, Batches) else None
+    return accumulation.Reweighed(count, trainer.session.world, spare=made)
+
+
+def compile_first(trainer: Trainer, compiled: torch.nn.Module, batch: Any) -> None:
     """Before the first collective, so that no rank waits in one while another compiles."""
-    if not trainer.session.world.distributed or not isinstance(trainer.batches, Batches):
-        return
-    batch = to_device(trainer.fitting.sample(trainer.batches.plan.micro_batch_size), trainer.device)
+    batch = to_device(batch, trainer.device)
 
     def step() -> None:
         with trainer.precision.autocast(trainer.device):
@@ -290,6 +234,35 @@ def watch(trainer: Trainer) -> Watch:
     )
 
 
+def trackers(given: Sequence[Tracker], settings: Settings, session: Session) -> list[Tracker]:
+    """The script's, and those of the manifest, which stand in place of its own of the same name."""
+    wanted = settings.trackers
+    asked = {} if wanted is None else {each.name: getattr(wanted, each.name) for each in fields(wanted)}
+    asked = {name: words for name, words in asked.items() if words is not None}
+    kept = [each for each in given if each.name not in asked]
+    for each in given:
+        if each.name in asked:
+            log.event(
+                "override", setting=f"trackers.{each.name}", manifest=told(asked[each.name]), script="own"
+            )
+    if not session.world.first:  # the others make none: its package may ask for a lock, or for an account
+        return kept
+    return kept + [_tracker(words, settings) for words in asked.values()]
+
+
+def _tracker(wanted: TensorBoard | WandB | MLflow, settings: Settings) -> Tracker:
+    config = {name: told(value) for name, value in settings.given().items()}
+    match wanted:
+        case TensorBoard():
+            return trackers_of.TensorBoard(folder=wanted.folder)
+        case WandB():
+            return trackers_of.WandB(**asdict(wanted), config=config)
+        case MLflow():
+            return trackers_of.MLflow(
+                experiment=wanted.experiment, tracking_uri=wanted.trackingURI, config=config
+            )
+
+
 def run_id(session: Session) -> str:
     """Of experiment trackers: one for all attempts of a job."""
-    return usable(session.run.job_uid)
+    return trackers_of.run_id(session.run.job_uid)

@@ -55,9 +55,13 @@ class Facts:
     """What binds the training, by `diagnosis.verdict.Name`."""
     utilisation: float | None = None
     """Of the GPU, by NVML, of 1."""
+    gpu_memory: float | None = None
+    """Of the GPU's, what all processes use, of 1; by NVML."""
     mfu: float | None = None
     flops_per_step: float | None = None
     """Of this rank."""
+    loader_bytes: int | None = None
+    """That the loader workers of this rank hold of their own; None without workers."""
 
     @property
     def lost_steps(self) -> int:
@@ -114,6 +118,8 @@ class Board:
             warning=facts.warning,
             idleSeconds=self.pulse.idle,
             hangSeconds=self.pulse.limit(facts.state),
+            gpuUtilisation=facts.utilisation,
+            gpuMemory=facts.gpu_memory,
         )
 
     def message(
@@ -164,8 +170,10 @@ class Board:
             "spottrain_emergency_seconds": facts.emergency_seconds,
             "spottrain_grace_seconds": facts.grace_seconds,
             "spottrain_gpu_utilisation": facts.utilisation,
+            "spottrain_gpu_memory": facts.gpu_memory,
             "spottrain_mfu": facts.mfu,
             "spottrain_flops_per_step": facts.flops_per_step,
+            "spottrain_loader_private_bytes": facts.loader_bytes,
             "spottrain_idle_seconds": self.pulse.idle,
             "spottrain_hang_seconds": self.pulse.limit(facts.state),
             "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Final, Literal
 
@@ -15,6 +15,7 @@ from spottrain.training import (
     LearningRateScaling,
     Optimizer,
     Profile,
+    Trackers,
     Training,
     problem,
 )
@@ -41,12 +42,26 @@ _MANIFEST_NAME: Final[Mapping[str, str]] = {
     "pin_memory": "data.pinMemory",
     "drop_last": "data.dropLast",
     "profile": "profile",
+    "trackers": "trackers",
     "max_steps": "maxSteps",
     "seed": "seed",
     "deterministic": "deterministic",
 }
 WARM_UPS: Final = ("warmup_steps", "warmup_epochs", "warmup_fraction")
-NEEDED: Final = ("batch_size", "precision", "compile", "compile_mode", "seed", "deterministic", "drop_last")
+GROUPS: Final = (WARM_UPS, ("max_steps", "epochs"))
+"""Settings that say the same in other units."""
+MADE: Final = ("optimizer", "trackers")
+"""What a script gives ready made; who puts the manifest's in its place says so."""
+NEEDED: Final = (
+    "batch_size",
+    "precision",
+    "compile",
+    "compile_mode",
+    "seed",
+    "deterministic",
+    "drop_last",
+    "workers",
+)
 """What may not be None."""
 
 
@@ -80,17 +95,20 @@ class Settings:
     """None: where there is a GPU."""
     drop_last: bool = False
     profile: Profile | None = None
+    trackers: Trackers | None = None
+    """Beside the script's, or in place of those of the same name."""
     seed: int = 0
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_steps is None and self.epochs is None:
-            raise ConfigurationError(
-                "the training has no end: give Trainer max_steps or epochs, or set spec.training.maxSteps"
-            )
         given = [name for name in WARM_UPS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give one")
+
+    def given(self) -> dict[str, Any]:
+        """What is not None, by name."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
 
     def total_steps(self, steps_per_epoch: int | None) -> int:
         """Whichever ends first."""
@@ -105,28 +123,58 @@ class Settings:
         return min(end for end in ends if end is not None)
 
 
-def resolve(manifest: Training, **arguments: Any) -> Settings:
-    """The manifest wins, and each change that it makes is logged. Raises ConfigurationError."""
+ARGUMENTS: Final = tuple(each.name for each in fields(Settings) if each.name not in MADE)
+"""Arguments of `Trainer` that are settings."""
+
+
+def resolve(manifest: Training, *, of_loop: bool = False, **arguments: Any) -> Settings:
+    """The manifest wins, and each change that it makes is logged. Raises ConfigurationError.
+
+    of_loop: of a loop of one's own, which takes what it has named here, and nothing else, and ends by itself.
+    """
     script = {name: _checked(name, value) for name, value in arguments.items()}
     wins = {name: _of(manifest, path) for name, path in _MANIFEST_NAME.items()}
-    wins = {name: value for name, value in wins.items() if value is not None}
+    wins = {n: v for n, v in wins.items() if v is not None and (not of_loop or n in arguments)}
+    for group in GROUPS:  # one of the manifest leaves none of the script's: maxSteps alone says when it ends
+        if any(name in wins for name in group):
+            # A loop of one's own counts by epochs, and the Guard ends it at maxSteps.
+            kept = {"epochs"} if of_loop else set()
+            wins |= {name: None for name in group if name in script and name not in {*wins, *kept}}
     for name, value in wins.items():
-        if value != script.get(name):
+        if name not in MADE and value != script.get(name):
             log.event("override", setting=name, manifest=told(value), script=told(script.get(name)))
-    if "max_steps" in wins:
-        script["epochs"] = None  # maxSteps alone says when it ends
-    if any(name in wins for name in WARM_UPS):
-        script |= dict.fromkeys(WARM_UPS)
-    return Settings(**script | wins)
+    _require_effect(script, wins)
+    found = Settings(**script | wins)
+    if found.max_steps is None and found.epochs is None and not of_loop:
+        raise ConfigurationError(
+            "the training has no end: give Trainer max_steps or epochs, or set spec.training.maxSteps"
+        )
+    return found
+
+
+def set_in(manifest: Training) -> dict[str, str]:
+    """What spec.training sets: its own name of each setting, by the name here."""
+    return {name: path for name, path in _MANIFEST_NAME.items() if _of(manifest, path) is not None}
+
+
+def _require_effect(script: Mapping[str, Any], wins: Mapping[str, Any]) -> None:
+    """The manifest's own are looked at where it is read."""
+    mode = script.get("compile_mode", "default")
+    if mode != "default" and not script.get("compile") and not wins.get("compile"):
+        raise ConfigurationError(
+            f"Trainer(compile_mode={mode!r}): says how to compile, and compile is not true; give "
+            "compile=True, or leave compile_mode out"
+        )
 
 
 def told(value: Any) -> Any:
     """A setting in one word of a log line."""
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is None:
-        return value
+        plain = value is None or isinstance(value, bool | Integral | Real | str | tuple)
+        return value if plain else getattr(value, "__name__", type(value).__name__)
     given = ((name, getattr(value, name)) for name in fields)
-    return ",".join(f"{name}={item}" for name, item in given if item not in (None, ()))
+    return ",".join(f"{name}={told(item)}" for name, item in given if item not in (None, ()))
 
 
 def _of(manifest: Training, path: str) -> Any:
@@ -236,5 +284,4 @@ _CONVERTED: Final[Mapping[str, Any]] = {
     "early_stopping": _early_stopping,
     "learning_rate_scaling": _kind("learning_rate_scaling", LearningRateScaling),
     "profile": _kind("profile", Profile),
-    "optimizer": _kind("optimizer", Optimizer),
 }

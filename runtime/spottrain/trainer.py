@@ -17,7 +17,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import device as devices
-from spottrain import parts, schedule, trainerstate
+from spottrain import optimizing, parts, schedule, trainerstate
 from spottrain.arguments import require_kinds, require_own_parameters, require_positive
 from spottrain.checkpoint import modelstate
 from spottrain.data import Batches, Dataset, Stream
@@ -33,7 +33,7 @@ from spottrain.levers.trackers import Tracker, Trackers
 from spottrain.parts import Result
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
-from spottrain.settings import resolve
+from spottrain.settings import ARGUMENTS, resolve
 from spottrain.training import AUTO, ActivationCheckpointing, LearningRateScaling, Profile
 from spottrain.watch import Watch
 
@@ -60,10 +60,9 @@ class Trainer:
         which is the number of samples of one forward pass; "auto" finds the largest that fits.
     precision: "fp32", "tf32", "bf16", "fp16" with a GradScaler, whose state is saved, or "auto".
     compile, compile_mode: torch.compile; "default", "reduce-overhead", "max-autotune".
-    activation_checkpointing: "none", "all", k for every k-th block, classes of blocks, or "auto": the least
-        that fits.
+    activation_checkpointing: "none", "all", k for each k-th block, classes, or "auto": the least that fits.
     steps_per_epoch: of a train_set that is a loader; needed with several ranks.
-    schedule: "cosine" or "constant" (both after a linear warm-up: `warmup_steps`, `warmup_epochs` or
+    schedule: "cosine", down to a tenth, or "constant" (both after `warmup_steps`, `warmup_epochs` or
         `warmup_fraction`), a function of the step that gives a factor on the learning rate, or a torch
         LRScheduler. learning_rate_scaling: by the batch size.
     ema_decay: of an average of the weights, which evaluations and the final weights are then.
@@ -81,6 +80,8 @@ class Trainer:
 
     watch: Watch
     """From the first step of an attempt on."""
+    _cold: bool
+    """Whether this rank is to compile before it waits for another one."""
 
     def __init__(
         self,
@@ -126,86 +127,80 @@ class Trainer:
         device: str | torch.device | None = None,
         session: Session | None = None,
     ) -> None:
+        script = {name: value for name, value in locals().items() if name in ARGUMENTS}
+        script["seed"] = devices.seed_in_use() if seed is None else seed
         self.session = session or current()
-        self.settings = settings = resolve(
-            self.session.run.training,
-            max_steps=max_steps,
-            epochs=epochs,
-            batch_size=batch_size,
-            micro_batch_size=micro_batch_size,
-            learning_rate_scaling=learning_rate_scaling,
-            schedule=schedule,
-            warmup_steps=warmup_steps,
-            warmup_epochs=warmup_epochs,
-            warmup_fraction=warmup_fraction,
-            clip_grad_norm=clip_grad_norm,
-            precision=precision,
-            compile=compile,
-            compile_mode=compile_mode,
-            activation_checkpointing=activation_checkpointing,
-            ema_decay=ema_decay,
-            gradient_compression=gradient_compression,
-            early_stopping=early_stopping,
-            workers=workers,
-            prefetch_factor=prefetch_factor,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            profile=profile,
-            seed=devices.seed_in_use() if seed is None else seed,
-            deterministic=deterministic,
-        )
-        if settings.deterministic:
-            devices.make_deterministic()
+        self.settings = resolve(self.session.run.training, **script)
         require_positive(log_every=log_every, eval_every=eval_every)
-        world = self.session.world
-        self.device = devices.choose(device or parallel.default_device(world))
         require_kinds(model, optimizer)
-        parallel.join(world, self.device)
-        self.precision = precisions.choose(settings.precision, self.device)
-        self.precision.apply()
-        self.model = modelstate.plain(model).to(self.device)
-        self.optimizer = parts.optimizer(optimizer, self.model, settings, learning_rate)
-        require_own_parameters(self.model, self.optimizer)
-        self.loss, self.metrics, self.loss_weight = loss, metrics, loss_weight
-        self.batches = source(
-            train_set,
-            world,
-            batch_size=settings.batch_size,
-            micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
-            seed=settings.seed,
-            shuffle=shuffle,
-            drop_last=settings.drop_last,
-            steps_per_epoch=steps_per_epoch,
-            workers=settings.workers,
-            collate=collate,
-            pin_memory=parts.pinned(settings, self.device),
-            prefetch_factor=settings.prefetch_factor,
-        )
-        parts.tell_what_cannot_act(settings, self.batches)
-        per_epoch = self.batches.steps_per_epoch
-        self.total_steps = settings.total_steps(per_epoch)
-        self.schedule = parts.schedule(self.optimizer, settings, self.total_steps, per_epoch)
-        self.scaler = self.precision.scaler(self.device)
+        self.loss, self.metrics, self.loss_weight, self.log_every = loss, metrics, loss_weight, log_every
+        self._place(model, optimizer, learning_rate, device)
+        self._feed(train_set, shuffle=shuffle, collate=collate, steps_per_epoch=steps_per_epoch)
         self.fitting = parts.fitting(self)
-        self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
-        self.judge = Judge(
-            None if eval_set is None else parts.evaluation(self, eval_set, collate),
-            model=self.model,
-            every=eval_every or per_epoch or self.total_steps,
-            total_steps=self.total_steps,
-            stopping=parts.early_stopping(settings, evaluates=eval_set is not None, more=metrics is not None),
-            ema=self.ema,
-            session=self.session,
+        self.trackers = Trackers(
+            parts.trackers(trackers, self.settings, self.session), world=self.session.world
         )
-        self.trackers = Trackers(trackers, world=world)
-        self.judge.told = self.trackers.log
-        self.log_every = log_every
+        self._judge_by(eval_set, collate, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
         """The random state, while data are awaited."""
         self.last_loss = torch.tensor(0.0)
         self.saved_compression: tuple[Any, Any] | None = None
         """Of the checkpoint: shared, and this rank's own."""
+
+    def _place(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | str,
+        learning_rate: float | None,
+        device: str | torch.device | None,
+    ) -> None:
+        """The model and what is made of its parameters, on this rank's device."""
+        settings, world = self.settings, self.session.world
+        if settings.deterministic:
+            devices.make_deterministic()
+        self.device = devices.choose(device or parallel.default_device(world))
+        parallel.join(world, self.device)
+        self.precision = precisions.choose(settings.precision, self.device)
+        self.precision.apply()
+        self.model = modelstate.plain(model).to(self.device)
+        self.optimizer = optimizing.optimizer(optimizer, self.model, settings, learning_rate)
+        require_own_parameters(self.model, self.optimizer)
+        self.scaler = self.precision.scaler(self.device)
+        self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
+
+    def _feed(self, train_set: Any, **loading: Any) -> None:
+        """The batches, and what depends on how many there are."""
+        settings = self.settings
+        self.batches = source(
+            train_set,
+            self.session.world,
+            batch_size=settings.batch_size,
+            micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
+            seed=settings.seed,
+            drop_last=settings.drop_last,
+            workers=settings.workers,
+            pin_memory=parts.pinned(settings, self.device),
+            prefetch_factor=settings.prefetch_factor,
+            **loading,
+        )
+        parts.tell_what_cannot_act(settings, self.batches)
+        per_epoch = self.batches.steps_per_epoch
+        self.total_steps = settings.total_steps(per_epoch)
+        self.schedule = optimizing.schedule(self.optimizer, settings, self.total_steps, per_epoch)
+
+    def _judge_by(self, eval_set: Dataset | None, collate: Any, eval_every: int | None) -> None:
+        evaluates, more = eval_set is not None, self.metrics is not None
+        self.judge = Judge(
+            None if eval_set is None else parts.evaluation(self, eval_set, collate),
+            model=self.model,
+            every=eval_every or self.batches.steps_per_epoch or self.total_steps,
+            total_steps=self.total_steps,
+            stopping=parts.early_stopping(self.settings, evaluates=evaluates, more=more),
+            ema=self.ema,
+            session=self.session,
+            told=self.trackers.log,
+        )
 
     # --- the run ------------------------------------------------------------------------------------
     def fit(self) -> Result:
@@ -227,7 +222,7 @@ class Trainer:
             except PeerLost as error:
                 self.keeper.end_without(error)
             except BaseException as error:
-                if (lost := parallel.peer_lost(error, self.session.world)) is not None:
+                if (lost := parts.cannot_go_on(self, error)) is not None:
                     self.keeper.end_without(lost)
                 self.keeper.ends.give_up()
                 raise
@@ -246,6 +241,8 @@ class Trainer:
         self.trackers.begin(parts.run_id(self.session), self.step)
         self.session.board.update(state="Compiling" if self.settings.compile else "Training")
         self.fitting.fit()
+        parts.keep_up(self)
+        self.judge.require()
 
     def _train(self, steps: Stream) -> bool:
         """Optimizer steps until the end (True) or until a stop is asked for (False)."""
@@ -272,9 +269,10 @@ class Trainer:
             if failed:  # out here nothing holds the frames, and they the tensors, any more
                 self._drop(before)
                 self.fitting.shrink()
+                self._weighing = parts.weighing(self)  # its stand-in was larger
                 continue
             stopping.let_end(None)  # from here on there is work to lose
-            self._update()
+            moved = self._update()
             self.step += 1
             self.batches.done(step)
             self.last_loss = loss
@@ -282,7 +280,8 @@ class Trainer:
                 devices.settle_memory()
                 watch.split.restart()
             self._meter.tell(self.step, step, loss, self.schedule.rate)
-            self.schedule.after_step()
+            if moved:
+                self.schedule.after_step()
             watch.step_done()
             self._judge()
             if self._over or self._boundary():
@@ -292,6 +291,9 @@ class Trainer:
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
         """Forward and backward of one micro-batch; its part of the step's loss."""
         split, size = self.watch.split, self.session.world.size
+        if self._cold:
+            parts.compile_first(self, self._compiled, batch)
+            self._cold = False
         with accumulation.sync(self._replica.outer, last=last):
             with split.h2d():
                 batch = devices.to_device(batch, self.device)
@@ -301,18 +303,18 @@ class Trainer:
                 self.scaler.scale(part * size).backward()  # type: ignore[no-untyped-call]
         return part.detach()
 
-    def _update(self) -> None:
-        """One optimizer step with the gradients that were gathered."""
+    def _update(self) -> bool:
+        """One optimizer step with the gradients that were gathered; whether the weights moved."""
         with self.watch.split.compute():
             if self.settings.clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
             self.schedule.before_step(self.step)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+            moved = precisions.step(self.scaler, self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
-            if self.ema is not None:
+            if moved and self.ema is not None:
                 self.ema.update(self.step + 1)
+            return moved
 
     def _drop(self, before: devices.Boundary | None) -> None:
         """A partial step, as if it had not begun."""
@@ -325,9 +327,8 @@ class Trainer:
             with self.watch.split.data():
                 return next(micro_batches, None)
 
-        if self.loss_weight is not None:
-            whole = self._awaited(lambda: list(iter(fetch, None)))
-            yield from parts.weighted(whole, self.loss_weight, self.session.world)
+        if self._weighing is not None:
+            yield from self._weighing(self._awaited(lambda: list(iter(fetch, None))))
             return
         yield self._awaited(fetch)
         yield from iter(fetch, None)
@@ -385,15 +386,15 @@ class Trainer:
     def _assemble(self) -> None:
         """What needs the restored model: the replica, what ranks send each other, the compiled model."""
         world, settings = self.session.world, self.settings
-        self._stopped = False
+        self._stopped, self._weighing = False, parts.weighing(self)
         self.watch = parts.watch(self)
         deterministic = settings.deterministic
         self._replica = parallel.Replica(self.model, world, self.device, deterministic=deterministic)
-        self.compression = parts.exchange(self._replica, settings, self.precision, self.watch.split)
+        self.compression = parts.exchange(self, self._replica, self.watch.split)
         if self.saved_compression is not None:
             self.compression.load_state_dict(*self.saved_compression)
         self._compiled: Any = self._replica.outer
         if settings.compile:
             self._compiled = compiling.compiled(self._replica.outer, settings.compile_mode)
-            parts.compile_first(self, self._compiled)
+        self._cold = settings.compile and world.distributed
         self._meter = parts.meter(self)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from spottrain import device as devices
 from spottrain import log, parts
 from spottrain.checkpoint import modelstate
@@ -45,6 +47,7 @@ def _shared(it: Trainer) -> dict[str, Any]:
             "trained": it.keeper.trained,
             "trackers": it.trackers.state_dict(),
             "micro_batch_size": it.fitting.size,
+            "micro_batch_room": it.fitting.room,
             **it.judge.state_dict(),
         },
     }
@@ -54,6 +57,7 @@ def _own(it: Trainer) -> dict[str, Any]:
     """The rest of it."""
     return {
         "random": it.waiting or devices.random_state(),
+        "loss": float(it.last_loss),
         "data": it.batches.state_dict() if it.batches.per_rank else None,
         COMPRESSION: it.compression.own_state_dict(),
     }
@@ -78,7 +82,9 @@ def _load(it: Trainer, tree: dict[str, Any], own: dict[str, Any], new_rank: bool
     progress = tree["progress"]
     it.step, it.keeper.trained = progress["step"], progress["trained"]
     it.judge.load_state_dict(progress)
+    it.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=it.device)
     it.fitting.before = progress.get("micro_batch_size")
+    it.fitting.room_before = progress.get("micro_batch_room")
     if new_rank:
         log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
         devices.seed_rank(it.session.world.rank)

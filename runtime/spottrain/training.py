@@ -7,6 +7,7 @@ What is absent is the script's own choice. Every bad value is a ConfigurationErr
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final, Literal, NamedTuple
@@ -21,6 +22,7 @@ POLICIES: Final = ("none", "every", "all", "classes", "auto")
 OPTIMIZERS: Final = ("adamw", "sgd", "adafactor")
 SCHEDULES: Final = ("constant", "cosine")
 SCALINGS: Final = ("none", "linear", "sqrt")
+WANDB_MODES: Final = ("online", "offline", "disabled")
 COMPRESSIONS: Final = ("none", "bf16", "powerSGD")
 
 Auto = Literal["auto"]
@@ -81,11 +83,45 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """Steps to leave out, to warm the profiler up, and to record; once in a run."""
+    """Steps to leave out, to warm the profiler up, and to record; once in each attempt."""
 
     wait: int = 10
     warmup: int = 2
     active: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorBoard:
+    """Event files in a folder of a volume, which outlives the pod."""
+
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WandB:
+    """Weights & Biases; its key is WANDB_API_KEY of the container's environment."""
+
+    project: str
+    entity: str | None = None
+    mode: str | None = None
+    folder: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MLflow:
+    """Credentials are MLflow's own environment."""
+
+    experiment: str
+    trackingURI: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trackers:
+    """Experiment trackers, each of which shows one run over all attempts."""
+
+    tensorboard: TensorBoard | None = None
+    wandb: WandB | None = None
+    mlflow: MLflow | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +146,7 @@ class Training:
     earlyStopping: EarlyStopping | None = None
     data: Data | None = None
     profile: Profile | None = None
+    trackers: Trackers | None = None
     maxSteps: int | None = None
     seed: int | None = None
     deterministic: bool | None = None
@@ -126,7 +163,7 @@ class Training:
         found: Training = _read(cls, _FIELDS, raw, "spec.training")
         for holds, words in _TOGETHER:
             if not holds(found):
-                raise ConfigurationError(f"spec.training: {words}")
+                raise ConfigurationError(f"spec.training: {words.format(it=found)}")
         return found
 
 
@@ -181,7 +218,10 @@ def _whole(least: int) -> _Rule:
 
 
 def _number(words: str, holds: Callable[[float], bool] = lambda v: True) -> _Rule:
-    return _Rule(words, lambda v: isinstance(v, int | float) and not isinstance(v, bool) and holds(v))
+    return _Rule(
+        words,
+        lambda v: isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) and holds(v),
+    )
 
 
 def _one_of(words: tuple[str, ...]) -> _Rule:
@@ -196,6 +236,7 @@ _FLAG: Final = _Rule("true or false", lambda v: isinstance(v, bool))
 _ABOVE_0: Final = _number("a number above 0", lambda v: v > 0)
 _NOT_BELOW_0: Final = _number("a number, at least 0", lambda v: v >= 0)
 _NAME: Final = _Rule("a name", lambda v: isinstance(v, str) and bool(v))
+_PATH: Final = _Rule("an absolute path", lambda v: isinstance(v, str) and v.startswith("/"))
 _NAMES: Final = _Rule(
     "a list of names", lambda v: isinstance(v, list) and bool(v) and all(isinstance(n, str) and n for n in v)
 )
@@ -250,6 +291,16 @@ _FIELDS: Final[dict[str, _Rule | _Part]] = {
         },
     ),
     "profile": _Part(Profile, {"wait": _whole(0), "warmup": _whole(0), "active": _whole(1)}),
+    "trackers": _Part(
+        Trackers,
+        {
+            "tensorboard": _Part(TensorBoard, {"folder": _PATH}),
+            "wandb": _Part(
+                WandB, {"project": _NAME, "entity": _NAME, "mode": _one_of(WANDB_MODES), "folder": _PATH}
+            ),
+            "mlflow": _Part(MLflow, {"experiment": _NAME, "trackingURI": _NAME}),
+        },
+    ),
     "maxSteps": _whole(1),
     "seed": _whole(0),
     "deterministic": _FLAG,
@@ -280,11 +331,16 @@ def _policy_fits(training: Training) -> bool:
 
 
 _TOGETHER: Final[tuple[tuple[Callable[[Training], bool], str], ...]] = (
-    (_multiple, "globalBatchSize must be a multiple of microBatchSize"),
+    (
+        _multiple,
+        "globalBatchSize must be a multiple of microBatchSize, and {it.globalBatchSize} is none of "
+        "{it.microBatchSize}: choose a size that divides it, or auto",
+    ),
     (_one_warm_up, "warmupSteps, warmupEpochs and warmupFraction exclude each other; give one"),
     (
         lambda t: t.warmupSteps is None or t.maxSteps is None or t.warmupSteps < t.maxSteps,
-        "warmupSteps must be less than maxSteps",
+        "warmupSteps must be less than maxSteps, and {it.warmupSteps} is not less than {it.maxSteps}: "
+        "shorten it, or give warmupFraction",
     ),
     (
         lambda t: t.compileMode is None or t.compile is True,
@@ -303,6 +359,10 @@ _TOGETHER: Final[tuple[tuple[Callable[[Training], bool], str], ...]] = (
         lambda t: t.earlyStopping is None or {t.earlyStopping.patience, t.earlyStopping.target} != {None},
         "earlyStopping needs patience or target, or it would never end the training",
     ),
-    (_window_fits, "profile records past maxSteps: wait + warmup + active must not be more than maxSteps"),
+    (
+        _window_fits,
+        "profile records past maxSteps: wait + warmup + active must not be more than the {it.maxSteps} steps "
+        "that there are; wait less, or record less",
+    ),
 )
 """What each field alone cannot say; the CEL rules of the CRD say the same."""

@@ -13,24 +13,29 @@ from typing import Any, Final
 import torch
 
 from spottrain import log
-from spottrain.checkpoint.dtensor import is_sharded
+from spottrain.checkpoint.dtensor import any_sharded
 from spottrain.data import Batches, Source
+from spottrain.data.fetch import worker_pids
 from spottrain.data.workers import cores
 from spottrain.device import to_device
-from spottrain.diagnosis import watch
+from spottrain.diagnosis import profiling, watch
 from spottrain.diagnosis.flops import Roofline, Work, counted
+from spottrain.diagnosis.loadermemory import watched
 from spottrain.diagnosis.machine import machine
-from spottrain.diagnosis.profiling import Profiler
 from spottrain.diagnosis.verdict import InUse
-from spottrain.diagnosis.window import Window
 from spottrain.fitting import Fitting
+from spottrain.levers import activations
+from spottrain.levers.memory import memory_of
 from spottrain.levers.precision import Precision, facts_of
 from spottrain.levers.rehearsing import rehearsal, release
 from spottrain.process.session import Session
 from spottrain.settings import Settings
+from spottrain.training import AUTO
 
 EVERY: Final = 64
 """Steps between two looks."""
+SETTLED: Final = 2
+"""Steps after which memory has been at its peak: the optimizer's state is made in the first one."""
 
 
 class Watch:
@@ -53,21 +58,42 @@ class Watch:
         self._settings, self._session = settings, session
         self._model, self._loss_of, self._source, self._fitting = model, loss_of, source, fitting
         self._precision, self._device = precision, device
-        self._watch = watch.Watch(device, precision=precision.name, world=session.world)
+        self._sharded = any_sharded(model)
+        self._watch = watch.Watch(device, precision=precision.name, use=self._in_use(), world=session.world)
         self.split = self._watch.split
         self._steps = 0
-        self._profiler = self._make_profiler(start, total_steps)
+        self._profiler = profiling.of_run(
+            session,
+            settings.profile,
+            start=start,
+            total_steps=total_steps,
+            device=device,
+            facts=self._watch.alone,
+        )
+        self._memory = watched(session.world, session.board, worker_pids)
 
     def step_done(self) -> None:
         """After each optimizer step."""
         self._watch.step_done()
         self._profiler.step()
         self._steps += 1
+        if self._steps == SETTLED:
+            self._advise_on_recomputation()
         if self._steps % EVERY == 0:
             self._look()
 
+    def _advise_on_recomputation(self) -> None:
+        wanted = self._settings.activation_checkpointing.policy
+        if wanted in ("none", AUTO) or self._settings.micro_batch_size == AUTO:
+            return
+        memory = memory_of(self._device, ranks=self._session.world.local_size)
+        if text := activations.needless(peak=memory.peak(), limit=memory.limit):
+            log.event("advice", about="activations", text=text)
+
     def close(self) -> None:
         """At the end of the loop, however it came."""
+        if self._memory is not None:
+            self._memory.close()
         self._profiler.close()
         self._watch.close()
         shares = self.split.whole()
@@ -84,6 +110,7 @@ class Watch:
         self._session.board.update(
             shares=found.shares.shares if found.shares.steps else {},
             utilisation=found.gpu_utilisation,
+            gpu_memory=found.gpu_memory,
             mfu=found.mfu,
             flops_per_step=None if found.step_flops is None else float(found.step_flops),
             verdict="" if found.verdict is None else str(found.verdict.name),
@@ -96,8 +123,7 @@ class Watch:
         By the model as it is before DDP and torch.compile, not within a step of the training: a step that is
         counted runs uncompiled, and the run would no longer be the same bit by bit as one without it.
         """
-        sharded = any(is_sharded(parameter) for parameter in self._model.parameters())
-        if not isinstance(self._source, Batches) or self._settings.deterministic or sharded:
+        if not isinstance(self._source, Batches) or self._settings.deterministic or self._sharded:
             return Work()  # a forward pass may leave traces in a model that only its author knows of
         try:
             return self._counted(self._source)
@@ -119,42 +145,25 @@ class Watch:
         return _times(work, plan.accumulation)
 
     def _in_use(self) -> InUse:
-        settings, cuda = self._settings, self._device.type == "cuda"
+        settings, source = self._settings, self._source
+        ours = source if isinstance(source, Batches) else None
         return InUse(
-            workers=self._source.workers,
-            pin_memory=cuda if settings.pin_memory is None else settings.pin_memory,
+            workers=source.workers,
+            prefetch=None if ours is None else ours.prefetch_factor or 2,  # torch's default
+            pin_memory=None if ours is None else ours.pin_memory,
+            own_loader=ours is None,
             precision=self._precision.name,
             compile=settings.compile,
             compile_mode=settings.compile_mode,
             gradient_compression=settings.gradient_compression,
+            sharded=self._sharded,
+            whole_share=ours is not None and ours.plan.accumulation == 1,
+            drop_last=settings.drop_last,
+            interval_auto=self._session.run.interval.auto,
+            cuda=self._device.type == "cuda",
             bf16=facts_of(self._device).bf16,
-            cores=int(cores(local_ranks=self._session.world.local_size)),
+            cores=max(1, int(cores(local_ranks=self._session.world.local_size))),
         )
-
-    # --- a profile ----------------------------------------------------------------------------------
-    def _make_profiler(self, start: int, total_steps: int) -> Profiler:
-        """A successor with too few steps left for the window makes none: that is no reason to end."""
-        window, session = self._window(), self._session
-        if window is not None and start and start + window.steps > total_steps:
-            why = f"{total_steps - start} steps are left, and the window has {window.steps}"
-            log.event("profile-left-out", why=why)
-            window = None
-        return Profiler(
-            window,
-            session.store,
-            attempt=session.attempt,
-            rank=session.world.rank,
-            total_steps=total_steps,
-            start=start,
-            device=self._device,
-            facts=self._watch.alone,
-        )
-
-    def _window(self) -> Window | None:
-        wanted = self._settings.profile
-        if wanted is not None:
-            return Window(wait=wanted.wait, warmup=wanted.warmup, active=wanted.active)
-        return Window.from_env(self._session.env)
 
 
 def _times(work: Work, count: int) -> Work:

@@ -84,6 +84,7 @@ CHANGES: list[tuple[Json, str]] = [
     ({"gpusPerWorker": 2}, "gpusPerWorker can change only while the job is suspended"),
     ({"workers": 2}, "workers can change only while the job is suspended"),
     ({"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri is immutable"),
+    ({"dataCache": {"claimName": "datasets"}}, "dataCache can change only while the job is suspended"),
     ({"checkpoint": {"uri": None, "managed": False}}, "checkpoint.managed is immutable"),
 ]
 
@@ -107,6 +108,23 @@ def test_while_a_job_is_suspended_all_can_change_but_where_its_checkpoints_are(
     with pytest.raises(Refused, match=r"checkpoint.uri is immutable"):
         uri = {"checkpoint": {"uri": "s3://bucket/other"}}
         kube.call("PATCH", jobs(namespace, "paused"), {"spec": uri}, kind=MERGE)
+
+
+def test_of_a_suspended_job_the_cache_can_change_but_not_the_claim_that_was_made(
+    kube: Kube, namespace: str
+) -> None:
+    kube.create_job(namespace, job_body("cached", suspend=True, dataCache={"size": "10Gi"}))
+
+    def change(**cache: Any) -> Json:
+        spec = {"spec": {"dataCache": cache}}
+        changed: Json = kube.call("PATCH", jobs(namespace, "cached"), spec, kind=MERGE)["spec"]["dataCache"]
+        return changed
+
+    for other in ({"size": "20Gi"}, {"storageClassName": "fast"}, {"accessMode": "ReadWriteOnce"}):
+        with pytest.raises(Refused, match="size, storageClassName and accessMode are immutable"):
+            change(**other)
+    assert change(mountPath="/datasets") == {"size": "10Gi", "mountPath": "/datasets"}
+    assert change(size=None, claimName="datasets") == {"claimName": "datasets", "mountPath": "/datasets"}
 
 
 def test_what_acts_from_the_next_attempt_on_can_change(kube: Kube, namespace: str) -> None:

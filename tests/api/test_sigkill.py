@@ -53,7 +53,7 @@ def proxy(kube: Kube) -> Iterator[KillerProxy]:
         yield proxy
 
 
-def _through(proxy: KillerProxy, folder: Path) -> Path:
+def through(proxy: KillerProxy, folder: Path) -> Path:
     path = folder / "kubeconfig"
     config = {
         "apiVersion": "v1",
@@ -72,7 +72,7 @@ def test_a_kill_after(
     write: Write, server: ApiServer, kube: Kube, namespace: str, proxy: KillerProxy, tmp_path: Path
 ) -> None:
     scene = Scene(kube=kube, namespace=namespace, job="job")
-    with OperatorProcess(kubeconfig=_through(proxy, tmp_path), namespace=namespace) as operator:
+    with OperatorProcess(kubeconfig=through(proxy, tmp_path), namespace=namespace) as operator:
         scene.create()
         old = scene.wait_attempt(1)
         node = scene.bind(old)

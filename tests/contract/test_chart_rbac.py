@@ -47,6 +47,7 @@ async def called_by_the_operator() -> Rights:
         "get_job": recorder.get_job("ml", "j"),
         "get_node": recorder.get_node("n"),
         "get_pod": recorder.get_pod("ml", "p"),
+        "get_claim": recorder.get_claim("ml", "c"),
         "list_pods": recorder.list_pods("ml", "a=b"),
         "create_pod": recorder.create_pod({"metadata": {"namespace": "ml"}}),
         "delete_pod": recorder.delete_pod("ml", "p", uid="u", grace=None),
@@ -61,6 +62,7 @@ async def called_by_the_operator() -> Rights:
     }
     for call in calls.values():
         await call
+    await recorder.create(names.CLAIMS, {"metadata": {"namespace": "ml"}})
     for group in ("workloads", "podgroups"):
         await recorder.create(group, {"metadata": {"namespace": "ml"}}, group="g/v1")
     await recorder.served("g/v1")

@@ -14,6 +14,7 @@ import yaml
 from spottrain.contract import OnExisting
 from spottrain_operator import names
 from spottrain_operator.api import CABundle, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.datacache import AccessMode, DataCache
 from spottrain_operator.pools import CapacityType
 from spottrain_operator.wire import camel
 
@@ -62,6 +63,7 @@ ENUMS: list[tuple[tuple[str, ...], type[StrEnum]]] = [
     (("spec", "capacity", "pools", "[]", "platform"), names.Platform),
     (("spec", "checkpoint", "onExisting"), OnExisting),
     (("spec", "checkpoint", "compileCache"), CompileCache),
+    (("spec", "dataCache", "accessMode"), AccessMode),
     (("status", "phase"), names.Phase),
 ]
 
@@ -85,6 +87,7 @@ def test_the_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
         (spec, parsed),
         (spec["checkpoint"]["properties"], parsed.checkpoint),
         (spec["checkpoint"]["properties"]["caBundle"]["properties"], CABundle()),
+        (spec["dataCache"]["properties"], DataCache()),
         (spec["capacity"]["properties"], parsed.capacity),
         (spec["failurePolicy"]["properties"], parsed.failure_policy),
     ):

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
-from spottrain.config import Run
-from spottrain.contract import DEADLINE_NAME, PODINFO_DIR, PROGRESS_PORT, SAVE_ADVISED_NAME, Env
+from spottrain.config import Run, data_cache_folder
+from spottrain.contract import (
+    DEADLINE_NAME,
+    LIBRARY_HOMES,
+    PODINFO_DIR,
+    PROGRESS_PORT,
+    SAVE_ADVISED_NAME,
+    Env,
+    library_homes,
+)
 from spottrain.process.gang import Gang
 from spottrain.training import (
     PRECISIONS,
@@ -54,6 +62,11 @@ TRAINING: dict[str, Any] = {
     },
     "data": {"workers": "auto", "prefetchFactor": 4, "pinMemory": True, "dropLast": True},
     "profile": {"wait": 1, "warmup": 1, "active": 2},
+    "trackers": {
+        "tensorboard": {"folder": "/data/tb"},
+        "wandb": {"project": "p", "entity": "e", "mode": "offline", "folder": "/data/wandb"},
+        "mlflow": {"experiment": "e", "trackingURI": "http://mlflow:5000"},
+    },
     "maxSteps": 100,
     "seed": 7,
     "deterministic": False,
@@ -79,7 +92,12 @@ def environment() -> dict[str, str]:
     template = {"spec": {"containers": [{"name": "trainer", "image": IMAGE}]}}
     policy = {"hangTimeoutSeconds": 90}
     spec = raw_spec(
-        template=template, training=TRAINING, checkpoint=CHECKPOINT, failurePolicy=policy, workers=2
+        template=template,
+        training=TRAINING,
+        checkpoint=CHECKPOINT,
+        failurePolicy=policy,
+        workers=2,
+        dataCache={"claimName": "datasets", "mountPath": "/datasets/"},
     )
     status = Status(attempt=2, gate_until=after(100.2), known_durable_step=9)
     pod = render.pod(Job.parse(raw_job(spec)), status, POOL, render.Placement(rank=1))
@@ -106,6 +124,11 @@ def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str])
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
     assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")
     assert (run.compile_cache, run.image_digest) == ("off", "sha256:" + "a" * 64)
+
+
+def test_the_data_cache_is_mounted_where_the_runtime_looks_for_it(environment: dict[str, str]) -> None:
+    assert data_cache_folder(environment) == Path("/datasets")
+    assert {k: environment[k] for k in LIBRARY_HOMES} == library_homes("/datasets")
 
 
 def test_the_runtime_reads_what_a_job_without_checkpoints_of_ours_is_told() -> None:
@@ -150,6 +173,7 @@ def test_what_is_not_known_is_not_set() -> None:
     told = render.environment(job, replace(Status(), attempt=1), 110)
     assert Env.KNOWN_DURABLE_STEP not in told and Env.CHECKPOINT_URI not in told
     assert not {Env.CHECKPOINT_PATH_STYLE, Env.CHECKPOINT_KMS_KEY, Env.IMAGE_DIGEST} & set(told)
+    assert not {Env.DATA_CACHE, *LIBRARY_HOMES} & set(told)
     assert told[Env.CHECKPOINT_KEEP_BEST] == "true" and told[Env.COMPILE_CACHE] == "keep"
     assert told[Env.GATE_UNTIL] == "0"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from spottrain.contract import ExitCode
 from spottrain.diagnosis.compiling import compilations
 from spottrain.diagnosis.flops import counted
 from spottrain.diagnosis.verdict import Name
 
+from tests.runs.conftest import SCRIPT, Lab
 from tests.support.hooked import gradients
 from tests.support.slowtrainings import ALONE, TOGETHER, play
 
@@ -44,3 +48,35 @@ def test_a_compiled_model_is_counted_uncompiled_and_stays_compiled() -> None:
     assert work.flops == 2 * 4 * 8 * 8
     compiled(batch)
     assert compilations() == after
+
+
+ONE_CORE = "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n" + SCRIPT
+
+
+@pytest.mark.parametrize(("workers", "told"), [("2", 1), ("1", 0)])
+def test_more_loader_workers_than_cores_are_told_once_at_the_start(lab: Lab, workers: str, told: int) -> None:
+    run = lab.run(script=ONE_CORE, env={"WORKERS": workers})
+    assert run.end(120) == ExitCode.DONE, run.log
+    lines = [line for line in run.log.splitlines() if "event=advice about=loader-workers" in line]
+    assert len(lines) == told, run.log
+    assert all("2 loader workers share 1 core(s)" in line for line in lines)
+
+
+OF_A_GPU = """
+from spottrain.diagnosis import nvml, watch
+
+class Sampler(nvml.Sampler):
+    def __init__(self, device):
+        super().__init__(device, every=0.01, read=lambda: nvml.Sample(utilisation=0.73, memory=0.25))
+
+watch.Sampler = Sampler
+"""
+
+
+def test_how_busy_and_how_full_the_gpu_is_comes_to_the_metrics(lab: Lab) -> None:
+    shown = "\nprint(trainer.session.board.metrics(), trainer.session.board.progress().to_json())\n"
+    script = OF_A_GPU + SCRIPT + shown
+    run = lab.run(script=script, training='{"maxSteps": 70}', env={"PAUSE": "0.02"})
+    assert run.end(120) == ExitCode.DONE, run.log
+    assert re.search(r"spottrain_gpu_utilisation 0\.7[23]", run.log), run.log
+    assert "spottrain_gpu_memory 0.25" in run.log and '"gpuMemory": 0.25' in run.log

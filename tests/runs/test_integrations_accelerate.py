@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import spottrain
 from spottrain.contract import ExitCode, Outcome
+from spottrain.diagnosis.window import profile_key
 from spottrain.weights import digest
 
 from tests.runs.conftest import Lab
@@ -118,6 +119,15 @@ def test_a_checkpoint_of_another_interface_is_refused(lab: Lab) -> None:
     again = lab.run(HEAD + "spottrain.Guard(model=model, optimizer=optimizer)\n", attempt=2)
     assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
     assert "is of kind folder, and this script goes on from kind state" in again.message.message
+
+
+def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
+    training = '{"maxSteps": 6, "emaDecay": 0.9, "profile": {"wait": 1, "warmup": 1, "active": 2}}'
+    run = lab.run(SCRIPT, training=training)
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert "event=override setting=max_steps manifest=6 script=18" in run.log and "step=6/6" in run.log
+    assert "about=training fields=emaDecay " in run.log
+    assert len(list((lab.folder / "store" / profile_key(1, 0, "")).iterdir())) == 2
 
 
 def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(

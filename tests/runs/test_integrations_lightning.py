@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 
 import pytest
 import spottrain
-from spottrain.contract import ExitCode, Outcome
+from spottrain.contract import ExitCode, Outcome, Reason
+from spottrain.diagnosis.window import profile_key
 from spottrain.weights import digest
 
 from tests.runs.conftest import Lab
@@ -136,6 +138,41 @@ def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_th
     assert again.end(60) == ExitCode.DONE, again.log
     assert again.digest == first.digest and not again.losses
     assert '"done"' in head.read_text()
+
+
+def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
+    training = {"maxSteps": 6, "emaDecay": 0.9, "profile": {"wait": 1, "warmup": 1, "active": 2}}
+    env = {"ARGUMENTS": "dict(max_epochs=1, max_steps=-1)"}
+    seen = SCRIPT.replace(
+        "        optimizer = torch.optim.AdamW",
+        '        print("expected", self.trainer.estimated_stepping_batches)\n'
+        "        optimizer = torch.optim.AdamW",
+    )
+    run = lab.run(seen, training=json.dumps(training), env=env)
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert "event=override setting=max_steps manifest=6" in run.log and "step=6/6" in run.log
+    assert "expected 6\n" in run.log, "before the module makes its schedule; an epoch has 5 steps"
+    assert "about=training fields=emaDecay " in run.log
+    assert len(list((lab.folder / "store" / profile_key(1, 0, "")).iterdir())) == 2
+
+
+def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
+    run = lab.run(SCRIPT, training='{"profile": {"wait": 100}}')
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert not run.losses and "maxSteps at least 105" in run.message.message
+    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+
+
+def test_a_training_that_lightnings_early_stopping_ends_is_done_for_it(lab: Lab) -> None:
+    stopping = SCRIPT.replace(
+        "theirs = trainer(spot, ",
+        'theirs = trainer(L.pytorch.callbacks.EarlyStopping("v", patience=1, min_delta=1e9), spot, ',
+    ).replace("import lightning.pytorch as L", "import lightning as L")
+    run = lab.run(stopping)
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert (run.message.outcome, run.message.reason) == (Outcome.DONE, Reason.EARLY_STOPPED)
+    assert run.message.step == 10, "after the second epoch of 5 steps"
+    assert "Monitored metric v did not improve" in run.message.message
 
 
 def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(

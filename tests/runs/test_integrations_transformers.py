@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import spottrain
-from spottrain.contract import ExitCode, Outcome
+from spottrain.contract import ExitCode, Outcome, Reason
+from spottrain.diagnosis.window import profile_key
 from spottrain.weights import digest
 
 from tests.runs.conftest import Lab
@@ -142,6 +143,49 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(lab: Lab) ->
     assert again.end(60) == ExitCode.DONE, again.log
     assert "event=damaged" in again.log and "f00000-00001 has a wrong checksum" in again.log
     assert min(again.losses) == 7, "the one at step 6"
+
+
+def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
+    training = {"maxSteps": 6, "emaDecay": 0.9, "profile": {"wait": 1, "warmup": 1, "active": 2}}
+    run = lab.run(SCRIPT, training=json.dumps(training))
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert "event=override setting=max_steps manifest=6 script=18" in run.log and "step=6/6" in run.log
+    rates = [float(line.split(" lr=")[1].split()[0]) for line in run.log.splitlines() if " lr=" in line]
+    assert rates[-1] == pytest.approx(1e-2 / 6, rel=1e-4), "the Trainer's own schedule ends with it"
+    assert "about=training fields=emaDecay " in run.log
+    assert len(_names(lab.folder / "store" / profile_key(1, 0, ""))) == 2
+
+
+def test_a_scheduler_of_another_length_is_told(lab: Lab) -> None:
+    given = HEAD.replace(
+        "    return Trainer(\n",
+        "    own = torch.optim.AdamW((model := GPT2LMHeadModel(config)).parameters(), lr=1e-2)\n"
+        "    scheduler = torch.optim.lr_scheduler.LinearLR(own, 1.0, 0.1, 18)\n"
+        "    return Trainer(\n        optimizers=(own, scheduler),\n",
+    ).replace("model=GPT2LMHeadModel(config)", "model=model")
+    run = lab.run(given + SCRIPT.removeprefix(HEAD), training='{"maxSteps": 2}')
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert "event=advice about=learning-rate" in run.log and "spec.training.maxSteps 2" in run.log
+
+
+def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
+    run = lab.run(SCRIPT, training='{"profile": {"wait": 100}}')
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert not run.losses and "maxSteps at least 105" in run.message.message
+    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+
+
+def test_a_training_that_an_evaluation_ends_is_done_for_early_stopping(lab: Lab) -> None:
+    stopping = SCRIPT.replace(
+        "theirs = trainer(spot, ",
+        "from transformers import EarlyStoppingCallback\n"
+        "theirs = trainer(EarlyStoppingCallback(1, early_stopping_threshold=1e9), spot, ",
+    )
+    env = {"ARGUMENTS": "dict(eval_strategy='steps', eval_steps=3, metric_for_best_model='loss')"}
+    run = lab.run(stopping, env=env)
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert (run.message.outcome, run.message.reason) == (Outcome.DONE, Reason.EARLY_STOPPED)
+    assert run.message.step == 6 and "after the evaluation at step 6" in run.message.message
 
 
 def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(

@@ -176,6 +176,76 @@ def test_no_rank_outlives_a_launcher_that_is_killed(start: Start) -> None:
     assert all(gone(pid) for pid in pids), run.log
 
 
+ASKS = (
+    BASE
+    + """
+from spottrain.process import again
+from spottrain.errors import ConfigurationError
+print(f"round-of-{rank}", flush=True)
+if not os.path.exists(f"was-here-{rank}"):
+    open(f"was-here-{rank}", "w").close()
+    if rank == 1:
+        while not all(os.path.exists(f"was-here-{other}") for other in range(session.world.size)):
+            time.sleep(0.01)
+        HOW
+        assert again.ask(session.env, "the next start will do better")
+        session.end_now(Outcome.INTERRUPTED_LOST, "Asked.", reason="OutOfMemory")
+    wait()
+    PEER
+"""
+)
+"""`HOW`: before rank 1 asks for all to be started again; `PEER`: what becomes of the others then."""
+LEAVES = "session.end_now(Outcome.INTERRUPTED_LOST, 'Another rank is gone.')"
+
+
+def asks(how: str = "pass", peer: str = LEAVES) -> str:
+    return ASKS.replace("HOW", how).replace("PEER", peer)
+
+
+@pytest.mark.parametrize(
+    "peer", [LEAVES, "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)"], ids=["leaves", "aborts", "hangs"]
+)
+def test_where_a_rank_asks_for_it_all_are_started_again_however_its_peers_end(
+    start: Start, peer: str
+) -> None:
+    run = start(asks(peer=peer), 3, **{Env.GRACE_SECONDS: "4"})
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert [run.log.count(f"round-of-{rank}") for rank in range(3)] == [2, 2, 2]
+    assert "event=started-again processes=3" in run.log
+    assert run.message.outcome is Outcome.DONE, "the last words of the first round do not hold"
+
+
+def test_what_the_round_before_has_lost_is_lost_where_the_next_one_does_not_get_to_do_it_again(
+    start: Start,
+) -> None:
+    lost = "session.board.update(step=30)"
+    again = asks(how=lost) + "else:\n    print(f'again-{rank}', flush=True)\n    time.sleep(60)\n"
+    run = start(again).until("again-0", "again-1").send()
+    assert run.end() == ExitCode.INTERRUPTED_LOST, run.log
+    assert (run.message.outcome, run.message.step) == (Outcome.INTERRUPTED_LOST, 30)
+    assert "Before the ranks were started again: Asked." in run.message.message
+
+
+def test_a_signal_that_comes_while_ranks_are_to_be_started_again_wins(start: Start) -> None:
+    run = start(asks(how="ready(); time.sleep(1.5)")).until("ready-0", "ready-1").send()
+    assert run.end() == ExitCode.INTERRUPTED_LOST, run.log
+    assert run.log.count("round-of-1") == 1 and run.message.outcome is Outcome.INTERRUPTED_LOST
+
+
+def test_ranks_are_not_started_again_where_one_refuses_its_configuration(start: Start) -> None:
+    run = start(asks(peer="raise ConfigurationError('no')"))
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert run.log.count("round-of-1") == 1
+
+
+def test_of_several_pods_ranks_cannot_ask_for_it(start: Start) -> None:
+    meets = {Env.WORKERS: "2", Env.RENDEZVOUS: f"localhost:{free_port()}"}
+    script = BASE + 'print("can-ask", "SPOTTRAIN_AGAIN_FILE" in os.environ, flush=True)'
+    pods = [start(script, 2, pod=f"pod-{n}", **meets, **{Env.WORKER_INDEX: str(n)}) for n in (1, 0)]
+    assert [run.end() for run in pods] == [ExitCode.DONE] * 2
+    assert all(run.log.count("can-ask False") == 2 for run in pods)
+
+
 ORPHANS = (
     BASE
     + """

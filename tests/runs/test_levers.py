@@ -95,7 +95,7 @@ def test_after_fsdp2_its_blocks_are_found_by_the_name_that_the_script_gave_them(
 def test_a_sharded_model_is_refused_a_trial_that_could_hang(world_of_one: None) -> None:
     model = torch.nn.Linear(2, 2)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(ConfigurationError, match="sharded by FSDP2 cannot be found by trial"):
+    with pytest.raises(ConfigurationError, match="sharded by FSDP2 wait for each other in a trial"):
         Trial(
             model,
             torch.optim.SGD(model.parameters()),
@@ -258,11 +258,11 @@ def sizes(limit):
 
 
 trial, all_of_them = sizes(1 << 50)
-base = trial.peaks[1]
+base = trial.peak(1)
 _, some = sizes(base + 250 * MB)
 apply(model, Policy.of("all"))
 recomputing, _ = sizes(1 << 50)
-above = [(each.peaks[64] - base) // MB for each in (trial, recomputing)]
+above = [(each.peak(64) - base) // MB for each in (trial, recomputing)]
 print("found", json.dumps([all_of_them, some, *above]))
 """
 

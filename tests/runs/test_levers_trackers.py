@@ -1,4 +1,4 @@
-"""The real W&B (offline), MLflow (SQLite) and TensorBoard, where they are installed: they are no dependency.
+"""The real W&B (offline), MLflow (SQLite) and TensorBoard; none is a dependency of the runtime.
 
 Attempt 1 logs steps 1 to 5, its last checkpoint being of step 3; attempt 2 does 4 to 7.
 """
@@ -6,6 +6,7 @@ Attempt 1 logs steps 1 to 5, its last checkpoint being of step 3; attempt 2 does
 from __future__ import annotations
 
 import importlib
+import json
 import signal
 import struct
 import time
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spottrain.contract import ExitCode
 from spottrain.levers.trackers import MLflow, TensorBoard, Tracker, Trackers, WandB
+
+from tests.runs.conftest import SCRIPT, Lab
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of themselves
 
@@ -36,13 +40,17 @@ def two_attempts(make: Callable[[], Tracker], capsys: pytest.CaptureFixture[str]
     assert "event=tracker" not in capsys.readouterr().out
 
 
+def accumulated(folder: Path) -> Any:
+    """What TensorBoard shows of the folder."""
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    return reader.EventAccumulator(str(folder)).Reload()
+
+
 def test_tensorboard_shows_each_step_once_and_of_the_later_attempt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("tensorboard")
     two_attempts(lambda: TensorBoard(folder=tmp_path), capsys)
-    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    shown = reader.EventAccumulator(str(tmp_path / "run-1")).Reload()
+    shown = accumulated(tmp_path / "run-1")
     loss = [(event.step, event.value) for event in shown.Scalars("loss")]
     assert loss == [(1, 101), (2, 102), (3, 103), (4, 204), (5, 205), (6, 206), (7, 207)]
     assert [event.step for event in shown.Scalars("eval_loss")] == [2, 4, 6]
@@ -51,16 +59,14 @@ def test_tensorboard_shows_each_step_once_and_of_the_later_attempt(
 def test_a_start_without_a_checkpoint_hides_all_that_tensorboard_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("tensorboard")
     attempt(TensorBoard(folder=tmp_path), resumed=0, steps=range(1, 6), value=100)
     attempt(TensorBoard(folder=tmp_path), resumed=0, steps=range(1, 3), value=200)
-    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    shown = reader.EventAccumulator(str(tmp_path / "run-1")).Reload()
+    shown = accumulated(tmp_path / "run-1")
     assert [(event.step, event.value) for event in shown.Scalars("loss")] == [(1, 201), (2, 202)]
 
 
 def test_mlflow_has_one_run_and_each_step_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mlflow: Any = pytest.importorskip("mlflow")
+    mlflow = importlib.import_module("mlflow")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     two_attempts(lambda: MLflow(experiment="tests", tracking_uri=uri, config={"lr": 0.1}), capsys)
     client = mlflow.MlflowClient(tracking_uri=uri)
@@ -72,11 +78,54 @@ def test_mlflow_has_one_run_and_each_step_once(tmp_path: Path, capsys: pytest.Ca
     assert sorted(point.step for point in history["eval_loss"]) == [2, 4, 6]
 
 
+def test_trackers_of_the_manifest_show_one_run_over_an_attempt_that_was_killed(lab: Lab) -> None:
+    """Steps 8 and 9 are done twice: the last checkpoint is that of step 7."""
+    uri = f"sqlite:///{lab.folder / 'mlflow.db'}"
+    training = {
+        "trackers": {
+            "tensorboard": {"folder": str(lab.folder / "tb")},
+            "mlflow": {"experiment": "tests", "trackingURI": uri},
+        }
+    }
+    client = importlib.import_module("mlflow").MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("tests")  # its tables are made now, which takes seconds
+
+    def logged() -> list[int]:
+        found = client.search_runs([experiment])
+        points = client.get_metric_history(found[0].info.run_id, "loss") if found else []
+        return sorted(point.step for point in points)
+
+    first = lab.run(training=json.dumps(training), env={"PAUSE": "1"}, attempt=1).until("step=9/", 60)
+    until(logged, rows=8)  # what a tracker still has in its queue dies with the process
+    assert first.until("event=committed").send(signal.SIGKILL).end() == -signal.SIGKILL
+    second = lab.run(training=json.dumps(training), attempt=2)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert "event=tracker" not in first.log + second.log
+    assert min(second.losses) <= 9, "it had to do some steps again"
+    shown = accumulated(lab.folder / "tb" / "uid-store")
+    assert [event.step for event in shown.Scalars("loss")] == list(range(1, 25))
+    (run,) = client.search_runs([experiment])
+    assert run.data.params["batch_size"] == "8" and run.data.params["precision"] == "fp32"
+    assert logged() == list(range(1, 25))
+
+
+def test_a_tracker_of_the_manifest_stands_in_place_of_the_script_s_of_its_kind(lab: Lab) -> None:
+    script = SCRIPT.replace(
+        "    max_steps=24,\n",
+        "    max_steps=24,\n    trackers=[spottrain.levers.trackers.TensorBoard(folder='own')],\n",
+    ).replace("import torch, spottrain", "import torch, spottrain, spottrain.levers.trackers")
+    it = lab.run(
+        script, training=json.dumps({"trackers": {"tensorboard": {"folder": str(lab.folder / "tb")}}})
+    )
+    assert it.end(60) == ExitCode.DONE, it.log
+    assert "event=override setting=trackers.tensorboard" in it.log
+    assert (lab.folder / "tb").exists() and not (lab.folder / "own").exists()
+
+
 def test_wandb_offline_has_one_id_and_no_step_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Offline no server knows of the attempt before; each writes a file of its own."""
-    pytest.importorskip("wandb")
     before = signal.getsignal(signal.SIGTERM)
     two_attempts(lambda: WandB(project="tests", mode="offline", folder=tmp_path), capsys)
     assert signal.getsignal(signal.SIGTERM) is before

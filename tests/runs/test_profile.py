@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.contract import Env
+from spottrain.contract import PROFILE, Env
 from spottrain.diagnosis.profiling import Profiler
 from spottrain.diagnosis.split import Seconds, Shares
 from spottrain.diagnosis.verdict import Facts
-from spottrain.diagnosis.window import PROFILE, Window, profile_key
+from spottrain.diagnosis.window import Window, profile_key
 from spottrain.errors import ConfigurationError, StoreUnavailable
 from spottrain.store.folder import FolderStore
 

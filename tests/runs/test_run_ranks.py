@@ -77,7 +77,12 @@ SLOW = {"PAUSE": "0.02"}
 KINDS = {"DDP": {}, "FSDP2": {"SHARD": "1"}}
 LEVERS = {
     "DDP": {"emaDecay": 0.9, "gradientCompression": "bf16", "microBatchSize": "auto"},
-    "FSDP2": {"emaDecay": 0.9, "optimizer": {"name": "sgd", "learningRate": 0.01, "momentum": 0.9}},
+    "FSDP2": {
+        "emaDecay": 0.9,
+        "optimizer": {"name": "sgd", "learningRate": 0.01, "momentum": 0.9},
+        "microBatchSize": "auto",
+        "activationCheckpointing": {"policy": "auto"},
+    },
 }
 """What each kind can, as its manifest says it."""
 

@@ -157,7 +157,7 @@ def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab) -> None:
     assert other.message.reason == Reason.CHECKPOINT_INCOMPATIBLE
     changed = lab.run(SCRIPT.replace("lr=1e-2", "lr=2e-2"))
     assert changed.end() == ExitCode.DONE, changed.log
-    assert "event=override setting=lr checkpoint=0.01 script=0.02" in changed.log
+    assert "event=override setting=lr holds=checkpoint checkpoint=0.01 now=0.02" in changed.log
 
 
 def test_a_late_attempt_is_fenced_out(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -140,6 +141,30 @@ def test_a_batch_that_counts_nothing_does_not_spoil_the_step(lab: Lab) -> None:
     assert "eval_loss=nan" not in it.log
 
 
+MASKED = SCRIPT.replace(
+    "        return x + 0.01 * torch.randn(4), x.sum()\n",
+    "        return x + 0.01 * torch.randn(4), x.sum(), torch.tensor(float(i >= 40))\n",
+).replace(
+    "    return torch.nn.functional.mse_loss(model(batch[0]).float(), batch[1])\n",
+    "    kept = batch[2] > 0\n"
+    "    return torch.nn.functional.mse_loss(model(batch[0]).float()[kept], batch[1][kept])\n",
+)
+MASKED = MASKED.replace(
+    "    max_steps=24,\n", "    loss_weight=lambda batch: float(batch[2].sum()),\n    max_steps=24,\n"
+)
+
+
+def test_a_run_in_which_whole_steps_count_nothing_ends_and_goes_on_bit_by_bit(lab: Lab) -> None:
+    """Ten of 50 samples count, in steps of 2: most steps have none, and batch norm sees what stands in."""
+    plain = done(run(lab, {"globalBatchSize": 2}, script=MASKED, at="plain"))
+    assert [number(loss) for loss in plain.losses.values()].count(0.0) > 5, plain.losses
+    slow = {"PAUSE": "0.02"}
+    first = run(lab, {"globalBatchSize": 2}, script=MASKED, env=slow, attempt=1).until("step=9/")
+    assert first.send().end() == ExitCode.INTERRUPTED
+    second = done(run(lab, {"globalBatchSize": 2}, script=MASKED, attempt=2))
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+
+
 def test_an_optimizer_may_be_named_and_the_manifest_may_name_another(lab: Lab) -> None:
     named = SCRIPT.replace(
         "optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2)", 'optimizer="adamw", learning_rate=1e-2'
@@ -187,3 +212,168 @@ def test_what_cannot_act_is_told(lab: Lab) -> None:
     own = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24,\n    schedule=lambda step: 1.0,\n")
     it = done(run(lab, {"warmupSteps": 5}, script=own))
     assert 'event=advice about=learning-rate text="warmup_steps cannot act' in it.log
+
+
+def test_a_step_without_the_recomputation_that_is_asked_for_is_never_tried(lab: Lab) -> None:
+    """It might not fit, or the loss might not take fewer samples: exactly where recomputation is needed."""
+    picky = SCRIPT.replace(
+        "def loss(model, batch):\n",
+        "def loss(model, batch):\n"
+        "    assert len(batch[1]) == 8 and 'forward' in vars(model.first), 'a pass that nobody asked for'\n",
+    )
+    wanted = {"activationCheckpointing": {"policy": "classes", "classes": ["Linear"]}}
+    done(run(lab, wanted, script=picky, env={"DROP_LAST": "1"}))
+
+
+def test_the_look_for_a_metric_is_made_with_micro_batches_that_fit(lab: Lab) -> None:
+    narrow = MEASURED.replace(
+        "def loss(model, batch):\n",
+        "def loss(model, batch):\n"
+        "    if len(batch[1]) > 4: raise torch.OutOfMemoryError('CUDA out of memory (as a test says it)')\n",
+    )
+    wanted = {"microBatchSize": "auto", "earlyStopping": {"patience": 100, "metric": "accuracy"}}
+    it = done(run(lab, wanted, script=narrow, env={"EVAL": "1"}))
+    assert "event=batch-size micro_batch_size=4 share=8" in it.log
+
+
+def test_a_manifest_may_replace_optimizer_and_schedule_of_a_script_with_a_scheduler(lab: Lab) -> None:
+    wanted = {"schedule": "constant", "optimizer": {"name": "adamw", "learningRate": 0.01}}
+    it = done(run(lab, wanted, script=SCHEDULED))
+    assert " lr=0.01 " in it.log and " lr=0 " not in it.log
+
+
+SCHEDULED = SCRIPT.replace(
+    "trainer = spottrain.Trainer(",
+    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)\n"
+    "warming = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 4))\n"
+    "trainer = spottrain.Trainer(",
+).replace(
+    "    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),\n",
+    "    optimizer=optimizer,\n    schedule=warming,\n",
+)
+
+
+def test_a_schedule_of_the_manifest_takes_the_rate_from_before_the_script_s_scheduler(lab: Lab) -> None:
+    plain = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24,\n    schedule='constant',\n")
+    expected = done(run(lab, {}, script=plain, at="plain"))
+    it = done(run(lab, {"schedule": "constant"}, script=SCHEDULED))
+    assert it.losses == expected.losses, "a LambdaLR that begins at 0 has set the group's rate to 0"
+    assert "event=override setting=schedule manifest=constant script=LambdaLR" in it.log
+
+
+def test_a_rate_that_follows_from_the_batch_size_holds_against_the_checkpoint_s(lab: Lab) -> None:
+    scaling = {"rule": "linear", "baseBatchSize": 8}
+    first = run(lab, {"learningRateScaling": scaling, "schedule": "constant"}, env={"PAUSE": "0.02"})
+    assert first.until("step=9/").send().end() == ExitCode.INTERRUPTED
+    bigger = {"learningRateScaling": scaling, "schedule": "constant", "globalBatchSize": 16}
+    second = done(run(lab, bigger, attempt=2))
+    assert "event=override setting=lr holds=now checkpoint=0.01 now=0.02" in second.log
+    assert " lr=0.02 " in second.log and " lr=0.01 " not in second.log
+
+
+def test_a_rate_for_an_optimizer_that_has_its_own_is_refused(lab: Lab) -> None:
+    both = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24,\n    learning_rate=0.5,\n")
+    it = run(lab, {}, script=both)
+    assert it.end() == ExitCode.BAD_CONFIGURATION and not it.losses
+    assert "learning_rate=0.5) is for an optimizer given by its name" in it.message.message
+
+
+MEASURED = SCRIPT.replace(
+    "    max_steps=24,\n", "    max_steps=24,\n    metrics=lambda model, batch: {'accuracy': 0.5},\n"
+)
+
+
+def test_a_metric_that_the_evaluation_does_not_give_is_refused_before_the_first_step(lab: Lab) -> None:
+    wanted = {"earlyStopping": {"patience": 1, "metric": "auc"}}
+    it = run(lab, wanted, script=MEASURED, env={"EVAL": "1"})
+    assert it.end() == ExitCode.BAD_CONFIGURATION and not it.losses
+    assert "waits for the metric 'auc', and an evaluation gives accuracy, loss" in it.message.message
+    wanted = {"earlyStopping": {"patience": 100, "metric": "accuracy"}}
+    plain = done(run(lab, {}, script=MEASURED, env={"EVAL": "1"}, at="plain"))
+    same = done(run(lab, wanted, script=MEASURED, env={"EVAL": "1"}, at="same"))
+    assert same.losses == plain.losses, "the look has left no trace"
+
+
+def test_early_stopping_that_cannot_act_is_told(lab: Lab) -> None:
+    it = done(run(lab, {"earlyStopping": {"patience": 4}}, env={"EVAL": "1"}))
+    assert "has a patience of 4 evaluation(s), and the run has 4: it cannot end it" in it.log
+
+
+def test_a_step_that_fp16_leaves_out_moves_neither_schedule_nor_average(lab: Lab) -> None:
+    steep = SCHEDULED.replace(
+        "    return torch.nn.functional.mse_loss(",
+        "    steep = 1e30 if model.training and CALLS.pop(0) < 3 else 1.0\n"
+        "    return steep * torch.nn.functional.mse_loss(",
+    ).replace("def loss(model, batch):\n", "CALLS = list(range(1000))\ndef loss(model, batch):\n")
+    it = done(run(lab, {"precision": "fp16", "emaDecay": 0.9}, script=steep))
+    assert it.log.count("event=step-skipped") >= 3
+    rates = [
+        line.split(" lr=")[1].split()[0]
+        for line in it.log.splitlines()
+        if " step=" in line and " lr=" in line
+    ]
+    skipped = it.log.count("event=step-skipped")
+    assert rates[: skipped + 2] == ["0"] * (skipped + 1) + ["0.0025"], (
+        "the scheduler waited for the first step"
+    )
+
+
+def test_gradients_that_overflow_at_every_scale_are_a_failure_that_says_so(lab: Lab) -> None:
+    steep = SCRIPT.replace(
+        "    return torch.nn.functional.mse_loss(", "    return 1e36 * torch.nn.functional.mse_loss("
+    ).replace("    max_steps=24,\n", "    max_steps=100,\n")
+    it = run(lab, {"precision": "fp16"}, script=steep)
+    assert it.end(60) not in (ExitCode.DONE, ExitCode.BAD_CONFIGURATION)
+    assert "gradients overflow at every loss scale down to" in it.message.message
+
+
+def test_checkpointing_that_buys_nothing_is_told(lab: Lab) -> None:
+    wanted = {"activationCheckpointing": {"policy": "classes", "classes": ["Linear"]}}
+    plain = done(run(lab, {}, at="plain"))
+    it = done(run(lab, wanted))
+    assert "event=advice about=activations" in it.log and "memory is not the constraint" in it.log
+    assert it.losses == plain.losses
+
+
+def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruption(lab: Lab) -> None:
+    told = SCRIPT.replace("trainer.fit()", "print('result', trainer.fit().loss)")
+    held = told.replace(
+        "spottrain.seed(3)\n",
+        "spottrain.seed(3)\n"
+        "import spottrain.keeper\n"
+        "def hold(*_, **__): print('all is saved', flush=True); time.sleep(60)\n"
+        "spottrain.keeper.final_weights = hold\n",
+    )
+    stopping = {"earlyStopping": {"patience": 1, "minDelta": 1e9}}
+    first = run(lab, stopping, script=held, env={"EVAL": "1"}).until("all is saved")
+    assert first.send(signal.SIGKILL).end() == -signal.SIGKILL
+    second = done(run(lab, stopping, script=told, env={"EVAL": "1"}, attempt=2))
+    assert not second.losses
+    last = float(second.log.split("result ")[1].split()[0])
+    assert last == pytest.approx(number(first.losses[14]), rel=1e-6)
+
+
+ROOM = SCRIPT.replace(
+    "def loss(model, batch):\n",
+    "import dataclasses, spottrain.fitting\n"
+    "here = spottrain.fitting.memory_of\n"
+    "room = int(os.environ['ROOM']) << 30\n"
+    "spottrain.fitting.memory_of = lambda *a, **k: dataclasses.replace(here(*a, **k), limit=room)\n"
+    "def loss(model, batch):\n"
+    "    if len(batch[1]) > int(os.environ['MOST']): raise torch.OutOfMemoryError('CUDA out of memory')\n",
+)
+
+
+@pytest.mark.parametrize(("deterministic", "size"), [(False, 8), (True, 4)])
+def test_on_a_larger_device_the_size_is_found_anew_unless_bits_are_to_stay(
+    lab: Lab, deterministic: bool, size: int
+) -> None:
+    wanted = {"microBatchSize": "auto", "deterministic": deterministic}
+    first = run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "4", "PAUSE": "0.02"}).until("step=9/")
+    assert first.send().end() == ExitCode.INTERRUPTED
+    assert "event=batch-size micro_batch_size=4 share=8" in first.log
+    same = run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "8", "PAUSE": "0.02"}).until("step=15/")
+    assert same.send().end() == ExitCode.INTERRUPTED
+    assert "event=batch-size micro_batch_size=4 share=8" in same.log, "the room is what it was"
+    larger = done(run(lab, wanted, script=ROOM, env={"ROOM": "16", "MOST": "8"}))
+    assert f"event=batch-size micro_batch_size={size} share=8" in larger.log

@@ -220,7 +220,7 @@ class SavedWhenQueued:
 # --- ours: a real run that is told to stop in the middle of an optimizer step ----------------------------
 SCRIPT: Final = f"""\
 from __future__ import annotations
-import json, os, signal, zlib
+import json, os, signal, sys, zlib
 from contextlib import nullcontext
 import torch, spottrain
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -247,7 +247,8 @@ class Numbered(torch.utils.data.Dataset):
 
 
 def tell(what, **facts):
-    print(what, json.dumps(facts), flush=True)
+    sys.stdout.write(f"{{what}} {{json.dumps(facts)}}\\n")  # in one piece: other threads write as well
+    sys.stdout.flush()
 
 
 def state():

@@ -14,7 +14,7 @@ from spottrain_operator.api import AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.model import Ending, Observed
 from spottrain_operator.names import Cause
-from spottrain_operator.policies import gang, pins
+from spottrain_operator.policies import claims, gang, pins
 from spottrain_operator.pools import CapacityType, Pool
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
@@ -138,16 +138,32 @@ def gives_up_waiting(o: Observed) -> str:
 
 
 def due_pending(o: Observed) -> datetime | None:
-    """Not of a job with a queue: that decides when its pods may have nodes, and admits all or none."""
+    """Not of a job with a queue: that decides when its pods may have nodes, and admits all or none.
+
+    Nor while a claim has no volume, or goes: then no pool has nodes that would do.
+    """
     team = gang.team(o)
     if o.job.spec is None or o.job.spec.queue_name or not team:
         return None
     waiting = [p for p in team if not p.node and p.deleted is None]
+    if claims.wait_for_volume(o):
+        return None
     if any(p.queued for p in waiting) or not (waiting or gang.missing(o, o.job.status)):
         return None
     if not (any(p.node for p in team) or _others(o)):
         return None
-    return min(p.created for p in team) + timedelta(seconds=_patience(o))
+    return _in_want_since(o) + timedelta(seconds=_patience(o))
+
+
+def _in_want_since(o: Observed) -> datetime:
+    """Since when pods may have waited for nothing but nodes.
+
+    Volumes are waited for before that, and what an earlier process has seen of it nobody knows any more.
+    """
+    assert o.job.spec is not None
+    watched = o.watched_since if claims.mounted(o.job.spec) else None
+    times = (min(p.created for p in gang.team(o)), o.volume_wait, watched)
+    return max(t for t in times if t is not None)
 
 
 def _patience(o: Observed) -> int:

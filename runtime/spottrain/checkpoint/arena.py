@@ -12,8 +12,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -22,6 +21,7 @@ from spottrain import log
 from spottrain.checkpoint.dtensor import local
 from spottrain.checkpoint.layout import Layout
 from spottrain.checkpoint.tree import Leaf
+from spottrain.container import Memory, gib, memory
 from spottrain.contract import Reason
 from spottrain.errors import ConfigurationError
 
@@ -30,7 +30,6 @@ MADV_POPULATE_WRITE: Final = 23
 SLICE: Final = 64 * 2**20
 """Bytes made resident at once."""
 FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class Arena:
@@ -110,44 +109,14 @@ class Arena:
             self._bytes[start : start + length].zero_()  # an older kernel
 
 
-def require_memory(needed: int, limit: tuple[int, int] | None = None) -> None:
-    """`limit`: (bytes that the container may use, bytes that it does); default: as the cgroup says."""
-    known = limit or container_memory()
-    if known is None or needed <= known[0] - known[1]:
+def require_memory(needed: int, known: Memory | None = None) -> None:
+    """`known`: of the container; default: as the cgroup says. Without a limit nothing is refused."""
+    known = known or memory()
+    if known is None or needed <= known.left:
         return
     raise ConfigurationError(
-        f"a save needs {_gib(needed)} of memory for a copy of the training state, and the container has "
-        f"{_gib(known[0] - known[1])} left of its limit of {_gib(known[0])}; raise resources.limits.memory "
-        f"by {_gib(needed - known[0] + known[1])} or more. Nothing was overwritten",
+        f"a save needs {gib(needed)} of memory for a copy of the training state, and the container has "
+        f"{gib(known.left)} left of its limit of {gib(known.limit)}; raise resources.limits.memory "
+        f"by {gib(needed - known.left)} or more. Nothing was overwritten",
         reason=Reason.OUT_OF_MEMORY,
     )
-
-
-def container_memory(root: Path = CGROUP) -> tuple[int, int] | None:
-    """(limit, bytes in use that cannot be given back) of this container; None where there is no limit."""
-    for limit, usage, stat in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        try:
-            most = (root / limit).read_text().strip()
-            if most == "max" or int(most) >= 2**60:
-                continue
-            used = int((root / usage).read_text())
-            return int(most), used - _reclaimable(_stat(root / stat))
-        except (OSError, ValueError):
-            continue
-    return None
-
-
-def _stat(path: Path) -> Mapping[str, int]:
-    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
-
-
-def _reclaimable(stat: Mapping[str, int]) -> int:
-    """Bytes of clean files that the kernel drops first."""
-    return stat.get("inactive_file", 0) + stat.get("active_file", 0)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

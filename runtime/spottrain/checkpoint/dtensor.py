@@ -24,6 +24,11 @@ def is_sharded(value: object) -> TypeGuard[Any]:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def any_sharded(module: torch.nn.Module, *, recurse: bool = True) -> bool:
+    """Whether FSDP2 has parameters of the module, those of its submodules included."""
+    return any(map(is_sharded, module.parameters(recurse=recurse)))
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers that this rank holds."""
     return tensor.to_local() if is_sharded(tensor) else tensor

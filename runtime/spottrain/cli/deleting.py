@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from spottrain.cli.answers import Answer, confirm
 from spottrain.cli.reading import head_of
-from spottrain.contract import CHECKPOINTS_PREFIX, COMPILE_CACHE_PREFIX, LOGS_PREFIX, PROFILES_PREFIX
+from spottrain.contract import (
+    CHECKPOINTS_PREFIX,
+    COMPILE_CACHE_PREFIX,
+    LOGS_PREFIX,
+    OUT_OF_MEMORY_PREFIX,
+    PROFILES_PREFIX,
+)
 from spottrain.head.care import Deleting, leftovers
 from spottrain.head.document import folder_of
 from spottrain.head.owner import Walker
@@ -30,7 +36,7 @@ def delete(store: Store, job_uid: str, *, sure: bool = False) -> Answer:
     head = head_of(store)
     doomed = [key for key in keys if folder_of(key) not in head.keys]
     doomed = sorted({*doomed, *leftovers(keys, head)})
-    for rest in (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX):
+    for rest in (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX, OUT_OF_MEMORY_PREFIX):
         doomed += store.list(rest)
     store.delete(doomed)
     store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: folder_of(key) not in head.keys)

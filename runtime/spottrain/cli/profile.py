@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spottrain.contract import Env
-from spottrain.diagnosis.window import PROFILE, Window
+from spottrain import log
+from spottrain.contract import PROFILE, Env
+from spottrain.diagnosis.window import Window
 from spottrain.errors import ConfigurationError
 from spottrain.training import Training
 
@@ -46,10 +47,16 @@ def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> d
         found[Env.CHECKPOINT_URI] = f"profiles/{Path(values['script']).stem}-{moment}"
         text = env.get(Env.TRAINING) or "{}"
         if Training.from_json(text).maxSteps is None:
-            rest = {name: value for name, value in json.loads(text).items() if not name.startswith("warmup")}
-            # The run is so short that no warm-up of the script's would end in it.
-            found[Env.TRAINING] = json.dumps(rest | {"maxSteps": window.steps, "warmupSteps": 0})
+            found[Env.TRAINING] = json.dumps(_short(json.loads(text), window))
     return found
+
+
+def _short(training: dict[str, Any], window: Window) -> dict[str, Any]:
+    """So short that no warm-up of the script's would end in it, and that another window would not fit."""
+    if (given := training.pop("profile", None)) is not None:
+        log.event("override", setting="profile", command=window.to_json(), manifest=json.dumps(given))
+    rest = {name: value for name, value in training.items() if not name.startswith("warmup")}
+    return rest | {"maxSteps": window.steps, "warmupSteps": 0}
 
 
 def _steps(name: str, text: str) -> int:

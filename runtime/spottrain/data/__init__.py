@@ -1,15 +1,21 @@
 """Which samples make up which optimizer step, and what fetches them. Used by `trainer`, `guard`,
-`evaluation`.
+`evaluation`. Names are loaded on first use.
 
     plan.py      `Plan`, `Position`, `Step`: which samples, by seed, epoch, rank. No loader, no files.
     shuffle.py   the order of an epoch
     fetch.py     the loader of map-style sets; workers that outlive a SIGTERM
     workers.py   how many workers it needs, by measurement
+    room.py      whether their copies of the set fit into memory
+    copies.py    about how much one copy takes
     source.py    what the trainer was given, as a `Source`
     batches.py   `Batches`: a map-style set as an endless stream of optimizer steps
     stream.py    `StreamBatches`: the same over anything `Resumable` (StatefulDataLoader, streaming sets)
     adapters.py  `Skipping`, `Streaming`: make a plain loader or a MosaicML one `Resumable`
     sampler.py   `Sampler`, `BatchSampler`, `loader`: for people who keep their own DataLoader
+    cache.py     `spottrain.cached`: what is downloaded once for all attempts. No torch
+    locks.py     who fills it, and what dead fillers have left
+    durable.py   that it is on the volume before it is shown
+    mounts.py    what kind of volume that is
 
 `Batches` and `StreamBatches` are both a `Source`, which is all that the trainer needs:
 
@@ -30,12 +36,19 @@ so where DDP averages over ranks the loss is multiplied by share x ranks. It may
 ranks' samples.
 """
 
-from spottrain.data.adapters import Skipping, Streaming
-from spottrain.data.batches import Batches
-from spottrain.data.fetch import ignore_signals, load
-from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream
-from spottrain.data.sampler import BatchSampler, Loader, Sampler, loader
-from spottrain.data.stream import Resumable, StreamBatches
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spottrain import lazy
+
+if TYPE_CHECKING:
+    from spottrain.data.adapters import Skipping, Streaming
+    from spottrain.data.batches import Batches
+    from spottrain.data.fetch import ignore_signals, load
+    from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream
+    from spottrain.data.sampler import BatchSampler, Loader, Sampler, loader
+    from spottrain.data.stream import Resumable, StreamBatches
 
 __all__ = [
     "BatchSampler",
@@ -56,3 +69,26 @@ __all__ = [
     "load",
     "loader",
 ]
+
+_HOME = {
+    "BatchSampler": "sampler",
+    "Batches": "batches",
+    "Dataset": "plan",
+    "Loader": "sampler",
+    "Plan": "plan",
+    "Position": "plan",
+    "Resumable": "stream",
+    "Sampler": "sampler",
+    "Skipping": "adapters",
+    "Source": "plan",
+    "Step": "plan",
+    "Stream": "plan",
+    "StreamBatches": "stream",
+    "Streaming": "adapters",
+    "ignore_signals": "fetch",
+    "load": "fetch",
+    "loader": "sampler",
+}
+
+# On first use: the loaders import torch, and `cache` must not.
+__getattr__ = lazy.names(__name__, _HOME)

@@ -16,13 +16,14 @@ from spottrain import log
 from spottrain.data import workers as measuring
 from spottrain.data.fetch import Collate, end_workers, load
 from spottrain.data.plan import Dataset, Plan, Position, Step, Stream
+from spottrain.data.room import Room
 
 
 class Batches:
     """A `Source`. The same state on all ranks, so any number of ranks may go on from it.
 
     workers: loader processes; "auto" times the first steps without, and then starts as many as are needed on
-    the `cores` of this rank. A sample's content does not depend on who fetches it.
+    the `cores` of this rank and have `room` in memory. A sample's content does not depend on who fetches it.
     """
 
     per_rank = False
@@ -37,12 +38,14 @@ class Batches:
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         cores: float | None = None,
+        room: Room | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.dataset, self.plan = dataset, plan
         self.workers = workers if isinstance(workers, int) else 0
         self.collate, self.pin_memory, self.prefetch_factor = collate, pin_memory, prefetch_factor
         self.position = Position()
+        self._room = room or Room(dataset, collate)
         self._clock = clock
         available = measuring.cores() if cores is None else cores
         self._trial = None if isinstance(workers, int) else measuring.Trial(clock=clock, available=available)
@@ -59,6 +62,7 @@ class Batches:
     def _as_it_is(self) -> Stream:
         """From the position on, for as long as nothing about the loading changes."""
         plan, workers = self.plan, self.workers
+        self._room.warn(workers)
         asked, given = tee(plan.steps(self.position))  # one order of an epoch in memory, not two
         stream = load(
             self.dataset,
@@ -89,8 +93,10 @@ class Batches:
         trial = self._trial
         if trial is None or (found := trial.step()) is None:
             return
-        log.event("loader-workers", workers=found, **trial.figures)
-        self.workers, self._trial = found, None
+        workers = self._room.most(found)
+        wanted = found if workers != found else None  # why is a line of the room's
+        log.event("loader-workers", workers=workers, wanted=wanted, **trial.figures)
+        self.workers, self._trial = workers, None
 
     def resized(self, micro_batch_size: int) -> None:
         """Smaller micro-batches from the next step on, in the same order; for after a lack of memory."""

@@ -131,6 +131,21 @@ def end_at_exit(iterator: Any = None) -> Any:
     return iterator
 
 
+def worker_pids() -> tuple[int, ...]:
+    """Of the loaders of this process that are at work. From any thread: asks none of them anything."""
+    try:
+        open_ones = tuple(_OPEN)
+    except RuntimeError:  # one was added meanwhile: the next call sees it
+        return ()
+    return tuple(
+        worker.pid
+        for each in open_ones
+        if not getattr(each, "_shutdown", False)
+        for worker in getattr(each, "_workers", ())
+        if worker.pid is not None
+    )
+
+
 def _end_the_rest() -> None:
     end_workers(*_OPEN)
     rest = [child for child in multiprocessing.active_children() if child.daemon]

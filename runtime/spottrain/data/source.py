@@ -7,6 +7,7 @@ from typing import Any, Literal
 from spottrain.data.batches import Batches
 from spottrain.data.fetch import Collate
 from spottrain.data.plan import Plan, Source
+from spottrain.data.room import Room
 from spottrain.data.stream import StreamBatches
 from spottrain.data.workers import cores
 from spottrain.errors import ConfigurationError
@@ -41,6 +42,7 @@ def source(
             seed=seed,
             rank=world.rank,
             ranks=world.size,
+            local_ranks=world.local_size,
         )
     plan = Plan(
         size=size_of(train_set, "train_set"),
@@ -60,6 +62,7 @@ def source(
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
         cores=cores(local_ranks=world.local_size),
+        room=Room(train_set, collate, ranks=world.local_size),
     )
 
 

@@ -19,6 +19,7 @@ from spottrain.contract import Reason
 from spottrain.data.adapters import resumable, samples_in
 from spottrain.data.fetch import end_at_exit, end_workers, protect, seeded, signals_held
 from spottrain.data.plan import Position, Step, Stream
+from spottrain.data.room import Room
 from spottrain.data.shuffle import mix
 from spottrain.errors import CheckpointError, ConfigurationError
 
@@ -59,6 +60,7 @@ class StreamBatches:
     steps_per_epoch: None with one rank: the end of the loader ends the epoch, with a smaller step if need be.
         None with several: the loader has no end, as they could not know that another one's has come.
         A number: an epoch has so many steps on every rank; what a longer one has left is left out.
+    local_ranks: of this container, whose loaders share its memory.
     seed: of the random state in which the loader is called; it is put back after each call.
     """
 
@@ -73,6 +75,7 @@ class StreamBatches:
         ranks: int = 1,
         steps_per_epoch: int | None = None,
         seed: int = 0,
+        local_ranks: int = 1,
     ) -> None:
         if accumulation < 1 or (steps_per_epoch is not None and steps_per_epoch < 1):
             raise ConfigurationError(
@@ -81,7 +84,9 @@ class StreamBatches:
         self.loader: Resumable = resumable(loader, ranks=ranks)
         self.accumulation, self.rank, self.ranks = accumulation, rank, ranks
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
-        self.workers: int = getattr(loader, "num_workers", 0)
+        self.workers: int = getattr(loader, "num_workers", 0) or 0  # None: some say so
+        held, context = (getattr(loader, name, None) for name in ("dataset", "multiprocessing_context"))
+        self._room = Room(held, ranks=local_ranks, context=context)
         self._place = _Place()
         self._base: tuple[Any, _Place] = _MISSING, self._place
         self._behind = 0
@@ -101,6 +106,7 @@ class StreamBatches:
         All of a step's micro-batches are fetched before its first is given, as their number is their weight.
         """
         protect(self.loader)
+        self._room.warn(self.workers)
         try:
             place = self._resume()
             while True:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from spottrain.process import gang
+from spottrain import container
 
 TRIAL_STEPS: Final = 5
 """Steps that are timed; the first is not one of them: it compiles, and opens files."""
@@ -23,9 +23,9 @@ NEGLIGIBLE: Final = 0.02
 """Share of a step below which fetching in the training process is no loss worth a process."""
 
 
-def cores(cgroup: Path = gang.CGROUP, local_ranks: int = 1) -> float:
+def cores(cgroups: Path = container.CGROUPS, local_ranks: int = 1) -> float:
     """CPU cores that this rank may use, of those that the pod's ranks share."""
-    return gang.cores(cgroup) / max(local_ranks, 1)
+    return container.cores(cgroups) / max(local_ranks, 1)
 
 
 def needed(fetch_seconds: float, other_seconds: float, available: float) -> int:

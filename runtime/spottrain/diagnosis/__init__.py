@@ -6,5 +6,49 @@
     watch: all of that for one loop
     window, profiling: a profile of some steps, when asked for
 
-Each is one import for a loop of one's own. Only `window` is without torch, for the command line.
+    from spottrain.diagnosis import Profiler, Watch
+
+Each is one import for a loop of one's own; names are loaded on first use. Only `window` is without torch, for
+the command line.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spottrain import lazy
+
+if TYPE_CHECKING:
+    from spottrain.diagnosis import flops, profiling, split, verdict, watch, window
+    from spottrain.diagnosis.profiling import Profiler
+    from spottrain.diagnosis.split import Split
+    from spottrain.diagnosis.verdict import InUse, Verdict
+    from spottrain.diagnosis.watch import Watch
+    from spottrain.diagnosis.window import Window
+
+__all__ = [
+    "InUse",
+    "Profiler",
+    "Split",
+    "Verdict",
+    "Watch",
+    "Window",
+    "flops",
+    "profiling",
+    "split",
+    "verdict",
+    "watch",
+    "window",
+]
+
+_MODULES: Final = ("flops", "profiling", "split", "verdict", "watch", "window")
+_HOME: Final = {
+    "InUse": "verdict",
+    "Profiler": "profiling",
+    "Split": "split",
+    "Verdict": "verdict",
+    "Watch": "watch",
+    "Window": "window",
+}
+
+__getattr__ = lazy.names(__name__, _HOME, _MODULES)

@@ -48,23 +48,30 @@ def _gpu(pattern: str, bandwidth: float, source: str, **teraflops: float) -> GPU
 
 _A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
 _H100 = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
-_A100_SHEET, _H100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet", "NVIDIA H100 Tensor Core GPU datasheet"
-_V100_SHEET = "NVIDIA V100 Tensor Core GPU datasheet"
+_A100_SHEET, _V100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet", "NVIDIA V100 Tensor Core GPU datasheet"
+_H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet"
+_H100_PAPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper; bandwidth: its datasheet"
+_H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet; FLOP/s with the digits of the H100's whitepaper"
 GPUS: Final = (
-    # The first that is found in torch.cuda.get_device_name(). "\b" keeps an L40S from being taken for an L4.
+    # The first that is found in torch.cuda.get_device_name(). "\b" keeps an L40S from being taken for an L4,
+    # "$" a slice of a virtual GPU ("A10-8Q") for the whole. Left out, for their figures are others or not
+    # known: an H100 with HBM2 or HBM2e (PCIe or SXM, the name does not say), the A100 of 64 GB (Leonardo's
+    # chip), a V100 of low power (FHHL).
     _gpu(r"\bH200 NVL\b", 4800, "NVIDIA H200 datasheet", fp32=60, tf32=417.5, bf16=835.5, fp16=835.5),
-    _gpu(r"\bH200\b", 4800, "NVIDIA H200 Tensor Core GPU datasheet", **_H100),
-    _gpu(r"\bH100 PCIe\b", 2000, _H100_SHEET, fp32=51, tf32=378, bf16=756, fp16=756),
+    _gpu(r"\bH200\b", 4800, _H200_SHEET, **_H100),
+    _gpu(r"\bH100 PCIe\b", 2000, _H100_PAPER, fp32=51.2, tf32=378, bf16=756, fp16=756),
     _gpu(r"\bH100 NVL\b", 3900, _H100_SHEET, fp32=60, tf32=417.5, bf16=835.5, fp16=835.5),
-    _gpu(r"\bH100\b", 3350, _H100_SHEET, **_H100),
+    _gpu(r"\bH100\b(?!.*HBM2)", 3350, _H100_PAPER, **_H100),
     _gpu(r"\bA100.80GB PCIe\b", 1935, _A100_SHEET, **_A100),
     _gpu(r"\bA100.*80GB\b", 2039, _A100_SHEET, **_A100),
-    _gpu(r"\bA100\b", 1555, _A100_SHEET, **_A100),
+    _gpu(r"\bA100\b(?!.*64GB)", 1555, _A100_SHEET, **_A100),
+    _gpu(r"\bA10$", 600, "NVIDIA A10 Tensor Core GPU datasheet", fp32=31.2, tf32=62.5, bf16=125, fp16=125),
     _gpu(r"\bA10G\b", 600, "NVIDIA A10G datasheet, as of AWS G5", fp32=31.5, tf32=35, bf16=70, fp16=70),
+    _gpu(r"\bL40S$", 864, "NVIDIA L40S GPU datasheet", fp32=91.6, tf32=183, bf16=362, fp16=362),
     _gpu(r"\bL4\b", 300, "NVIDIA L4 Tensor Core GPU datasheet", fp32=30.3, tf32=60, bf16=121, fp16=121),
     _gpu(r"\bT4\b", 320, "NVIDIA T4 Tensor Core GPU datasheet", fp32=8.1, fp16=65),
     _gpu(r"\bV100-PCIE\b", 900, _V100_SHEET, fp32=14, fp16=112),
-    _gpu(r"\bV100\b", 900, _V100_SHEET, fp32=15.7, fp16=125),
+    _gpu(r"\bV100-(SXM|DGXS)", 900, _V100_SHEET, fp32=15.7, fp16=125),
 )
 
 
@@ -126,8 +133,12 @@ def peak_flops(name: str, precision: str, *, tf32: bool = False) -> float | None
 
 
 def uses_tf32() -> bool:
-    """Whether torch multiplies fp32 matrices in TF32 here; "highest" (torch's default) does not."""
-    return torch.get_float32_matmul_precision() != "highest"
+    """Whether torch multiplies fp32 matrices in TF32 here; by default it does not.
+
+    Read from the newer of its two settings, which is right whichever of them was set: after a script has set
+    `fp32_precision` alone, `torch.get_float32_matmul_precision()` raises RuntimeError (torch 2.15).
+    """
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 # --- a CPU, measured --------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """How busy this process's GPU is, and how full, by NVML in a thread. Made by the loop; `close` ends it.
 
-Needs NVIDIA's `nvidia-ml-py` (module pynvml), which torch does not bring. Where there is no GPU, no such
-module or no permission, there are no samples, one line says why, and nothing is raised.
+Needs NVIDIA's `nvidia-ml-py` (module pynvml), which torch does not bring: the extra `runtime`, and with it
+our image, has it; an image of your own wants it installed. Where there is no GPU, no such module or no
+permission, there are no samples, one line says why, and nothing is raised.
 
 NVML's utilisation is the share of the last sampling period (1/6 s to 1 s) in which some kernel ran, however
 small: 100 % does not say that the GPU did much. That is what the roofline and MFU are for.
@@ -80,7 +81,7 @@ def reader(device: torch.device, nvml: Any = None) -> Callable[[], Sample]:
 
     Raises ModuleNotFoundError, or NVML's own errors.
     """
-    nvml = nvml or importlib.import_module("pynvml")  # not above: few have it
+    nvml = nvml or importlib.import_module("pynvml")  # not above: an image of the user's may lack it
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 

@@ -1,4 +1,5 @@
-"""A profile of some steps, by torch.profiler: what is slow inside a step. Made by the loop.
+"""A profile of some steps, by torch.profiler: what is slow inside a step. Made by the loop; `of_run` makes
+that of `Trainer`, `Guard` and the callbacks of the integrations.
 
     profiler = Profiler(window, store, attempt=1, rank=0, total_steps=1000)
     for ...: ...one optimizer step...; profiler.step()
@@ -29,9 +30,11 @@ import torch
 
 from spottrain import log
 from spottrain.diagnosis.verdict import Facts, advice, diagnose
-from spottrain.diagnosis.window import Window, profile_key, require_window
+from spottrain.diagnosis.window import MADE, Window, chosen, profile_key, require_window
 from spottrain.errors import ConfigurationError
+from spottrain.process.session import Session
 from spottrain.store import Store
+from spottrain.training import Profile
 
 TOP: Final = 20
 LAST_SECONDS: Final = 60.0
@@ -41,8 +44,9 @@ LAST_SECONDS: Final = 60.0
 class Profiler:
     """`facts`: what is known of the steps so far, for the first words; None where nothing is.
 
-    `start`: steps that were done before. Raises ConfigurationError where the window ends after the run, or
-    where there is no store to keep the profile in. A profile that fails later ends no training: it is told.
+    `total_steps`: None where only the loop knows. `start`: steps that were done before.
+    Raises ConfigurationError where the window ends after the run, or where there is no store to keep the
+    profile in. A profile that fails later ends no training: it is told.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Profiler:
         *,
         attempt: int,
         rank: int,
-        total_steps: int,
+        total_steps: int | None,
         start: int = 0,
         device: torch.device | None = None,
         facts: Callable[[], Facts | None] = lambda: None,
@@ -61,7 +65,8 @@ class Profiler:
         self._storing: threading.Thread | None = None
         if window is None:
             return
-        require_window(window.wait, window.warmup, window.active, total_steps, start)
+        if total_steps is not None:
+            require_window(window.wait, window.warmup, window.active, total_steps, start)
         if store is None:
             raise ConfigurationError(
                 "a profile is asked for, and there is nowhere to keep it: set checkpoint.uri, or --checkpoint"
@@ -162,7 +167,39 @@ class Profiler:
             log.event("profile-not-stored", error=f"{type(error).__name__}: {error}")
         else:
             folder = profile_key(self._attempt, self._rank, "")
+            MADE.append(folder)
             log.event("profile-stored", folder=folder, bytes=sum(map(len, parts.values())))
+
+
+def of_run(
+    session: Session,
+    wanted: Profile | None,
+    *,
+    start: int,
+    total_steps: int | None,
+    device: torch.device | None,
+    facts: Callable[[], Facts | None] = lambda: None,
+) -> Profiler:
+    """The profiler of an attempt that goes on after step `start`; it does nothing where none is asked for.
+
+    `wanted`: of the settings. A successor with too few steps left for the window makes none: that is no
+    reason to end. Raises ConfigurationError.
+    """
+    window = chosen(session.env, wanted)
+    if window is not None and start and total_steps is not None and start + window.steps > total_steps:
+        why = f"{total_steps - start} steps are left, and the window has {window.steps}"
+        log.event("profile-left-out", why=why)
+        window = None
+    return Profiler(
+        window,
+        session.store,
+        attempt=session.attempt,
+        rank=session.world.rank,
+        total_steps=total_steps,
+        start=start,
+        device=device,
+        facts=facts,
+    )
 
 
 def first_words(facts: Facts | None, busy: float | None) -> str:

@@ -1,9 +1,10 @@
 """From measured facts to what binds the training, in a sentence, with the setting that mends it. Pure.
 
-Called by the loop at its lines, by `profiling` and by the benchmark. The order is that of the advice "fix the
-slowest part first: data, then memory, then compute": first what keeps the device from having any work (data,
-and the like: a straggler, communication, checkpoints, compilations), and only where nothing of that takes
-STALL of the time, what binds the work itself (memory bandwidth, launches, compute).
+Called by the loop at its lines, by `profiling` and by the benchmark. The order is that of the advice "Always
+fix the slowest part of the pipeline first: data → memory → compute" (seed 002): first what keeps the device
+from having any work (data, and the like: a straggler, communication, checkpoints, compilations), and only
+where nothing of that takes STALL of the time, what binds the work itself (memory bandwidth, launches,
+compute).
 
 A gain is the greatest that the fix can bring, as a share: 0.5 means half as many steps again per second.
 `reckoning` says how it was come by. It is arithmetic on what was measured, not a promise.
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from spottrain.diagnosis import fixes
+from spottrain.diagnosis.fixes import InUse as InUse
 from spottrain.diagnosis.flops import Roofline
 from spottrain.diagnosis.ranks import Rank
 from spottrain.diagnosis.split import Shares
@@ -53,21 +56,6 @@ class Name(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InUse:
-    """Settings of the run, so that no fix is advised that is made already. None: not known."""
-
-    workers: int | None = None
-    pin_memory: bool | None = None
-    precision: str = "fp32"
-    compile: bool = False
-    compile_mode: str = "default"
-    gradient_compression: str = "none"
-    bf16: bool = True
-    """Whether the device has it."""
-    cores: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """What was measured of one rank in one window of steps, and of the others' steps."""
 
@@ -82,7 +70,7 @@ class Facts:
     busy: tuple[float, ...] = ()
     """Samples of the GPU's utilisation, of 1."""
     mfu: float | None = None
-    use: InUse = InUse()
+    use: InUse = field(default_factory=InUse)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,11 +115,6 @@ def swing(samples: tuple[float, ...]) -> float:
     return min(1.0, 2 * statistics.pstdev(samples)) if len(samples) >= 4 else 0.0
 
 
-def _faster(gone: float) -> float:
-    """The gain where such a share of the time goes away."""
-    return 1 / max(1 - gone, 0.01) - 1
-
-
 # --- what keeps the device from its work ------------------------------------------------------------
 def _straggler(facts: Facts) -> Verdict | None:
     if len(facts.ranks) < 2:
@@ -148,7 +131,7 @@ def _straggler(facts: Facts) -> Verdict | None:
         return None  # as late as any, or what they wait for is something else
     for_data = rank.data - statistics.median(each.data for each in rest)
     if for_data > 0.5 * late:
-        fix = f"It waits for its data: raise training.data.workers, or look at the storage of rank {slowest}."
+        fix = fixes.of_slow_rank(facts.use, slowest)
     else:
         fix = (
             f"Look at the node of rank {slowest}: its clock (heat, power), its neighbours, its share of the "
@@ -187,31 +170,18 @@ def _data(facts: Facts, size: float) -> Verdict:
         return Verdict(
             name=Name.DATA,
             sentence=f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}.",
-            fix=_copy_fix(facts.use),
-            gain=_faster(copy),
+            fix=fixes.of_copy(facts.use),
+            gain=fixes.faster(copy),
             reckoning="all of the copy hidden behind compute",
         )
-    # With enough workers a batch is there when the rest of the step is done.
-    rest = max(1 - data, 0.01)
-    now = max(1, facts.use.workers or 0)
-    needed = max(now + 1, math.ceil(now * data / rest) + (1 if facts.use.workers else 0))
-    workers = min(needed, max(facts.use.cores or needed, now))
-    after = max(rest, (data + (rest if facts.use.workers else 0)) * now / workers)
-    held = f"; {needed} would be needed, and {facts.use.cores} cores are there" if workers < needed else ""
+    fix = fixes.of_loader(facts.use, data)
     return Verdict(
         name=Name.DATA,
         sentence=f"The device waits for data {data:.0%} of the time{_swinging(facts)}.",
-        fix=f"Set training.data.workers to {workers} (now {_or_unknown(facts.use.workers)}), and "
-        f"training.data.prefetchFactor to 4; or make dataset[i] cheaper{held}.",
-        gain=1 / after - 1,
-        reckoning=f"loading spread over {workers} workers beside the rest of the step",
+        fix=fix.text,
+        gain=fix.gain,
+        reckoning=fix.reckoning,
     )
-
-
-def _copy_fix(use: InUse) -> str:
-    if use.pin_memory:
-        return "Send less: keep samples in their small type (uint8, token ids) and widen them on the device."
-    return "Set training.data.pinMemory to true, so that the copy runs beside compute."
 
 
 def _swinging(facts: Facts) -> str:
@@ -221,7 +191,11 @@ def _swinging(facts: Facts) -> str:
 
 def _communication(facts: Facts, size: float) -> Verdict:
     rarer = "exchange less often: a greater globalBatchSize, with microBatchSize as it is."
-    if facts.use.gradient_compression == "none":
+    if facts.use.sharded:
+        fix = f"{rarer} Or reduce in bf16: FSDP2's MixedPrecisionPolicy(reduce_dtype=...)."
+        fix = fix[0].upper() + fix[1:]
+        reckoning = "twice the micro-batches for each exchange, so half of the wait"
+    elif facts.use.gradient_compression == "none":
         fix = f"Set training.gradientCompression to bf16, which halves what is sent, or {rarer}"
         reckoning = "half of the bytes, so half of the wait"
     else:
@@ -231,7 +205,7 @@ def _communication(facts: Facts, size: float) -> Verdict:
         name=Name.COMMUNICATION,
         sentence=f"Ranks wait for their gradients {size:.0%} of the time, with nothing left to compute.",
         fix=fix,
-        gain=_faster(size / 2),
+        gain=fixes.faster(size / 2),
         reckoning=reckoning,
     )
 
@@ -239,24 +213,30 @@ def _communication(facts: Facts, size: float) -> Verdict:
 def _checkpoint(facts: Facts, size: float) -> Verdict:
     rest = 1 - size
     times = size / rest * (1 - CHECKPOINT_GOAL) / CHECKPOINT_GOAL
+    auto = (
+        ""
+        if facts.use.interval_auto
+        else ", or set it to auto, which weighs the stall against what an interruption costs"
+    )
     return Verdict(
         name=Name.CHECKPOINT,
         sentence=f"Training stands still for its saves {size:.0%} of the time.",
-        fix=f"Make checkpoint.interval {math.ceil(times)} times as long, or set it to auto, which weighs the "
-        "stall against what an interruption costs.",
+        fix=f"Make checkpoint.interval {math.ceil(times)} times as long{auto}.",
         gain=(1 - CHECKPOINT_GOAL) / rest - 1,
         reckoning=f"saves brought to {CHECKPOINT_GOAL:.0%} of the time",
     )
 
 
 def _recompiling(facts: Facts, size: float) -> Verdict:
+    drop = "" if facts.use.drop_last else ", drop_last=True"
+    off = "; else set training.compile to false" if facts.use.compile else ""
     return Verdict(
         name=Name.RECOMPILING,
         sentence=f"torch.compile compiled {facts.compilations} more time(s) in {facts.shares.steps} steps, "
         f"{size:.0%} of the time: shapes, or Python numbers, keep changing.",
-        fix="Give batches one shape (pad to a fixed length, drop_last=True), or let Dynamo take sizes as "
-        "variables (no dynamic=False); else set training.compile to false.",
-        gain=_faster(size),
+        fix=f"Give batches one shape (pad to a fixed length{drop}), or let Dynamo take sizes as variables "
+        f"(no dynamic=False){off}.",
+        gain=fixes.faster(size),
         reckoning="all compilations gone",
     )
 
@@ -270,8 +250,8 @@ def _unsplit(facts: Facts) -> Verdict | None:
     return Verdict(
         name=Name.DATA,
         sentence=f"The GPU swings between idle and full ({swing(facts.busy):.1f} of 1); {idle:.0%} is idle.",
-        fix="Set training.data.workers higher and training.data.pinMemory to true, and look again.",
-        gain=_faster(idle),
+        fix=fixes.of_idle(facts.use, idle),
+        gain=fixes.faster(idle),
         reckoning="all of the idle time gone; this loop does not tell its data wait, so it is a guess",
     )
 
@@ -287,56 +267,34 @@ def _bound(facts: Facts) -> Verdict | None:
 
 
 def _memory(facts: Facts, size: float, part: float) -> Verdict:
-    use = facts.use
-    if use.precision == "fp32" and use.bf16:
-        fix = "Set precision to bf16, which moves half of the bytes"
-        fix += "." if use.compile else "; and compile to true, which joins elementwise operations."
-    elif not use.compile:
-        fix = "Set compile to true: it joins elementwise operations, so that values stay in registers."
-    else:
-        fix = (
-            "Make microBatchSize smaller, so that activations fit into the cache, or take kernels that are "
-            "fused (attention, loss, optimizer)."
-        )
     return Verdict(
         name=Name.MEMORY,
         sentence=f"The device works, but {part:.0%} of that work is to move bytes{_achieved(facts)}.",
-        fix=fix,
-        gain=_faster(size / 2),
+        fix=fixes.of_bytes(facts.use),
+        gain=fixes.faster(size / 2),
         reckoning="half of the bytes of those operations that the memory binds",
     )
 
 
 def _launch(facts: Facts, size: float, part: float) -> Verdict:
-    use = facts.use
-    if not use.compile:
-        fix = "Set compile to true and compileMode to reduce-overhead (CUDA graphs); "
-    elif use.compile_mode != "reduce-overhead":
-        fix = "Set compileMode to reduce-overhead (CUDA graphs); "
-    else:
-        fix = "Look for graph breaks (TORCH_LOGS=graph_breaks); "
     return Verdict(
         name=Name.LAUNCH,
         sentence=f"{part:.0%} of the work is operations so small that to dispatch them takes longer than to "
         f"do them{_achieved(facts)}.",
-        fix=fix + "or make microBatchSize greater, so that each operation does more.",
-        gain=_faster(size),
+        fix=fixes.of_launches(facts.use),
+        gain=fixes.faster(size),
         reckoning="all launches gone, as in one graph",
     )
 
 
 def _compute(facts: Facts, size: float, part: float) -> Verdict:
-    half = facts.use.precision == "fp32" and facts.use.bf16
-    if half:
-        fix = "This is how it should be. Still faster: precision bf16, for matrix products in half the time."
-    else:
-        fix = "This is how it should be. A greater microBatchSize may fill the device still better."
+    half = fixes.half(facts.use)
     return Verdict(
         name=Name.COMPUTE,
         sentence=f"The device does arithmetic: {part:.0%} of the work is bound by it{_achieved(facts)}.",
-        fix=fix,
-        gain=_faster(size / 2) if half else 0.0,
-        reckoning="half of the time of matrix products, which a device with units for bf16 saves"
+        fix=fixes.of_arithmetic(facts.use),
+        gain=fixes.faster(size / 2) if half else 0.0,
+        reckoning=f"half of the time of matrix products, which a device with units for {half} saves"
         if half
         else "nothing is known to be in its way",
     )
@@ -358,7 +316,3 @@ def _achieved(facts: Facts) -> str:
     if facts.roofline is not None and computing > 0:
         words.append(f"the machine's limits explain {facts.roofline.total / computing:.0%} of its time")
     return f" ({', '.join(words)})" if words else ""
-
-
-def _or_unknown(value: int | None) -> str:
-    return "not known" if value is None else str(value)

@@ -25,6 +25,7 @@ import torch
 
 from spottrain import log
 from spottrain.diagnosis.compiling import compilations
+from spottrain.diagnosis.fixes import too_many_workers
 from spottrain.diagnosis.flops import Work, counted, mfu
 from spottrain.diagnosis.machine import machine
 from spottrain.diagnosis.nvml import Sampler
@@ -76,6 +77,8 @@ class Watch:
         self._counting = False
         self._compiled = compilations()
         self._told: Name | None = None
+        if self._world.first and (sentence := too_many_workers(self.use)) is not None:
+            log.event("advice", about="loader-workers", text=sentence)
 
     def counting(self) -> AbstractContextManager[object]:
         """Around all of a step, optimizer included. The step after the first SETTLED is counted, and its time

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from spottrain.contract import PROFILES_PREFIX
+from spottrain import log
+from spottrain.contract import PROFILE, PROFILES_PREFIX, Env
 from spottrain.errors import ConfigurationError
+from spottrain.training import Profile, Training
 
-PROFILE: Final = "SPOTTRAIN_PROFILE"
-"""Environment variable: a window as JSON; absent or empty: no profile."""
+MADE: Final[list[str]] = []
+"""Keys of the folders in which this process has stored a profile, whoever made it: `session` asks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,40 @@ class Window:
         if not isinstance(raw, dict):
             raise ConfigurationError(f"{PROFILE} must be a JSON object, and is {text[:80]!r}")
         return cls.from_mapping(raw)
+
+
+def chosen(env: Mapping[str, str], wanted: Profile | None) -> Window | None:
+    """The environment's, in which `spottrain profile` puts its flags, else `wanted`: that of the settings.
+
+    Raises ConfigurationError.
+    """
+    asked = Window.from_env(env)
+    if wanted is None:
+        return asked
+    given = Window(wait=wanted.wait, warmup=wanted.warmup, active=wanted.active)
+    if asked is None or asked == given:
+        return given
+    log.event("override", setting="profile", environment=asked.to_json(), settings=given.to_json())
+    return asked
+
+
+def not_made(env: Mapping[str, str]) -> str:
+    """Of a process that is about to end as done: why it must not, for it owes a profile; else "".
+
+    It does where a person has asked for one by `spottrain profile`. A job, and a run whose settings ask for a
+    profile, are not failed for it: there it is only told.
+    """
+    if MADE or not (env.get(PROFILE) or Training.from_json(env.get(Env.TRAINING, "")).profile):
+        return ""
+    lack = (
+        "A profile was asked for, and none was made: it takes a script that does all steps of the window "
+        "(wait + warmup + active) under spottrain.Trainer, spottrain.Guard or a SpotCallback, or that steps "
+        "a spottrain.diagnosis.Profiler itself; a line event=profile-... above says what else went wrong."
+    )
+    if env.get(PROFILE) and Env.JOB_UID not in env:
+        return lack
+    log.event("profile-not-made", why=lack)
+    return ""
 
 
 def require_window(wait: int, warmup: int, active: int, total_steps: int, start: int = 0) -> Window:

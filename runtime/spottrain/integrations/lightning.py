@@ -23,8 +23,9 @@ except ImportError:
     import pytorch_lightning as pl  # type: ignore[no-redef]
 
 from spottrain import device as devices
-from spottrain import log
+from spottrain import log, ownloop
 from spottrain.checkpoint import modelstate
+from spottrain.diagnosis.profiling import Profiler, of_run
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
 from spottrain.keeper import State
@@ -53,6 +54,7 @@ class SpotCallback(pl.Callback):
         self._unvalidated: Any = None
         """Random state before a validation: one that falls after a checkpoint is not made up for."""
         self._finished = False
+        self._profiler: Profiler | None = None
 
     # --- of the person's script -----------------------------------------------------------------------
     def resume(self) -> str | None:
@@ -92,6 +94,7 @@ class SpotCallback(pl.Callback):
                 "L.Trainer(devices=N) the same number"
             )
         self._trainer = trainer
+        self._take_max_steps(trainer)
 
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take_signals(trainer)
@@ -116,6 +119,15 @@ class SpotCallback(pl.Callback):
             log_every=self._log_every,
             world=session.world,
         )
+        ownloop.advise(session, ("max_steps",))
+        if total is None or step < total:
+            self._profiler = of_run(
+                session,
+                session.run.training.profile,
+                start=step,
+                total_steps=total,
+                device=trainer.strategy.root_device,
+            )
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -144,8 +156,13 @@ class SpotCallback(pl.Callback):
         for loader in _counting(trainer):
             loader.advance(1)
         self._meter.note(step, lambda: _loss(outputs), rate=_rate(trainer), epoch=trainer.current_epoch)
+        if self._profiler is not None:
+            self._profiler.step()
         if keeper.boundary(step):
-            keeper.ends.interrupted()
+            try:
+                keeper.ends.interrupted()
+            finally:
+                self._close()
 
     def on_validation_batch_end(
         self,
@@ -163,6 +180,7 @@ class SpotCallback(pl.Callback):
             devices.set_random_state(self._unvalidated)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.session.board.update(ended_early=_early(trainer))
         self._finish(pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -176,6 +194,7 @@ class SpotCallback(pl.Callback):
         if (lost := parallel.peer_lost(exception, self.session.world)) is not None:
             self.keeper.end_without(lost)
         self.keeper.ends.give_up()
+        self._close()
 
     # --- inside ---------------------------------------------------------------------------------------
     def _begun(self) -> FolderKeeper:
@@ -192,7 +211,24 @@ class SpotCallback(pl.Callback):
         if self._finished:
             return
         self._finished = True
-        self._begun().finish(lambda: modelstate.model_state(module))
+        try:
+            self._begun().finish(lambda: modelstate.model_state(module))
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._profiler is not None:
+            self._profiler.close()
+
+    def _take_max_steps(self, trainer: pl.Trainer) -> None:
+        """The manifest's, before the module makes its scheduler; like it, it alone says when the run ends."""
+        wanted = self.session.run.training.maxSteps
+        if wanted is None or (wanted, -1) == (trainer.max_steps, trainer.max_epochs):
+            return
+        script = f"{trainer.max_steps} steps, {trainer.max_epochs} epochs"
+        log.event("override", setting="max_steps", manifest=wanted, script=script)
+        trainer.fit_loop.epoch_loop.max_steps = wanted
+        trainer.fit_loop.max_epochs = -1
 
     def _write(self, folder: Path) -> None:
         assert self._trainer is not None
@@ -222,6 +258,14 @@ def _counting(trainer: pl.Trainer) -> list[Any]:
                 found.append(each)
                 break
     return found
+
+
+def _early(trainer: pl.Trainer) -> str:
+    """Why an EarlyStopping of Lightning's ended it; "" where none did."""
+    if not trainer.should_stop:
+        return ""
+    said = (getattr(each, "stopping_reason_message", None) for each in trainer.early_stopping_callbacks)
+    return next((why for why in said if why), "")
 
 
 def _expected_steps(trainer: pl.Trainer) -> int | None:

@@ -21,11 +21,12 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from spottrain import device as devices
-from spottrain import log
+from spottrain import log, ownloop
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.saver import Save
 from spottrain.contract import Outcome
+from spottrain.diagnosis.profiling import Profiler, of_run
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, link_tree
 from spottrain.keeper import State
@@ -43,6 +44,9 @@ class SpotCallback(TrainerCallback):
         self._args: TrainingArguments | None = None
         self._ours: int | None = None
         """Step of a checkpoint that nobody but us has asked for."""
+        self._profiler: Profiler | None = None
+        self._evaluated: int | None = None
+        """Step of the last evaluation."""
 
     # --- of the person's script -----------------------------------------------------------------------
     def resume(self) -> str | None:
@@ -74,7 +78,12 @@ class SpotCallback(TrainerCallback):
 
     # --- called by the Trainer ------------------------------------------------------------------------
     def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        lr_scheduler: Any = None,
+        **_: Any,
     ) -> None:
         if getattr(args, "deepspeed", None):
             raise ConfigurationError(
@@ -86,6 +95,7 @@ class SpotCallback(TrainerCallback):
                 "nobody can go on then; leave it out"
             )
         self._args = args
+        self._take_max_steps(args, lr_scheduler)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -108,6 +118,8 @@ class SpotCallback(TrainerCallback):
             log_every=1,
             world=session.world,
         )
+        ownloop.advise(session, ("max_steps",))
+        self._profiler = self._make_profiler(args, state)
 
     def on_step_begin(
         self,
@@ -131,12 +143,19 @@ class SpotCallback(TrainerCallback):
     ) -> None:
         keeper, step = self._begun(), state.global_step
         self._meter.count(step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+        if self._profiler is not None:
+            self._profiler.step()
         if keeper.boundary(step):
             keeper.stopping = True
             control.should_evaluate = False  # it could outlast the notice
         if keeper.wanted or keeper.stopping or step >= state.max_steps:
             self._ours = None if control.should_save else step
             control.should_save = True
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._evaluated = state.global_step
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -159,7 +178,10 @@ class SpotCallback(TrainerCallback):
         if state.best_global_step == self._ours:
             self._ours = None
         if keeper.stopping:
-            keeper.ends.interrupted()
+            try:
+                keeper.ends.interrupted()
+            finally:
+                self._close()
         if keeper.wanted:
             keeper.send()
 
@@ -185,6 +207,8 @@ class SpotCallback(TrainerCallback):
         model: torch.nn.Module | None = None,
         **_: Any,
     ) -> None:
+        if state.global_step < state.max_steps and control.should_training_stop:
+            self._tell_early(state.global_step)
         self._finish(model)
 
     # --- inside ---------------------------------------------------------------------------------------
@@ -198,7 +222,50 @@ class SpotCallback(TrainerCallback):
 
     def _finish(self, model: torch.nn.Module | None) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
-        self._begun().finish(lambda: modelstate.model_state(model))
+        try:
+            self._begun().finish(lambda: modelstate.model_state(model))
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._profiler is not None:
+            self._profiler.close()
+
+    def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
+        """The manifest's, before the Trainer makes its scheduler, which is then of that length."""
+        wanted = self.session.run.training.maxSteps
+        if wanted is None or wanted == args.max_steps:
+            return
+        log.event("override", setting="max_steps", manifest=wanted, script=args.max_steps)
+        args.max_steps = wanted
+        if lr_scheduler is not None:
+            text = (
+                f"the Trainer was given a scheduler, whose length may be another than spec.training.maxSteps "
+                f"{wanted}: make it with spottrain.training_arguments(max_steps=...).max_steps"
+            )
+            log.event("advice", about="learning-rate", text=text)
+
+    def _make_profiler(self, args: TrainingArguments, state: TrainerState) -> Profiler | None:
+        """None where all is done. Raises ConfigurationError where its window ends after the run."""
+        if state.global_step >= state.max_steps:
+            return None
+        try:
+            return of_run(
+                self.session,
+                self.session.run.training.profile,
+                start=state.global_step,
+                total_steps=state.max_steps,
+                device=args.device,
+            )
+        except ConfigurationError:
+            self._begun().ends.give_up()
+            raise
+
+    def _tell_early(self, step: int) -> None:
+        """By an evaluation, which is all that a callback of another class has; for its reason nobody asks."""
+        if self._evaluated == step:
+            why = f"a callback of the Trainer stopped it after the evaluation at step {step}"
+            self.session.board.update(ended_early=why)
 
     def _folder(self, step: int) -> Path:
         assert self._args is not None

@@ -2,21 +2,39 @@
 
     from spottrain.levers import Amp, EMA
     from spottrain.levers.activations import apply
+    import spottrain                       # spottrain.levers.rates.scaled(...), without a second import
 
-Every one is one import and can be used alone; names are loaded on first use. What each is good for, and when
-not to use it: docs/techniques.md.
+Every one is one import and can be used alone; names and modules are loaded on first use. What each is good
+for, and when not to use it: docs/techniques.md; three lines of each: docs/own-loop.md.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from spottrain import lazy
 
 if TYPE_CHECKING:
+    from spottrain.levers import (
+        accumulation,
+        activations,
+        batchsize,
+        compiling,
+        compression,
+        ema,
+        memory,
+        optimizers,
+        precision,
+        rates,
+        rehearsing,
+        stopping,
+        trackers,
+    )
     from spottrain.levers.activations import Policy
     from spottrain.levers.batchsize import Trial
     from spottrain.levers.compiling import compiled, warm_up
     from spottrain.levers.ema import EMA
+    from spottrain.levers.fits import autofit
     from spottrain.levers.precision import Amp, Precision
     from spottrain.levers.rehearsing import rehearsal
     from spottrain.levers.stopping import EarlyStopping
@@ -30,11 +48,40 @@ __all__ = [
     "Precision",
     "Trackers",
     "Trial",
+    "accumulation",
+    "activations",
+    "autofit",
+    "batchsize",
     "compiled",
+    "compiling",
+    "compression",
+    "ema",
+    "memory",
+    "optimizers",
+    "precision",
+    "rates",
     "rehearsal",
+    "rehearsing",
+    "stopping",
+    "trackers",
     "warm_up",
 ]
 
+_MODULES: Final = (
+    "accumulation",
+    "activations",
+    "batchsize",
+    "compiling",
+    "compression",
+    "ema",
+    "memory",
+    "optimizers",
+    "precision",
+    "rates",
+    "rehearsing",
+    "stopping",
+    "trackers",
+)
 _HOME: Final = {
     "Amp": "precision",
     "EMA": "ema",
@@ -43,13 +90,10 @@ _HOME: Final = {
     "Precision": "precision",
     "Trackers": "trackers",
     "Trial": "batchsize",
+    "autofit": "fits",
     "compiled": "compiling",
     "rehearsal": "rehearsing",
     "warm_up": "compiling",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'spottrain.levers' has no attribute {name!r}")
-    return getattr(import_module(f"spottrain.levers.{_HOME[name]}"), name)
+__getattr__ = lazy.names(__name__, _HOME, _MODULES)

@@ -85,10 +85,21 @@ class Reweighed(Generic[Batch]):
     count: as of `parts`; of a filler, whose share is 0, nothing counts. The micro-batches of a step are all
     fetched before its first backward pass. There are as many after as before, on each rank, as DDP must have
     it: one without anything to count, whose mean loss would be 0 / 0, is another one with share 0 instead.
+    spare: asked for that other one, once, where none of this rank's in the step counts. By itself it is the
+    last that did, which another attempt does not know: only with a spare that depends on nothing else does
+    a model with batch norm, which sees it, go on bit by bit.
     """
 
-    def __init__(self, count: Count, world: World | None = None, *, device: Any = "cpu") -> None:
+    def __init__(
+        self,
+        count: Count,
+        world: World | None = None,
+        *,
+        device: Any = "cpu",
+        spare: Callable[[], Batch] | None = None,
+    ) -> None:
         self._count, self._world, self._device = count, world or _world(), device
+        self._make_spare = spare
         self._spare: Batch | None = None
 
     def __call__(self, micro_batches: Iterable[tuple[Batch, float]]) -> list[tuple[Batch, float]]:
@@ -96,12 +107,14 @@ class Reweighed(Generic[Batch]):
         held = list(micro_batches)
         counts = [float(self._count(batch)) if share else 0.0 for batch, share in held]
         shares = shares_by_count(counts, self._world, device=self._device)
-        self._spare = next(
-            (batch for (batch, _), each in zip(held, counts, strict=True) if each), self._spare
-        )
+        counted = next((batch for (batch, _), each in zip(held, counts, strict=True) if each), None)
+        if self._make_spare is None:
+            self._spare = counted if counted is not None else self._spare
+        elif counted is None and self._spare is None:
+            self._spare = self._make_spare()
+        other = counted if counted is not None else self._spare
         return [
-            (batch if share else _spare(self._spare), share)
-            for (batch, _), share in zip(held, shares, strict=True)
+            (batch if share else _spare(other), share) for (batch, _), share in zip(held, shares, strict=True)
         ]
 
 
@@ -172,8 +185,8 @@ def _gathers(model: torch.nn.Module | None) -> bool:
 def _spare(batch: Any) -> Any:
     if batch is None:
         raise ConfigurationError(
-            "this rank has had no micro-batch with anything to count yet, and must do a pass: each rank "
-            "needs at least one to begin with; give it more data, use fewer ranks, or see what count answers"
+            "no micro-batch that this rank could take has anything to count, and it must do a pass: each "
+            "rank needs at least one to begin with; give it more data, use fewer ranks, or look at the count"
         )
     return batch
 

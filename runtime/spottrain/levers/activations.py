@@ -4,8 +4,10 @@
 
     apply(model, Policy.of("every-2"))     # before DDP, fully_shard or torch.compile, once for each model
 
-Less memory for more computation: +33 % where all blocks do it and +17 % for every other one, as counted on a
-GPT-2 of 12 layers (docs/techniques.md; time on a GPU is not measured). Called by `trainer`.
+Less memory for more computation: a forward pass of the checkpointed blocks once more, so +33 % at most. How
+much of a step that is depends on what else there is: counted on GPT-2 (12 layers, batch 1 x 128) +23.1 %
+where all blocks do it, +11.6 % for every other one and +7.7 % for every third, for its head over 50257 words
+is not recomputed; with 256 words +33.3, +16.6, +11.1 % (`bench/levers.py --flops`). Called by `trainer`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ SMALL: Final = 0.25
 """Below this share of the memory of weights, gradients and optimizer, activations are not worth the time."""
 ROOMY: Final = 0.7
 """Below this share of the device's memory in use at the peak, memory is no constraint."""
+
+MORE: Final = 4
+"""Times the memory at the peak that a step takes at most without checkpointing: 3.1 was measured for all the
+blocks of a GPT-2 of 12 layers, on a CPU (bench/RESULTS.md)."""
 
 SWITCHED: Final = "_spottrain_checkpointing"
 """Attribute of a model of transformers whose switch was turned on here."""
@@ -255,12 +261,12 @@ def _switch(model: torch.nn.Module, policy: Policy) -> Applied:
 
 
 # --- how much it takes, and whether it pays -----------------------------------------------------------------
-def least(fits: Callable[[Policy], bool]) -> Policy | None:
+def least(fits: Callable[[Policy], bool], steps: Iterable[Policy] = STEPS) -> Policy | None:
     """For `auto`: the first of none, every-3, every-2, all that fits; None where even all is too much.
 
     `fits` applies the policy and tries a step; whoever calls this applies the one that is returned.
     """
-    for policy in STEPS:
+    for policy in steps:
         if fits(policy):
             log.event("checkpointing", wanted="auto", chosen=policy)
             return policy
@@ -305,6 +311,19 @@ def doubt(*, activations: int, state: int, peak: int, limit: int) -> str | None:
             "saves little; shard the model (spottrain.shard) or choose an optimizer with less state"
         )
     return None
+
+
+def needless(*, peak: int, limit: int) -> str | None:
+    """Why checkpointing that is on buys nothing, as a sentence, by the memory in use at most, or None.
+
+    Both in bytes. Without a pass that has none: that might not fit, and checkpointing is there because of it.
+    """
+    if MORE * peak >= ROOMY * limit:
+        return None
+    return (
+        f"memory is not the constraint: with activation checkpointing {peak / limit:.0%} of it are used, and "
+        f"without it hardly {MORE} times that: leave it off, or raise the micro-batch size"
+    )
 
 
 def advise(*, activations: int, state: int, peak: int, limit: int) -> None:

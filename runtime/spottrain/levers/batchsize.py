@@ -8,7 +8,7 @@
     size = agreed(find(trial, 64, clear=trial.clear), world, device)
 
 The global batch stays what it is, so the training does too: gradients are summed over more micro-batches or
-fewer. Called by `trainer`.
+fewer. A model of FSDP2 is tried by all ranks at once, with the memory `Together`. Called by `fitting`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from spottrain import log
-from spottrain.checkpoint.dtensor import is_sharded, local
+from spottrain.checkpoint.dtensor import any_sharded, local
 from spottrain.device import to_device
-from spottrain.errors import ConfigurationError
+from spottrain.errors import ConfigurationError, RunError
+from spottrain.levers import accumulation
 from spottrain.levers.memory import Memory
 from spottrain.levers.precision import Precision
 from spottrain.levers.rehearsing import rehearsal, release
@@ -34,7 +36,7 @@ HEAD_ROOM: Final = 0.1
 """Share of the memory that a trial leaves free: for fragmentation, longer samples, NCCL and an evaluation."""
 OUT_OF_MEMORY: Final = re.compile(
     r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|CUDA error: out of memory"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_(ALLOC|INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION)_FAILED"
 )
 """What a RuntimeError says that is one of memory (torch 2.15); the GPU's allocator has a class of its own."""
 SMALLER_WAYS: Final = (
@@ -45,6 +47,20 @@ SMALLER_WAYS: Final = (
 
 class MemoryExceeded(MemoryError):
     """A trial needed more than it may, or was foreseen to."""
+
+
+class OutOfMemoryTogether(Exception):
+    """A rank ran out of memory in a trial that the others are in too, so it cannot try another size.
+
+    Of no class that means an error of memory: `fits` must not take it for a size that is too large.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            f"a trial of {size} samples ran out of memory, and other ranks wait for this one in it: set "
+            "microBatchSize auto, which begins again with less, or name a policy of activation checkpointing"
+        )
+        self.size = size
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -110,7 +126,7 @@ def _first_that_runs(
         try:
             return at, fits(trial, size, clear)
         except Exception as error:
-            if size == sizes[-1]:
+            if size == sizes[-1] or isinstance(error, RunError | OutOfMemoryTogether):
                 raise
             log.event("batch-size", left_out=size, why=f"{type(error).__name__}: {error}")
     raise AssertionError("there is always the size 1")
@@ -149,14 +165,43 @@ def agreed(size: int, world: World, device: torch.device) -> int:
     return round(parallel.earliest(float(size), world, device))
 
 
+@dataclass(slots=True)
+class Together:
+    """The memory of all ranks as one, so that all judge a trial alike: the least limit, the largest peak.
+
+    For a model whose forward and backward passes are collectives (FSDP2): there all ranks try the same sizes
+    at the same time, and one that runs out leaves the others waiting, so it does not fail softly. All must
+    make it and use it alike.
+    """
+
+    own: Memory
+    world: World
+    device: torch.device = field(init=False)
+    limit: int = field(init=False)
+    fails_softly: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.device = self.own.device
+        self.limit = agreed(self.own.limit, self.world, self.device)
+
+    def begin(self) -> None:
+        self.own.begin()
+
+    def peak(self) -> int:
+        return -agreed(-self.own.peak(), self.world, self.device)
+
+
 class Trial:
     """One optimizer step's worth of memory with micro-batches of a given size; leaves no trace.
 
-    model: plain, not DDP or compiled: a trial waits for no other rank. One of FSDP2 does, and is refused: for
-        one rank that runs out of memory the others would wait.
-    loss_of(model, batch): scalar tensor. batch_of(size): a batch, not from the loader of the training.
+    model: plain, not DDP or compiled: a trial waits for no other rank. One of FSDP2 does, with `Together`.
+    loss_of(model, batch): scalar tensor. batch_of(size): a batch, not from the loader of the training; the
+        same on all ranks where they try together.
     share: as of `find`. With several micro-batches the second pass runs beside the gradients of the first.
     memory: what is measured, and how much there is. head_room: share of it that is to stay free.
+
+    Where going above the limit has no way back, no size is tried that is expected to: smaller ones come
+    first, each twice the one before, and a line through the two largest says what the next would need.
 
     What is set aside for the optimizer's state, where it has none yet, is `state_bytes`; and for its step
     temporary tensors as large as the weights, which torch's foreach optimizers make. Raises
@@ -175,57 +220,115 @@ class Trial:
         precision: Precision | None = None,
         head_room: float = HEAD_ROOM,
     ) -> None:
-        if any(is_sharded(parameter) for parameter in model.parameters()):
+        self._together = isinstance(memory, Together)
+        if not self._together and any_sharded(model):
             raise ConfigurationError(
-                "the micro-batch size of a model that is sharded by FSDP2 cannot be found by trial, for a "
-                "rank that runs out of memory leaves the others waiting: set microBatchSize to a number"
+                "the ranks of a model that is sharded by FSDP2 wait for each other in a trial: give it "
+                "memory=Together(memory_of(device), world), on all ranks, or set microBatchSize to a number"
             )
         self.model, self.optimizer = model, optimizer
         self.loss_of, self.batch_of = loss_of, batch_of
         self.share, self.memory, self.head_room = share, memory, head_room
         self.precision = precision or Precision(name="fp32")
         self._state = state_bytes(optimizer)
-        self.peaks: dict[int, int] = {}
-        """Bytes at most by micro-batch size, of the trials that ended."""
+        self._peaks: dict[int, dict[int, _Peaks]] = {1: {}, 2: {}}
+        """By number of passes, for the second one has gradients beside it, and by micro-batch size."""
 
     def __call__(self, size: int) -> None:
         """Raises MemoryExceeded, or what torch raises where memory ends."""
-        allowed = int(self.memory.limit * (1 - self.head_room))
-        if not self.memory.fails_softly and (foreseen := self._foreseen(size)) > allowed:
-            # A process above its cgroup's limit is killed: so this one is not tried.
-            raise MemoryExceeded(f"{size} samples would need some {foreseen:,} bytes of {allowed:,}")
-        self.memory.begin()
-        with rehearsal(self.model):
-            self._step(size)
-        self.peaks[size] = peak = self.memory.peak()
-        if peak > allowed:
-            raise MemoryExceeded(f"{size} samples need {peak:,} bytes of {allowed:,}")
+        known = self._peaks[self._passes(size)]
+        if not self.memory.fails_softly:
+            self._climb(size, known)
+        if size not in known:
+            known[size] = self._measure(size, self._passes(size))
+        self._require(size, known)
+
+    def peak(self, size: int) -> int:
+        """Bytes at most of a size that was tried; all that the process held is in it."""
+        return self._peaks[self._passes(size)][size].whole
 
     def clear(self) -> None:
         """For `find(..., clear=trial.clear)`: gives back what a trial that failed has held."""
         release(self.memory.device)
 
-    def _step(self, size: int) -> None:
+    def _passes(self, size: int) -> int:
+        return 1 if size == self.share else 2
+
+    def _climb(self, size: int, known: dict[int, _Peaks]) -> None:
+        """Up to `size`. The line knows little from far below: memory may grow only from some size on."""
+        at = 2 * max(known, default=0) or 1
+        while at < size:
+            self._require_foreseen(size, known)
+            try:
+                known[at] = self._measure(at, self._passes(size))
+            except Exception as error:
+                if known or is_out_of_memory(error) or isinstance(error, RunError | OutOfMemoryTogether):
+                    raise
+                # A model may be unable to do so few samples, see `_first_that_runs`.
+            else:
+                self._require(at, known)
+            at *= 2
+        self._require_foreseen(size, known)
+
+    def _measure(self, size: int, passes: int) -> _Peaks:
+        self.memory.begin()
+        try:
+            with rehearsal(self.model):
+                return self._step(size, passes)
+        except Exception as error:
+            if self._together and is_out_of_memory(error):
+                raise OutOfMemoryTogether(size) from error
+            raise
+
+    def _step(self, size: int, passes: int) -> _Peaks:
         device = self.memory.device
         state = touched(self._state, device)
-        for _ in range(1 if size == self.share else 2):
-            with self.precision.autocast(device):
-                loss = self.loss_of(self.model, to_device(self.batch_of(size), device))
-            loss.backward()  # type: ignore[no-untyped-call]
+        for number in range(1, passes + 1):
+            with accumulation.sync(self.model, last=number == passes):
+                with self.precision.autocast(device):
+                    loss = self.loss_of(self.model, to_device(self.batch_of(size), device))
+                loss.backward()  # type: ignore[no-untyped-call]
             del loss
+        growing = self.memory.peak()
         del state
         # The optimizer's state stays while it steps, and activations are gone: no more than in `backward`
         # where they are large, so both are looked at.
         held = touched(self._state + weight_bytes(self.optimizer), device)
+        whole = self.memory.peak()
         del held
+        return _Peaks(growing=growing, whole=whole)
 
-    def _foreseen(self, size: int) -> int:
-        """Bytes at most, on the line through the two largest sizes that were tried; 0 where there is none."""
-        known = sorted(self.peaks.items())[-2:]
-        if len(known) < 2 or size <= known[1][0]:
-            return 0
-        (low, less), (high, more) = known
-        return more + (more - less) * (size - high) // (high - low)
+    @property
+    def _allowed(self) -> int:
+        return int(self.memory.limit * (1 - self.head_room))
+
+    def _require(self, size: int, known: dict[int, _Peaks]) -> None:
+        if (peak := known[size].whole) > self._allowed:
+            raise MemoryExceeded(f"{size} samples need {peak:,} bytes of {self._allowed:,}")
+
+    def _require_foreseen(self, size: int, known: dict[int, _Peaks]) -> None:
+        if (foreseen := _foreseen(size, known)) > self._allowed:
+            raise MemoryExceeded(f"{size} samples would need some {foreseen:,} bytes of {self._allowed:,}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Peaks:
+    """Bytes at most, of one trial."""
+
+    growing: int
+    """In the passes, which grows with the size."""
+    whole: int
+    """With the optimizer's step."""
+
+
+def _foreseen(size: int, known: dict[int, _Peaks]) -> int:
+    """Bytes at most, on the line through the two largest sizes that were tried; 0 where there is none."""
+    tried = sorted(known)[-2:]
+    if len(tried) < 2 or size <= tried[1]:
+        return 0
+    low, high = tried
+    less, more = known[low].growing, known[high].growing
+    return max(more + (more - less) * (size - high) // (high - low), known[high].whole)
 
 
 def touched(size: int, device: torch.device) -> torch.Tensor:

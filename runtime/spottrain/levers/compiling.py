@@ -99,16 +99,13 @@ def recompiles() -> int:
 
 
 def doubt(data_wait: float) -> str | None:
-    """Why compiling buys nothing, as a sentence; `data_wait`: share of the time of a step, 0 to 1."""
+    """Why compiling buys nothing, as a sentence without its full stop; None where it may.
+
+    `data_wait`: share of the time of a step, 0 to 1. Told by a verdict that is data-bound.
+    """
     if data_wait < DATA_BOUND:
         return None
     return (
-        f"{data_wait:.0%} of each step is waiting for data, which torch.compile does not shorten: first give "
-        "the loader more workers, or make the samples cheaper to read"
+        f"{data_wait:.0%} of each step is waiting for data, which torch.compile does not shorten: mend that "
+        "first, or compiling buys nothing"
     )
-
-
-def advise(data_wait: float) -> None:
-    """Says `doubt`, where there is one."""
-    if (sentence := doubt(data_wait)) is not None:
-        log.event("advice", about="compile", text=sentence)

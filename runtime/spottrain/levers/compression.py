@@ -5,7 +5,8 @@
 
 none, bf16 (half the bytes of fp32; sums of many ranks lose digits), powerSGD (Vogels et al. 2019,
 arXiv:1905.13727: each matrix by two thin ones; what is left out is added to the next step's gradient).
-Worth it only where the exchange is the bottleneck: slow links between nodes. Inside of a node, never.
+Worth it only where the exchange is the bottleneck: slow links between nodes. Inside of a node with NVLink
+hardly ever.
 
 Facts of torch 2.15 that this module is built around:
 - PowerSGDState keeps errors and Qs by the number of a bucket, and DDP sorts its buckets anew after its first
@@ -42,8 +43,8 @@ from spottrain.errors import ConfigurationError
 
 KINDS: Final = ("none", "bf16", "powerSGD")
 START_STEP: Final = 1000
-"""torch's default: gradients of the first steps change too much for what was left out to be caught up
-with."""
+"""torch's default, and its reason: the first steps suffer most from gradients that are not exact, and what
+that costs may not be made good later."""
 
 
 class Compression:
@@ -216,6 +217,11 @@ class PowerSGD(Compression):
 
 def _clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def start(total_steps: int, warmup_steps: int = 0) -> int:
+    """From which optimizer step on powerSGD compresses: torch's default, sooner in a short run."""
+    return max(2, warmup_steps, min(START_STEP, total_steps // 10))
 
 
 def attach(

@@ -12,8 +12,9 @@ in fp32, for a step of 0.001 of bf16 is mostly no step at all.
 
 Buffers are not averaged: BatchNorm's running means are averages by themselves, and counters are none. An
 evaluation uses the model's buffers as they are, which is also what torch's AveragedModel does by default.
-Decay and averaging as in Polyak and Juditsky 1992; the warm-up is that of TensorFlow's
-ExponentialMovingAverage. Costs memory of the weights once more (twice, while applied, for 16-bit weights).
+To average weights goes back to Polyak and Juditsky 1992, who weigh all steps alike; decay and warm-up are
+those of TensorFlow's ExponentialMovingAverage. Costs memory of the weights once more (twice, while applied,
+for 16-bit weights).
 """
 
 from __future__ import annotations

@@ -12,11 +12,9 @@ from typing import Final, Protocol
 import torch
 
 from spottrain import log
+from spottrain.container import CGROUPS, memory_limit
 
-CGROUPS: Final = Path("/sys/fs/cgroup")
 SELF: Final = Path("/proc/self")
-UNLIMITED: Final = 1 << 60
-"""cgroup v1 writes some 2^63 where there is no limit."""
 
 
 class Memory(Protocol):
@@ -96,34 +94,3 @@ def memory_of(
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit(cgroups, process / "cgroup")
     return HostMemory(min(limit or physical, physical) // ranks, process)
-
-
-def memory_limit(cgroups: Path = CGROUPS, membership: Path = SELF / "cgroup") -> int | None:
-    """Bytes that the cgroup of this process may use, v1 or v2; None where there is no limit.
-
-    cgroups: where they are mounted. membership: /proc/self/cgroup; in a container it mostly says "/", and
-    the mount is the container's own. The least of the process's group and all above it counts.
-    """
-    found = [limit for folder in _groups(cgroups, membership) if (limit := _limit(folder)) is not None]
-    return min(found, default=None)
-
-
-def _groups(cgroups: Path, membership: Path) -> set[Path]:
-    folders = {cgroups, cgroups / "memory"}
-    lines = membership.read_text().splitlines() if membership.exists() else []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = cgroups / "memory" if controllers else cgroups
-        inside = root / path.lstrip("/")
-        folders |= {each for each in (inside, *inside.parents) if each.is_relative_to(root)}
-    return folders
-
-
-def _limit(folder: Path) -> int | None:
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        path = folder / name
-        if path.is_file() and (text := path.read_text().strip()) != "max" and int(text) < UNLIMITED:
-            return int(text)
-    return None

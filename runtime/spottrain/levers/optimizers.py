@@ -196,9 +196,8 @@ def _listed(parameters: Any) -> list[torch.Tensor]:
 # --- fused ------------------------------------------------------------------------------------------
 def _fused(kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None) -> bool | None:
     """Whether to ask torch for its fused kernels. Tells why not."""
-    why = None if kind.fuses else f"torch has no fused {name}"
-    if wanted is False:
-        why = "the script does not want it"
+    why = "not asked for: its bits differ" if wanted is False else None
+    why = why if kind.fuses else f"torch has no fused {name}"
     why = why or next(filter(None, (_refusal(kind, *each) for each in _places(groups))), None)
     if why is not None and wanted:
         raise ConfigurationError(f"fused=True for {name} cannot be had: {why}")

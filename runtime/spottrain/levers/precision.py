@@ -22,12 +22,14 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import log
-from spottrain.errors import ConfigurationError
+from spottrain.errors import ConfigurationError, TrainingFailed
 
 AUTO: Final = "auto"
 NAMES: Final = ("bf16", "fp16", "fp32", "tf32")
 CPU_BF16: Final = ("avx512_bf16", "amx_bf16", "sve_bf16")
 """Of `torch.cpu.get_capabilities()`; a name that a platform does not have is absent there (torch 2.15)."""
+LEAST_SCALE: Final = 2.0**-14
+"""Thirty overflows in a row from torch's first scale, 2^16, on."""
 AMPERE: Final = (8, 0)
 """CUDA compute capability with bf16 and TF32 in hardware. Below, torch emulates bf16 by fp32, and
 `torch.cuda.is_bf16_supported()` says True all the same (torch 2.15)."""
@@ -44,12 +46,14 @@ class Facts:
 
 
 def facts_of(device: torch.device) -> Facts:
-    """Read from torch. ROCm: bf16 on all that torch supports, TF32 on none that is assumed."""
+    """Read from torch. ROCm: bf16 on all that torch supports, TF32 from the MI300 on."""
     if device.type == "cuda":
         ampere = torch.cuda.get_device_capability(device) >= AMPERE
         rocm = torch.version.hip is not None
         name = torch.cuda.get_device_name(device)
-        return Facts(type="cuda", name=name, bf16=ampere or rocm, tf32=ampere and not rocm)
+        with torch.cuda.device(device):  # torch answers for the current one (torch 2.15)
+            tf32 = torch.cuda.is_tf32_supported()
+        return Facts(type="cuda", name=name, bf16=ampere or rocm, tf32=tf32)
     has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     name = str(has.get("cpu_name", device.type))
     return Facts(type=device.type, name=name, bf16=any(has.get(each) for each in CPU_BF16), tf32=False)
@@ -63,7 +67,8 @@ class Precision:
     name: str
     dtype: torch.dtype | None = None
     needs_scaler: bool = False
-    """fp16 has 5 exponent bits: gradients below 6e-8 are 0 unless the loss is scaled up."""
+    """fp16 has 5 exponent bits: its smallest number is 6e-8, and a gradient below 3e-8 becomes 0 unless the
+    loss is scaled up."""
 
     def apply(self) -> None:
         """Sets, for the process, whether fp32 matrix products and convolutions may be done in TF32.
@@ -72,8 +77,9 @@ class Precision:
         "tf32" both may. bf16 and fp16 leave both as they are. A script's setting that this changes is told.
 
         `torch.set_float32_matmul_precision` is used because it sets the old flags and the new ones alike:
-        after an assignment to `torch.backends.cuda.matmul.fp32_precision` alone, reading
-        `torch.backends.cuda.matmul.allow_tf32` raises RuntimeError, here and in libraries (torch 2.15).
+        after "tf32" was assigned to `torch.backends.cuda.matmul.fp32_precision` or
+        `torch.backends.fp32_precision` alone, reading `torch.backends.cuda.matmul.allow_tf32` or calling
+        `torch.get_float32_matmul_precision()` raises RuntimeError, here and in libraries (torch 2.15).
         """
         if self.dtype is not None:
             return
@@ -83,6 +89,10 @@ class Precision:
             log.event("override", setting="float32 matmul", ours=self.name, script=before)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
+        cudnn: Any = torch.backends.cudnn  # its kinds of operations are not in its annotations
+        for each in (cudnn.conv, cudnn.rnn):
+            if not tf32 and each.fp32_precision == "tf32":  # by a setting above it, which allow_tf32 leaves
+                each.fp32_precision = "ieee"
         log.event("precision", name=self.name, matmul=torch.get_float32_matmul_precision(), conv_tf32=tf32)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -105,8 +115,8 @@ _KINDS: Final = {
 def choose(wanted: str, device: torch.device, facts: Facts | None = None) -> Precision:
     """What is wanted; "auto" is bf16 where the hardware has it, else fp16 on a GPU, else fp32.
 
-    `facts`: of the device, where they are known. What the device is bad at is told as advice, and done.
-    Raises ConfigurationError.
+    `facts`: of the device, where they are known. What the device is bad at is told as advice, and done; what
+    fp16 needs of the loop is told too. Raises ConfigurationError.
     """
     if wanted not in (AUTO, *NAMES):
         raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
@@ -114,10 +124,14 @@ def choose(wanted: str, device: torch.device, facts: Facts | None = None) -> Pre
     if wanted == AUTO:
         name = "bf16" if facts.bf16 else "fp16" if facts.type == "cuda" else "fp32"
         log.event("precision", wanted=AUTO, chosen=name, device=facts.name, bf16=facts.bf16)
-        return _KINDS[name]
-    if (sentence := doubt(wanted, facts)) is not None:
-        log.event("advice", about="precision", text=sentence)
-    return _KINDS[wanted]
+    else:
+        name = wanted
+        if (sentence := doubt(wanted, facts)) is not None:
+            log.event("advice", about="precision", text=sentence)
+    chosen = _KINDS[name]
+    if (sentence := doubt_without_scaler(chosen)) is not None:
+        log.event("loss-scale", text=sentence)
+    return chosen
 
 
 def doubt(name: str, facts: Facts) -> str | None:
@@ -142,13 +156,39 @@ def doubt(name: str, facts: Facts) -> str | None:
 
 
 def doubt_without_scaler(precision: Precision) -> str | None:
-    """For a loop that brings its own backward: what fp16 needs of it. None where nothing is needed."""
+    """What fp16 needs, and who sees to it. None where nothing is needed."""
     if not precision.needs_scaler:
         return None
     return (
-        "fp16 needs loss scaling, or small gradients become 0: use spottrain.levers.Amp for backward and "
-        "step, or torch.amp.GradScaler, and give it to Guard as scaler="
+        "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a loop of your "
+        "own use spottrain.levers.Amp for backward and step, or torch.amp.GradScaler, and give it to Guard "
+        "as scaler="
     )
+
+
+def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """The optimizer's step, and the next loss scale; whether the weights moved.
+
+    fp16 leaves a step out whose gradients overflowed: what follows the weights, as a torch schedule and an
+    average do, is then left out too. To know it costs a wait for the device, with fp16 alone.
+    Raises TrainingFailed where no scale is small enough.
+    """
+    if not scaler.is_enabled():
+        optimizer.step()
+        return True
+    before = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    after = scaler.get_scale()
+    if after >= before:  # lowered by an overflow alone
+        return True
+    log.event("step-skipped", why="gradients overflowed in fp16", scale=after)
+    if after < LEAST_SCALE:
+        raise TrainingFailed(
+            f"fp16: gradients overflow at every loss scale down to {after:g}, so no step moves the weights: "
+            "lower the learning rate, look at the samples, or set precision to bf16 or fp32"
+        )
+    return False
 
 
 class Amp:
@@ -189,11 +229,8 @@ class Amp:
         if clip_grad_norm is not None:
             self.scaler.unscale_(optimizer)  # else the limit would be on gradients times the scale
             torch.nn.utils.clip_grad_norm_(_all(optimizer, parameters), clip_grad_norm)
-        scale = self.scaler.get_scale()
-        self.scaler.step(optimizer)
-        self.scaler.update()
+        moved = step(self.scaler, optimizer)
         optimizer.zero_grad(set_to_none=True)
-        moved = self.scaler.get_scale() >= scale  # lowered by an overflow alone
         if scheduler is not None and moved:
             scheduler.step()
         return moved

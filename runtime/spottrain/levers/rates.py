@@ -1,28 +1,33 @@
-"""The learning rate for another batch size, and how long it warms up. Pure; called before the first step.
+"""The learning rate for another batch size, and how long it warms up. Called before the first step.
 
     lr = rates.scaled(3e-4, batch_size=2048, base_batch_size=256, rule="sqrt")
     steps = rates.warmup_steps(epochs=5, total_steps=total, steps_per_epoch=per_epoch)
 
 Linear: Goyal et al. 2017 (arXiv:1706.02677), for SGD with momentum: k times the batch, k times the rate,
-after a warm-up of 5 epochs. Square root: Krizhevsky 2014 (arXiv:1404.5997) keeps the variance of a step the
-same by it; Malladi et al. 2022 (arXiv:2205.10287) derive it for Adam and RMSprop. Both are rules of thumb:
-they find the neighbourhood of a good rate, and a short sweep finds the rate.
+after a warm-up of 5 epochs. Square root: Krizhevsky 2014 (arXiv:1404.5997) names it as what keeps the
+variance of a step the same, and himself takes the linear rule; Malladi et al. 2022 (arXiv:2205.10287) derive
+it for Adam and RMSprop, together with a change of their other hyperparameters, which is not made here. Both
+are rules of thumb: they find the neighbourhood of a good rate, and a short sweep finds the rate.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from spottrain import log
 from spottrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
 
 RULES: Final = ("none", "linear", "sqrt")
 TESTED: Final = {
     "linear": (8192, "Goyal et al. 2017, figure 1: ResNet-50 on ImageNet; above it accuracy was lost"),
     "sqrt": (
         32768,
-        "You et al. 2020 (arXiv:1904.00962), table 2: BERT with LAMB; Adam alone was not tested so far",
+        "You et al. 2020 (arXiv:1904.00962), table 1: BERT with LAMB; Adam at such sizes matched it only "
+        "with a rate tuned anew (Nado et al. 2021, arXiv:2102.06356)",
     ),
 }
 """Samples of a global batch up to which a rule was seen to hold, and where."""
@@ -59,6 +64,33 @@ def _advise(rule: str, batch_size: int) -> None:
         log.event(
             "advice", about="learning-rate", why=why, fix="sweep the rate at this batch size, or lower it"
         )
+
+
+def advise_on_rule(rule: str, optimizer: str, *, warms_up: bool) -> None:
+    """Says where a scaled rate is not used as its source did. optimizer: the name of its class."""
+    if rule == "linear" and "adam" in optimizer.lower():
+        log.event(
+            "advice",
+            about="learning-rate",
+            why=f"the linear rule was found for SGD, and this is {optimizer}",
+            fix="use the rule sqrt",
+        )
+    if rule != "none" and not warms_up:
+        log.event(
+            "advice",
+            about="learning-rate",
+            why="the rate is scaled and there is no warm-up, without which large batches diverge early",
+            fix="warm up, as for 5 epochs (Goyal et al. 2017)",
+        )
+
+
+def forget_scheduler(optimizer: torch.optim.Optimizer) -> None:
+    """Puts back the rates from before a torch LRScheduler that is not used, which has changed them."""
+    for group in optimizer.param_groups:
+        base = group.pop("initial_lr", None)
+        if base is not None and base != group["lr"]:
+            log.event("learning-rate", base=base, was=group["lr"], why="without the script's LRScheduler")
+            group["lr"] = base
 
 
 def warmup_steps(

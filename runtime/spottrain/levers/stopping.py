@@ -12,7 +12,7 @@ Its state is part of the checkpoint, so that an interruption neither forgives no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,6 +48,9 @@ class EarlyStopping:
     """Evaluations in a row without a new best."""
     reason: str | None = field(default=None, init=False)
     """Why it has stopped."""
+    agree: Callable[[float], float] | None = field(default=None, init=False, repr=False, compare=False)
+    """Of a rank's own figure, the one that all ranks judge by. Set by `Guard` and `training_arguments`
+    where there are several; then every rank must call `note`, at the same steps."""
     _noted: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +83,17 @@ class EarlyStopping:
         if metrics is not None:
             self._require_known(metrics)
 
+    def doubt(self, *, evaluations: int, total_steps: int) -> str | None:
+        """Why it will not act in a run of so many, as a sentence; None where it may."""
+        if self.min_steps >= total_steps:
+            return f"early stopping begins at step {self.min_steps}, and the run has {total_steps}"
+        if self.patience is not None and self.target is None and evaluations <= self.patience:
+            return (
+                f"early stopping has a patience of {self.patience} evaluation(s), and the run has "
+                f"{evaluations}: it cannot end it for that; evaluate more often (eval_every)"
+            )
+        return None
+
     def note(self, step: int, values: Mapping[str, float]) -> str | None:
         """After the evaluation at `step`; a step that was noted before changes nothing.
 
@@ -90,6 +104,8 @@ class EarlyStopping:
             return self.reason
         self._noted = step
         value = float(values[self.metric])
+        if self.agree is not None:
+            value = self.agree(value)
         self.reason = self._judge(step, value)
         if self.reason is not None:
             log.event("early-stopping", step=step, why=self.reason)
@@ -97,7 +113,9 @@ class EarlyStopping:
 
     def _judge(self, step: int, value: float) -> str | None:
         if not math.isfinite(value) and self.stop_on_nan:
-            return f"{self.metric} is {value} at step {step}: what follows would be worth nothing"
+            known = self.best is not None
+            best = f"; the best is {self.best:.9g} of step {self.best_step}" if known else ""
+            return f"{self.metric} is {value} at step {step}: what follows would be worth nothing{best}"
         if math.isfinite(value) and self._better(value):
             self.best, self.best_step, self.bad = value, step, 0
         elif step >= self.min_steps:

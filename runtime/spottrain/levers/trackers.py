@@ -321,28 +321,10 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
-KINDS: Final[Mapping[str, Callable[..., Tracker]]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-}
-
-
-def make(name: str, **options: Any) -> Tracker:
-    """A tracker by its name in a manifest. Raises ConfigurationError."""
-    if name not in KINDS:
-        raise ConfigurationError(f"the tracker {name!r} is not known: use {', '.join(KINDS)}")
-    try:
-        return KINDS[name](**options)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"the tracker {name} cannot be made of {sorted(options)}: {error}"
-        ) from error
-
-
 def _require(package: str) -> None:
     if find_spec(package) is None:
         raise ConfigurationError(
             f"the tracker {package} is asked for, and the package {package} is not installed in this image: "
-            f"add it (pip install {package}), or leave the tracker out"
+            f"add it (pip install {package}), or leave the tracker out of Trainer(trackers=...) and of "
+            f"spec.training.trackers"
         )

@@ -6,7 +6,6 @@ No torch: that import is each rank's own, and would cost the launcher seconds in
 from __future__ import annotations
 
 import math
-import os
 import re
 import signal
 import socket
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from spottrain.container import CGROUPS, cores
 from spottrain.contract import Env
 from spottrain.errors import ConfigurationError
 from spottrain.process.interruption import SIGNALS
@@ -153,29 +153,7 @@ def ask_torch() -> int:
     return int(text)
 
 
-CGROUP: Final = Path("/sys/fs/cgroup")
-
-
 # --- threads ------------------------------------------------------------------------------------------
-def threads_of_each(nproc: int, cgroup: Path = CGROUP) -> int:
+def threads_of_each(nproc: int, cgroups: Path = CGROUPS) -> int:
     """Cores of each process: else every rank takes all of the node's, and they spin against each other."""
-    return max(1, math.floor(cores(cgroup) / nproc))
-
-
-def cores(cgroup: Path = CGROUP) -> float:
-    """CPU cores that this container may use: its quota, not the host's number."""
-    return min(float(len(os.sched_getaffinity(0))), _quota(cgroup))
-
-
-def _quota(cgroup: Path) -> float:
-    """Cores that the container may use at once (cgroup v2, else v1); infinite where there is no limit."""
-    try:
-        if (cgroup / "cpu.max").exists():
-            quota, period = (cgroup / "cpu.max").read_text().split()
-        else:
-            quota, period = (
-                (cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
-        return float(quota) / float(period) if float(quota) > 0 else math.inf
-    except (OSError, ValueError):  # absent, or the word max
-        return math.inf
+    return max(1, math.floor(cores(cgroups) / nproc))

@@ -8,6 +8,7 @@ process in its place. The watcher also forces the exit when a save does not fini
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -28,6 +29,7 @@ FORCED_EXIT_SHARE: Final = 0.9
 LEAST_BUDGET: Final = 2.0
 """Seconds given to a save even when the deadline has passed: SIGKILL comes when it comes."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+NAMES: Final = {signum.name for signum in SIGNALS}
 
 
 def hold_signals() -> None:
@@ -71,6 +73,10 @@ class Interruption:
         self._ending_after = 0.0
         self._turn = threading.Lock()
         self._signal_seen = False
+        self.given_back = False
+        """Whether signals are the script's own affair again (`give_back`)."""
+        self._over = threading.Event()
+        """That ends the threads of one installation."""
         self._told: list[str] = []
         self._announced: list[str] = []
 
@@ -101,14 +107,40 @@ class Interruption:
         self._wakeup.setblocking(False)
         signal_end.setblocking(False)
         self._signal_end = signal_end
-        for signum in SIGNALS:
-            signal.signal(signum, self._handle)
+        self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
         # The wake-up socket tells the watcher even while the main thread is inside a long C call.
-        signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
+        self._wakeup_before = signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._leave_to_parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what `hold_signals` held arrives here
         self._read_files()
-        threading.Thread(target=self._watch, name="spottrain-interruption", daemon=True).start()
+        watch = (self._wakeup, self._over)
+        threading.Thread(target=self._watch, args=watch, name="spottrain-interruption", daemon=True).start()
+
+    def give_back(self) -> None:
+        """The reverse of `install`, but for handlers that others have put in since. By the main thread.
+
+        A signal that has come and has not ended the process yet is sent again, to whom it now concerns.
+        """
+        self.let_end(None)
+        self.given_back = True
+        self._over.set()
+        for signum, before in self._before.items():
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, signal.SIG_DFL if before is None else before)
+        wakeup = signal.set_wakeup_fd(-1)
+        ours = wakeup == self._signal_end.fileno()
+        with contextlib.suppress(OSError, ValueError):  # it may be closed by now
+            signal.set_wakeup_fd(self._wakeup_before if ours else wakeup)
+        self._signal_end.close()
+        if self._signal_seen:
+            os.kill(os.getpid(), signal.Signals[self.source] if self.source in NAMES else signal.SIGTERM)
+
+    def take_back(self, end: Callable[[], None]) -> None:
+        """Installs it again, if it was given back, as for the first time: a stop makes `end` be called."""
+        if self.given_back:
+            self.given_back, self._over = False, threading.Event()
+            self.install()
+            self.let_end(end)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: a signal to it is its own affair, and must not look like one to this process."""
@@ -158,11 +190,17 @@ class Interruption:
             if "deadline" not in self._told:
                 self._told.append("deadline")
 
-    def _watch(self) -> None:
+    def _watch(self, wakeup: socket.socket, over: threading.Event) -> None:
+        with wakeup:
+            self._watch_until(wakeup, over)
+
+    def _watch_until(self, wakeup: socket.socket, over: threading.Event) -> None:
         ending = False
-        while True:
-            ready, _, _ = select.select([self._wakeup], [], [], POLL_SECONDS)
-            for signum in self._wakeup.recv(4096) if ready else b"":
+        while not over.is_set():
+            ready, _, _ = select.select([wakeup], [], [], POLL_SECONDS)
+            if over.is_set():
+                return
+            for signum in wakeup.recv(4096) if ready else b"":
                 if signum in SIGNALS:
                     self._note_signal(signum)
             self._read_files()
@@ -172,7 +210,8 @@ class Interruption:
             if not ending:
                 ending = True
                 # A thread of its own: `end` may wait for a store that does not answer, the watchdog may not.
-                threading.Thread(target=self._end_when_endable, name="spottrain-end", daemon=True).start()
+                end = self._end_when_endable
+                threading.Thread(target=end, args=[over], name="spottrain-end", daemon=True).start()
             if time.time() >= self.forced_exit_at:
                 self.forced()
 
@@ -187,8 +226,8 @@ class Interruption:
                 forced_exit=log.rfc3339(self.forced_exit_at),
             )
 
-    def _end_when_endable(self) -> None:
-        while True:
+    def _end_when_endable(self, over: threading.Event) -> None:
+        while not over.is_set():
             with self._turn:
                 if self._ending is not None and self._share_spent() >= self._ending_after:
                     self._ending()

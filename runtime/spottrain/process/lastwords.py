@@ -54,6 +54,13 @@ def revise(path: Path, change: Change, *, since: float) -> None:
         os.close(file)
 
 
+def read(path: Path) -> TerminationMessage | None:
+    """The message that is there; None where there is none, or it cannot be read."""
+    with contextlib.suppress(OSError):
+        return TerminationMessage.from_json(path.read_text(errors="replace"))
+    return None
+
+
 def outranking(message: TerminationMessage) -> Change:
     """`message`, unless one that is as grave was there first."""
     return lambda found: message if found is None or graver(message.outcome, found.outcome) else None

@@ -4,7 +4,8 @@ Started by `__main__` in place of the script when there is more than one process
 `spottrain run` again, with RANK set. One rank has a launcher too where its output is kept, for somebody must
 pass on what it wrote last, however it ended; it goes on in this very program. One thread, standard library
 only: no handler, lock or import of its own may keep it from the next signal. What it must outlive: ranks that
-fail, hang or are killed. See ADR 0004 and 0008.
+fail, hang or are killed. Where one asks for it, all are started again when all have ended (`again`). See ADR
+0004, 0008 and 0010.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Final
 from spottrain import config, log
 from spottrain.contract import EXIT_CODE_OF, Env, Outcome, Reason, TerminationMessage
 from spottrain.process import lastwords
+from spottrain.process.again import Again
 from spottrain.process.gang import Gang, reserve_port, threads_of_each
 from spottrain.process.interruption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_time
 from spottrain.scribe.outputs import MARK, Outputs, seconds_for_logs
@@ -36,6 +38,9 @@ REAP_SECONDS: Final = 0.5
 SIGNALLED: Final = 128
 """Plus the signal: the exit code that shells give to a process that died of one."""
 OUTCOME_OF: Final = {int(code): outcome for outcome, code in EXIT_CODE_OF.items()}
+
+LAST: Final = (Outcome.BAD_CONFIGURATION, Outcome.SUPERSEDED, Outcome.DONE)
+"""Ends of a rank after which no other is started again: it would end so once more."""
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -104,21 +109,31 @@ class Launcher:
         self._born = born
         self._grace = config.grace_seconds(env)
         self._deadline_file = config.deadline_file(env)
+        self._signalled_at: float | None = None
+        self._lost: TerminationMessage | None = None
+        """Last words of an earlier round that lost steps."""
+        self._again = Again() if gang.workers == 1 and gang.nproc > 1 else None
+        self._begin_round()
+
+    def _begin_round(self) -> None:
         self._alive: dict[int, int] = {}
         """Ranks by process."""
         self._ended: list[Ended] = []
         self._told = False
-        self._signalled_at: float | None = None
         self._stopping_since: float | None = None
         self._deadline = float("inf")
         self._peers_until = float("inf")
         self._killed = False
+        if self._again is not None:
+            self._again.begin()
 
     def run(self) -> int | None:
         """The exit code, when no rank is left. None in a process that is the one rank."""
         try:
             return self._run()
         finally:
+            if self._again is not None:
+                self._again.close()
             if self._outputs is not None:
                 self._outputs.finish(seconds_for_logs(self._deadline))
 
@@ -128,12 +143,20 @@ class Launcher:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self._outputs is not None:
             self._outputs.take_over()
+        while self._round():
+            if not self._goes_on:
+                return self._conclude()
+            self._forget()
+        return None
+
+    def _round(self) -> bool:
+        """From the start of all ranks to the end of the last; False in a process that is the one rank."""
         with reserve_port() as reserved:
             port = self._gang.port or reserved.getsockname()[1]
             for local_rank in range(self._gang.nproc):
                 pid = self._start(local_rank, port)
                 if not pid:
-                    return None
+                    return False
                 self._alive[pid] = self._gang.rank(local_rank)
             if not self._alone:
                 log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
@@ -141,7 +164,7 @@ class Launcher:
                 self._wait()
                 self._reap()
                 self._watch_time()
-        return self._conclude()
+        return True
 
     # --- ranks ----------------------------------------------------------------------------------------
     @property
@@ -155,6 +178,8 @@ class Launcher:
         Answers its process; 0 in a process that is the one rank.
         """
         env = {**self._env, **self._gang.env_of(local_rank, port)}
+        if self._again is not None:
+            env.update(self._again.env)
         if self._outputs is not None:
             env.update(MARK)
         env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
@@ -213,10 +238,51 @@ class Launcher:
             log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
         if end.outcome is Outcome.DONE:
             return
-        if end.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION) and self._stopping_since is None:
+        broken = end.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION) or self._asked
+        if broken and self._stopping_since is None:
             self._peers_until = time.time() + min(PEER_SECONDS, FORCED_SHARE * self._grace)
         self._stop(time.time() + self._grace)
         self._tell(signal.SIGTERM)
+
+    # --- once more ------------------------------------------------------------------------------------
+    @property
+    def _asked(self) -> bool:
+        return self._again is not None and self._again.asked
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether all ranks are to be started again: one has asked for it, and nobody wants the pod to end.
+
+        How its peers have ended is no matter: NCCL, for one, aborts a process whose peer is gone.
+        """
+        nobody = self._signalled_at is None and not self._alive
+        return self._asked and nobody and not any(end.outcome in LAST for end in self._ended)
+
+    def _forget(self) -> None:
+        """A signal that comes now waits for the ranks of the next round, which it ends."""
+        log.event(
+            "started-again", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended)
+        )
+        path = self._env.get(Env.TERMINATION_MESSAGE)
+        if path:
+            with contextlib.suppress(OSError):
+                self._keep_losses(Path(path))
+                os.truncate(path, 0)  # else the last words of this round would outrank those to come
+        self._begin_round()
+
+    def _keep_losses(self, path: Path) -> None:
+        """Steps that this round has lost are lost, also if the next one does not get to do them again."""
+        found = lastwords.read(path)
+        if found is not None and found.outcome is Outcome.INTERRUPTED_LOST:
+            known = self._lost.step if self._lost is not None else None
+            self._lost = found if (known or 0) <= (found.step or 0) else self._lost
+
+    def _behind(self, path: Path) -> bool:
+        """Whether what an earlier round has lost was not done again."""
+        if self._lost is None:
+            return False
+        found = lastwords.read(path)
+        return found is None or (found.step or 0) < (self._lost.step or 0)
 
     # --- the end --------------------------------------------------------------------------------------
     def _interrupted(self, deadline: float) -> None:
@@ -258,9 +324,11 @@ class Launcher:
             Ended(rank=rank, status=-signal.SIGKILL, killed=True) for rank in self._alive.values()
         ]
         worst = gravest(self._ended)
+        path = self._env.get(Env.TERMINATION_MESSAGE)
+        if worst.outcome is Outcome.INTERRUPTED and path and self._behind(Path(path)):
+            worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]))
         if not self._alone or worst.status < 0:
             log.event("launcher-end", code=worst.code, why=worst.words)
-        path = self._env.get(Env.TERMINATION_MESSAGE)
         if path:
             try:
                 lastwords.revise(Path(path), lambda found: self._last_words(worst, found), since=self._born)
@@ -283,6 +351,9 @@ class Launcher:
             signalledAt=self._signalled_at,
         )
         then = f" The ranks' own message: {found.message}" if found and found.message else ""
+        if self._lost is not None and worst.outcome is Outcome.INTERRUPTED_LOST:
+            basis = replace(basis, step=self._lost.step, durableStep=self._lost.durableStep)
+            then += f" Before the ranks were started again: {self._lost.message}"
         return replace(basis, outcome=worst.outcome, reason=reason, message=worst.words + then)
 
 

@@ -2,7 +2,7 @@
 
 `__main__` makes it before the script runs; `Trainer` takes it from `current()`. Where there is no `__main__`
 of ours (`python train.py`, torchrun, `accelerate launch`) `current()` makes one from the environment, and
-`_guard` sees to it that the process still has its last words and leaves in time.
+`see_out` sees to it that the process still has its last words and leaves in time.
 
 By rank: rank 0 of the gang asks the store; the first rank of each pod serves progress and writes the
 termination message; another rank writes it only to tell of a failure, which may be the cause of the rest.
@@ -27,9 +27,11 @@ from typing import Final, NoReturn
 from spottrain import compilecache, config, log, progress
 from spottrain.compilecache import CompileCache
 from spottrain.contract import EXIT_CODE_OF, HEAD_KEY, Env, ExitCode, Outcome, Reason, TerminationMessage
+from spottrain.diagnosis.window import not_made
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.head.document import Head
 from spottrain.process import lastwords, parents, stalled
+from spottrain.process.born import process_start
 from spottrain.process.interruption import Interruption
 from spottrain.ranks.world import World
 from spottrain.scribe.outputs import MARK, Outputs, keep, seconds_for_logs
@@ -64,6 +66,8 @@ class Session:
         """The last words; the first ones spoken hold."""
         self.unfinished: Callable[[], None] | None = None
         """Where a training was begun: keeps what there is, if the script ends before it is finished."""
+        self.asked: set[str] = set()
+        """Settings of spec.training that the script has asked for itself (`ownloop`)."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
@@ -170,6 +174,8 @@ class Session:
         """Writes the termination message, unless there is one, and returns the exit code it calls for."""
         with self._last_words:
             if self.message is None:
+                if outcome is Outcome.DONE and (lack := not_made(self.env)):
+                    outcome, text, reason = Outcome.FAILED, lack, Reason.SCRIPT_FAILED
                 if self.world.distributed and outcome is Outcome.FAILED:
                     text = f"Rank {self.world.rank}: {text}"
                 self.message = self.board.message(
@@ -195,6 +201,7 @@ class Session:
         )
         path = self.env.get(Env.TERMINATION_MESSAGE)
         grave = message.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION)
+        grave = grave or message.reason == Reason.OUT_OF_MEMORY  # the cause of what the others say
         if path and (self.world.first_here or grave):
             try:
                 lastwords.revise(Path(path), lastwords.outranking(message), since=self._words_since)
@@ -254,9 +261,10 @@ class Session:
             self.board.update(warning=warning)
 
     def _use_cache_dir(self) -> None:
-        """Before torch is imported, which reads these once."""
+        """Before torch and others are imported, which read these once."""
         if self.run.cache_dir is not None:
             compilecache.use_folder(self.run.cache_dir, os.environ)
+        config.use_data_cache(self.env, os.environ)
 
     def _fetch_compile_cache(self) -> None:
         """Beside the import of torch; by the first rank of a pod, for all of it."""
@@ -284,9 +292,15 @@ def current() -> Session:
     if _current is None:
         use(Session(os.environ))
         assert _current is not None
-        _guard(_current)
+        see_out(_current)
         _keep_outputs(_current)
         _current.prepare(sys.argv[0])
+    _current.interruption.take_back(_current.end_idle)
+    return _current
+
+
+def existing() -> Session | None:
+    """The session of this process, if it has one yet."""
     return _current
 
 
@@ -341,7 +355,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _guard(session: Session) -> None:
+def see_out(session: Session) -> None:
     """Where no `__main__` of ours waits for the script's end: last words and exit code for every one of them.
 
     An exception is told as it happens. At the end of the exit handlers, of which this one is among the last
@@ -360,7 +374,8 @@ def _guard(session: Session) -> None:
 
     def left() -> None:
         if session.message is None and session.completed:
-            session.conclude(Outcome.DONE, session.summary(), reason=session.reason_done)
+            if code := session.conclude(Outcome.DONE, session.summary(), reason=session.reason_done):
+                leave(code)
         elif session.message is None and session.unfinished is not None:
             leave(session.end_of_script())
         elif session.message is not None:
@@ -371,16 +386,6 @@ def _guard(session: Session) -> None:
 
     sys.excepthook = told
     atexit.register(left)
-
-
-def process_start(pid: int | str = "self") -> float:
-    """Unix seconds; now, where there is no /proc."""
-    try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return time.time() - age
-    except (OSError, AttributeError, ValueError, IndexError):
-        return time.time()
 
 
 def _place(error: BaseException, script: str) -> str:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from spottrain.checkpoint.dtensor import is_sharded
+from spottrain.checkpoint.dtensor import any_sharded
 from spottrain.errors import ConfigurationError, PeerLost
 from spottrain.process.session import current
 from spottrain.ranks.world import World
@@ -92,7 +92,7 @@ class Replica:
     ) -> None:
         self.module = model
         self.outer: torch.nn.Module = model
-        sharded = any(is_sharded(parameter) for parameter in model.parameters())
+        sharded = any_sharded(model)
         if world.distributed and not sharded:
             # After the first step DDP sorts its buckets anew, by use, and three or more ranks are then added
             # up in another order than right after a resume; a search for unused parameters prevents it.
@@ -127,6 +127,14 @@ def of_first(value: torch.Tensor, world: World) -> torch.Tensor:
     if world.distributed:
         dist.broadcast(value, 0)
     return value
+
+
+def number_of_first(value: float, world: World) -> float:
+    """The same of a number. Without a process group, as before the loop has made one, it is one's own."""
+    if not (world.distributed and dist.is_initialized()):
+        return value
+    held = torch.tensor(value, dtype=torch.float64, device=default_device(world))
+    return float(of_first(held, world))
 
 
 def earliest(moment: float, world: World, device: torch.device) -> float:

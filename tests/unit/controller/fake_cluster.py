@@ -103,6 +103,9 @@ class FakeCluster:
     async def get_pod(self, namespace: str, name: str) -> Json | None:
         return copy.deepcopy(self.pods.get(name))
 
+    async def get_claim(self, namespace: str, name: str) -> Json | None:
+        return copy.deepcopy(self.others.get(f"persistentvolumeclaims/{name}"))
+
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
         label, uid = selector.split("=")
         assert label == JOB_UID_LABEL

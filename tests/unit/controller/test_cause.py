@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain.contract import Outcome
+from spottrain.contract import Outcome, Reason
 from spottrain_operator.model import Ended, NodeView, PodView
 from spottrain_operator.names import Cause
 from spottrain_operator.policies.cause import why
@@ -51,6 +51,13 @@ CASES: list[tuple[str, PodView, tuple[NodeView, ...], Cause, bool]] = [
         told(Outcome.DONE, pod=deleted()),
         (NOTICED,),
         Cause.DONE,
+        False,
+    ),
+    (
+        "a rank of several that ran out of memory goes on smaller, and is not charged",
+        told(Outcome.INTERRUPTED_LOST, reason=Reason.OUT_OF_MEMORY, message="rank 1 ran out of memory"),
+        (make_node(),),
+        Cause.INTERRUPTED,
         False,
     ),
     ("exit 0 unasked is done", ended_pod(code=0), (make_node(),), Cause.DONE, False),

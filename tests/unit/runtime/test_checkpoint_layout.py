@@ -17,11 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.checkpoint import arena as arenas
-from spottrain.checkpoint.arena import Arena, container_memory, require_memory
+from spottrain.checkpoint.arena import Arena, require_memory
 from spottrain.checkpoint.layout import ALIGNMENT, SAFETENSORS, Layout, divide, plan, signature
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.transfer import Here
 from spottrain.checkpoint.tree import Flattened, Leaf
+from spottrain.container import Memory
 from spottrain.errors import ConfigurationError
 from spottrain.ranks.world import World
 from spottrain.store.folder import FolderStore
@@ -229,45 +230,16 @@ def test_the_memory_of_a_layout_that_fits_no_more_is_given_back() -> None:
     assert mine() == before
 
 
-V2 = {"memory.max": "{limit}\n", "memory.current": "{used}\n", "memory.stat": "anon 5\n{files}"}
-V1 = {
-    "memory/memory.limit_in_bytes": "{limit}\n",
-    "memory/memory.usage_in_bytes": "{used}\n",
-    "memory/memory.stat": "rss 5\n{files}",
-}
-
-
-@pytest.mark.parametrize("files", [V2, V1], ids=["v2", "v1"])
-def test_what_is_left_of_the_container_s_memory_is_read(tmp_path: Path, files: dict[str, str]) -> None:
-    values = {"limit": 1000, "used": 700, "files": "inactive_file 150\nactive_file 50\n"}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text.format(**values))
-    assert container_memory(tmp_path) == (1000, 500), "clean files can be dropped"
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {"memory.max": "max\n"},
-        {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
-        {"memory.max": "1000\n"},
-    ],
-)
-def test_without_a_limit_nothing_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert container_memory(tmp_path) is None
-    require_memory(2**60, limit=(2**61, 0))
+def test_without_a_limit_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "memory", lambda: None)
+    require_memory(2**60)
 
 
 def test_too_little_memory_for_a_copy_is_told_with_what_to_raise() -> None:
     gib = 2**30
-    require_memory(2 * gib, limit=(8 * gib, 6 * gib))
+    require_memory(2 * gib, Memory(limit=8 * gib, used=6 * gib))
     with pytest.raises(ConfigurationError) as caught:
-        require_memory(3 * gib, limit=(8 * gib, 6 * gib))
+        require_memory(3 * gib, Memory(limit=8 * gib, used=6 * gib))
     assert "a save needs 3.00 GiB" in str(caught.value) and "has 2.00 GiB left" in str(caught.value)
     assert "raise resources.limits.memory by 1.00 GiB or more" in str(caught.value)
     assert caught.value.reason == "OutOfMemory"

@@ -17,7 +17,7 @@ __all__ = ["store"]
 def test_all_of_the_job_goes_but_its_final_weights(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     ended(store, 1, 2, best=1, done=True)
     left = ("logs/attempt-000001/rank-00000/000001.log", "profiles/attempt-000001/rank-00000/x.top.txt")
-    for key in ("final/model.safetensors", *left, "compile-cache/x"):
+    for key in ("final/model.safetensors", *left, "compile-cache/x", "out-of-memory/a1/000000008.json"):
         store.put_if_absent(key, b"x")
     store.put_if_absent("checkpoints/t000001-s000000009-orphan/shard", b"half")
     code, said, _ = ran(store, capsys, "delete", "--job-uid", "A", "--yes")

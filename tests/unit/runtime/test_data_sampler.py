@@ -14,8 +14,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from spottrain import device as devices
 from spottrain.data import BatchSampler, Loader, Sampler, ignore_signals, loader
 from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.levers.accumulation import parts
 from spottrain.ranks.world import World
 from torch.utils.data import DataLoader, Dataset
 
@@ -192,3 +194,167 @@ def test_a_script_ends_although_its_workers_ignore_signals(made: str, persistent
     script = SCRIPT.format(loader=made, persistent=persistent)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
+
+
+def test_without_workers_what_is_about_them_is_left_out_and_told(capfd: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {
+        "prefetch_factor": 4,
+        "persistent_workers": True,
+        "multiprocessing_context": "fork",
+        "timeout": 30,
+    }
+    made = loader(list(range(8)), batch_size=2, world=World(), **options)
+    assert len(list(made)) == 4
+    out = capfd.readouterr().out
+    assert (
+        "prefetch_factor, persistent_workers, multiprocessing_context, timeout cannot act: num_workers is 0"
+        in out
+    )
+
+
+class Ticks:
+    """A clock that the fetching and the loop move."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(Numbers):
+    def __init__(self, clock: Ticks, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.clock.now += self.seconds
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("seconds", "wanted"), [(1.0, True), (0.0, False)])
+def test_auto_times_the_first_steps_and_then_has_the_workers_that_they_need(
+    seconds: float, wanted: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spottrain.data.workers.cores", lambda **_: 3.0)
+    clock = Ticks()
+    whole = steps_of(plain := loader(Numbers(), batch_size=4, seed=2, world=World()), plain, 16)
+    made = loader(
+        Slow(clock, seconds),
+        batch_size=4,
+        seed=2,
+        world=World(),
+        num_workers="auto",
+        prefetch_factor=3,
+        timeout=30,
+        clock=clock,
+    )
+    taken: list[Any] = []
+    while len(taken) < 16:
+        for batch in made:
+            taken.append([batch])
+            clock.now += 1.0  # the loop's own work
+            made.advance()
+            if len(taken) == 16:
+                break
+    assert (made.num_workers > 0) == wanted and made.num_workers <= 2
+    assert made.timeout == (30 if wanted else 0)
+    assert "event=loader-workers workers=" in capsys.readouterr().out
+    for a, b in zip(taken, whole, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True)), "the same samples and augmentation"
+
+
+@pytest.mark.parametrize("stops", [(1,), (3, 2), (1, 1, 1, 1, 1, 1), (6,), (7,), (8,)])
+@pytest.mark.parametrize("resumed", [False, True], ids=["broken", "resumed"])
+def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
+    stops: tuple[int, ...], resumed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass is left after so many steps, and the next one of the same loader or of another process."""
+    monkeypatch.setattr("spottrain.data.workers.cores", lambda **_: 3.0)
+    plain = loader(Numbers(), batch_size=2, accumulation=2, seed=2, world=World())
+    whole, clock = steps_of(plain, plain, 16), Ticks()
+    taken: list[Any] = []
+
+    def new() -> Any:
+        slow = Slow(clock, 1.0)
+        more: dict[str, Any] = {"num_workers": "auto", "clock": clock, "world": World()}
+        return loader(slow, batch_size=2, accumulation=2, seed=2, **more)
+
+    made, left = new(), list(stops)
+    while len(taken) < 16:
+        parts: list[Any] = []
+        wanted = len(taken) + left.pop(0) if left else 16
+        for batch in made:
+            parts.append(batch)
+            clock.now += 1.0
+            if len(taken) + 1 > wanted:
+                break  # inside a step, which comes again
+            if len(parts) == len(made.shares):
+                taken, parts = [*taken, parts], []
+                made.advance()
+            if len(taken) == 16:
+                break
+        if resumed:
+            state, made = made.state_dict(), new()
+            made.load_state_dict(state)
+    for a, b in zip(taken, whole, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_another_word_for_the_workers_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"num_workers='many'.*whole number, or auto"):
+        loader(Numbers(), num_workers="many", world=World())  # type: ignore[arg-type]
+
+
+# --- accumulation -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_misses_the_smaller_last_step_of_an_epoch_is_told_so(workers: int) -> None:
+    made = loader(Numbers(18), batch_size=4, accumulation=2, world=World(), num_workers=workers)
+    taken = 0
+    with pytest.raises(
+        ConfigurationError, match=r"accumulation\.parts\(\.\.\.\), which knows, or drop_last=True"
+    ):
+        while True:
+            for _ in made:
+                taken += 1
+                if taken % 2 == 0:
+                    made.advance()
+    assert taken == 5, "it is said before a sample comes twice"
+
+
+def test_a_pass_that_was_left_before_its_end_goes_on() -> None:
+    made = loader(Numbers(18), batch_size=4, world=World(), num_workers=2)
+    given = []
+    for count in (1, 2, 2):
+        for batch in made:
+            given += [int(sample) for sample in batch[:, 0]]
+            made.advance()
+            count -= 1
+            if not count:
+                break
+    assert sorted(given) == list(range(18))
+
+
+def test_parts_of_a_loader_advance_over_every_step_of_every_epoch() -> None:
+    made = loader(Numbers(18), batch_size=4, accumulation=2, world=World())
+    for _ in range(3):
+        for part in parts(made, 2, count=len):
+            if part.last:
+                made.advance()
+    assert made.position == (3, 0)
+
+
+# --- the seed -----------------------------------------------------------------------------------------
+def test_the_order_is_by_the_seed_that_was_set_and_a_checkpoints_own_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def first(made: Any) -> list[int]:
+        return next(iter(made))[:, 0].tolist()  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(devices, "_seeded", None)
+    plain = loader(Numbers(), batch_size=9, world=World())
+    assert first(plain) == first(loader(Numbers(), batch_size=9, seed=0, world=World()))
+    monkeypatch.setattr(devices, "_seeded", 7)
+    seeded = loader(Numbers(), batch_size=9, world=World())
+    assert first(seeded) == first(loader(Numbers(), batch_size=9, seed=7, world=World())) != first(plain)
+    seeded.load_state_dict(plain.state_dict())
+    assert first(seeded) == first(plain)

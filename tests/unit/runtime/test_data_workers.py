@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from spottrain.data import Batches, Plan
 from spottrain.data.workers import TRIAL_STEPS, Trial, cores, needed
+from spottrain.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -121,3 +122,19 @@ def test_smaller_micro_batches_from_the_next_step_on_are_of_the_same_samples() -
         for part in step.micro_batches
         for n in part
     ]
+
+
+def test_without_workers_the_prefetch_factor_is_left_out() -> None:
+    """torch refuses it there; and the number that is found by trial begins at none."""
+    batches = Batches(list(range(64)), Plan(size=64, batch_size=8, micro_batch_size=8), prefetch_factor=4)
+    _, parts = next(iter(batches))
+    assert len(list(parts)) == 1
+    assert _trained(Numbers(0.2), TRIAL_STEPS + 4, workers="auto", prefetch_factor=4)[0].workers == 2
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_set_smaller_than_a_batch_is_refused_whether_the_last_is_dropped_or_not(drop_last: bool) -> None:
+    """Dropped it would be an epoch without a step: a training that ends at once, or never."""
+    with pytest.raises(ConfigurationError) as caught:
+        Plan(size=7, batch_size=8, micro_batch_size=4, drop_last=drop_last)
+    assert "has 7 sample(s), fewer than one batch of 8: lower globalBatchSize" in str(caught.value)

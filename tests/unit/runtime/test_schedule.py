@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 import torch
 from spottrain.errors import ConfigurationError
-from spottrain.schedule import FLOOR, Schedule, shape
+from spottrain.schedule import FLOOR, Schedule, scheduler, shape
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
 
 
@@ -93,7 +94,7 @@ def test_a_rate_changed_in_the_script_is_overridden_and_told_once(capsys: pytest
     it.load_state_dict(state)
     it.load_state_dict(state)
     told = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert told == ["event=override setting=lr checkpoint=0.0003,0.1 script=0.0001,0.1"]
+    assert told == ["event=override setting=lr holds=checkpoint checkpoint=0.0003,0.1 now=0.0001,0.1"]
     it.before_step(5)
     assert it.rate == 0.0003
 
@@ -114,3 +115,17 @@ def test_a_torch_scheduler_goes_on_with_its_own_state() -> None:
     kind: LRScheduler = StepLR(own, 3)
     Schedule(own, kind).load_state_dict(before.state_dict())
     assert kind.last_epoch == 4
+
+
+@pytest.mark.parametrize("name", ["cosine", "constant"])
+def test_a_loop_of_ones_own_has_the_rates_of_trainer(name: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    made = scheduler(optimizer, name, warmup_steps=3, total_steps=10)
+    wanted = shape(name, warmup_steps=3, total_steps=10)
+    for step in range(10):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * wanted(step))
+        optimizer.step()
+        made.step()
+    again = scheduler(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5), name, total_steps=10)
+    again.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    assert again.last_epoch == 10, "its state is plain values, as a checkpoint has them"

@@ -137,3 +137,19 @@ def test_a_manifest_s_parts_win_whole_and_are_told_in_one_word(capsys: pytest.Ca
 def test_a_manifest_s_warm_up_replaces_the_script_s_in_other_units() -> None:
     it = settings('{"warmupFraction": 0.1}', warmup_steps=7)
     assert (it.warmup_steps, it.warmup_fraction) == (None, 0.1)
+
+
+def test_how_to_compile_without_compile_is_refused_where_the_script_says_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"compile_mode='max-autotune'.*compile is not true"):
+        settings(compile_mode="max-autotune")
+    assert settings(compile=True, compile_mode="max-autotune").compile_mode == "max-autotune"
+    assert settings('{"compile": true}', compile_mode="max-autotune").compile
+    switched_off = settings('{"compile": false}', compile=True, compile_mode="max-autotune")
+    assert not switched_off.compile, "the manifest may switch it off"
+
+
+def test_a_loop_of_ones_own_takes_what_it_names_and_needs_no_end(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = Training.from_json('{"globalBatchSize": 64, "precision": "bf16"}')
+    it = resolve(manifest, of_loop=True, batch_size=32)
+    assert (it.batch_size, it.precision, it.max_steps) == (64, "fp32", None)
+    assert "setting=precision" not in capsys.readouterr().out

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -133,13 +135,19 @@ def test_without_a_machine_there_is_no_roofline() -> None:
         ("NVIDIA H200 NVL", 835.5),
         ("NVIDIA L4", 121),
         ("NVIDIA A10G", 70),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA A100-PCIE-40GB", 312),
+        ("NVIDIA A100-SXM-80GB", 312),
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_torch_gives_it(name: str, teraflops: float) -> None:
     assert peak_flops(name, "bf16") == teraflops * 1e12
 
 
-@pytest.mark.parametrize("name", ["Tesla T4", "Tesla V100-SXM2-16GB", "Tesla V100-PCIE-32GB"])
+@pytest.mark.parametrize(
+    "name", ["Tesla T4", "Tesla V100-SXM2-16GB", "Tesla V100-DGXS-32GB", "Tesla V100-PCIE-32GB"]
+)
 def test_a_gpu_without_bf16_has_no_peak_in_it(name: str) -> None:
     assert peak_flops(name, "bf16") is None and peak_flops(name, "fp16") is not None
     assert of_gpu(name, "bf16", tf32=False) is None
@@ -147,7 +155,17 @@ def test_a_gpu_without_bf16_has_no_peak_in_it(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA L40S", "NVIDIA GeForce RTX 4090", "NVIDIA GH200 480GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"],
+    [
+        "NVIDIA L40",
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA GH200 480GB",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA A10-8Q",
+        "NVIDIA A100-SXM-64GB",  # Leonardo's: another chip
+        "NVIDIA H100 80GB HBM2e",  # PCIe or SXM
+        "NVIDIA H100 64GB HBM2",
+        "Tesla V100-FHHL-16GB",
+    ],
 )
 def test_of_another_gpu_or_a_part_of_one_nothing_is_said(name: str) -> None:
     assert known_gpu(name) is None and peak_flops(name, "bf16") is None
@@ -163,6 +181,22 @@ def test_memory_is_told_apart_where_the_name_does() -> None:
     names = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
     machines = [of_gpu(name, "bf16", tf32=False) for name in names]
     assert [each.bandwidth if each else None for each in machines] == [1555e9, 2039e9, 1935e9]
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("pass", "False"),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "True"),
+        ("torch.backends.fp32_precision = 'tf32'", "True"),
+        ("torch.set_float32_matmul_precision('high')", "True"),
+    ],
+)
+def test_whether_fp32_is_tf32_is_known_whichever_way_a_script_said_so(setting: str, expected: str) -> None:
+    """In a process of its own: the settings are the process's, and some cannot be taken back."""
+    code = f"import torch\n{setting}\nfrom spottrain.diagnosis.machine import uses_tf32\nprint(uses_tf32())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == [expected], done.stderr
 
 
 def test_every_gpu_has_a_source_and_no_figure_of_sparsity() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from spottrain.diagnosis.fixes import too_many_workers
 from spottrain.diagnosis.flops import Roofline
 from spottrain.diagnosis.ranks import Rank
 from spottrain.diagnosis.split import Seconds, Shares
 from spottrain.diagnosis.verdict import STALL, Facts, InUse, Name, Verdict, advice, diagnose, swing
 
 SWINGING = (0.0, 1.0) * 8
+V100 = InUse(cuda=True, bf16=False)
 FULL = (0.97,) * 8
 
 
@@ -111,10 +114,18 @@ def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
         (
             InUse(workers=0),
             {"data": 6},
-            "training.data.workers to 2 (now 0), and training.data.prefetchFactor",
+            "training.data.workers to 2 (now 0), and training.data.prefetchFactor to 4 where it is less;",
         ),
         (InUse(workers=4), {"data": 5}, "training.data.workers to 5 (now 4)"),
-        (InUse(workers=4, cores=4), {"data": 5}, "4 cores are there"),
+        (
+            InUse(workers=2, prefetch=2),
+            {"data": 5},
+            "(now 2), and training.data.prefetchFactor to 4 (now 2);",
+        ),
+        (InUse(workers=2, prefetch=8), {"data": 5}, "Set training.data.workers to 3 (now 2); or make"),
+        (InUse(workers=2, cores=3), {"data": 6}, "4 would be needed, and 3 cores are there"),
+        (InUse(workers=2, cuda=True, pin_memory=False), {"data": 5}, ", and training.data.pinMemory to true"),
+        (InUse(workers=2, own_loader=True), {"data": 5}, "Set num_workers of the script's loader to 3"),
         (InUse(), {"h2d": 5}, "training.data.pinMemory to true"),
         (InUse(pin_memory=True), {"h2d": 5}, "Send less"),
         (InUse(), {"communication": 5}, "training.gradientCompression to bf16"),
@@ -123,8 +134,20 @@ def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
         (InUse(compile=True), {"compile_seconds": 5.0}, "training.compile to false"),
         (InUse(), {"roofline": roof(memory=1)}, "precision to bf16"),
         (InUse(bf16=False), {"roofline": roof(memory=1)}, "Set compile to true"),
+        (
+            V100,
+            {"roofline": roof(memory=1)},
+            "precision to fp16 (this GPU has no bf16; Trainer scales the loss",
+        ),
+        (V100, {"roofline": roof(arithmetic=1)}, "Still faster: precision fp16 (this GPU has no bf16;"),
+        (InUse(precision="fp16", bf16=False, cuda=True), {"roofline": roof(memory=1)}, "Set compile to true"),
         (InUse(precision="bf16", compile=True), {"roofline": roof(memory=1)}, "microBatchSize smaller"),
-        (InUse(), {"roofline": roof(launch=1)}, "compileMode to reduce-overhead"),
+        (InUse(cuda=True), {"roofline": roof(launch=1)}, "compileMode to reduce-overhead"),
+        (InUse(), {"roofline": roof(launch=1)}, "Set compile to true; or make microBatchSize greater"),
+        (InUse(whole_share=True), {"roofline": roof(launch=1)}, "globalBatchSize greater, and microBatch"),
+        (InUse(sharded=True), {"communication": 5}, "MixedPrecisionPolicy(reduce_dtype=...)"),
+        (InUse(interval_auto=True), {"checkpoint": 5}, "99 times as long."),
+        (InUse(drop_last=True), {"compile_seconds": 5.0}, "(pad to a fixed length), or"),
         (InUse(compile=True, compile_mode="reduce-overhead"), {"roofline": roof(launch=1)}, "graph breaks"),
         (InUse(), {"roofline": roof(arithmetic=1)}, "precision bf16"),
         (InUse(precision="bf16"), {"roofline": roof(arithmetic=1)}, "greater microBatchSize"),
@@ -134,6 +157,78 @@ def test_a_fix_names_the_setting_and_not_one_that_is_made_already(
     use: InUse, known: dict[str, Any], words: str
 ) -> None:
     assert words in judged(facts(use=use, **known)).fix
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_with_no_core_left_no_more_workers_are_advised(workers: int) -> None:
+    verdict = judged(facts(data=5, use=InUse(workers=workers, cores=2, prefetch=2)))
+    assert verdict.fix.startswith(
+        f"No core is left for another worker: {workers} worker(s) have used up the 2"
+    )
+    assert "more CPU for each GPU" in verdict.fix and "cheaper" in verdict.fix and "decoded" in verdict.fix
+    assert "Set " not in verdict.fix and "prefetchFactor" not in verdict.fix
+    assert verdict.gain == pytest.approx(1.0), "all of the wait, not the 0 % that no change brings"
+
+
+def test_copies_from_memory_that_is_not_pinned_are_named_where_no_core_is_left_too() -> None:
+    use = InUse(workers=2, cores=2, cuda=True, pin_memory=False)
+    assert "Set training.data.pinMemory to true." in judged(facts(data=5, use=use)).fix
+    assert "Set training.data.pinMemory to true." in judged(facts(busy=SWINGING, use=use)).fix
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        InUse(workers=2, pin_memory=False),  # no GPU: there is nothing to pin for
+        InUse(workers=2, cuda=True),  # not known
+        InUse(workers=2, cuda=True, pin_memory=True),
+    ],
+)
+def test_pinned_memory_is_named_only_where_it_is_known_to_be_absent_on_a_gpu(use: InUse) -> None:
+    assert "pinMemory" not in judged(facts(data=5, use=use)).fix
+
+
+@pytest.mark.parametrize(
+    ("use", "fix"),
+    [
+        (InUse(), "Set training.data.workers higher and training.data.pinMemory to true, and look again."),
+        (InUse(workers=2, pin_memory=True), "Set training.data.workers higher (now 2), and look again."),
+        (InUse(workers=2, cores=2), "No core is left for another worker"),
+    ],
+)
+def test_a_gpu_that_swings_is_mended_by_what_is_not_set_already(use: InUse, fix: str) -> None:
+    assert judged(facts(busy=SWINGING, use=use)).fix.startswith(fix)
+
+
+@pytest.mark.parametrize("known", [{"data": 5}, {"busy": SWINGING}])
+@pytest.mark.parametrize("cores", [None, 2])
+def test_compiling_while_data_bound_is_told_to_buy_nothing(known: dict[str, Any], cores: int | None) -> None:
+    words = "50% of each step is waiting for data, which torch.compile does not shorten"
+    assert words in judged(facts(use=InUse(workers=2, cores=cores, compile=True), **known)).fix
+    assert words not in judged(facts(use=InUse(workers=2, cores=cores), **known)).fix
+
+
+def test_a_rank_that_is_late_for_its_data_is_not_told_to_use_cores_that_are_not_there() -> None:
+    known = facts(ranks=ranks((0.5, 0.1, 0.5), (1.0, 0.6, 0.0)), use=InUse(workers=2, cores=2))
+    assert "make dataset[i] cheaper" in judged(known).fix and "workers" not in judged(known).fix
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (
+            InUse(workers=8, cores=2),
+            r"8 loader workers share 2 core\(s\), .* training.data.workers to 2 at most",
+        ),
+        (InUse(workers=8, cores=2, own_loader=True), "num_workers of the script's loader to 2 at most$"),
+        (InUse(workers=2, cores=2), None),
+        (InUse(workers=8), None),
+        (InUse(cores=2), None),
+    ],
+)
+def test_more_workers_than_cores_do_harm(use: InUse, words: str | None) -> None:
+    found = too_many_workers(use)
+    assert found is None if words is None else re.search(words, str(found))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
-from spottrain.diagnosis.verdict import Name
+from spottrain.diagnosis.nvml import Sample, Sampler
+from spottrain.diagnosis.verdict import InUse, Name
 from spottrain.diagnosis.watch import SETTLED, Watch
 
 CPU = torch.device("cpu")
@@ -77,4 +80,37 @@ def test_a_short_window_is_waited_for_and_not_thrown_away() -> None:
     assert verdict is not None and verdict.name is Name.DATA
     assert loop.watch.figures.shares.steps == 2
     assert loop.watch.figures.mfu is None, "a CPU has none"
+    loop.watch.close()
+
+
+# --- workers and cores, and the GPU ---------------------------------------------------------------------
+@pytest.mark.parametrize(("workers", "told"), [(8, 1), (2, 0)])
+def test_more_workers_than_cores_are_told_once(
+    workers: int, told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = Watch(CPU, use=InUse(workers=workers, cores=2))
+    for _ in range(3):
+        watch.look()
+    watch.close()
+    assert capsys.readouterr().out.count("event=advice about=loader-workers") == told
+
+
+def test_how_full_the_gpu_is_is_among_the_figures() -> None:
+    loop, taken = Loop(), threading.Event()
+
+    def read() -> Sample:
+        if taken.is_set():
+            raise RuntimeError("the driver is gone")
+        taken.set()
+        return Sample(utilisation=0.5, memory=0.25)
+
+    loop.watch = Watch(CPU, clock=lambda: loop.now, sampler=Sampler(CPU, every=0.001, read=read))
+    loop.settle()
+    assert taken.wait(10)
+    for thread in threading.enumerate():
+        if thread.name == "spottrain-nvml":
+            thread.join(10)
+    loop.step(data=1, compute=3)
+    loop.watch.look()
+    assert (loop.watch.figures.gpu_utilisation, loop.watch.figures.gpu_memory) == (0.5, 0.25)
     loop.watch.close()

@@ -7,9 +7,11 @@ import os
 import pytest
 from spottrain.__main__ import _read_command
 from spottrain.config import Run
-from spottrain.contract import Env
-from spottrain.diagnosis.window import PROFILE, Window, profile_key, require_window
+from spottrain.contract import PROFILE, Env
+from spottrain.diagnosis import window as windows
+from spottrain.diagnosis.window import Window, chosen, not_made, profile_key, require_window
 from spottrain.errors import ConfigurationError
+from spottrain.training import Profile
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +92,44 @@ def test_run_profiles_nothing() -> None:
 def test_flags_that_are_no_steps_are_refused(words: list[str]) -> None:
     with pytest.raises(ConfigurationError, match=words[0].removeprefix("--")):
         _read_command(["profile", *words, "train.py"])
+
+
+def test_the_environments_window_wins_over_that_of_the_settings_and_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mine, theirs = Window(wait=1, warmup=1, active=2), Profile(wait=100)
+    assert chosen({PROFILE: mine.to_json()}, theirs) == mine
+    assert "event=override setting=profile" in capsys.readouterr().out
+    assert chosen({}, theirs) == Window(wait=100, warmup=2, active=3) and chosen({}, None) is None
+    assert chosen({PROFILE: mine.to_json()}, Profile(wait=1, warmup=1, active=2)) == mine
+    assert capsys.readouterr().out == "", "what is equal is no change"
+
+
+@pytest.mark.parametrize(
+    ("env", "lacks", "told"),
+    [
+        ({}, False, False),
+        ({PROFILE: "{}"}, True, False),
+        ({PROFILE: "{}", Env.JOB_UID: "uid"}, False, True),
+        ({Env.TRAINING: '{"profile": {}}', Env.JOB_UID: "uid"}, False, True),
+        ({Env.TRAINING: '{"profile": {}}'}, False, True),
+    ],
+)
+def test_a_profile_that_is_owed_fails_the_command_and_is_told_in_a_job(
+    env: dict[str, str],
+    lacks: bool,
+    told: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(windows, "MADE", [])
+    assert bool(not_made(env)) == lacks
+    assert ("event=profile-not-made" in capsys.readouterr().out) == told
+    windows.MADE.append("profiles/attempt-000001/rank-00000/")
+    assert not not_made(env) and capsys.readouterr().out == ""
+
+
+def test_a_window_of_the_manifest_does_not_refuse_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    _read_command(["profile", "--active", "4", "--training", '{"profile": {"wait": 100}}', "train.py"])
+    assert Run.from_env(os.environ, script="train.py").training.profile is None
+    assert "event=override setting=profile" in capsys.readouterr().out

@@ -156,8 +156,26 @@ def test_a_whole_step_without_tokens_moves_nothing_and_is_no_nan() -> None:
     assert float(gradient(net).abs().max()) == 0.0
 
 
+def test_where_nothing_of_a_step_counts_a_spare_that_is_given_is_asked_for_once() -> None:
+    (spare, *_), asked = tokens([9]), []
+
+    def make() -> Tokens:
+        asked.append(1)
+        return spare
+
+    reweighed = Reweighed[Tokens](count, ALONE, spare=make)
+    reweighed([(tokens([5])[0], 1.0)])
+    assert not asked, "in a step in which one counts, that one serves"
+    for _ in range(2):
+        ((batch, share),) = reweighed([(tokens([0])[0], 1.0)])
+        assert batch is spare and share == 0.0
+    assert asked == [1]
+
+
 def test_a_rank_that_never_had_anything_to_count_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no micro-batch with anything to count yet"):
+    with pytest.raises(
+        ConfigurationError, match="no micro-batch that this rank could take has anything to count"
+    ):
         Reweighed[Tokens](count, ALONE)([(tokens([0])[0], 1.0)])
 
 

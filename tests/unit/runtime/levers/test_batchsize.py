@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from spottrain.errors import ConfigurationError
 from spottrain.levers.batchsize import (
     MemoryExceeded,
+    OutOfMemoryTogether,
+    Together,
     Trial,
     agreed,
     divisors,
@@ -24,7 +26,7 @@ from spottrain.levers.batchsize import (
     state_bytes,
     weight_bytes,
 )
-from spottrain.levers.memory import HostMemory, memory_limit, memory_of
+from spottrain.levers.memory import HostMemory, memory_of
 from spottrain.ranks.world import World
 
 CPU = torch.device("cpu")
@@ -113,6 +115,10 @@ def test_alone_a_rank_agrees_with_itself() -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
         (MemoryError(), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
     ],
@@ -198,9 +204,58 @@ def test_where_there_are_several_micro_batches_gradients_of_the_first_are_there(
 def test_where_going_above_ends_the_process_a_size_foreseen_to_is_not_tried() -> None:
     scene = Scene(Metered(limit=300, fails_softly=False))
     assert find(scene.trial, 64) == 16
-    assert set(scene.passes) == {1, 4, 16}, "64 would need 740 of 270, and 32 would 420"
+    assert set(scene.passes) == {1, 2, 4, 8, 16}, "64 would need 740 of 270, and 32 would 420"
     with pytest.raises(MemoryExceeded, match="64 samples would need some 740 bytes of 270"):
         scene.trial(64)
+
+
+@dataclass
+class Bent(Metered):
+    """Up to 8 samples it is the optimizer's step that takes most."""
+
+    def peak(self) -> int:
+        return max(180, 100 + 10 * self.size)
+
+
+def test_what_grows_only_from_some_size_on_is_not_run_into() -> None:
+    scene = Scene(Bent(limit=300, fails_softly=False))
+    assert find(scene.trial, 64) == 16 and max(scene.passes) == 16
+
+
+def test_a_whole_share_is_judged_by_single_passes_beside_which_there_are_no_gradients() -> None:
+    scene = Scene(Metered(limit=1000, fails_softly=False), share=4)
+    assert find(scene.trial, 4) == 4
+    assert scene.passes == [1, 1, 1, 2, 4], "4 is all there is, so 1 and 2 are tried alone once more"
+
+
+def test_sizes_that_the_model_cannot_do_are_left_out_on_the_way_up() -> None:
+    scene = Scene(Metered(limit=300, fails_softly=False))
+    scene.batch_of = lambda size: torch.randn(size, 4)  # type: ignore[method-assign]
+    scene.trial.batch_of = scene.batch_of
+    scene.memory.size = 4
+    scene.trial(8)
+    with pytest.raises(ValueError, match="Expected more than 1 value"):
+        scene.trial(1)
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_where_ranks_try_together_one_that_runs_out_does_not_try_another_size(at: int) -> None:
+    memory = Metered(limit=1000)
+    scene = Scene(memory)
+
+    def loss_of(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if len(batch) > at:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return scene.loss_of(model, batch)
+
+    together = Together(memory, World())
+    assert (together.limit, together.peak()) == (memory.limit, memory.peak())
+    trial = Trial(
+        scene.model, scene.optimizer, loss_of=loss_of, batch_of=scene.batch_of, share=64, memory=together
+    )
+    with pytest.raises(OutOfMemoryTogether, match=f"a trial of {at} samples ran out of memory") as caught:
+        find(trial, 64)
+    assert caught.value.size == at and not is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -242,30 +297,6 @@ def written(folder: Path, files: dict[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "limit"),
-    [
-        ({"memory.max": "1000\n"}, "0::/\n", 1000),
-        ({"memory.max": "max\n"}, "0::/\n", None),
-        ({"a/memory.max": "900\n", "a/b/memory.max": "max\n"}, "0::/a/b\n", 900),
-        ({"a/memory.max": "900\n", "a/b/memory.max": "500\n"}, "0::/a/b\n", 500),
-        ({"memory/memory.limit_in_bytes": "700\n"}, "5:cpu:/x\n4:memory:/docker/1\n", 700),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "4:memory:/\n", None),
-        ({"memory/k/memory.limit_in_bytes": "70\n"}, "4:memory:/k\n", 70),
-        ({}, "0::/\n", None),
-    ],
-)
-def test_the_limit_of_the_container_is_read(
-    tmp_path: Path, files: dict[str, str], membership: str, limit: int | None
-) -> None:
-    where = written(tmp_path / "own", {"cgroup": membership}) / "cgroup"
-    assert memory_limit(written(tmp_path / "cgroups", files), where) == limit
-
-
-def test_without_proc_the_mount_alone_is_read(tmp_path: Path) -> None:
-    assert memory_limit(written(tmp_path, {"memory.max": "5"}), tmp_path / "absent") == 5
 
 
 def test_on_a_cpu_it_is_the_containers_or_the_machines(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from spottrain.errors import ConfigurationError
-from spottrain.levers.compiling import advise, compiled, recompiles, warm_up
+from spottrain.levers.compiling import compiled, doubt, recompiles, warm_up
 from spottrain.levers.rehearsing import rehearsal
 from spottrain.process.gang import LOOPBACK, reserve_port
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -108,6 +108,75 @@ def test_a_rehearsal_that_fails_leaves_none_either() -> None:
     assert equal(traces(model), before)
 
 
+class Teacher(Net):
+    """Whose frozen weights follow the trained ones in the forward pass (MoCo, BYOL)."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.teacher = torch.nn.Linear(4, 4).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for mine, other in zip(self.teacher.parameters(), self.layer.parameters(), strict=True):
+            if self.how == "in place":
+                mine.mul_(0.5).add_(other, alpha=0.5)
+            elif self.how == "data in place":
+                mine.data.mul_(0.5)
+            else:
+                mine.data = 0.5 * mine.data + 0.5 * other.data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.follow()
+        out: torch.Tensor = super().forward(x) + self.teacher(x)
+        return out
+
+
+@pytest.mark.parametrize("how", ["in place", "data in place", "assigned"])
+def test_frozen_weights_that_a_forward_pass_writes_are_put_back(how: str) -> None:
+    model = Teacher(how)
+    before, held = traces(model), model.teacher.weight.data_ptr()
+    with rehearsal(model):
+        step(model)
+        assert not torch.equal(model.teacher.weight, before[4])
+    assert equal(traces(model), before) and model.teacher.weight.data_ptr() == held
+    with pytest.raises(MemoryError), rehearsal(model):
+        step(model)
+        raise MemoryError
+    assert equal(traces(model), before)
+
+
+class Clipped(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.layer.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def test_a_forward_pass_that_writes_trained_weights_cannot_be_rehearsed() -> None:
+    model = Clipped()
+    words = r"changes weights.*\(layer.weight\).*in place of auto"
+    with pytest.raises(ConfigurationError, match=words), rehearsal(model):
+        step(model)
+
+
+def test_trained_weights_that_are_only_moved_are_no_fault() -> None:
+    model = Net()
+    model.layer.bias.data[0] = torch.nan
+    with rehearsal(model):
+        model.layer.weight.data = model.layer.weight.data.clone()  # as flatten_parameters of an LSTM does
+        step(model)
+
+
+def test_of_a_frozen_base_many_times_its_adapter_no_copy_is_made_and_a_write_is_told() -> None:
+    base = torch.nn.Linear(100, 100).requires_grad_(False)
+    model = torch.nn.Sequential(base, torch.nn.Linear(100, 1))
+    with rehearsal(model):
+        model(torch.randn(2, 100)).sum().backward()
+    with pytest.raises(ConfigurationError, match=r"\(0.weight\)"), rehearsal(model), torch.no_grad():
+        base.weight.zero_()
+
+
 # --- the first batch ------------------------------------------------------------------------------------
 def eager(model: torch.nn.Module) -> torch.nn.Module:
     """Traced and guarded like any, without the minutes of a compiler behind it."""
@@ -161,11 +230,6 @@ def test_what_compiles_anew_is_counted() -> None:
     assert recompiles() == 0
 
 
-@pytest.mark.parametrize(("share", "told"), [(0.05, False), (0.4, True)])
-def test_compiling_while_waiting_for_data_is_told_to_buy_nothing(
-    share: float, told: bool, capsys: Any
-) -> None:
-    advise(share)
-    out = capsys.readouterr().out
-    assert ("event=advice about=compile" in out) is told
-    assert ("40% of each step is waiting for data" in out) is told
+@pytest.mark.parametrize(("share", "doubted"), [(0.05, False), (0.4, True)])
+def test_compiling_while_waiting_for_data_is_doubted(share: float, doubted: bool) -> None:
+    assert ("40% of each step is waiting for data" in str(doubt(share))) is doubted

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +45,7 @@ def test_auto_is_what_the_device_has_in_hardware(device: str, name: str, capsys:
     assert choose("auto", CPU, facts(device)).name == name
     out = capsys.readouterr().out
     assert f"chosen={name}" in out and "advice" not in out
+    assert ("fp16 needs loss scaling" in out) is (name == "fp16")
 
 
 @pytest.mark.parametrize(
@@ -57,11 +63,10 @@ def test_what_the_device_is_bad_at_is_done_and_told(
     wanted: str, device: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert choose(wanted, CPU, facts(device)).name == wanted
-    (line,) = capsys.readouterr().out.splitlines()
+    line, *more = capsys.readouterr().out.splitlines()
     assert "event=advice about=precision" in line
-    import re
-
     assert re.search(words, line), line
+    assert [each for each in more if "event=loss-scale" not in each] == []
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,40 @@ def test_fp16_alone_needs_the_scaler_and_says_so_to_a_loop_of_ones_own() -> None
     assert "scaler=" in str(doubt_without_scaler(of["fp16"]))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "device"), [("auto", "V100"), ("fp16", "V100"), ("fp16", "H200"), ("fp16", "old")]
+)
+def test_where_fp16_is_chosen_it_is_told_who_scales_the_loss(wanted: str, device: str, capsys: Any) -> None:
+    choose(wanted, CPU, facts(device))
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "event=loss-scale" in each]
+    assert "Trainer does it by itself" in line and "spottrain.levers.Amp" in line
+    choose("bf16", CPU, facts(device))
+    assert "loss-scale" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tf32"), [("gfx942:sramecc+:xnack-", True), ("gfx950", True), ("gfx90a", False)]
+)
+def test_of_an_amd_gpu_torch_is_asked_for_tf32_and_for_that_gpu(
+    architecture: str, tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: list[torch.device] = []
+
+    def enter(device: torch.device) -> AbstractContextManager[None]:
+        current.append(device)
+        return nullcontext()
+
+    wanted = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "AMD Instinct")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+    named = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: named)
+    assert facts_of(wanted) == Facts(type="cuda", name="AMD Instinct", bf16=True, tf32=tf32)
+    assert current == [wanted], "torch answers for the current device"
+
+
 # --- TF32 -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "allowed"), [("fp32", False), ("tf32", True)])
 def test_the_old_flags_and_the_new_ones_agree(name: str, allowed: bool) -> None:
@@ -108,6 +147,26 @@ def test_flags_that_a_script_left_in_conflict_are_put_right(name: str) -> None:
         _ = torch.backends.cuda.matmul.allow_tf32
     Precision(name=name).apply()
     assert torch.backends.cuda.matmul.allow_tf32 is (name == "tf32")
+
+
+@pytest.mark.parametrize("above", ["torch.backends", "torch.backends.cudnn"])
+@pytest.mark.parametrize("name", ["fp32", "tf32"])
+def test_convolutions_too_are_in_the_format_that_was_chosen_whatever_was_set_above(
+    above: str, name: str
+) -> None:
+    """In a process of its own: a setting of all backends is the process's."""
+    code = f"""
+import torch
+from spottrain.levers.precision import Precision
+{above}.fp32_precision = "tf32"
+Precision(name={name!r}).apply()
+cudnn = torch.backends.cudnn
+print(cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, cudnn.allow_tf32)
+print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cuda.matmul.allow_tf32)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    kind, allowed = ("tf32", True) if name == "tf32" else ("ieee", False)
+    assert done.stdout.splitlines()[-2:] == [f"{kind} {kind} {allowed}", f"{kind} {allowed}"], done.stderr
 
 
 def test_a_setting_of_the_script_that_is_overridden_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,186 @@
+"""The claims of a job's volumes: which to ask for, which is lacking, which holds its pods to one node. Pure.
+
+Called by observe.py (what to ask for), plan.py, follow.py, conditions.py and capacity.py. No watch sees
+claims: they are asked for by name, while pods of the job are to be made or wait, or their node has a notice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from spottrain_operator.api import TrainingJobSpec
+from spottrain_operator.datacache import AccessMode, DataCache
+from spottrain_operator.model import ClaimView, Observed, PodView
+from spottrain_operator.names import CLAIMS
+from spottrain_operator.policies import gang
+from spottrain_operator.policies.cause import notice_of
+from spottrain_operator.policies.gone import over
+
+SHARED: Final = frozenset({str(AccessMode.READ_WRITE_MANY), "ReadOnlyMany"})
+"""Access modes with which pods on several nodes have a volume at once."""
+NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+"""Of claims that can exist. A pod may name others too, and `..` would be a path of its own in a request."""
+
+
+# --- what to ask for ------------------------------------------------------------------------------------
+def wanted(o: Observed) -> tuple[str, ...]:
+    """Names of the claims that the next decision rests on."""
+    spec, team = o.job.spec, gang.team(o)
+    if spec is None or spec.suspend or o.job.deleting or o.job.status.terminal:
+        return ()
+    if _quiet(o) or not (team or o.admitted):  # what is not accepted yet gets no pod either
+        return ()
+    own = (_own(o, spec.data_cache),) if spec.data_cache is not None else ()
+    replaced = spec.replaces_during_notice and any(notice_of(p, o) is not None for p in team)
+    return tuple(dict.fromkeys((*own, *(_of_template(spec) if replaced or _homeless(o) else ()))))
+
+
+def _own(o: Observed, cache: DataCache) -> str:
+    return cache.claim(o.job.key.name, o.job.key.uid)
+
+
+def _quiet(o: Observed) -> bool:
+    """Whether all pods run, and none is about to be replaced."""
+    team = gang.team(o)
+    calm = all(p.running_since is not None and not over(p, o) and notice_of(p, o) is None for p in team)
+    return calm and len(team) == gang.size(o) and not any(p.deleted is not None for p in team)
+
+
+def _homeless(o: Observed) -> tuple[PodView, ...]:
+    """Pods that wait for a node."""
+    return tuple(p for p in gang.team(o) if not p.node and p.deleted is None)
+
+
+def _volumes(spec: TrainingJobSpec) -> Iterator[Mapping[str, Any]]:
+    """What is in one the schema leaves to the dry run of the pod, which comes after the first look."""
+    volumes = spec.template["spec"].get("volumes")
+    return (v for v in (volumes if isinstance(volumes, list) else ()) if isinstance(v, dict))
+
+
+def _of_template(spec: TrainingJobSpec) -> list[str]:
+    sources = (v.get("persistentVolumeClaim") for v in _volumes(spec))
+    names = (source.get("claimName") for source in sources if isinstance(source, dict))
+    return [name for name in names if isinstance(name, str) and NAME.fullmatch(name)]
+
+
+def mounted(spec: TrainingJobSpec) -> bool:
+    """Whether its pods may have to wait for a volume."""
+    kinds = ("persistentVolumeClaim", "ephemeral")
+    return spec.data_cache is not None or any(kind in v for v in _volumes(spec) for kind in kinds)
+
+
+# --- the data cache's own -------------------------------------------------------------------------------
+def to_make(o: Observed) -> DataCache | None:
+    """The data cache whose claim was looked for and is not there."""
+    cache = o.job.spec.data_cache if o.job.spec is not None else None
+    if cache is None or cache.claim_name:
+        return None
+    name = _own(o, cache)
+    return cache if name in o.claims and o.claims[name] is None else None
+
+
+def to_make_again(o: Observed) -> bool:
+    """Whether pods that wait for a node mount a claim that went: nobody else would make it for them."""
+    return bool(_homeless(o)) and to_make(o) is not None
+
+
+def problem(o: Observed) -> str:
+    """Why no pod can be made with the data cache as it is now, as a sentence; "" where one can."""
+    spec = o.job.spec
+    if spec is None or spec.data_cache is None:
+        return ""
+    cache, name = spec.data_cache, _own(o, spec.data_cache)
+    if name not in o.claims:
+        return ""  # not asked for: no pod is to be made
+    claim = o.claims[name]
+    what = f"PersistentVolumeClaim {name}"
+    if claim is not None and claim.unread:
+        return f"{what}, of the data cache, cannot be read: {claim.unread}"
+    if cache.claim_name:
+        return _problem_of_given(o, what, claim, spec.workers)
+    if claim is not None and claim.owner_uid != o.job.key.uid:
+        return f"{what}, of the data cache, exists and is not this job's; delete it"
+    if claim is not None and claim.going:
+        return f"{what}, of the data cache, is being deleted; it is made anew once it is gone"
+    return ""
+
+
+def _problem_of_given(o: Observed, what: str, claim: ClaimView | None, workers: int) -> str:
+    path = "spec.dataCache.claimName"
+    if claim is None:
+        return (
+            f"{path}: there is no {what} in namespace {o.job.key.namespace}; make it, or have one made for "
+            "the job by size in place of claimName"
+        )
+    if claim.going:
+        return f"{path}: {what} is being deleted; make it anew once it is gone"
+    if workers > 1 and SHARED.isdisjoint(claim.access_modes):
+        modes = ", ".join(claim.access_modes)
+        return (
+            f"{path}: {what} is {modes}, which one node has at a time, and the job has {workers} workers; "
+            f"take one that is {AccessMode.READ_WRITE_MANY}"
+        )
+    return ""
+
+
+def one_node_at_a_time(o: Observed) -> bool:
+    """Whether a pod on another node must wait until the one that runs has let go of a volume.
+
+    So it is with a claim that cannot be read: what it is not known to be it is not taken for.
+    """
+    cache = o.job.spec.data_cache if o.job.spec is not None else None
+    if cache is not None and cache.size and cache.mode is AccessMode.READ_WRITE_ONCE:
+        return True
+    return any(claim is not None and SHARED.isdisjoint(claim.access_modes) for claim in o.claims.values())
+
+
+# --- while pods wait ------------------------------------------------------------------------------------
+def wait_for_volume(o: Observed) -> bool:
+    """Whether a pod without a node waits for what no other node would change."""
+    return any(_unbound_immediate(p) for p in _homeless(o)) or bool(_homeless(o) and _without_volume(o))
+
+
+def _unbound_immediate(pod: PodView) -> bool:
+    """By the scheduler's word, which names no claim."""
+    return f"unbound immediate {CLAIMS}" in pod.unschedulable.lower()
+
+
+def _without_volume(o: Observed) -> list[str]:
+    """Claims that are not there, or whose class is to make the volume for the node that was chosen.
+
+    While it does, the scheduler says nothing; when it has not, that the time for it is over.
+    """
+    return [n for n, claim in o.claims.items() if claim is None or claim.going or claim.selected]
+
+
+def unsettled(o: Observed) -> bool:
+    """Whether a pod without a node has a claim of which something may yet come to light."""
+    return bool(_homeless(o)) and any(c is None or c.going or not c.bound for c in o.claims.values())
+
+
+def in_vain(o: Observed) -> str:
+    """Why a gang should let go of the nodes that it has, as a sentence; "" where it should not.
+
+    Its pods on nodes keep the claim from going, and no other pod gets one with a claim that is to go.
+    """
+    gone = [name for name, claim in o.claims.items() if claim is None or claim.going]
+    if not gone or not _homeless(o) or not any(p.node for p in gang.team(o)):
+        return ""
+    return f"PersistentVolumeClaim {gone[0]} was deleted before all pods had a node"
+
+
+def note(o: Observed, pod: PodView) -> str:
+    """Which claim's volume the scheduler waits for, which it does not say; "" where that is not why."""
+    if words := problem(o):
+        return f" ({words})"
+    if (cache := to_make(o)) is not None:
+        why = o.refusal.message if o.refusal is not None else "it is made anew"
+        return f" (PersistentVolumeClaim {_own(o, cache)} does not exist any more: {why})"
+    waiting = _without_volume(o)
+    if _unbound_immediate(pod):
+        waiting = [n for n, claim in o.claims.items() if claim is None or not (claim.bound or claim.unread)]
+    if not waiting:
+        return ""
+    return f" (no volume yet for {', '.join(waiting)}: kubectl describe persistentvolumeclaim says why)"

@@ -1,0 +1,377 @@
+"""The levers, the manifest and a profile in loops that are not `Trainer`'s: real processes under `Guard`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spottrain.contract import PROFILE, Env, ExitCode, Outcome, Reason
+from spottrain.diagnosis.window import Window, profile_key
+
+from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.launched import Launched
+from tests.runs.zygote import Run, Zygote
+
+HEAD = """\
+import os, signal, time
+import torch
+import spottrain
+
+dataset = [(torch.full((4,), i / 48.0), torch.tensor(i / 10.0)) for i in range(48)]
+torch.manual_seed(5)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def mse(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]).squeeze(-1).float(), batch[1])
+
+
+"""
+
+PLAIN = (
+    HEAD
+    + """\
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = spottrain.data.loader(dataset, batch_size=4)
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=20, log_every=1)
+for batch in guard.batches(loader):
+    optimizer.zero_grad()
+    loss = mse(model, batch)
+    loss.backward()
+    optimizer.step()
+    guard.advance(loss=loss)
+guard.finish()
+"""
+)
+
+ASKING = (
+    HEAD
+    + """\
+spottrain.seed(1)
+s = spottrain.training_arguments(
+    batch_size=4, micro_batch_size=4, precision="fp32", clip_grad_norm=None, optimizer=None,
+    learning_rate_scaling=None, schedule="cosine", warmup_steps=2, max_steps=20, ema_decay=None,
+    activation_checkpointing="none", workers=0, prefetch_factor=None,
+)
+optimizer = s.make_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+scheduler = s.make_scheduler(optimizer, total_steps=s.max_steps)
+spottrain.levers.activations.apply(model, s.activation_checkpointing)
+amp = spottrain.levers.Amp(s.precision, "cpu")
+ema = spottrain.levers.EMA(model, decay=s.ema_decay) if s.ema_decay else None
+windows = s.batch_size // s.micro_batch_size
+loader = spottrain.data.loader(
+    dataset, batch_size=s.micro_batch_size, accumulation=windows, num_workers=s.workers,
+    prefetch_factor=s.prefetch_factor,
+)
+guard = spottrain.Guard(
+    model=model, optimizer=optimizer, scheduler=scheduler, scaler=amp, data=loader, max_steps=20, log_every=1,
+    extra={"ema": ema} if ema else None,
+)
+for number, batch in enumerate(guard.batches(loader), 1):
+    with amp.autocast():
+        loss = mse(model, batch)
+    amp.backward(loss / windows)
+    if number % windows:
+        continue
+    amp.step(optimizer, clip_grad_norm=s.clip_grad_norm, scheduler=scheduler)
+    if ema:
+        ema.update(guard.step + 1)
+    guard.advance(loss=loss)
+print("USED", type(optimizer).__name__, amp.precision.name, windows, s.clip_grad_norm, s.ema_decay)
+guard.finish()
+"""
+)
+MANIFEST = {
+    "precision": "bf16",
+    "globalBatchSize": 8,
+    "optimizer": {"name": "sgd", "learningRate": 0.1},
+    "learningRateScaling": {"rule": "linear", "baseBatchSize": 4},
+    "schedule": "constant",
+    "warmupFraction": 0.5,
+    "clipGradNorm": 1.5,
+    "emaDecay": 0.5,
+    "activationCheckpointing": {"policy": "all"},
+    "data": {"workers": "auto", "prefetchFactor": 2},
+    "maxSteps": 10,
+    "seed": 3,
+}
+
+
+def done(of: Run | Launched, seconds: float = 60) -> Any:
+    assert of.end(seconds) == ExitCode.DONE, of.log
+    return of
+
+
+def traces(folder: Path, attempt: int = 1) -> list[str]:
+    place = folder / profile_key(attempt, 0, "")
+    names = [each.name for each in place.iterdir()] if place.exists() else []
+    return [name for name in names if name.endswith(".pt.trace.json.gz")]
+
+
+# --- spec.training --------------------------------------------------------------------------------------
+def test_the_manifest_reaches_a_loop_of_ones_own_wins_and_is_told(lab: Lab) -> None:
+    run = done(lab.run(ASKING, training=json.dumps(MANIFEST)))
+    assert "USED SGD bf16 2 1.5 0.5" in run.log
+    for line in (
+        "event=override setting=precision manifest=bf16 script=fp32",
+        "event=override setting=batch_size manifest=8 script=4",
+        "event=override setting=clip_grad_norm manifest=1.500",
+        "event=override setting=schedule manifest=constant script=cosine",
+        "event=override setting=workers manifest=auto script=0",
+    ):
+        assert line in run.log, line
+    rates = [float(line.split(" lr=")[1].split()[0]) for line in run.log.splitlines() if " lr=" in line]
+    assert rates[-1] == pytest.approx(0.2), "0.1, scaled by 8 / 4, after the warm-up of half the run"
+    assert max(run.losses) == 10
+    assert "event=advice about=training" not in run.log, "everything was asked for"
+
+
+def test_without_a_manifest_the_loop_has_its_own_values_and_nothing_is_told(lab: Lab) -> None:
+    run = done(lab.run(ASKING))
+    assert "USED AdamW fp32 1 None None" in run.log
+    assert "event=override" not in run.log and "event=advice" not in run.log
+
+
+def test_what_a_loop_does_not_take_is_told_once_with_what_to_do(lab: Lab) -> None:
+    run = done(lab.run(PLAIN, training=json.dumps(MANIFEST | {"maxSteps": 3})))
+    (line,) = [line for line in run.log.splitlines() if "about=training" in line]
+    fields = line.split("fields=")[1].split()[0].split(",")
+    nested = {"data.workers", "data.prefetchFactor"}
+    assert set(fields) == (set(MANIFEST) - {"maxSteps", "data"}) | nested
+    assert "name them in spottrain.training_arguments(...)" in line
+
+
+EPOCHS = PLAIN.replace(" max_steps=20,", "").replace(
+    "for batch in guard.batches(loader):", "for batch in (batch for _ in range(3) for batch in loader):"
+)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_the_manifest_ends_a_loop_over_epochs_at_its_last_step(lab: Lab, looks: bool) -> None:
+    looking = "    if not guard.advance(loss=loss): break\n"
+    script = EPOCHS.replace("    guard.advance(loss=loss)\n", looking)
+    run = done(lab.run(script if looks else EPOCHS, training='{"maxSteps": 7}'))
+    whole = done(lab.run(PLAIN.replace("20", "7"), at="whole"))
+    assert (run.message.outcome, run.message.step, max(run.losses)) == (Outcome.DONE, 7, 7)
+    assert run.digest == whole.digest, "the weights of step 7, whatever the loop did after it"
+
+
+LATER = PLAIN.replace(
+    "for batch in guard.batches(loader):",
+    "def own():\n    while guard.step < 20:\n        yield from loader\n\n\nfor batch in own():",
+)
+
+
+def test_the_manifest_ends_a_loop_with_a_later_end_of_its_own_at_its_last_step(lab: Lab) -> None:
+    run = done(lab.run(LATER, training='{"maxSteps": 7}'))
+    whole = done(lab.run(PLAIN.replace("20", "7"), at="whole"))
+    assert (run.message.outcome, run.message.step, max(run.losses)) == (Outcome.DONE, 7, 7)
+    assert run.digest == whole.digest, "the weights of step 7, whatever the loop did after it"
+
+
+def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
+    run = lab.run(HEAD + "spottrain.training_arguments(batch_size=4).ema_decay\n")
+    assert run.end() == ExitCode.FAILED
+    assert "was not asked for ema_decay: name it in the call" in run.message.message
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("bath_size=4", "training_arguments(bath_size=...) is not a setting; the settings are batch_size,"),
+        ("batch_size='4'", "training_arguments(batch_size='4'): must be a whole number"),
+        ("compile_mode='max-autotune'", "says how to compile, and compile is not true"),
+    ],
+)
+def test_bad_values_of_a_loop_are_one_sentence(lab: Lab, words: str, says: str) -> None:
+    run = lab.run(HEAD + f"spottrain.training_arguments({words})\n")
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message
+
+
+# --- a profile ------------------------------------------------------------------------------------------
+WINDOW = Window(wait=1, warmup=1, active=2)
+
+
+def test_a_guard_makes_the_profile_that_the_manifest_asks_for(lab: Lab) -> None:
+    run = done(lab.run(PLAIN, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}'))
+    assert len(traces(lab.folder / "store")) == 1
+    assert "event=profiling wait=1" in run.log and "event=profile-not-made" not in run.log
+
+
+def test_a_window_past_the_end_of_a_guards_run_is_refused_before_the_first_step(lab: Lab) -> None:
+    run = lab.run(PLAIN, training='{"profile": {"wait": 100}}')
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert not run.losses and "make the window smaller, or maxSteps at least 105" in run.message.message
+    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+
+
+def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> None:
+    run = done(lab.run(EPOCHS, training='{"profile": {"wait": 100}}'))
+    assert "event=profile-cut-short" in run.log and "event=profile-not-made" in run.log
+    assert run.message.outcome is Outcome.DONE
+
+
+def test_an_interrupted_loop_stores_the_profile_that_it_has_made(lab: Lab) -> None:
+    stopping = PLAIN.replace(
+        "    guard.advance", "    if guard.step == 9: os.kill(os.getpid(), signal.SIGTERM)\n    guard.advance"
+    )
+    run = lab.run(stopping, env={PROFILE: WINDOW.to_json()})
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert len(traces(lab.folder / "store")) == 1
+
+
+def profiled(folder: Path, script: str, *flags: str) -> Launched:
+    (folder / "train.py").write_text(script)
+    command = (sys.executable, "-m", "spottrain", "profile", *flags, "train.py")
+    return Launched(folder, command, **{Env.CHECKPOINT_URI: ""})
+
+
+def test_the_command_profiles_a_loop_under_a_guard(tmp_path: Path) -> None:
+    run = done(profiled(tmp_path, PLAIN, "--wait", "1", "--warmup", "1", "--active", "2"))
+    (own,) = (tmp_path / "profiles").iterdir()
+    assert len(traces(own)) == 1 and run.message.step == 4
+    assert "about=training" not in run.log, "what the command has set is no setting of the person's"
+
+
+def test_the_command_profiles_a_loop_over_epochs(tmp_path: Path) -> None:
+    run = done(profiled(tmp_path, EPOCHS, "--wait", "1", "--warmup", "1", "--active", "2"))
+    (own,) = (tmp_path / "profiles").iterdir()
+    assert len(traces(own)) == 1 and run.message.step == 4
+
+
+def test_the_command_profiles_a_loop_that_ends_itself(tmp_path: Path) -> None:
+    run = done(profiled(tmp_path, LATER, "--wait", "1", "--warmup", "1", "--active", "2"))
+    (own,) = (tmp_path / "profiles").iterdir()
+    assert len(traces(own)) == 1 and run.message.step == 4
+
+
+def test_a_loop_that_passes_its_own_end_has_stored_its_profile(lab: Lab) -> None:
+    script = LATER.replace("max_steps=20", "max_steps=4")
+    run = lab.run(script, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}')
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    assert "max_steps=4 are done, and the loop goes on" in run.message.message
+    assert len(traces(lab.folder / "store")) == 1
+
+
+def test_the_command_fails_where_the_script_makes_no_profile(tmp_path: Path) -> None:
+    run = profiled(tmp_path, "import torch\nprint('trained')\n")
+    assert run.end(60) == ExitCode.FAILED, run.log
+    assert "A profile was asked for, and none was made" in run.message.message
+
+
+def test_the_commands_flags_win_over_a_window_of_the_script(tmp_path: Path) -> None:
+    script = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24, profile=spottrain.Profile(wait=100),\n")
+    run = done(profiled(tmp_path, script, "--wait", "1", "--warmup", "1", "--active", "2"))
+    (own,) = (tmp_path / "profiles").iterdir()
+    assert len(traces(own)) == 1
+    assert "event=override setting=profile" in run.log
+
+
+# --- early stopping -------------------------------------------------------------------------------------
+STOPPING = PLAIN.replace(
+    "guard = spottrain.Guard(",
+    "stopping = spottrain.EarlyStopping(patience=1)\nguard = spottrain.Guard(extra={'stopping': stopping}, ",
+).replace(
+    "    guard.advance(loss=loss)\n",
+    "    reason = stopping.note(guard.step + 1, {'loss': 1.0})\n"
+    "    guard.advance(loss=loss)\n"
+    "    if reason and 'HEED' in os.environ:\n"
+    "        break\n",
+)
+
+
+def test_a_loop_that_early_stopping_ends_is_done_for_that_reason(lab: Lab) -> None:
+    run = done(lab.run(STOPPING, env={"HEED": "1"}))
+    assert (run.message.outcome, run.message.reason, run.message.step) == (
+        Outcome.DONE,
+        Reason.EARLY_STOPPED,
+        2,
+    )
+    assert "ended early: loss did not get better" in run.message.message
+
+
+def test_a_reason_that_the_loop_does_not_heed_ends_nothing_early(lab: Lab) -> None:
+    run = done(lab.run(STOPPING))
+    assert (run.message.reason, run.message.step) == ("", 20)
+
+
+def test_every_rank_stops_by_the_first_ones_figure(lab: Lab) -> None:
+    """With each its own figure one would leave while the rest wait for it in the next step."""
+    script = COMPRESSED.replace(
+        "guard = spottrain.Guard(",
+        "stopping = spottrain.EarlyStopping(patience=2)\nextra = {'stopping': stopping}\n"
+        "guard = spottrain.Guard(",
+    ).replace("guard.finish()", "print('STOPPED', guard.step)\nguard.finish()")
+    script = script.replace(
+        "    guard.advance(loss=loss)\n",
+        "    guard.advance(loss=loss)\n"
+        "    mine = float(guard.step if dist.get_rank() == 0 else -guard.step)\n"
+        "    if stopping.note(guard.step, {'loss': mine}):\n"
+        "        break\n",
+    )
+    runs = lab.ranks(2, script, env={"FORGET": "1"})
+    first = ended(runs, ExitCode.DONE)
+    assert all("STOPPED 3" in run.log for run in runs)
+    assert first.message.reason == Reason.EARLY_STOPPED
+
+
+def test_a_loop_may_say_itself_why_it_ends_early(lab: Lab) -> None:
+    script = PLAIN.replace("guard.finish()", "guard.finish(ended_early='the validation is good enough')")
+    run = done(lab.run(script.replace("loss=loss)\n", "loss=loss)\n    if guard.step == 5: break\n")))
+    assert run.message.reason == Reason.EARLY_STOPPED
+    assert "ended early: the validation is good enough" in run.message.message
+
+
+# --- the state of each rank -----------------------------------------------------------------------------
+COMPRESSED = """\
+import os, signal, time
+import torch, spottrain
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+spottrain.seed(3)
+STOP = int(os.environ.get("STOP", "0"))
+dist.init_process_group("gloo")
+dataset = [torch.randn(16, generator=torch.Generator().manual_seed(i)) for i in range(64)]
+model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16)))
+exchange = spottrain.levers.compression.attach(model, "powerSGD", start_step=3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = spottrain.data.loader(dataset, batch_size=4)
+extra = {"exchange": exchange} if "FORGET" not in os.environ else {}
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=60)
+for x in guard.batches(loader):
+    optimizer.zero_grad()
+    loss = (model(x) - x).square().mean()
+    loss.backward()
+    optimizer.step()
+    if guard.step + 1 == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if STOP and guard.step + 1 >= STOP:
+        time.sleep(0.05)  # all ranks must come to hear of it before the end
+    guard.advance(loss=loss)
+guard.finish()
+"""
+
+
+def ended(runs: list[Run], code: ExitCode) -> Run:
+    assert [run.end(120) for run in runs] == [code] * len(runs), "\n".join(run.log for run in runs)
+    return runs[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(zygote: Zygote) -> None:
+    zygote.ask(preload="torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_power_sgd_goes_on_bit_by_bit_where_the_guard_is_given_it(lab: Lab, kept: bool) -> None:
+    env = {} if kept else {"FORGET": "1"}
+    whole = ended(lab.ranks(2, COMPRESSED, at="whole", attempt=1, env=env), ExitCode.DONE)
+    first = lab.ranks(2, COMPRESSED, at="cut", attempt=1, env=env | {"STOP": "8"})
+    assert 8 <= (ended(first, ExitCode.INTERRUPTED).message.durableStep or 0) < 60
+    second = ended(lab.ranks(2, COMPRESSED, at="cut", attempt=2, env=env), ExitCode.DONE)
+    assert (second.digest == whole.digest) == kept

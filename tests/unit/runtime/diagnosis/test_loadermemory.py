@@ -1,0 +1,152 @@
+"""What the loader workers hold of their own: read, compared with the look before, and told in time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from spottrain.container import Memory
+from spottrain.diagnosis.loadermemory import AHEAD, LoaderMemory, Look, private_bytes, warning
+from spottrain.progress import Board
+
+GIB = 2**30
+
+
+def look(*private: float, left: float = 100) -> Look:
+    memory = Memory(limit=64 * GIB, used=int((64 - left) * GIB))
+    return Look(private={number: int(size * GIB) for number, size in enumerate(private)}, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "ranks", "told"),
+    [
+        (look(1, 1), look(2, 2, left=9), 1, False),  # 2 GiB more, and more than four times that are left
+        (look(1, 1), look(2, 2, left=8), 1, True),
+        (look(1, 1), look(2, 2, left=9), 2, True),  # the other rank's grow as well
+        (look(1, 1), look(1, 1, left=0.1), 1, False),  # it is not they who grow
+        (look(2, 2), look(1, 1, left=0.1), 1, False),
+        (Look(), look(2, 2, left=1), 1, False),  # they have only just started
+        (look(1), look(1, 5, left=1), 1, False),
+        (look(1, 1), look(2, 2, left=-1), 1, True),
+        (look(1, 1), Look(private={0: 5 * GIB}), 1, False),  # no limit is known
+    ],
+)
+def test_a_growth_that_would_soon_reach_the_limit_is_told(
+    before: Look, now: Look, ranks: int, told: bool
+) -> None:
+    assert bool(warning(before, now, seconds=30, ranks=ranks)) is told
+
+
+def test_the_words_name_the_share_of_the_workers_and_the_ways_out() -> None:
+    text = warning(look(1, 1), look(2, 2, left=8), seconds=30)
+    assert text.startswith("2 loader worker(s) hold 4.00 GiB of their own, 2.00 GiB more than 30 s ago")
+    assert "of the container's limit of 64.00 GiB 8.00 GiB are left" in text
+    assert "at this pace for about 120 s, and then the kernel kills" in text
+    assert (
+        "Lower workers" in text
+        and "numpy array or torch tensor" in text
+        and "resources.limits.memory" in text
+    )
+    assert AHEAD == 4
+
+
+def rollup(proc: Path, pid: int | str, clean: int, dirty: int) -> None:
+    (proc / str(pid)).mkdir(parents=True, exist_ok=True)
+    head = "55781b28b000-7ffe437fb000 ---p 00000000 00:00 0                          [rollup]\n"
+    text = f"Rss: 99 kB\nPrivate_Clean: {clean} kB\nPrivate_Dirty: {dirty} kB\nPrivate_Hugetlb: 7 kB\n"
+    (proc / str(pid) / "smaps_rollup").write_text(head + text)
+
+
+def test_private_memory_is_what_linux_says(tmp_path: Path) -> None:
+    rollup(tmp_path, 7, 3, 40)
+    assert private_bytes(7, tmp_path) == 43 * 1024
+    assert private_bytes(8, tmp_path) is None, "it has ended"
+
+
+class Watched:
+    """Two workers that hold `each` GiB of their own at look after look, in a container of 20 GiB."""
+
+    def __init__(self, proc: Path, *each: float, other: float = 4) -> None:
+        self.proc, self.each, self.other, self.given = proc, each, other, [0]
+        self.enough = threading.Event()
+        rollup(proc, "self", 0, 0)
+
+    @property
+    def now(self) -> float:
+        return self.each[min(len(self.given), len(self.each)) - 1]
+
+    def pids(self) -> tuple[int, ...]:
+        for pid in (1, 2):
+            rollup(self.proc, pid, 0, int(self.now * 2**20))
+        return 1, 2, 3
+
+    def told(self, found: int) -> None:
+        self.given.append(found)
+        if len(self.given) > len(self.each) + 1:
+            self.enough.set()
+
+    def memory(self) -> Memory:
+        return Memory(limit=20 * GIB, used=int((self.other + 2 * self.now) * GIB))
+
+    def lines(self, capfd: pytest.CaptureFixture[str]) -> list[str]:
+        watching = LoaderMemory(
+            self.pids, self.told, memory=self.memory, proc=self.proc, first=0.001, every=0.001
+        )
+        assert self.enough.wait(30)
+        watching.close()
+        watching.join()
+        return [line for line in capfd.readouterr().out.splitlines() if "about=data" in line]
+
+
+def test_it_is_told_once_and_before_the_limit_is_reached(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watched = Watched(tmp_path, 1, 2, 3, 4, 5, 6, 7)
+    (line,) = watched.lines(capfd)
+    assert watched.given[1:7] == [2 * GIB * number for number in range(1, 7)]
+    assert "2 loader worker(s) hold 10.00 GiB of their own" in line and "6.00 GiB are left" in line
+
+
+def test_copies_that_fill_quickly_and_then_stop_are_not_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert Watched(tmp_path, 1, 4, 4.1, 4.1, 4.1).lines(capfd) == []
+
+
+def test_where_the_next_look_would_come_too_late_it_is_told_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = Watched(tmp_path, 1, 5).lines(capfd)
+    assert "hold 10.00 GiB of their own, 8.00 GiB more than" in line
+
+
+def test_what_has_recovered_and_comes_again_is_told_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = Watched(tmp_path, 1, 3, 5, 6, 6, 6.2, 6.9, 7.5, 7.9).lines(capfd)
+    assert len(lines) == 2
+
+
+def test_where_linux_does_not_say_it_is_told_once_that_nothing_is_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = threading.Event()
+
+    def pids() -> tuple[int, ...]:
+        asked.set()
+        return (1,)
+
+    watching = LoaderMemory(pids, lambda found: None, proc=tmp_path, first=0.001, every=0.001)
+    assert asked.wait(30)
+    watching.join()
+    assert capfd.readouterr().out.count("event=loader-memory") == 1
+
+
+def test_what_they_hold_is_a_metric_once_there_are_workers() -> None:
+    board = Board()
+    assert "spottrain_loader_private_bytes" not in board.metrics()
+    board.update(loader_bytes=4096)
+    assert (
+        "# TYPE spottrain_loader_private_bytes gauge\nspottrain_loader_private_bytes 4096" in board.metrics()
+    )

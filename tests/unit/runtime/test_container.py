@@ -1,0 +1,119 @@
+"""What the container may use, and what it does: read from cgroups as they are written, v1 and v2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from spottrain.container import Memory, cores, memory, memory_here, memory_limit
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "limit"),
+    [
+        ({"memory.max": "1000\n"}, "0::/\n", 1000),
+        ({"memory.max": "max\n"}, "0::/\n", None),
+        ({"a/memory.max": "900\n", "a/b/memory.max": "max\n"}, "0::/a/b\n", 900),
+        ({"a/memory.max": "900\n", "a/b/memory.max": "500\n"}, "0::/a/b\n", 500),
+        ({"memory/memory.limit_in_bytes": "700\n"}, "5:cpu:/x\n4:memory:/docker/1\n", 700),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "4:memory:/\n", None),
+        ({"memory/k/memory.limit_in_bytes": "70\n"}, "4:memory:/k\n", 70),
+        ({}, "0::/\n", None),
+    ],
+)
+def test_the_limit_of_the_container_is_read(
+    tmp_path: Path, files: dict[str, str], membership: str, limit: int | None
+) -> None:
+    where = written(tmp_path / "own", {"cgroup": membership}) / "cgroup"
+    assert memory_limit(written(tmp_path / "cgroups", files), where) == limit
+
+
+def test_without_proc_the_mount_alone_is_read(tmp_path: Path) -> None:
+    assert memory_limit(written(tmp_path, {"memory.max": "5"}), tmp_path / "absent") == 5
+
+
+V2 = {"memory.max": "{limit}\n", "memory.current": "{used}\n", "memory.stat": "anon 5\n{files}"}
+V1 = {
+    "memory/memory.limit_in_bytes": "{limit}\n",
+    "memory/memory.usage_in_bytes": "{used}\n",
+    "memory/memory.stat": "rss 5\n{files}",
+}
+
+
+def filled(folder: Path, files: dict[str, str], limit: int, used: int, clean: str = "") -> Path:
+    texts = {
+        name: text.format(limit=limit, used=used, files=clean or "inactive_file 0\n")
+        for name, text in files.items()
+    }
+    return written(folder, texts)
+
+
+def test_where_the_system_does_not_say_which_cores_it_is_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    assert cores(tmp_path) == 12
+
+
+@pytest.mark.parametrize("files", [V2, V1], ids=["v2", "v1"])
+def test_clean_files_are_not_used_for_they_can_be_dropped(tmp_path: Path, files: dict[str, str]) -> None:
+    filled(tmp_path, files, 1000, 700, "inactive_file 150\nactive_file 50\n")
+    found = memory(tmp_path, tmp_path / "absent")
+    assert found == Memory(limit=1000, used=500) and found.left == 500
+
+
+def test_cgroup_v1_counts_the_files_of_the_groups_below_under_another_name(tmp_path: Path) -> None:
+    clean = "inactive_file 1\nactive_file 1\ntotal_inactive_file 200\ntotal_active_file 50\n"
+    found = memory(filled(tmp_path, V1, 1000, 700, clean), tmp_path / "absent")
+    assert found is not None and found.used == 450
+
+
+def test_the_group_with_the_least_left_counts_and_not_the_one_with_the_least_limit(tmp_path: Path) -> None:
+    filled(tmp_path / "pod", V2, 1000, 950)
+    filled(tmp_path / "pod" / "container", V2, 500, 100)
+    where = written(tmp_path / "own", {"cgroup": "0::/pod/container\n"}) / "cgroup"
+    assert memory(tmp_path, where) == Memory(limit=1000, used=950)
+    assert memory_limit(tmp_path, where) == 500
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"memory.max": "max\n"},
+        {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
+        {"memory.max": "1000\n"},
+    ],
+)
+def test_without_a_limit_or_without_the_use_nothing_is_known(tmp_path: Path, files: dict[str, str]) -> None:
+    assert memory(written(tmp_path, files), tmp_path / "absent") is None
+
+
+MEMINFO = "MemTotal:        8 kB\nMemFree:         1 kB\nMemAvailable:    2 kB\nHugePages_Total: 0\n"
+
+
+@pytest.mark.parametrize(("used", "whose"), [(9000, "the container's limit"), (100, "the machine's memory")])
+def test_a_machine_with_less_left_than_the_container_is_what_counts(
+    tmp_path: Path, used: int, whose: str
+) -> None:
+    filled(tmp_path, V2, 10_000, used)
+    found = memory_here(tmp_path, tmp_path / "absent", written(tmp_path, {"meminfo": MEMINFO}) / "meminfo")
+    assert found is not None and found.whose == whose
+    assert found.left == (1000 if used == 9000 else 2048)
+
+
+def test_where_there_is_neither_proc_nor_a_cgroup_nothing_is_known(tmp_path: Path) -> None:
+    assert memory_here(tmp_path, tmp_path / "absent", tmp_path / "absent") is None
+
+
+def test_the_machine_of_this_test_is_known() -> None:
+    found = memory_here()
+    assert found is not None and 0 < found.used < found.limit

@@ -1,0 +1,299 @@
+"""Whether the copies of the set in the loader workers fit into the container: decisions, and what is told."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from spottrain import parts
+from spottrain.container import Memory
+from spottrain.data import Batches, Plan, StreamBatches, loader, room
+from spottrain.data.copies import Copy
+from spottrain.data.room import FORKED, Room
+from spottrain.data.workers import TRIAL_STEPS
+from spottrain.evaluation import Evaluation
+from spottrain.ranks.world import World
+from spottrain.settings import Settings, resolve
+from spottrain.training import Training
+
+MIB, GIB = 2**20, 2**30
+WORDS = [f"/data/images/{number:09d}.jpeg" for number in range(100_000)]
+EACH = 80 * len(WORDS) + FORKED
+"""Bytes that one forked worker comes to hold: about 7.6 MiB of words."""
+
+
+def left(size: float, limit: float = 4 * GIB) -> Callable[[], Memory]:
+    return lambda: Memory(limit=int(limit), used=int(limit - size))
+
+
+def advice(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    lines = [line for line in capfd.readouterr().out.splitlines() if "event=advice about=data" in line]
+    return [shlex.split(line)[-1].removeprefix("text=") for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "workers"),
+    [(9.5, 1, 6), (6.1, 1, 6), (5.5, 1, 5), (1.5, 1, 1), (0.5, 1, 0), (-3.0, 1, 0), (9.5, 2, 4), (9.5, 8, 1)],
+)
+def test_as_many_workers_as_have_room_beside_what_is_there_and_the_other_ranks(
+    size: float, ranks: int, workers: int
+) -> None:
+    assert Room(WORDS, ranks=ranks, memory=left(size * EACH)).most(6) == workers
+
+
+def test_fewer_workers_are_told_with_the_figure_the_cause_and_the_way_out(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    asked = Room(WORDS, memory=left(2.5 * EACH))
+    assert [asked.most(6), asked.most(6)] == [2, 2]
+    (text,) = advice(capfd)
+    assert text.startswith(
+        "2 loader worker(s) instead of 6: 6 worker(s) will take about 0.16 GiB, and of the"
+    )
+    assert "the container's limit of 4.00 GiB 0.07 GiB are left" in text
+    assert "a copy of about 0.01 GiB of the Python objects in train_set, because a fork copies" in text
+    assert "keep the samples in one numpy array or torch tensor, a memory map or an Arrow table" in text
+    assert text.endswith("or raise resources.limits.memory by about 0.09 GiB")
+
+
+def test_where_not_even_one_has_room_there_is_none(capfd: pytest.CaptureFixture[str]) -> None:
+    assert Room(WORDS, memory=left(0)).most(3) == 0
+    assert advice(capfd)[0].startswith("no loader worker instead of 3")
+
+
+def test_a_given_number_is_kept_and_what_will_happen_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    asked = Room(WORDS, name="eval_set", ranks=2, memory=left(2.5 * EACH))
+    asked.warn(4)
+    asked.warn(4)
+    (text,) = advice(capfd)
+    assert text.startswith("4 worker(s) in each of 2 ranks will take about 0.22 GiB")
+    assert "the kernel will kill this process or a worker when the memory is used up" in text
+    assert "of the Python objects in eval_set" in text
+    assert text.endswith("or set workers (training.data.workers) to 1")
+
+
+def test_what_may_be_shared_lowers_no_number_and_is_told_as_a_range(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsure(*held: Any, method: str) -> Copy:
+        return Copy(bytes=500 * MIB, least=100 * MIB, method=method)
+
+    monkeypatch.setattr(room, "copy_of", unsure)
+    assert Room(WORDS, memory=left(600 * MIB)).most(4) == 4 and not advice(capfd)
+    Room(WORDS, memory=left(600 * MIB)).warn(4)
+    (text,) = advice(capfd)
+    assert "the kernel may kill this process" in text and "a copy of 0.10 GiB to 0.49 GiB" in text
+    assert Room(WORDS, memory=left(400 * MIB)).most(4) == 3
+    assert advice(capfd)[0].startswith(
+        "3 loader worker(s) instead of 4: 4 worker(s) will take about 2.03 GiB"
+    )
+
+
+def test_what_fits_is_not_worth_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    asked = Room(WORDS, memory=left(6.1 * EACH))
+    asked.warn(6)
+    assert asked.most(6) == 6 and asked.most(0) == 0 and advice(capfd) == []
+
+
+def test_an_array_of_any_size_has_room(capfd: pytest.CaptureFixture[str]) -> None:
+    asked = Room(numpy.zeros((1000, 1000)), memory=left(2 * FORKED))
+    assert asked.most(1) == 1 and advice(capfd) == []
+
+
+def test_workers_that_are_started_anew_are_sent_arrays_too(capfd: pytest.CaptureFixture[str]) -> None:
+    held = numpy.zeros(GIB // 8)
+    assert Room(held, memory=left(3 * GIB), context="spawn").most(4) == 2
+    (text,) = advice(capfd)
+    assert "each is sent train_set, about 1.00 GiB, because workers are started by spawn" in text
+    assert "keep the samples in one torch tensor, or have each worker open the files itself" in text
+
+
+def test_without_workers_nothing_is_looked_at() -> None:
+    def never() -> Memory:
+        raise AssertionError("asked")
+
+    Room(WORDS, memory=never).warn(0)
+
+
+def test_where_the_memory_is_not_known_it_is_said_once_and_nothing_is_changed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    asked = Room(WORDS, memory=lambda: None)
+    asked.warn(4)
+    assert asked.most(6) == 6
+    assert capfd.readouterr().out.count("event=loader-memory") == 1
+
+
+def test_a_set_that_cannot_be_estimated_ends_no_training(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*held: Any, **more: Any) -> Any:
+        raise RuntimeError("changed size during iteration")
+
+    monkeypatch.setattr(room, "copy_of", broken)
+    assert Room(WORDS, memory=left(0)).most(6) == 6
+    assert "RuntimeError: changed size during iteration" in capfd.readouterr().out
+
+
+# --- where it is asked ------------------------------------------------------------------------------------
+class Slow:
+    """A set of Python objects whose samples take a while, by the clock of the test."""
+
+    def __init__(self) -> None:
+        self.words, self.now = WORDS, 0.0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        self.now += 0.35
+        return len(self.words[index])
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_the_number_that_is_found_is_held_against_the_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    slow = Slow()
+    batches = Batches(
+        slow,
+        Plan(size=64, batch_size=8, micro_batch_size=4),
+        workers="auto",
+        cores=8,
+        clock=slow.clock,
+        room=Room(slow, memory=left(2.5 * EACH)),
+    )
+    for step, found in islice(batches, TRIAL_STEPS + 2):
+        list(found)
+        slow.now += 1.0
+        batches.done(step)
+    assert batches.workers == 2
+    out = capfd.readouterr().out
+    assert (
+        "event=loader-workers workers=2 wanted=4" in out and out.count("2 loader worker(s) instead of 4") == 1
+    )
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container in which no copy has room."""
+    monkeypatch.setattr(room, "memory_here", left(MIB))
+
+
+def first(batches: Any) -> None:
+    stream = iter(batches)
+    _, found = next(stream)
+    list(found)
+    stream.close()
+
+
+@pytest.mark.usefixtures("little")
+def test_a_given_number_is_held_against_it_before_the_workers_start(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    first(Batches(WORDS, Plan(size=len(WORDS), batch_size=2, micro_batch_size=2), workers=1))
+    assert len(advice(capfd)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.usefixtures("little")
+def test_so_is_that_of_a_loader_that_was_given(capfd: pytest.CaptureFixture[str]) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    own: Any = StatefulDataLoader(WORDS, batch_size=2, num_workers=1)
+    first(StreamBatches(own))
+    assert len(advice(capfd)) == 1
+
+
+class Unsaid:
+    """A loader with a state, that has no word for its workers."""
+
+    num_workers = None
+
+    def __iter__(self) -> Any:
+        return iter([torch.ones(2)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("called")
+
+
+def test_a_loader_may_say_that_its_workers_are_none() -> None:
+    batches = StreamBatches(Unsaid())
+    first(batches)
+    assert batches.workers == 0
+
+
+@pytest.mark.usefixtures("little")
+def test_so_is_that_of_a_loader_for_a_loop_of_one_s_own(capfd: pytest.CaptureFixture[str]) -> None:
+    made = loader(WORDS, batch_size=2, num_workers=1, world=World())
+    next(stream := iter(made))
+    stream.close()
+    assert len(advice(capfd)) == 1
+
+
+def test_workers_that_stay_for_the_next_pass_are_not_counted_twice(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_first = left(1.5 * EACH)
+    monkeypatch.setattr(room, "memory_here", lambda: at_first())
+    made = loader(WORDS[:8], batch_size=4, num_workers=1, persistent_workers=True, world=World())
+    made._room = Room(WORDS)
+    for _ in made:
+        made.advance()
+    at_first = left(MIB)  # with the copy of the worker, which is there
+    for _ in made:
+        made.advance()
+    made._iterator._shutdown_workers()  # type: ignore[union-attr]
+    assert advice(capfd) == []
+
+
+@pytest.mark.usefixtures("little")
+def test_so_is_that_of_an_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
+    evaluation = Evaluation(
+        dataset=WORDS,
+        measure=lambda model, batch: {"loss": torch.zeros(())},
+        batch_size=50_000,
+        device=torch.device("cpu"),
+        autocast=lambda: torch.no_grad(),
+        workers=1,
+        collate=None,
+        room=Room(WORDS, name="eval_set"),
+    )
+    assert evaluation.run(torch.nn.Linear(1, 1), lambda: False) == {"loss": 0.0}
+    assert "the Python objects in eval_set" in advice(capfd)[0]
+
+
+@pytest.mark.parametrize(("found", "has"), [(6, 2), (1, 1), (0, 0)])
+def test_an_evaluation_has_as_many_workers_as_were_found_for_the_training_and_as_fit(
+    found: int, has: int
+) -> None:
+    evaluation = SimpleNamespace(workers=0, room=Room(WORDS, memory=left(2.5 * EACH)))
+    trainer: Any = SimpleNamespace(
+        judge=SimpleNamespace(evaluation=evaluation),
+        fitting=SimpleNamespace(size=None),
+        settings=SimpleNamespace(workers="auto"),
+        batches=SimpleNamespace(workers=found),
+    )
+    parts.keep_up(trainer)
+    assert evaluation.workers == has
+
+
+def told(settings: Settings, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    parts.tell_what_cannot_act(settings, Batches(WORDS, Plan(size=64, batch_size=8, micro_batch_size=8)))
+    return advice(capfd)
+
+
+def test_a_prefetch_factor_without_workers_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = resolve(Training(), max_steps=1, seed=0, prefetch_factor=4)
+    assert "prefetch_factor cannot act" in told(settings, capfd)[0]
+    assert told(replace(settings, workers=2), capfd) == told(replace(settings, workers="auto"), capfd) == []

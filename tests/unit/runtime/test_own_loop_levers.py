@@ -1,0 +1,228 @@
+"""docs/own-loop.md, "Every lever": each cell of the table is tried, with a manifest and without."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import spottrain
+import torch
+from spottrain.errors import ConfigurationError
+from spottrain.guard import Guard
+from spottrain.ownloop import NAMES
+from spottrain.ranks.world import World
+from spottrain.training import Training
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "own-loop.md"
+CODE = re.compile(r"`([^`]+)`")
+MANIFEST = {
+    "precision": "bf16",
+    "clipGradNorm": 1.0,
+    "optimizer": {"name": "sgd", "learningRate": 0.1},
+    "learningRateScaling": {"rule": "linear", "baseBatchSize": 32},
+    "schedule": "constant",
+    "warmupFraction": 0.1,
+    "globalBatchSize": 128,
+    "activationCheckpointing": {"policy": "all"},
+    "emaDecay": 0.9,
+    "earlyStopping": {"patience": 1},
+    "data": {"workers": 0, "prefetchFactor": 4},
+    "maxSteps": 50,
+}
+
+
+def rows() -> dict[str, tuple[str, list[str]]]:
+    """Of each lever: what is named, and the statements."""
+    lines = DOCS.read_text().split("### Every lever")[1].split("\n\n## ")[0].splitlines()
+    cells = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
+    found = {}
+    for lever, named, use in cells[1:]:
+        words = CODE.search(named)
+        uses = [each for each in CODE.findall(use) if "(" in each or "=" in each]
+        found[lever.strip()] = (words[1] if words else "", uses)
+    return found
+
+
+SHOWN = ("if stop:", "guard.", "checkpointing=s", "spottrain profile", "lambda batch", "drop_last=True")
+"""Words of the text, which are no statement by themselves."""
+
+
+def session(manifest: dict[str, Any], ranks: int = 1) -> Any:
+    run = SimpleNamespace(training=Training.from_json(json.dumps(manifest)), job_uid="uid")
+    return SimpleNamespace(run=run, world=World(size=ranks, local_size=ranks), asked=set(), env={})
+
+
+def arguments(manifest: dict[str, Any], ranks: int = 1, **own: Any) -> Any:
+    return spottrain.training_arguments(session=session(manifest, ranks), **own)
+
+
+class Taking(Guard):
+    """A Guard as far as it looks at what it is given: without a checkpoint URI."""
+
+    def __init__(self, **given: Any) -> None:
+        self.session = session({})
+        self._modules, self._objects = {}, {}
+        for kind, each in given.items():
+            self._add(kind, each)
+
+
+@pytest.mark.parametrize("manifest", [{}, MANIFEST], ids=["the script's own", "the manifest's"])
+@pytest.mark.parametrize("lever", rows())
+def test_three_lines_of_each_lever_do_what_they_say(lever: str, manifest: dict[str, Any]) -> None:
+    named, uses = rows()[lever]
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in "ab"))
+    dataset = [torch.randn(4) for _ in range(128)]
+
+    def loss_of(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(batch).square().mean()
+        return loss
+
+    own = eval(f"dict({named})", {"spottrain": spottrain})
+    scope: dict[str, Any] = {
+        "spottrain": spottrain,
+        "s": arguments(manifest, **own),
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "dataset": dataset,
+        "loss_of": loss_of,
+        "batch": torch.stack(dataset[:4]),
+        "device": torch.device("cpu"),
+        "step": 1,
+        "windows": 2,
+        "Guard": Taking,
+        "loader": [torch.stack(dataset[:4]), torch.stack(dataset[4:6])],
+    }
+    for each in uses:
+        if any(word in each for word in SHOWN):
+            continue
+        exec(each, scope)
+        if "parts" in scope and "part" not in scope:
+            scope["part"] = next(scope["parts"])
+    assert next(iter(scope["loader"])) is not None
+
+
+def test_every_setting_has_a_row() -> None:
+    named = " ".join(words for words, _ in rows().values())
+    aliases = {"epochs", "warmup_epochs", "warmup_fraction", "seed"}
+    assert {name for name in NAMES if f"{name}=" not in named} == aliases
+
+
+# --- the learning rate ----------------------------------------------------------------------------------
+Named = dict[str, Any]
+RATED: Named = {"optimizer": None, "learning_rate_scaling": None, "schedule": "constant", "batch_size": 4}
+
+
+def rated(manifest: Named, rate: float = 0.1) -> tuple[torch.optim.Optimizer, Any]:
+    s = arguments(manifest, **RATED)
+    model = torch.nn.Linear(2, 1)
+    optimizer = s.make_optimizer(torch.optim.SGD(model.parameters(), lr=rate), model)
+    return optimizer, s.make_scheduler(optimizer, total_steps=100)
+
+
+def said(rate: float) -> Named:
+    return {"optimizer": {"name": "sgd", "learningRate": rate}}
+
+
+SCALED = {"learningRateScaling": {"rule": "linear", "baseBatchSize": 4}}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "rate", "holds"),
+    [
+        (said(0.1), said(0.02), 0.02, "now checkpoint=0.1 now=0.02"),
+        ({}, SCALED | {"globalBatchSize": 8}, 0.2, "now checkpoint=0.1 now=0.2"),
+        (said(0.5), {}, 0.5, "checkpoint checkpoint=0.5 now=0.1"),
+        (said(0.5), said(0.5), 0.5, None),
+    ],
+    ids=["the manifest's", "scaled", "no longer said", "the same"],
+)
+def test_a_rate_that_is_said_anew_holds_after_a_resume_and_is_told(
+    first: Named, then: Named, rate: float, holds: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optimizer, scheduler = rated(first)
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    kept = json.loads(json.dumps(scheduler.state_dict()))
+    capsys.readouterr()
+    again, going_on = rated(then)
+    again.load_state_dict(optimizer.state_dict())  # as the Guard does, before the scheduler
+    going_on.load_state_dict(kept)
+    rates = [again.param_groups[0]["lr"]]
+    again.step()
+    going_on.step()
+    assert [*rates, again.param_groups[0]["lr"]] == [rate, rate] and going_on.last_epoch == 4
+    assert going_on.get_last_lr() == [rate] and again.param_groups[0]["initial_lr"] == rate
+    told = [line for line in capsys.readouterr().out.splitlines() if "setting=lr " in line]
+    assert len(told) == (holds is not None) and (holds is None or f"holds={holds}" in told[0])
+    assert set(going_on.state_dict()) == set(kept), "what was said is no state"
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    model = torch.nn.Linear(2, 1)
+    own = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
+    made = spottrain.schedule.scheduler(own, "constant", total_steps=9, said_anew=True)
+    state, held = rated({})[1].state_dict(), own.param_groups[0]["lr"]
+    held.fill_(0.1)
+    made.load_state_dict(state)
+    assert own.param_groups[0]["lr"] is held and float(held) == 0.5
+
+
+def test_a_scheduler_made_before_make_optimizer_is_left_as_it_is_or_refused() -> None:
+    model = torch.nn.Linear(2, 1)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LinearLR(own, start_factor=0.5)
+    with pytest.raises(ConfigurationError, match="make the scheduler after it"):
+        arguments({}, optimizer=None).make_optimizer(own, model)
+    assert own.param_groups[0] | {"lr": 0.05, "initial_lr": 0.1} == own.param_groups[0]
+    assert arguments({}, optimizer=None, schedule="cosine").make_optimizer(own, model) is own
+    assert own.param_groups[0]["lr"] == 0.1, "the schedule is asked for, so ours takes its place"
+
+
+# --- what a loop would get wrong without a word ---------------------------------------------------------
+@pytest.mark.parametrize(
+    ("manifest", "ranks", "own", "says"),
+    [
+        ({}, 1, {"learning_rate_scaling": None}, r"name it too, .*\(batch_size=...\)"),
+        (
+            {"globalBatchSize": 100},
+            1,
+            {"batch_size": 64, "micro_batch_size": 32},
+            "globalBatchSize 100 .* is no multiple of microBatchSize 32",
+        ),
+        (
+            {"globalBatchSize": 96},
+            2,
+            {"batch_size": 64, "micro_batch_size": 32},
+            "no multiple of 2 ranks x microBatchSize 32",
+        ),
+        ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}, "spottrain.levers.autofit"),
+        ({}, 1, {"workers": None}, r"training_arguments\(workers=None\): leave it out, or give a value"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_sentence(
+    manifest: Named, ranks: int, own: Named, says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        arguments(manifest, ranks, **own)
+
+
+def test_a_loop_that_tries_sizes_may_be_told_to_or_be_told_one() -> None:
+    own: Named = {"batch_size": 64, "micro_batch_size": "auto"}
+    assert arguments({"microBatchSize": "auto"}, **own).micro_batch_size == "auto"
+    assert arguments({"microBatchSize": 16}, **own).micro_batch_size == 16
+
+
+def test_the_epochs_of_the_loop_stay_where_the_manifest_has_steps() -> None:
+    s = arguments({"maxSteps": 7}, epochs=3)
+    assert (s.epochs, s.max_steps) == (3, 7)
+
+
+@pytest.mark.parametrize("own", ["adamw", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)])
+def test_an_optimizer_may_be_named_as_the_script_has_it(own: Any) -> None:
+    assert arguments({}, optimizer=own).optimizer is own
+    assert arguments(MANIFEST, optimizer=own).optimizer.name == "sgd"
