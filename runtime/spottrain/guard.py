@@ -16,20 +16,25 @@ from typing import Any, Final
 import torch
 
 from spottrain import device as devices
-from spottrain import ownloop
+from spottrain import log, ownloop
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Stored
 from spottrain.checkpoint.restore import Want
 from spottrain.errors import ConfigurationError
 from spottrain.keeper import Keeper, State
+from spottrain.levers.compression import Compression
+from spottrain.levers.ema import EMA
 from spottrain.levers.stopping import EarlyStopping
+from spottrain.levers.trackers import Trackers
 from spottrain.loop import STATEFUL, Loop
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
 
 ONLY: Final = "main"
 """Name of an optimizer that was given alone."""
+LEVERS: Final = (EMA, EarlyStopping, Compression, Trackers)
+"""What a manifest may ask for in one attempt and not in another."""
 
 
 class Guard(Loop):
@@ -41,7 +46,9 @@ class Guard(Loop):
         `extra`, such as an average of the weights, are stored like the model. All are the same on all ranks,
         but what an object's own_state_dict() gives, as that of `levers.compression.attach` does: this is kept
         for each rank, and both parts are given to load_state_dict(state, own), None where the rank is new.
-        By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early. None: left out.
+        By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early. None: left out, and
+        so is what a checkpoint has of it. A lever (EMA, EarlyStopping, Trackers, compression) that a
+        checkpoint has no state of begins anew. Both are told.
     data: what gives the batches, if it can go on where it was: `spottrain.data.loader`, a DataLoader over a
         sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
     max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
@@ -71,6 +78,7 @@ class Guard(Loop):
         self._optimizers = _optimizers(optimizer)
         self._modules: dict[str, torch.nn.Module] = {}
         self._objects: dict[str, Any] = {}
+        self._left_out: set[str] = set()
         for kind, given in (("scheduler", scheduler), ("scaler", scaler), ("extra", extra)):
             self._add(kind, given)
         self._loose = self._loose_parameters()
@@ -111,6 +119,7 @@ class Guard(Loop):
             named = {kind: given}
         for name, each in named.items():
             if each is None:  # an average, say, that the settings do not want
+                self._left_out.add(name)
                 continue
             if isinstance(each, EarlyStopping):
                 ownloop.agreeing(each, self.session.world)
@@ -141,8 +150,9 @@ class Guard(Loop):
         """Raises CheckpointError where the checkpoint is of something else."""
         if "optimizers" not in tree:
             raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Guard")
-        for kind in ("optimizers", "loose", "modules", "objects"):
+        for kind in ("optimizers", "loose", "modules"):
             self._require_same_names(tree[kind], getattr(self, f"_{kind}"))
+        new = self._new_levers(tree["objects"])
         for name, parameter in self._loose.items():
             self._require(_copied(parameter, tree["loose"][name], name))
         self._require(modelstate.load_model(self._model, tree[modelstate.MODEL]))
@@ -151,6 +161,9 @@ class Guard(Loop):
         for name, module in self._modules.items():
             self._require(modelstate.load_model(module, tree["modules"][name]))
         for name, each in self._objects.items():
+            if name in new:
+                _begin_anew(name, each)
+                continue
             self._load_object(name, each, tree["objects"][name], None if new_rank else own.get("objects", {}))
         self._load_progress(tree["progress"], own, new_rank)
 
@@ -170,6 +183,18 @@ class Guard(Loop):
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise self._incompatible(f"its {name} does not fit ({error})") from error
 
+    def _new_levers(self, saved: Mapping[str, Any]) -> set[str]:
+        """Names of those that the checkpoint has not. Raises CheckpointError for what is no lever."""
+        gone = (set(saved) - set(self._objects)) & self._left_out
+        new = {n for n, each in self._objects.items() if n not in saved and isinstance(each, LEVERS)}
+        self._require_same_names(
+            {name: each for name, each in saved.items() if name not in gone},
+            {name: each for name, each in self._objects.items() if name not in new},
+        )
+        for name in sorted(gone):
+            log.event("override", setting=name, checkpoint="there", script="none")
+        return new
+
     def _require(self, mismatch: str | None) -> None:
         if mismatch is not None:
             raise self._incompatible(mismatch)
@@ -180,7 +205,10 @@ class Guard(Loop):
                 raise self._incompatible(f"it has no state of {name}, which the Guard here is given")
         for name in saved:
             if name not in here:
-                raise self._incompatible(f"it has a state of {name}, which the Guard here is not given")
+                raise self._incompatible(
+                    f"it has a state of {name}, which the Guard here is not given: give it, or None in its "
+                    "place to do without"
+                )
 
     def _want(self) -> Want:
         """Which part of each stored tensor this rank needs."""
@@ -214,6 +242,12 @@ class Guard(Loop):
     def _rate(self) -> float | None:
         groups = next(iter(self._optimizers.values())).param_groups
         return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+
+
+def _begin_anew(name: str, lever: Any) -> None:
+    log.event("override", setting=name, checkpoint="none", script="begins anew")
+    if isinstance(lever, EMA):  # it was made of what the weights were before the restore
+        lever.begin()
 
 
 def _has_own(each: Any) -> bool:

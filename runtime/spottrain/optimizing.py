@@ -41,22 +41,26 @@ def optimizer(
             named.name if named else given,
             model.parameters(),
             learning_rate=rate,
-            weight_decay=named.weightDecay if named else None,
-            momentum=named.momentum if named else None,
             fused=fused,
+            **_said(settings),
         )
     elif named is not None:
-        words = {
-            "learning_rate": named.learningRate,
-            "weight_decay": named.weightDecay,
-            "momentum": named.momentum,
-        }
-        hyper = {name: value for name, value in words.items() if value is not None}
+        hyper = _said(settings)
+        if named.learningRate is not None:
+            hyper["learning_rate"] = named.learningRate
         made = optimizers.rebuilt(given, named.name, fused=fused, **hyper)
     else:
         made = given
+    optimizers.hold(made, _said(settings))
     _scale(made, settings)
     return made
+
+
+def _said(settings: Settings) -> dict[str, Any]:
+    """By the manifest, beside the rate, and in torch's words."""
+    named = settings.optimizer
+    words = {"weight_decay": named.weightDecay, "momentum": named.momentum} if named is not None else {}
+    return {name: value for name, value in words.items() if value is not None}
 
 
 def _require_rate(given: torch.optim.Optimizer | str, rate: Any) -> None:

@@ -23,6 +23,7 @@ from spottrain import device as devices
 from spottrain import fitting, log, optimizing, parts, schedule
 from spottrain.contract import PROFILE
 from spottrain.errors import ConfigurationError
+from spottrain.levers import optimizers
 from spottrain.levers.stopping import EarlyStopping
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
@@ -72,7 +73,9 @@ class Arguments:
     ) -> torch.optim.Optimizer:
         """The script's (or the one of that name), or what the manifest wants in its place, with the rate
         scaled for the batch size: as far as `optimizer` and `learning_rate_scaling` are named. Make the
-        scheduler after it. Raises ConfigurationError."""
+        scheduler after it. What the manifest says of it holds against a checkpoint's, which is told; but the
+        rates of a torch LRScheduler that is not `make_scheduler`'s are the checkpoint's.
+        Raises ConfigurationError."""
         groups = () if isinstance(given, str) else given.param_groups
         if "schedule" not in self._asked and any("initial_lr" in group for group in groups):
             raise ConfigurationError(
@@ -80,7 +83,10 @@ class Arguments:
                 "set the rates of another one: make the scheduler after it, of what make_optimizer() answers"
             )
         with _own_words():
-            return optimizing.optimizer(given, model, self._settings, learning_rate)
+            made = optimizing.optimizer(given, model, self._settings, learning_rate)
+        if "schedule" not in self._asked and optimizing.said_anew(self._settings):
+            optimizers.hold(made, ["lr"])
+        return made
 
     def make_scheduler(
         self, optimizer: torch.optim.Optimizer, *, total_steps: int, steps_per_epoch: int | None = None

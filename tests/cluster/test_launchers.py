@@ -50,8 +50,9 @@ COMMANDS = {
     "shell-launcher": ["sh", "-c", f"spottrain run --nproc 2 {SCRIPT}; exit $?"],
 }
 PEACE = {"peace-2": COMMANDS["launcher"], "peace-1": ["spottrain", "run", SCRIPT]}
-CODES = {"torchrun": 1, "torchrun-30": 1, "accelerate": 1}
-"""Of an interruption; torchrun has no other. All others pass our 75 on."""
+HIDDEN = ("torchrun", "torchrun-30", "accelerate")
+"""They do not pass our 75 on: torchrun ends with a code of its own whatever its ranks ended with, mostly 1,
+once 139 as its agent crashed on the way out. What became of an attempt is known by the ranks' words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,10 @@ def test_a_reclaim_is_one_interruption_with_every_step_done_once(reclaimed: Recl
     assert (status["interruptions"], status.get("failures", 0)) == (1, 0)
     first, second = status["attempts"]
     assert (first["node"], second["node"]) == (DOOMED, PEACEFUL)
-    assert first["exitCode"] == CODES.get(name, 75)
+    if name in HIDDEN:
+        assert first["exitCode"] not in (0, 75)
+    else:
+        assert first["exitCode"] == 75
     assert BEGUN <= first["durableStep"] == first["lastStep"] == second["startStep"] < STEPS
     assert repeated_and_skipped(reclaimed.attempts(name)) == (0, 0)
 

@@ -129,6 +129,26 @@ def test_the_manifest_reaches_a_loop_of_ones_own_wins_and_is_told(lab: Lab) -> N
     assert "event=advice about=training" not in run.log, "everything was asked for"
 
 
+COMING = ASKING.replace('extra={"ema": ema} if ema else None,', 'extra={"ema": ema},').replace(
+    "    amp.backward", '    time.sleep(float(os.environ.get("PAUSE", "0")))\n    amp.backward'
+)
+
+
+def test_what_a_new_manifest_says_holds_and_levers_come_and_go_from_attempt_to_attempt(lab: Lab) -> None:
+    sgd = {"name": "sgd", "learningRate": 0.1, "momentum": 0.9}
+    paused = {"PAUSE": "0.05"}
+    first = lab.run(COMING, training=json.dumps({"optimizer": sgd}), env=paused).until("step=3/")
+    assert first.send().end() == ExitCode.INTERRUPTED
+    averaged = json.dumps({"optimizer": sgd | {"momentum": 0.5}, "emaDecay": 0.5})
+    second = lab.run(COMING, training=averaged, env=paused, attempt=2).until("step=9/")
+    assert second.send().end() == ExitCode.INTERRUPTED
+    assert "setting=optimizer.momentum group=0 holds=now checkpoint=0.9 now=0.5" in second.log
+    assert 'setting=extra.ema checkpoint=none script="begins anew"' in second.log
+    third = done(lab.run(COMING, training=json.dumps({"optimizer": sgd}), attempt=3))
+    assert "setting=optimizer.momentum group=0 holds=now checkpoint=0.5 now=0.9" in third.log
+    assert "setting=extra.ema checkpoint=there script=none" in third.log and max(third.losses) == 20
+
+
 def test_without_a_manifest_the_loop_has_its_own_values_and_nothing_is_told(lab: Lab) -> None:
     run = done(lab.run(ASKING))
     assert "USED AdamW fp32 1 None None" in run.log

@@ -176,6 +176,16 @@ def test_an_optimizer_may_be_named_and_the_manifest_may_name_another(lab: Lab) -
     assert "the optimizer sgd needs a learning rate" in refused.message.message
 
 
+def test_what_the_manifest_says_of_the_optimizer_holds_against_the_checkpoint_s(lab: Lab) -> None:
+    said = {"name": "adamw", "weightDecay": 0.1}
+    first = run(lab, {"optimizer": said}, env={"PAUSE": "0.02"}).until("step=9/")
+    assert first.send().end() == ExitCode.INTERRUPTED
+    second = done(run(lab, {"optimizer": said | {"weightDecay": 100.0}}, attempt=2))
+    assert "setting=optimizer.weight_decay group=0 holds=now checkpoint=0.1 now=100.0" in second.log
+    same = done(run(lab, {"optimizer": said}, at="plain"))
+    assert second.digest != same.digest, "else it would be that of a run without an interruption"
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused_in_a_sentence(lab: Lab) -> None:
     first = run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/")
     assert first.send().end() == ExitCode.INTERRUPTED

@@ -14,7 +14,7 @@ zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -128,6 +128,29 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
         "override", setting="optimizer", manifest=name, script=type(optimizer).__name__, lr=f"{rate:.6g}"
     )
     return found
+
+
+def hold(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
+    """What these settings of its groups are now holds against a checkpoint's, for they were said anew.
+
+    names: torch's. "lr" holds unless a torch LRScheduler is there, which has a state of its own. Where they
+    differ it is told, whenever a state is loaded.
+    """
+    said = [{name: group[name] for name in names} for group in optimizer.param_groups]
+
+    def put_back(restored: torch.optim.Optimizer) -> None:
+        for number, (group, mine) in enumerate(zip(restored.param_groups, said, strict=True)):
+            for name, value in mine.items():
+                scheduled = name == "lr" and "initial_lr" in group
+                was = group["initial_lr" if scheduled else name]
+                if not scheduled:
+                    group[name] = value
+                if was != value:
+                    holds = "checkpoint" if scheduled else "now"
+                    words = {"holds": holds, "checkpoint": repr(was), "now": repr(value)}
+                    log.event("override", setting=f"optimizer.{name}", group=number, **words)
+
+    optimizer.register_load_state_dict_post_hook(put_back)
 
 
 def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:

@@ -65,7 +65,7 @@ class Taking(Guard):
 
     def __init__(self, **given: Any) -> None:
         self.session = session({})
-        self._modules, self._objects = {}, {}
+        self._modules, self._objects, self._left_out = {}, {}, set()
         for kind, each in given.items():
             self._add(kind, each)
 
@@ -226,3 +226,24 @@ def test_the_epochs_of_the_loop_stay_where_the_manifest_has_steps() -> None:
 def test_an_optimizer_may_be_named_as_the_script_has_it(own: Any) -> None:
     assert arguments({}, optimizer=own).optimizer is own
     assert arguments(MANIFEST, optimizer=own).optimizer.name == "sgd"
+
+
+# --- an optimizer without our schedule ------------------------------------------------------------------
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_the_rate_of_a_constant_optimizer_holds_and_a_scheduler_of_torch_keeps_its_own(
+    scheduled: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(rate: float) -> torch.optim.Optimizer:
+        model = torch.nn.Linear(2, 1)
+        own = torch.optim.SGD(model.parameters(), lr=0.3)
+        optimizer: torch.optim.Optimizer = arguments(said(rate), optimizer=None).make_optimizer(own, model)
+        if scheduled:
+            torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5)
+        return optimizer
+
+    then = made(0.02)
+    then.load_state_dict(made(0.1).state_dict())
+    assert then.param_groups[0]["lr"] == (0.05 if scheduled else 0.02)
+    holds = "checkpoint" if scheduled else "now"
+    told = f"setting=optimizer.lr group=0 holds={holds} checkpoint=0.1 now=0.02"
+    assert told in capsys.readouterr().out
