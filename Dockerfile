@@ -45,7 +45,7 @@ ARG CA_BUNDLE
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp spottrain
 COPY --from=lock /out/operator.txt /opt/spottrain/
 RUN install-locked /opt/spottrain/operator.txt
-COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py /opt/spottrain/lib/spottrain/
+COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py runtime/spottrain/lazy.py /opt/spottrain/lib/spottrain/
 COPY operator/spottrain_operator /opt/spottrain/lib/spottrain_operator
 RUN python3 -m compileall -q /opt/spottrain/lib \
     && python3 -c "import kopf, kubernetes.aio, spottrain.contract, spottrain_operator" \
