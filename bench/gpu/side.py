@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from spottrain.diagnosis.flops import counted, mfu
+from spottrain.levers.precision import choose
 
 from bench.gpu import WARM
 from bench.gpu.model import GPT, GPT_124M, SMALL, Shape, Windows, loss_of
@@ -25,6 +27,10 @@ class Steps:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self.times: list[float] = []
+
+    def begin(self) -> None:
+        """Where the first step begins: model, data and trials are made, and nothing is compiled."""
         self.times = [self._now()]
 
     def _now(self) -> float:
@@ -57,6 +63,7 @@ def bare(shape: Shape, steps: Steps, options: argparse.Namespace, device: torch.
     )
     batches = iter(loader)
     times = options.batch // options.micro
+    steps.begin()
     for _ in range(options.steps):
         for _ in range(times):
             batch = next(batches, None)
@@ -79,6 +86,10 @@ def ours(shape: Shape, steps: Steps, options: argparse.Namespace) -> int:
     import spottrain
 
     class Timed(spottrain.Trainer):
+        def _assemble(self) -> None:
+            super()._assemble()
+            steps.begin()
+
         def _boundary(self) -> bool:
             steps.done()
             return super()._boundary()
@@ -101,13 +112,15 @@ def ours(shape: Shape, steps: Steps, options: argparse.Namespace) -> int:
     return int(trainer.batches.plan.micro_batch_size)  # type: ignore[attr-defined]
 
 
-def utilisation(shape: Shape, micro: int, seconds: float, batch: int, device: torch.device) -> float | None:
-    """Of the device's peak in bf16, by FLOPs counted on one micro-batch."""
+def utilisation(
+    shape: Shape, precision: str, seconds: float, batch: int, device: torch.device
+) -> float | None:
+    """MFU, by FLOPs counted on one sequence: these have one length, and a whole micro-batch might not fit."""
     model = GPT(shape).to(device)
-    sample = Windows(shape, micro).rows.long().to(device)
-    with counted() as work:
+    sample = Windows(shape, 1).rows.long().to(device)
+    with counted() as work, choose(precision, device).autocast(device):
         loss_of(model, sample).backward()  # type: ignore[no-untyped-call]
-    return mfu(work.flops * (batch // micro), seconds, device, "bf16")
+    return mfu(work.times(batch), seconds, device)
 
 
 def main() -> None:
@@ -129,8 +142,11 @@ def main() -> None:
         "first_step_seconds": lasted[0],
         "peak_bytes": peak,
         "micro_batch": micro,
-        "mfu": utilisation(shape, micro, seconds, options.batch, device),
     }
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")  # now: what follows may want memory that is not there
+    sys.stdout.flush()
+    precision = json.loads(os.environ.get("SPOTTRAIN_TRAINING", "{}")).get("precision", "bf16")
+    answer["mfu"] = utilisation(shape, precision, seconds, options.batch, device)
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
 
 

@@ -24,9 +24,13 @@ FILES: Final = ("inactive_file", "active_file")
 
 
 # --- cores --------------------------------------------------------------------------------------------
-def cores(cgroups: Path = CGROUPS) -> float:
-    """CPU cores that this container may use: its quota, not the host's number."""
-    return min(float(_scheduled()), _quota(cgroups))
+def cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
+    """CPU cores that this container may use: its quota, not the host's number.
+
+    The least quota of the process's group and all above it; see `memory_limit`.
+    """
+    quotas = map(_quota, _groups(cgroups, membership, "cpu"))
+    return min(float(_scheduled()), *quotas)
 
 
 def _scheduled() -> int:
@@ -35,17 +39,13 @@ def _scheduled() -> int:
     return os.cpu_count() or 1  # macOS does not say which ones
 
 
-def _quota(cgroups: Path) -> float:
-    """Cores that the container may use at once (cgroup v2, else v1); infinite where there is no limit."""
+def _quota(group: Path) -> float:
+    """Cores that the group may use at once (cgroup v2, else v1); infinite where there is no limit."""
+    words = _text(group / "cpu.max").split()
     try:
-        if (cgroups / "cpu.max").exists():
-            quota, period = (cgroups / "cpu.max").read_text().split()
-        else:
-            quota, period = (
-                (cgroups / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
+        quota, period = words or (_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         return float(quota) / float(period) if float(quota) > 0 else math.inf
-    except (OSError, ValueError):  # absent, or the word max
+    except ValueError:  # absent, or the word max
         return math.inf
 
 
@@ -98,20 +98,21 @@ def gib(size: float) -> str:
 
 
 def _limited(cgroups: Path, membership: Path) -> Iterator[tuple[int, Path]]:
-    for folder in _groups(cgroups, membership):
+    for folder in _groups(cgroups, membership, "memory"):
         limit = _limit(folder)
         if limit is not None:
             yield limit, folder
 
 
-def _groups(cgroups: Path, membership: Path) -> set[Path]:
-    folders = {cgroups, cgroups / "memory"}
+def _groups(cgroups: Path, membership: Path, controller: str) -> set[Path]:
+    """Those that the controller (of v1; v2 has one tree for all) may limit this process by."""
+    folders = {cgroups, cgroups / controller}
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = cgroups / "memory" if controllers else cgroups
+        root = cgroups / controller if controllers else cgroups
         inside = root / path.lstrip("/")
         folders |= {each for each in (inside, *inside.parents) if each.is_relative_to(root)}
     return folders

@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import sys
+import time
 from typing import Any
 
 import torch
@@ -77,6 +78,14 @@ def choose(wanted: str | torch.device | None = None) -> torch.device:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.event("device", device=device, name=name, threads=torch.get_num_threads(), torch=torch.__version__)
     return device
+
+
+def device_clock() -> float:
+    """Seconds, once the current GPU has done all that was queued: the host runs ahead of it, and by its own
+    clock a step is as short as its launches. The host's clock where no GPU is in use."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def make_deterministic() -> None:

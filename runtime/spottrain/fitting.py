@@ -257,10 +257,11 @@ class Fitting:
             precision=self._precision,
         )
 
-    def sample(self, size: int, *, start: int = 0) -> Any:
-        """A batch of the set's samples from `start` on, on the host; the loader's position stays."""
+    def sample(self, size: int, *, start: int = 0, apart: int = 1) -> Any:
+        """A batch of every `apart`th sample of the set from `start` on, on the host; the loader's position
+        stays."""
         assert self._batches is not None
         count, collate = len(self._batches.dataset), self._batches.collate or default_collate
-        numbers = [number % count for number in range(start, start + size)]
+        numbers = [(start + number * apart) % count for number in range(size)]
         with seeded(request(self._batches.plan.seed, 0, numbers).seed):
             return collate([self._batches.dataset[number] for number in numbers])

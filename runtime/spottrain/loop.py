@@ -14,11 +14,10 @@ import torch
 
 from spottrain import device as devices
 from spottrain import log, ownloop
+from spottrain.beside import Beside
 from spottrain.checkpoint import modelstate
 from spottrain.contract import Outcome
-from spottrain.data.fetch import protect, worker_pids
-from spottrain.diagnosis.loadermemory import LoaderMemory, watched
-from spottrain.diagnosis.profiling import Profiler, of_run
+from spottrain.data.fetch import protect
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.keeper import Keeper
 from spottrain.meter import Meter, require_finite
@@ -101,9 +100,8 @@ class Loop:
     """
 
     keeper: Keeper
-    _memory: LoaderMemory | None = None
-    _profiler: Profiler | None = None
-    """From the restore on."""
+    _beside: Beside | None = None
+    """From the restore on, where there is something left to do."""
 
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
         self.session = session
@@ -157,8 +155,8 @@ class Loop:
         self._require_open()
         self.session.interruption.let_end(None)  # from here on there is work to lose
         if self.done:
-            if self._profiler is not None:
-                self._profiler.close()  # what it has made is still being stored
+            if self._beside is not None:
+                self._beside.close()  # a profile is still being stored
             raise ConfigurationError(
                 f"max_steps={self.max_steps} are done, and the loop goes on: leave it when advance() answers "
                 "False, or iterate over guard.batches(loader)"
@@ -188,8 +186,8 @@ class Loop:
             samples=self._data.samples if samples is None else samples,
             epoch=epoch,
         )
-        if self._profiler is not None:
-            self._profiler.step()
+        if self._beside is not None:
+            self._beside.step()
 
     def poll(self) -> None:
         """Before each micro-batch of a step that has several: leaves inside of the step, which is dropped.
@@ -280,7 +278,8 @@ class Loop:
         ownloop.advise(session, ("max_steps",))
         try:
             keeper.begin()
-            self._profiler = self._make_profiler()
+            if not self.done:
+                self._beside = self._make_beside()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -291,7 +290,6 @@ class Loop:
             log_every=self._log_every,
             world=session.world,
         )
-        self._memory = watched(session.world, session.board, worker_pids)
         session.board.update(state="Training")
         if self.done:
             self._done_already()
@@ -325,18 +323,11 @@ class Loop:
         return modelstate.incompatible(self.session.run.checkpoint_uri, why)
 
     # --- inside ---------------------------------------------------------------------------------------
-    def _make_profiler(self) -> Profiler | None:
-        """None where all is done. Raises ConfigurationError where its window ends after the run."""
-        if self.done:
-            return None
-        session, first = self.session, next(self._module().parameters(), None)
-        return of_run(
-            session,
-            session.run.training.profile,
-            start=self.step,
-            total_steps=self.max_steps,
-            device=None if first is None else first.device,
-        )
+    def _make_beside(self) -> Beside:
+        """Raises ConfigurationError where the window of a profile ends after the run."""
+        first = next(self._module().parameters(), None)
+        device = None if first is None else first.device
+        return Beside(self.session, start=self.step, total_steps=self.max_steps, device=device)
 
     def _interrupted(self) -> NoReturn:
         self._ended = True
@@ -346,9 +337,8 @@ class Loop:
             self._close()
 
     def _close(self) -> None:
-        for each in (self._memory, self._profiler):
-            if each is not None:
-                each.close()
+        if self._beside is not None:
+            self._beside.close()
 
     def _read_loss(self) -> float | None:
         """Raises TrainingFailed where it is no number: such a state is not saved."""

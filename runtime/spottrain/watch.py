@@ -7,7 +7,6 @@ together is done at steps that depend on their number alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -19,9 +18,10 @@ from spottrain.data.fetch import worker_pids
 from spottrain.data.workers import cores
 from spottrain.device import to_device
 from spottrain.diagnosis import profiling, watch
-from spottrain.diagnosis.flops import Roofline, Work, counted
+from spottrain.diagnosis.flops import Work, counted
 from spottrain.diagnosis.loadermemory import watched
 from spottrain.diagnosis.machine import machine
+from spottrain.diagnosis.nvml import sampled
 from spottrain.diagnosis.verdict import InUse
 from spottrain.fitting import Fitting
 from spottrain.levers import activations
@@ -59,7 +59,13 @@ class Watch:
         self._model, self._loss_of, self._source, self._fitting = model, loss_of, source, fitting
         self._precision, self._device = precision, device
         self._sharded = any_sharded(model)
-        self._watch = watch.Watch(device, precision=precision.name, use=self._in_use(), world=session.world)
+        self._watch = watch.Watch(
+            device,
+            precision=precision.name,
+            use=self._in_use(),
+            world=session.world,
+            sampler=sampled(device, session.board),
+        )
         self.split = self._watch.split
         self._steps = 0
         self._profiler = profiling.of_run(
@@ -75,7 +81,10 @@ class Watch:
     def step_done(self) -> None:
         """After each optimizer step."""
         self._watch.step_done()
+        was_on = self._profiler.on
         self._profiler.step()
+        if was_on and not self._profiler.on:
+            self.split.restart()  # to write the trace took seconds
         self._steps += 1
         if self._steps == SETTLED:
             self._advise_on_recomputation()
@@ -109,8 +118,6 @@ class Watch:
         found = self._watch.figures
         self._session.board.update(
             shares=found.shares.shares if found.shares.steps else {},
-            utilisation=found.gpu_utilisation,
-            gpu_memory=found.gpu_memory,
             mfu=found.mfu,
             flops_per_step=None if found.step_flops is None else float(found.step_flops),
             verdict="" if found.verdict is None else str(found.verdict.name),
@@ -137,12 +144,13 @@ class Watch:
 
     def _counted(self, source: Batches) -> Work:
         plan = source.plan
-        batch = to_device(self._fitting.sample(plan.micro_batch_size), self._device)
+        apart = max(1, len(source.dataset) // plan.micro_batch_size)  # of all lengths, where a set is sorted
+        batch = to_device(self._fitting.sample(plan.micro_batch_size, apart=apart), self._device)
         with rehearsal(self._model), counted(machine(self._device, self._precision.name)) as work:
             with self._precision.autocast(self._device):
                 loss = self._loss_of(self._model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
-        return _times(work, plan.accumulation)
+        return work.times(plan.accumulation)
 
     def _in_use(self) -> InUse:
         settings, source = self._settings, self._source
@@ -164,18 +172,3 @@ class Watch:
             bf16=facts_of(self._device).bf16,
             cores=max(1, int(cores(local_ranks=self._session.world.local_size))),
         )
-
-
-def _times(work: Work, count: int) -> Work:
-    line = work.roofline
-    if line is not None:
-        line = Roofline(
-            arithmetic=line.arithmetic * count, memory=line.memory * count, launch=line.launch * count
-        )
-    return replace(
-        work,
-        flops=work.flops * count,
-        bytes=work.bytes * count,
-        launches=work.launches * count,
-        roofline=line,
-    )

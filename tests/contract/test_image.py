@@ -43,7 +43,9 @@ def test_the_build_of_the_image_ends_where_nvml_cannot_be_imported() -> None:
 
 def test_what_the_operator_image_copies_of_ours_can_be_imported_without_the_rest(tmp_path: Path) -> None:
     stage = DOCKERFILE.partition("AS operator")[2].partition("\nFROM ")[0]
-    for sources, target in re.findall(r"^COPY ((?:runtime|operator)/.*) /opt/spottrain/lib/(\S+)", stage, re.M):
+    for sources, target in re.findall(
+        r"^COPY ((?:runtime|operator)/.*) /opt/spottrain/lib/(\S+)", stage, re.M
+    ):
         for source in map(ROOT.joinpath, sources.split()):
             if source.is_dir():
                 shutil.copytree(source, tmp_path / target)
@@ -52,6 +54,8 @@ def test_what_the_operator_image_copies_of_ours_can_be_imported_without_the_rest
                 shutil.copy(source, tmp_path / target)
     words = "import spottrain.contract, spottrain_operator.__main__; print(spottrain.__file__)"
     env = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-    found = subprocess.run([sys.executable, "-c", words], env=env, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", words], env=env, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith(str(tmp_path))

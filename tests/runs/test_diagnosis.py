@@ -63,20 +63,21 @@ def test_more_loader_workers_than_cores_are_told_once_at_the_start(lab: Lab, wor
 
 
 OF_A_GPU = """
-from spottrain.diagnosis import nvml, watch
+from spottrain.diagnosis import nvml
 
 class Sampler(nvml.Sampler):
-    def __init__(self, device):
-        super().__init__(device, every=0.01, read=lambda: nvml.Sample(utilisation=0.73, memory=0.25))
+    def __init__(self, device, told):
+        read = lambda: nvml.Sample(utilisation=0.73, memory=0.25)
+        super().__init__(device, every=0.01, read=read, told=told)
 
-watch.Sampler = Sampler
+nvml.Sampler = Sampler
 """
 
 
 def test_how_busy_and_how_full_the_gpu_is_comes_to_the_metrics(lab: Lab) -> None:
     shown = "\nprint(trainer.session.board.metrics(), trainer.session.board.progress().to_json())\n"
     script = OF_A_GPU + SCRIPT + shown
-    run = lab.run(script=script, training='{"maxSteps": 70}', env={"PAUSE": "0.02"})
+    run = lab.run(script=script, env={"PAUSE": "0.02"})  # over before there is a look
     assert run.end(120) == ExitCode.DONE, run.log
     assert re.search(r"spottrain_gpu_utilisation 0\.7[23]", run.log), run.log
     assert "spottrain_gpu_memory 0.25" in run.log and '"gpuMemory": 0.25' in run.log

@@ -6,12 +6,12 @@ prefetched is fetched again after a resume, or when the number of workers change
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import tee
 from typing import Any, Literal
 
+from spottrain import device as devices
 from spottrain import log
 from spottrain.data import workers as measuring
 from spottrain.data.fetch import Collate, end_workers, load
@@ -39,7 +39,7 @@ class Batches:
         prefetch_factor: int | None = None,
         cores: float | None = None,
         room: Room | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = devices.device_clock,
     ) -> None:
         self.dataset, self.plan = dataset, plan
         self.workers = workers if isinstance(workers, int) else 0

@@ -14,7 +14,6 @@ left of an epoch, so a loop over epochs goes on in the middle of one by itself.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sized
 from itertools import chain, tee
 from typing import Any, Final, Literal
@@ -192,7 +191,7 @@ class Loader(DataLoader[Any]):
         collate: Collate,
         *,
         num_workers: int | Literal["auto"],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = devices.device_clock,
         **options: Any,
     ) -> None:
         self._trial: measuring.Trial | None = None

@@ -2,7 +2,8 @@
 
 A convention (4, or the number of cores) is wrong on most machines: one core of work that feeds the step just
 in time is enough, and each worker more holds memory. So the first steps are fetched without workers, their
-fetching and the rest of the step are timed, and as many workers as the fetching needs are started then.
+fetching and the rest of the step are timed, by a clock that waits for the GPU, and as many workers as the
+fetching needs are started then.
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ def of_idle(use: InUse, idle: float) -> str:
 def of_copy(use: InUse) -> str:
     if use.pin_memory:
         return "Send less: keep samples in their small type (uint8, token ids) and widen them on the device."
-    return f"Set {_name(use, 'pinMemory')} to true, so that the copy runs beside compute."
+    return (
+        f"Set {_name(use, 'pinMemory')} to true: the copy is faster then, and the host does not wait for it."
+    )
 
 
 def of_slow_rank(use: InUse, rank: int) -> str:

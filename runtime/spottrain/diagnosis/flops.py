@@ -4,7 +4,7 @@ Called by the loop, which counts one real step:
 
     with counted(machine(device, "fp32")) as work:
         ...the whole step: forward, backward, optimizer...
-    mfu(work.flops, seconds_of_a_step, device, "fp32")
+    mfu(work, seconds_of_a_step, device)
 
 What is counted is what PyTorch dispatches, so it holds for any model. The formulas are those of torch's
 FlopCounterMode (`torch.utils.flop_counter.flop_registry`); that class itself hooks every module of the
@@ -14,16 +14,16 @@ process, at which torch 2.15 warns for compiled ones, and does not tell bytes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spottrain.diagnosis.machine import Machine, peak_flops, uses_tf32
+from spottrain.diagnosis.machine import FORMATS, Machine, peak_flops, uses_tf32
 
 _NO_WRITES: Final = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 
@@ -33,12 +33,36 @@ class Work:
     """Of what was counted, usually one optimizer step of one rank."""
 
     flops: int = 0
+    """Of the model: without what activation checkpointing computes again, so MFU is no better for it."""
+    recomputed: int = 0
+    """FLOPs of that."""
+    formats: dict[str, int] = field(default_factory=dict)
+    """`flops` by number format: autocast may compute in another one than the weights have."""
     bytes: int = 0
     """Read and written, if each operation had to fetch what it needs: an upper bound of the memory's."""
     launches: int = 0
     """Operations that Python dispatched, views included; on a GPU the kernels are somewhat fewer."""
     roofline: Roofline | None = None
-    """None without a machine."""
+    """Of all that was done; None without a machine."""
+    products: Roofline | None = None
+    """Of matrix products and the like alone, which no compiler can do away with by fusing operations."""
+
+    @property
+    def format(self) -> str | None:
+        """In which most of the FLOPs are; None where there are none."""
+        return max(self.formats, key=self.formats.__getitem__, default=None)
+
+    def times(self, count: int) -> Work:
+        """So often the same."""
+        return Work(
+            flops=self.flops * count,
+            recomputed=self.recomputed * count,
+            formats={name: flops * count for name, flops in self.formats.items()},
+            bytes=self.bytes * count,
+            launches=self.launches * count,
+            roofline=None if self.roofline is None else self.roofline.times(count),
+            products=None if self.products is None else self.products.times(count),
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,8 +82,14 @@ class Roofline:
     def total(self) -> float:
         return self.arithmetic + self.memory + self.launch
 
-    def add(self, machine: Machine, flops: int, size: int) -> None:
-        arithmetic, memory = flops / machine.flops, size / machine.rate(size)
+    def times(self, count: int) -> Roofline:
+        return Roofline(
+            arithmetic=self.arithmetic * count, memory=self.memory * count, launch=self.launch * count
+        )
+
+    def add(self, machine: Machine, flops: int, size: int, kind: str = "") -> None:
+        """kind: the number format, where the machine's peaks differ by it."""
+        arithmetic, memory = flops / machine.peaks.get(kind, machine.flops), size / machine.rate(size)
         if machine.launch >= max(arithmetic, memory):
             self.launch += machine.launch
         elif memory > arithmetic:
@@ -82,13 +112,31 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         formula = self._formulas.get(func._overloadpacket)
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
-        size = _bytes_of(func, args, kwargs, out)
-        self._work.flops += flops
-        self._work.bytes += size
-        self._work.launches += 1
-        if self._machine is not None and self._work.roofline is not None:
-            self._work.roofline.add(self._machine, flops, size)
+        work, size, kind = self._work, _bytes_of(func, args, kwargs, out), _format(out) if flops else ""
+        if flops and _recomputing():
+            work.recomputed += flops
+        elif flops:
+            work.flops += flops
+            work.formats[kind] = work.formats.get(kind, 0) + flops
+        work.bytes += size
+        work.launches += 1
+        for line in (work.roofline, work.products if flops else None):
+            if self._machine is not None and line is not None:
+                line.add(self._machine, flops, size, kind)
         return out
+
+
+def _format(out: Any) -> str:
+    """Of what an operation gives; "" for one that is not among ours."""
+    dtype = next((each.dtype for each in tree_leaves(out) if isinstance(each, torch.Tensor)), None)
+    return next((name for name, each in FORMATS.items() if each is dtype), "")
+
+
+def _recomputing() -> bool:
+    """Whether activation checkpointing does a forward pass again: autograd works, and somebody keeps what a
+    forward pass saves for it. torch says so to nobody but itself."""
+    saving = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return bool(torch._C._current_graph_task_id() != -1 and saving is not None)
 
 
 def _bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
@@ -111,7 +159,8 @@ def counted(machine: Machine | None = None) -> Iterator[Work]:
     those before fusion. Only what autograd sees is counted: a kernel of one's own, not registered with
     `torch.utils.flop_counter.register_flop_formula`, counts no FLOPs.
     """
-    work = Work(roofline=Roofline() if machine is not None else None)
+    known = machine is not None
+    work = Work(roofline=Roofline() if known else None, products=Roofline() if known else None)
     # Nothing is compiled where Dynamo was never imported, and that import takes seconds.
     compiled = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), _Counting(work, machine):
@@ -130,16 +179,24 @@ def transformer_flops(
     return float(tokens) * (6 * parameters + 12 * layers * heads * head_dim * context)
 
 
-def mfu(flops: float, seconds: float, device: torch.device, precision: str) -> float | None:
-    """Model FLOPs utilisation: `flops` of a step by what the device could do in its `seconds`, of 1.
+def mfu(work: Work, seconds: float, device: torch.device) -> float | None:
+    """Model FLOPs utilisation: what the device would need for the step's FLOPs at its peak, of `seconds`.
 
-    None on a CPU and on a GPU that is not in the table, whose peak is not known, and where seconds is 0.
+    By the peak of each number format that was used, of 1. None on a CPU and on a GPU that is not in the
+    table, whose peak is not known, where nothing was counted, and where seconds is 0.
     """
-    if device.type != "cuda" or seconds <= 0:
+    if device.type != "cuda":
         return None
-    return mfu_of(flops, seconds, peak_flops(torch.cuda.get_device_name(device), precision, tf32=uses_tf32()))
+    name, tf32 = torch.cuda.get_device_name(device), uses_tf32()
+    return mfu_of(work.formats, seconds, {each: peak_flops(name, each, tf32=tf32) for each in work.formats})
 
 
-def mfu_of(flops: float, seconds: float, peak: float | None) -> float | None:
-    """The same where the peak (FLOP/s) is known or None."""
-    return None if peak is None or seconds <= 0 else flops / seconds / peak
+def mfu_of(flops: Mapping[str, float], seconds: float, peaks: Mapping[str, float | None]) -> float | None:
+    """The same by format; peaks: FLOP/s, None where not known."""
+    least = 0.0
+    for kind, each in flops.items():
+        peak = peaks.get(kind)
+        if peak is None:
+            return None
+        least += each / peak
+    return least / seconds if seconds > 0 and least > 0 else None

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
@@ -19,12 +19,8 @@ import torch
 
 from spottrain import log
 
-TYPES: Final = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+FORMATS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES: Final = FORMATS | {"tf32": torch.float32}
 CACHE_BYTES: Final = 32 * 2**20
 """Of the last level, where the system does not say."""
 CUDA_LAUNCH_SECONDS: Final = 6e-6
@@ -87,6 +83,9 @@ class Machine:
     """Per second: floating-point operations, bytes to and from memory. Seconds: of one small operation."""
 
     flops: float
+    """Of the run's precision."""
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    """The same by number format, where they are known."""
     bandwidth: float
     cache_bytes: int = 0
     """An operation on so few bytes finds them in the cache, and has `cache_bandwidth`."""
@@ -114,9 +113,15 @@ def of_gpu(name: str, precision: str, *, tf32: bool) -> Machine | None:
     gpu, peak = known_gpu(name), peak_flops(name, precision, tf32=tf32)
     if gpu is None or peak is None:
         return None
-    rate = gpu.bandwidth
-    launch = CUDA_LAUNCH_SECONDS
-    return Machine(flops=peak, bandwidth=rate, cache_bandwidth=rate, launch=launch, source=gpu.source)
+    peaks = {each: found for each in FORMATS if (found := peak_flops(name, each, tf32=tf32)) is not None}
+    return Machine(
+        flops=peak,
+        peaks=peaks,
+        bandwidth=gpu.bandwidth,
+        cache_bandwidth=gpu.bandwidth,
+        launch=CUDA_LAUNCH_SECONDS,
+        source=gpu.source,
+    )
 
 
 def peak_flops(name: str, precision: str, *, tf32: bool = False) -> float | None:

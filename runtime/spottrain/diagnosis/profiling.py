@@ -21,7 +21,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from typing import Any, Final
 import torch
 
 from spottrain import log
-from spottrain.diagnosis.verdict import Facts, advice, diagnose
+from spottrain.diagnosis.verdict import Facts, advice, diagnose, utilised
 from spottrain.diagnosis.window import MADE, Window, chosen, profile_key, require_window
 from spottrain.errors import ConfigurationError
 from spottrain.process.session import Session
@@ -39,6 +39,10 @@ from spottrain.training import Profile
 TOP: Final = 20
 LAST_SECONDS: Final = 60.0
 """That `close` waits for what is still being stored."""
+LOADER: Final = "enumerate(DataLoader)"
+"""How the name begins of what torch's DataLoader records of each wait for a batch."""
+COPIES: Final = ("Memcpy", "Memset")
+"""On the device, and not the work of its cores."""
 
 
 class Profiler:
@@ -60,6 +64,7 @@ class Profiler:
         start: int = 0,
         device: torch.device | None = None,
         facts: Callable[[], Facts | None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._profile: Any = None
         self._storing: threading.Thread | None = None
@@ -73,10 +78,10 @@ class Profiler:
             )
         self._window, self._store = window, store
         self._attempt, self._rank = attempt, rank
-        self._cuda = device is not None and device.type == "cuda"
-        self._facts = facts
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._facts, self._clock = facts, clock
         self._left = window.steps
-        self._active_since = time.perf_counter()
+        self._active_since, self._seconds = clock(), 0.0
         self._profile = self._begin(window)
 
     @property
@@ -89,9 +94,11 @@ class Profiler:
         if self._profile is None:
             return
         self._left -= 1
+        if self._left == 0:
+            self._seconds = self._now() - self._active_since  # before torch stops, and reads what it has
         self._profile.step()
         if self._left == self._window.active:
-            self._active_since = time.perf_counter()
+            self._active_since = self._now()
         if self._left == 0:
             self._end()
 
@@ -104,6 +111,12 @@ class Profiler:
             self._storing.join(LAST_SECONDS)
 
     # --- inside -------------------------------------------------------------------------------------
+    def _now(self) -> float:
+        """When all that was queued is done: the window is to have its own kernels, and no others."""
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+        return self._clock()
+
     def _begin(self, window: Window) -> Any:
         from torch import profiler  # not above: 99 of 100 runs do not need it
 
@@ -133,17 +146,16 @@ class Profiler:
         if self._left > 0:
             return
         try:
-            self._write(profile, time.perf_counter() - self._active_since)
+            self._write(profile)
         except Exception as error:  # a full disk, torch's own: the training goes on
             log.event("profile-failed", error=f"{type(error).__name__}: {error}")
 
-    def _write(self, profile: Any, seconds: float) -> None:
-        averages = profile.key_averages()
-        # What is in the device's kernels, of the time: the device's utilisation in the window.
-        busy = sum(each.self_device_time_total for each in averages) / 1e6 / seconds if self._cuda else None
-        first = first_words(self._facts(), busy)
+    def _write(self, profile: Any) -> None:
+        averages, events, seconds = profile.key_averages(), profile.events(), self._seconds
+        busy = None if self._device is None else kernel_seconds(events) / seconds
+        first = first_words(self._facts(), busy, loader_seconds(events) / seconds)
         log.event("profiled", steps=self._window.active, seconds=seconds, first=first or None)
-        by = "self_device_time_total" if self._cuda else "self_cpu_time_total"
+        by = "self_cpu_time_total" if self._device is None else "self_device_time_total"
         table = averages.table(sort_by=by, row_limit=TOP, max_name_column_width=40)
         stem = f"rank-{self._rank:05d}.{time.time_ns()}"
         with tempfile.TemporaryDirectory() as folder:
@@ -202,10 +214,39 @@ def of_run(
     )
 
 
-def first_words(facts: Facts | None, busy: float | None) -> str:
-    """Utilisation first, then the verdict; `busy`: the device's utilisation in the window, if it is known."""
+def kernel_seconds(events: Iterable[Any]) -> float:
+    """In which at least one kernel was on the device; torch's events. Streams overlap, so it is no sum.
+
+    What a CPU operation has launched, and what a person or torch has named on the device's track, repeat
+    the kernels below them.
+    """
+    spans = sorted(
+        (each.time_range.start, each.time_range.end)
+        for each in events
+        if each.device_type.name != "CPU" and not each.is_user_annotation and not each.name.startswith(COPIES)
+    )
+    total, reached = 0.0, float("-inf")
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total / 1e6
+
+
+def loader_seconds(events: Iterable[Any]) -> float:
+    """That the loop has waited for batches of a torch DataLoader."""
+    waits = (each for each in events if each.name.startswith(LOADER))
+    return sum(float(each.time_range.end - each.time_range.start) for each in waits) / 1e6
+
+
+def first_words(facts: Facts | None, busy: float | None, loader: float = 0.0) -> str:
+    """Utilisation first, then the verdict.
+
+    busy: of the window, the device's utilisation, if it is known. loader: the share of it in which the loop
+    waited for a DataLoader, for loops that tell no more (`facts`); their host may be ahead of the device, so
+    a wait counts for no more than the device was idle.
+    """
     if facts is None:
-        return "" if busy is None else f"utilisation is {min(busy, 1.0):.0%}"
+        return utilised(1 - loader if busy is None else min(busy, 1.0), loader)
     if busy is not None and not facts.busy:
         facts = replace(facts, busy=(min(busy, 1.0),))
     verdict = diagnose(facts)

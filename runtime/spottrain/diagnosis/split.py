@@ -179,6 +179,7 @@ class Split:
 
     A phase inside another interrupts it, so no second counts twice. An exception in a phase ends it.
     `clock`: seconds, of the host, where the device is a CPU. `marks`: in place of what the device calls for.
+    `restarted`: called by `restart`.
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class Split:
         *,
         clock: Callable[[], float] = time.perf_counter,
         marks: Marks[Any] | None = None,
+        restarted: Callable[[], None] = lambda: None,
     ) -> None:
         usual: Marks[Any] = EventMarks() if device.type == "cuda" else ClockMarks(clock)
         self._marks = marks or usual
@@ -199,6 +201,7 @@ class Split:
         phases = [_Phase(self, number) for number in range(CHECKPOINT + 1)]
         self._data, self._h2d, self._compute, self._communication, self._checkpoint = phases
         self._backward = _Backward(self, COMPUTE)
+        self._restarted = restarted
         self._begin = self._marks.mark()
 
     def data(self) -> _Phase:
@@ -261,6 +264,7 @@ class Split:
     def restart(self) -> None:
         """Forgets the time since the last step: it went into something else, such as an evaluation."""
         self._begin, self._intervals, self._reduced = self._marks.mark(), [], None
+        self._restarted()
 
     def whole(self) -> Shares:
         """Of all steps that could be read so far."""

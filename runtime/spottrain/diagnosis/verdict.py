@@ -41,7 +41,10 @@ LEAST: Final = 1.0
 SWING: Final = 0.6
 """`swing` from which on a GPU is either idle or full, and seldom between."""
 FULL: Final = 0.9
-LOW_MFU: Final = 0.25
+MEMORY_BUSY, MEMORY_QUIET = 0.8, 0.5
+"""Share of the time that the memory is in use, from and up to which it tells what binds a full GPU."""
+EXPLAINED: Final = 0.5
+"""Of a compiled step, the share that its products must take to be what binds it."""
 
 
 class Name(StrEnum):
@@ -62,6 +65,8 @@ class Facts:
     shares: Shares
     roofline: Roofline | None = None
     """Of one optimizer step."""
+    products: Roofline | None = None
+    """The same of its matrix products alone, which torch.compile cannot do away with."""
     compilations: int = 0
     """In the window, which begins after the first steps."""
     compile_seconds: float = 0.0
@@ -69,6 +74,8 @@ class Facts:
     ranks: tuple[Rank, ...] = ()
     busy: tuple[float, ...] = ()
     """Samples of the GPU's utilisation, of 1."""
+    bandwidth: tuple[float, ...] = ()
+    """Of the time in which its memory was read or written, of 1."""
     mfu: float | None = None
     use: InUse = field(default_factory=InUse)
 
@@ -96,12 +103,18 @@ def diagnose(facts: Facts) -> Verdict | None:
 def advice(facts: Facts) -> str:
     """One sentence on utilisation, to be said first; empty where it is at WISH or above, or not known."""
     busy = statistics.fmean(facts.busy) if facts.busy else facts.shares.utilisation
-    if not facts.shares.steps or busy >= WISH:
+    if not facts.shares.steps:
         return ""
-    waits = facts.shares.share("data") + facts.shares.share("h2d")
+    return utilised(busy, facts.shares.share("data") + facts.shares.share("h2d"))
+
+
+def utilised(busy: float, waits: float) -> str:
+    """The same of two shares of the time: the device's utilisation, and what is waited for data."""
+    if busy >= WISH:
+        return ""
     if busy >= LOW:
         return f"utilisation is {busy:.0%}, of {WISH:.0%} to wish for"
-    if waits >= 0.5 * (1 - facts.shares.utilisation):
+    if waits >= 0.5 * (1 - busy):
         return f"utilisation is {busy:.0%}, under {LOW:.0%}: the loader wants fixing, not the arithmetic"
     why = f"and the loader is not why: data are waited for {waits:.0%}"
     return f"utilisation is {busy:.0%}, under {LOW:.0%}, {why}"
@@ -171,8 +184,8 @@ def _data(facts: Facts, size: float) -> Verdict:
             name=Name.DATA,
             sentence=f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}.",
             fix=fixes.of_copy(facts.use),
-            gain=fixes.faster(copy),
-            reckoning="all of the copy hidden behind compute",
+            gain=fixes.faster(copy / 2),
+            reckoning="half of the copy's time",
         )
     fix = fixes.of_loader(facts.use, data)
     return Verdict(
@@ -256,9 +269,20 @@ def _unsplit(facts: Facts) -> Verdict | None:
     )
 
 
+def _roof(facts: Facts) -> Roofline | None:
+    """What is counted is the model before torch.compile, which does away with launches and bytes."""
+    return facts.products if facts.use.compile else facts.roofline
+
+
+def _explained(facts: Facts) -> float:
+    """Share of the time of compute that the machine's limits account for; may be over 1."""
+    roof, computing = _roof(facts), facts.shares.seconds.compute / max(1, facts.shares.steps)
+    return roof.total / computing if roof is not None and computing > 0 else 0.0
+
+
 def _bound(facts: Facts) -> Verdict | None:
-    roof = facts.roofline
-    if roof is None or roof.total <= 0:
+    roof, explained = _roof(facts), _explained(facts)
+    if roof is None or roof.total <= 0 or (facts.use.compile and explained < EXPLAINED):
         return None
     share = facts.shares.share("compute")
     parts = [(roof.memory, _memory), (roof.launch, _launch), (roof.arithmetic, _compute)]
@@ -301,18 +325,25 @@ def _compute(facts: Facts, size: float, part: float) -> Verdict:
 
 
 def _by_samples(facts: Facts) -> Verdict | None:
-    """Without a roofline: a GPU that is always full does much (MFU) or moves bytes."""
-    if not facts.busy or facts.mfu is None or statistics.fmean(facts.busy) < FULL:
+    """Without a roofline: a full GPU moves bytes, or has its memory idle and does arithmetic."""
+    if not (facts.busy and facts.bandwidth) or statistics.fmean(facts.busy) < FULL:
         return None
-    found = (_memory if facts.mfu < LOW_MFU else _compute)(facts, facts.shares.utilisation, 1.0)
-    sentence = f"The GPU is never idle, and does {facts.mfu:.0%} of the arithmetic that it could (MFU)."
-    return replace(found, sentence=sentence)
+    moving = statistics.fmean(facts.bandwidth)
+    if MEMORY_QUIET < moving < MEMORY_BUSY:
+        return None
+    found = (_memory if moving >= MEMORY_BUSY else _compute)(facts, 0.0, 1.0)
+    sentence = f"The GPU is never idle, and its memory is in use {moving:.0%} of the time."
+    return replace(
+        found,
+        sentence=sentence,
+        gain=0.0,
+        reckoning="a guess by NVML's samples alone, so no gain is reckoned",
+    )
 
 
 def _achieved(facts: Facts) -> str:
     """How near the work comes to what the machine can do; far from it, something else is in the way too."""
     words = [] if facts.mfu is None else [f"MFU {facts.mfu:.0%}"]
-    computing = facts.shares.seconds.compute / max(1, facts.shares.steps)
-    if facts.roofline is not None and computing > 0:
-        words.append(f"the machine's limits explain {facts.roofline.total / computing:.0%} of its time")
+    if explained := _explained(facts):
+        words.append(f"the machine's limits explain {explained:.0%} of its time")
     return f" ({', '.join(words)})" if words else ""

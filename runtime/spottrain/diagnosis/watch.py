@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -65,14 +65,14 @@ class Watch:
         clock: Callable[[], float] = time.perf_counter,
         sampler: Sampler | None = None,
     ) -> None:
-        self.split = Split(device, clock=clock)
+        self._sampler = sampler or Sampler(device)
+        self.split = Split(device, clock=clock, restarted=self._sampler.restarted)
         self.work: Work | None = None
         """Of the counted step; None before it."""
         self.figures = Figures()
         self._device, self._precision = device, precision
         self.use, self._world = use or InUse(precision=precision), world or World()
         """`use` may be replaced when a setting changes in the run."""
-        self._sampler = sampler or Sampler(device)
         self._steps = 0
         self._counting = False
         self._compiled = compilations()
@@ -93,8 +93,10 @@ class Watch:
             self.split.restart()
             return
         self.split.step_done()
+        self._sampler.stepped()
         if self._steps == SETTLED:
             self.split.window()
+            self._sampler.settled()
             self._compiled = compilations()
 
     def facts(self) -> Facts:
@@ -119,13 +121,14 @@ class Watch:
         self._compiled = compilations()
         self.figures = Figures(
             shares=shares,
-            step_flops=None if self.work is None else self.work.flops,
+            step_flops=self.work.flops or None if self.work is not None else None,
             mfu=facts.mfu,
             gpu_utilisation=self._sampler.utilisation,
             gpu_memory=self._sampler.memory,
             verdict=verdict,
             advice=words,
         )
+        self._sampler.window()
         self._tell(verdict, words)
         return verdict
 
@@ -142,18 +145,25 @@ class Watch:
 
     def _facts(self, shares: Shares, *, together: bool = True) -> Facts:
         compiled = compilations().since(self._compiled)
-        flops = 0 if self.work is None else self.work.flops
+        work, samples = self.work or Work(), self._sampler.samples
         settled = self._steps > SETTLED
         return Facts(
             shares=shares,
-            roofline=None if self.work is None else self.work.roofline,
+            roofline=work.roofline,
+            products=work.products,
             compilations=compiled.count if settled else 0,
             compile_seconds=compiled.seconds if settled else 0.0,
             ranks=gathered(shares, self._world) if self._world.distributed and together else (),
-            busy=tuple(sample.utilisation for sample in self._sampler.samples),
-            mfu=mfu(flops, shares.step_seconds, self._device, self._precision) if flops else None,
-            use=self.use,
+            busy=tuple(sample.utilisation for sample in samples),
+            bandwidth=tuple(sample.bandwidth for sample in samples),
+            mfu=mfu(work, shares.step_seconds, self._device),
+            use=self._as_computed(work),
         )
+
+    def _as_computed(self, work: Work) -> InUse:
+        """A loop may not say in which format it computes, and its weights may have one of their own."""
+        halved = self.use.precision in ("fp32", "tf32") and work.format in ("bf16", "fp16")
+        return replace(self.use, precision=work.format) if halved and work.format else self.use
 
     def _tell(self, verdict: Verdict | None, words: str) -> None:
         if verdict is None or not self._world.first or verdict.name is self._told:

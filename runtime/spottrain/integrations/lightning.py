@@ -24,8 +24,8 @@ except ImportError:
 
 from spottrain import device as devices
 from spottrain import log, ownloop
+from spottrain.beside import Beside
 from spottrain.checkpoint import modelstate
-from spottrain.diagnosis.profiling import Profiler, of_run
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
 from spottrain.keeper import State
@@ -54,7 +54,7 @@ class SpotCallback(pl.Callback):
         self._unvalidated: Any = None
         """Random state before a validation: one that falls after a checkpoint is not made up for."""
         self._finished = False
-        self._profiler: Profiler | None = None
+        self._beside: Beside | None = None
 
     # --- of the person's script -----------------------------------------------------------------------
     def resume(self) -> str | None:
@@ -121,13 +121,8 @@ class SpotCallback(pl.Callback):
         )
         ownloop.advise(session, ("max_steps",))
         if total is None or step < total:
-            self._profiler = of_run(
-                session,
-                session.run.training.profile,
-                start=step,
-                total_steps=total,
-                device=trainer.strategy.root_device,
-            )
+            device = trainer.strategy.root_device
+            self._beside = Beside(session, start=step, total_steps=total, device=device)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -156,8 +151,8 @@ class SpotCallback(pl.Callback):
         for loader in _counting(trainer):
             loader.advance(1)
         self._meter.note(step, lambda: _loss(outputs), rate=_rate(trainer), epoch=trainer.current_epoch)
-        if self._profiler is not None:
-            self._profiler.step()
+        if self._beside is not None:
+            self._beside.step()
         if keeper.boundary(step):
             try:
                 keeper.ends.interrupted()
@@ -217,8 +212,8 @@ class SpotCallback(pl.Callback):
             self._close()
 
     def _close(self) -> None:
-        if self._profiler is not None:
-            self._profiler.close()
+        if self._beside is not None:
+            self._beside.close()
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """The manifest's, before the module makes its scheduler; like it, it alone says when the run ends."""

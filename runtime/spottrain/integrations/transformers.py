@@ -22,11 +22,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from spottrain import device as devices
 from spottrain import log, ownloop
+from spottrain.beside import Beside
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.saver import Save
 from spottrain.contract import Outcome
-from spottrain.diagnosis.profiling import Profiler, of_run
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, link_tree
 from spottrain.keeper import State
@@ -44,7 +44,7 @@ class SpotCallback(TrainerCallback):
         self._args: TrainingArguments | None = None
         self._ours: int | None = None
         """Step of a checkpoint that nobody but us has asked for."""
-        self._profiler: Profiler | None = None
+        self._beside: Beside | None = None
         self._evaluated: int | None = None
         """Step of the last evaluation."""
 
@@ -119,7 +119,7 @@ class SpotCallback(TrainerCallback):
             world=session.world,
         )
         ownloop.advise(session, ("max_steps",))
-        self._profiler = self._make_profiler(args, state)
+        self._beside = self._make_beside(args, state)
 
     def on_step_begin(
         self,
@@ -143,8 +143,8 @@ class SpotCallback(TrainerCallback):
     ) -> None:
         keeper, step = self._begun(), state.global_step
         self._meter.count(step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
-        if self._profiler is not None:
-            self._profiler.step()
+        if self._beside is not None:
+            self._beside.step()
         if keeper.boundary(step):
             keeper.stopping = True
             control.should_evaluate = False  # it could outlast the notice
@@ -228,8 +228,8 @@ class SpotCallback(TrainerCallback):
             self._close()
 
     def _close(self) -> None:
-        if self._profiler is not None:
-            self._profiler.close()
+        if self._beside is not None:
+            self._beside.close()
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """The manifest's, before the Trainer makes its scheduler, which is then of that length."""
@@ -245,17 +245,13 @@ class SpotCallback(TrainerCallback):
             )
             log.event("advice", about="learning-rate", text=text)
 
-    def _make_profiler(self, args: TrainingArguments, state: TrainerState) -> Profiler | None:
+    def _make_beside(self, args: TrainingArguments, state: TrainerState) -> Beside | None:
         """None where all is done. Raises ConfigurationError where its window ends after the run."""
         if state.global_step >= state.max_steps:
             return None
         try:
-            return of_run(
-                self.session,
-                self.session.run.training.profile,
-                start=state.global_step,
-                total_steps=state.max_steps,
-                device=args.device,
+            return Beside(
+                self.session, start=state.global_step, total_steps=state.max_steps, device=args.device
             )
         except ConfigurationError:
             self._begun().ends.give_up()

@@ -55,6 +55,28 @@ def filled(folder: Path, files: dict[str, str], limit: int, used: int, clean: st
     return written(folder, texts)
 
 
+@pytest.mark.parametrize(
+    ("files", "membership", "found"),
+    [
+        ({"pods/cpu.max": "max 100000\n", "pods/one/cpu.max": "200000 100000\n"}, "0::/pods/one\n", 2.0),
+        ({"pods/cpu.max": "150000 100000\n", "pods/one/cpu.max": "max 100000\n"}, "0::/pods/one\n", 1.5),
+        ({"pods/cpu.max": "150000 100000\n"}, "0::/other\n", 12.0),
+        (
+            {"cpu/k/cpu.cfs_quota_us": "300000\n", "cpu/k/cpu.cfs_period_us": "100000\n"},
+            "5:cpu,cpuacct:/k\n4:memory:/m\n",
+            3.0,
+        ),
+    ],
+)
+def test_the_quota_is_that_of_the_process_s_group_and_those_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], membership: str, found: float
+) -> None:
+    """A pod that sees the host's cgroups has its own somewhere below."""
+    monkeypatch.setattr("spottrain.container._scheduled", lambda: 12)
+    where = written(tmp_path / "own", {"cgroup": membership}) / "cgroup"
+    assert cores(written(tmp_path / "cgroups", files), where) == found
+
+
 def test_where_the_system_does_not_say_which_cores_it_is_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
-from spottrain.diagnosis.flops import Roofline, counted, mfu, mfu_of, transformer_flops
+from spottrain.diagnosis.flops import Roofline, Work, counted, mfu, mfu_of, transformer_flops
 from spottrain.diagnosis.machine import (
     GPUS,
     Machine,
@@ -17,6 +18,7 @@ from spottrain.diagnosis.machine import (
     of_gpu,
     peak_flops,
 )
+from spottrain.levers.activations import Policy, apply
 from torch.utils.flop_counter import FlopCounterMode
 
 MACHINE = Machine(flops=1e9, bandwidth=1e6, cache_bytes=1000, cache_bandwidth=1e8, launch=1e-4)
@@ -71,6 +73,57 @@ def test_the_formula_for_transformers_agrees_with_what_is_counted() -> None:
         tokens=batch * context,
     )
     assert work.flops == formula
+
+
+def test_what_activation_checkpointing_computes_again_is_no_work_of_the_model() -> None:
+    model, x = torch.nn.Sequential(Block(32, 4), Block(32, 4)), torch.randn(2, 8, 32)
+    with counted(MACHINE) as plain:
+        train(model, x)
+    apply(model, Policy(every=1))
+    with counted(MACHINE) as again:
+        train(model, x)
+    assert again.flops == plain.flops and again.formats == plain.formats and plain.recomputed == 0
+    assert 0.2 * plain.flops < again.recomputed < 0.34 * plain.flops
+    assert again.roofline is not None and plain.roofline is not None
+    assert again.roofline.total > plain.roofline.total, "the machine does it all the same"
+
+
+def test_a_gradient_of_a_gradient_is_no_recomputation() -> None:
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
+    with counted() as work:
+        (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        slope.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert work.recomputed == 0 and work.flops > 0
+
+
+def test_the_format_is_what_is_computed_in_and_not_what_the_weights_have() -> None:
+    model, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+    with counted() as work, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x).float().sum().backward()
+    assert work.format == "bf16" and set(work.formats) == {"bf16"}
+    with counted() as work:
+        train(model.bfloat16(), x.bfloat16())
+    assert work.format == "bf16"
+    with counted() as work:
+        x + x
+    assert work.format is None
+
+
+def test_the_peaks_of_a_machine_are_taken_by_format() -> None:
+    machine, roof = replace(MACHINE, peaks={"bf16": 10 * MACHINE.flops}), Roofline()
+    roof.add(machine, 10**8, 1000, "bf16")
+    assert roof.total == pytest.approx(10**7 / MACHINE.flops)
+
+
+def test_products_are_what_is_left_where_a_compiler_joins_the_rest() -> None:
+    with counted(MACHINE) as work:
+        a = torch.ones(8, 8)
+        (a @ a + 1).relu().sum()
+    assert work.products is not None and work.roofline is not None
+    assert 0 < work.products.total < work.roofline.total
+    twice = work.times(2)
+    assert twice.products is not None and twice.products.total == 2 * work.products.total
+    assert (twice.flops, twice.launches, twice.bytes) == (2 * work.flops, 2 * work.launches, 2 * work.bytes)
 
 
 def test_counting_changes_no_bit_of_the_gradients() -> None:
@@ -204,10 +257,13 @@ def test_every_gpu_has_a_source_and_no_figure_of_sparsity() -> None:
     assert all(gpu.flops["fp16"] < 1000e12 for gpu in GPUS)
 
 
-def test_mfu_is_of_the_peak_and_a_cpu_has_none() -> None:
-    assert mfu_of(156e12, 2.0, 312e12) == 0.25
-    assert mfu_of(156e12, 0.0, 312e12) is None and mfu_of(156e12, 1.0, None) is None
-    assert mfu(1e12, 1.0, torch.device("cpu"), "fp32") is None
+def test_mfu_is_of_the_peak_of_each_format_and_a_cpu_has_none() -> None:
+    peaks = {"bf16": 312e12, "fp32": 19.5e12, "fp16": None}
+    assert mfu_of({"bf16": 156e12}, 2.0, peaks) == 0.25
+    assert mfu_of({"bf16": 156e12, "fp32": 19.5e12}, 2.0, peaks) == 0.75
+    assert mfu_of({"bf16": 156e12}, 0.0, peaks) is None and mfu_of({}, 1.0, peaks) is None
+    assert mfu_of({"fp16": 1.0}, 1.0, peaks) is None and mfu_of({"": 1.0}, 1.0, peaks) is None
+    assert mfu(Work(formats={"fp32": 10**12}), 1.0, torch.device("cpu")) is None
 
 
 def test_a_cpu_is_measured_once_and_leaves_the_random_state_alone() -> None:

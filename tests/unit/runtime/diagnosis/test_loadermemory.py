@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from pathlib import Path
 
@@ -51,17 +53,33 @@ def test_the_words_name_the_share_of_the_workers_and_the_ways_out() -> None:
     assert AHEAD == 4
 
 
-def rollup(proc: Path, pid: int | str, clean: int, dirty: int) -> None:
+def smaps(proc: Path, pid: int | str, *mappings: tuple[int, int, int]) -> None:
+    """KiB of each mapping: Private_Clean, Private_Dirty, Anonymous."""
     (proc / str(pid)).mkdir(parents=True, exist_ok=True)
-    head = "55781b28b000-7ffe437fb000 ---p 00000000 00:00 0                          [rollup]\n"
-    text = f"Rss: 99 kB\nPrivate_Clean: {clean} kB\nPrivate_Dirty: {dirty} kB\nPrivate_Hugetlb: 7 kB\n"
-    (proc / str(pid) / "smaps_rollup").write_text(head + text)
+    text = "".join(
+        "55781b28b000-7ffe437fb000 rw-p 00000000 00:00 0\nSize:  999 kB\nRss:  99 kB\nShared_Clean:  9 kB\n"
+        f"Private_Clean:  {clean} kB\nPrivate_Dirty:  {dirty} kB\nReferenced:  9 kB\n"
+        f"Anonymous:  {anonymous} kB\nAnonHugePages:  5 kB\nPrivate_Hugetlb:  7 kB\nVmFlags: rd wr mr\n"
+        for clean, dirty, anonymous in mappings
+    )
+    (proc / str(pid) / "smaps").write_text(text)
 
 
-def test_private_memory_is_what_linux_says(tmp_path: Path) -> None:
-    rollup(tmp_path, 7, 3, 40)
-    assert private_bytes(7, tmp_path) == 43 * 1024
+def test_private_memory_is_what_linux_says_without_the_pages_of_files(tmp_path: Path) -> None:
+    heap, shared_with_the_parent, file, written_file = (3, 40, 43), (0, 5, 900), (700, 0, 0), (0, 80, 0)
+    smaps(tmp_path, 7, heap, shared_with_the_parent, file, written_file)
+    assert private_bytes(7, tmp_path) == (43 + 5) * 1024
     assert private_bytes(8, tmp_path) is None, "it has ended"
+
+
+def test_a_map_of_a_file_that_this_process_alone_reads_is_no_memory_of_its_own(tmp_path: Path) -> None:
+    size = 64 * 2**20
+    (tmp_path / "array").write_bytes(bytes(size))
+    before = private_bytes(os.getpid())
+    with (tmp_path / "array").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert not any(mapped[place] for place in range(0, size, 4096)), "every page is touched"
+        after = private_bytes(os.getpid())
+    assert before is not None and after is not None and after - before < size / 4
 
 
 class Watched:
@@ -70,7 +88,7 @@ class Watched:
     def __init__(self, proc: Path, *each: float, other: float = 4) -> None:
         self.proc, self.each, self.other, self.given = proc, each, other, [0]
         self.enough = threading.Event()
-        rollup(proc, "self", 0, 0)
+        smaps(proc, "self")
 
     @property
     def now(self) -> float:
@@ -78,7 +96,7 @@ class Watched:
 
     def pids(self) -> tuple[int, ...]:
         for pid in (1, 2):
-            rollup(self.proc, pid, 0, int(self.now * 2**20))
+            smaps(self.proc, pid, (0, kib := int(self.now * 2**20), kib))
         return 1, 2, 3
 
     def told(self, found: int) -> None:

@@ -29,6 +29,63 @@ def test_samples_are_kept_until_it_is_closed() -> None:
     sampler.close()
 
 
+class ByHand(Sampler):
+    """Its thread does nothing: time and samples are the test's."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.told: list[Sample] = []
+        super().__init__(CPU, every=1.0, told=self.told.append, clock=lambda: self.now)
+
+    def sample(self, *utilisations: float) -> None:
+        for each in utilisations:
+            self.now += 1.0
+            self._take(Sample(utilisation=each, memory=0.5))
+
+    @property
+    def found(self) -> list[float]:
+        return [each.utilisation for each in self.samples]
+
+
+def test_a_compilation_before_the_training_is_none_of_its_utilisation() -> None:
+    sampler = ByHand()
+    sampler.sample(*[0.0] * 60)
+    sampler.now += 0.5
+    sampler.settled()
+    sampler.now -= 0.5
+    sampler.sample(0.3)  # half of its second was before
+    sampler.sample(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert sampler.found == [1.0] * 5
+
+
+def test_an_evaluation_between_two_steps_is_left_out() -> None:
+    sampler = ByHand()
+    sampler.sample(0.5, 0.5, 0.5, 0.5)
+    sampler.stepped()
+    sampler.sample(1.0, 1.0, 1.0)
+    sampler.restarted()
+    sampler.now -= 0.5
+    sampler.sample(1.0)  # half of its second was the evaluation
+    sampler.sample(0.6)
+    assert sampler.found == [0.5] * 4 + [0.6]
+
+
+def test_a_window_has_its_own_samples_and_a_short_one_the_last_four() -> None:
+    sampler = ByHand()
+    sampler.sample(0.1, 0.1, 0.1, 0.1, 0.1)
+    sampler.window()
+    sampler.sample(0.9)
+    assert sampler.found == [0.1, 0.1, 0.1, 0.9]
+    sampler.sample(0.9, 0.9, 0.9, 0.9)
+    assert sampler.found == [0.9] * 5
+
+
+def test_what_is_told_is_a_mean_of_all_that_the_gpu_did() -> None:
+    sampler = ByHand()
+    sampler.sample(*[0.0] * 15, *[1.0] * 5)
+    assert sampler.told[-1].utilisation == pytest.approx(5 / 15) and sampler.told[-1].memory == 0.5
+
+
 def test_what_fails_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     told = threading.Event()
 
@@ -63,10 +120,10 @@ def test_the_gpu_is_asked_for_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> No
     nvml = SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=handle,
-        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=73),
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=73, memory=21),
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1, total=4),
     )
     properties = SimpleNamespace(uuid="1b2c")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert reader(torch.device("cuda"), nvml)() == Sample(utilisation=0.73, memory=0.25)
+    assert reader(torch.device("cuda"), nvml)() == Sample(utilisation=0.73, memory=0.25, bandwidth=0.21)
     assert asked == ["GPU-1b2c"]

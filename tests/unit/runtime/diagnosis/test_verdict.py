@@ -53,8 +53,8 @@ def judged(known: Facts) -> Verdict:
         (facts(roofline=roof(arithmetic=2, memory=3, launch=1)), Name.MEMORY),
         (facts(roofline=roof(arithmetic=1, memory=2, launch=3)), Name.LAUNCH),
         (facts(busy=SWINGING), Name.DATA),  # a loop that marks no phases
-        (facts(busy=FULL, mfu=0.1), Name.MEMORY),
-        (facts(busy=FULL, mfu=0.5), Name.COMPUTE),
+        (facts(busy=FULL, bandwidth=(0.9,) * 8), Name.MEMORY),  # a GPU whose peaks nobody has told us
+        (facts(busy=FULL, bandwidth=(0.3,) * 8), Name.COMPUTE),
         (facts(communication=4, ranks=ranks((1.0, 0, 0), (0.5, 0, 0.5))), Name.STRAGGLER),
         (facts(roofline=roof(1), ranks=ranks((1.0, 0, 0), (0.9, 0, 0.1))), Name.COMPUTE),
     ],
@@ -78,9 +78,40 @@ def test_a_swing_of_a_gpu_whose_loop_marks_its_data_is_not_the_loaders() -> None
     assert judged(facts(data=0.1, busy=SWINGING, roofline=roof(launch=1))).name is Name.LAUNCH
 
 
-@pytest.mark.parametrize("known", [Facts(shares=Shares()), facts(), facts(busy=FULL), facts(mfu=0.5)])
+@pytest.mark.parametrize(
+    "known",
+    [
+        Facts(shares=Shares()),
+        facts(),
+        facts(busy=FULL),
+        facts(mfu=0.5),
+        facts(busy=FULL, bandwidth=(0.65,) * 8),
+        facts(busy=(0.5,) * 8, bandwidth=(0.9,) * 8),
+    ],
+)
 def test_with_nothing_to_judge_by_nothing_is_said(known: Facts) -> None:
     assert diagnose(known) is None
+
+
+COMPILED = InUse(compile=True)
+
+
+def test_of_a_compiled_model_launches_and_bytes_that_the_compiler_removes_bind_nothing() -> None:
+    uncompiled = roof(launch=0.9, arithmetic=0.1)
+    known = facts(use=COMPILED, roofline=uncompiled, products=roof(arithmetic=0.6))
+    assert judged(known).name is Name.COMPUTE
+    assert "the machine's limits explain 60% of its time" in judged(known).text
+    assert judged(facts(roofline=uncompiled, products=roof(arithmetic=0.6))).name is Name.LAUNCH
+
+
+def test_where_products_explain_little_of_a_compiled_step_they_are_not_blamed() -> None:
+    known = facts(use=COMPILED, roofline=roof(launch=0.9), products=roof(arithmetic=0.3))
+    assert diagnose(known) is None
+
+
+def test_a_guess_by_samples_alone_promises_nothing() -> None:
+    verdict = judged(facts(busy=FULL, bandwidth=(0.9,) * 8))
+    assert verdict.gain == 0 and "its memory is in use 90% of the time" in verdict.text
 
 
 def test_a_window_of_less_than_a_second_says_nothing() -> None:
@@ -141,14 +172,14 @@ def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
         ),
         (V100, {"roofline": roof(arithmetic=1)}, "Still faster: precision fp16 (this GPU has no bf16;"),
         (InUse(precision="fp16", bf16=False, cuda=True), {"roofline": roof(memory=1)}, "Set compile to true"),
-        (InUse(precision="bf16", compile=True), {"roofline": roof(memory=1)}, "microBatchSize smaller"),
+        (InUse(precision="bf16", compile=True), {"products": roof(memory=1)}, "microBatchSize smaller"),
         (InUse(cuda=True), {"roofline": roof(launch=1)}, "compileMode to reduce-overhead"),
         (InUse(), {"roofline": roof(launch=1)}, "Set compile to true; or make microBatchSize greater"),
         (InUse(whole_share=True), {"roofline": roof(launch=1)}, "globalBatchSize greater, and microBatch"),
         (InUse(sharded=True), {"communication": 5}, "MixedPrecisionPolicy(reduce_dtype=...)"),
         (InUse(interval_auto=True), {"checkpoint": 5}, "99 times as long."),
         (InUse(drop_last=True), {"compile_seconds": 5.0}, "(pad to a fixed length), or"),
-        (InUse(compile=True, compile_mode="reduce-overhead"), {"roofline": roof(launch=1)}, "graph breaks"),
+        (InUse(compile=True, compile_mode="reduce-overhead"), {"products": roof(launch=1)}, "graph breaks"),
         (InUse(), {"roofline": roof(arithmetic=1)}, "precision bf16"),
         (InUse(precision="bf16"), {"roofline": roof(arithmetic=1)}, "greater microBatchSize"),
     ],
@@ -273,7 +304,9 @@ def test_a_bound_says_how_near_the_work_comes_to_it() -> None:
         (facts(communication=4), "under 70%, and the loader is not why: data are waited for 0%"),
         (facts(data=2.5), "utilisation is 75%, of 80% to wish for"),
         (facts(data=4, busy=FULL), ""),  # the GPU's own word holds
-        (facts(busy=(0.5,) * 4), "utilisation is 50%, under 70%"),
+        (facts(busy=(0.5,) * 4), "under 70%, and the loader is not why: data are waited for 0%"),
+        (facts(data=0.15, h2d=0.05, busy=(0.45,) * 4), "45%, under 70%, and the loader is not why"),
+        (facts(data=3, busy=(0.45,) * 4), "45%, under 70%: the loader wants fixing"),
     ],
 )
 def test_low_utilisation_is_said_first_with_whose_it_is(known: Facts, words: str) -> None:

@@ -96,16 +96,21 @@ def test_more_workers_than_cores_are_told_once(
 
 
 def test_how_full_the_gpu_is_is_among_the_figures() -> None:
-    loop, taken = Loop(), threading.Event()
+    loop, settled, taken = Loop(), threading.Event(), threading.Event()
+    busy = iter([0.5] * 9)
 
     def read() -> Sample:
-        if taken.is_set():
-            raise RuntimeError("the driver is gone")
-        taken.set()
-        return Sample(utilisation=0.5, memory=0.25)
+        if not settled.is_set():
+            return Sample(utilisation=0.0, memory=0.25)
+        try:
+            return Sample(utilisation=next(busy), memory=0.25)
+        except StopIteration:
+            taken.set()
+            raise RuntimeError("the driver is gone") from None
 
     loop.watch = Watch(CPU, clock=lambda: loop.now, sampler=Sampler(CPU, every=0.001, read=read))
     loop.settle()
+    settled.set()
     assert taken.wait(10)
     for thread in threading.enumerate():
         if thread.name == "spottrain-nvml":
