@@ -1,9 +1,9 @@
 """Experiment trackers (W&B, MLflow, TensorBoard) that show one run over all attempts, and no step twice.
 
-    trackers = Trackers([TensorBoard(folder="/data/tb")], world=world)
+    trackers = Trackers([TensorBoard(folder="/data/tb")])
     trackers.begin(run_id(job_uid), resumed_step=guard.step)
-    trackers.log(step, {"loss": 0.25})
-    trackers.close()
+    trackers.log(guard.step + 1, {"loss": 0.25})    # before guard.advance()
+    trackers.close()                                # done by a Guard(extra={"trackers": trackers})
 
 An attempt that was killed has logged steps after its last checkpoint, and its successor does them again.
 TensorBoard hides the old ones (`purge_step`); W&B and MLflow are asked for the last step they have, and up
@@ -17,6 +17,7 @@ logs. The three are imported when they begin; that one is not installed is told 
 from __future__ import annotations
 
 import math
+import os
 import queue
 import re
 import threading
@@ -66,14 +67,34 @@ def run_id(job_uid: str) -> str:
     return found
 
 
+def listed(given: Sequence[Tracker] | None, where: str) -> list[Tracker]:
+    """None is none. Raises ConfigurationError, in which `where` names the argument."""
+    words = ("name", "begin", "log", "close")
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    if given is None or (several and all(hasattr(each, word) for each in given for word in words)):
+        return list(given or ())
+    raise ConfigurationError(
+        f"{where} is {given!r:.80}: give it a list of trackers, such as "
+        "[spottrain.levers.trackers.TensorBoard(folder=...)]"
+    )
+
+
 class Trackers:
-    """Several trackers as one. On other ranks than 0 it does nothing but to keep the same state."""
+    """Several trackers as one. On other ranks than 0 it does nothing but to keep the same state.
+
+    world: None: by the environment, as launchers set it. Raises ConfigurationError.
+    """
 
     def __init__(
-        self, trackers: Sequence[Tracker], *, world: World | None = None, close_seconds: float = CLOSE_SECONDS
+        self,
+        trackers: Sequence[Tracker] | None,
+        *,
+        world: World | None = None,
+        close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        first = (world or World()).first
-        self._lines = [_Line(each) for each in trackers] if first else []
+        given = listed(trackers, "Trackers(...)")
+        first = (World.from_env(os.environ) if world is None else world).first
+        self._lines = [_Line(each) for each in given] if first else []
         self._close_seconds = close_seconds
         self._run = ""
         self._last = 0

@@ -228,6 +228,57 @@ def test_an_optimizer_may_be_named_as_the_script_has_it(own: Any) -> None:
     assert arguments(MANIFEST, optimizer=own).optimizer.name == "sgd"
 
 
+# --- trackers -------------------------------------------------------------------------------------------
+class Kept:
+    """Fake of a tracker: what it was told."""
+
+    name = "kept"
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin(self, run_id: str, resumed_step: int) -> None:
+        self.calls.append(run_id)
+
+    def log(self, step: int, values: Any) -> None:
+        self.calls.append(step)
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def test_trackers_that_the_script_names_log_on_the_first_rank_alone() -> None:
+    for rank, kept in enumerate((Kept(), Kept())):
+        of_rank = session({}, 2)
+        of_rank.world = World(rank=rank, size=2, local_rank=rank, local_size=2)
+        s = spottrain.training_arguments(session=of_rank, trackers=[kept])
+        trackers = spottrain.levers.Trackers(s.trackers)
+        trackers.begin(s.run_id, 0)
+        trackers.log(1, {"loss": 0.5})
+        trackers.close()
+        assert kept.calls == (["uid", 1, "closed"] if rank == 0 else [])
+
+
+def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> None:
+    assert arguments({}, trackers=None).trackers == []
+    with pytest.raises(
+        ConfigurationError, match=r"^training_arguments\(trackers=...\) is 'wandb': give it a"
+    ):
+        arguments({}, trackers="wandb")
+    trained: Named = {
+        "model": torch.nn.Linear(2, 1),
+        "optimizer": "sgd",
+        "learning_rate": 0.1,
+        "train_set": [torch.zeros(2)] * 32,
+        "loss": print,
+        "max_steps": 2,
+        "session": SimpleNamespace(store=None, **vars(session({}))),
+    }
+    spottrain.Trainer(**trained | {"trackers": None})
+    with pytest.raises(ConfigurationError, match=r"^Trainer\(trackers=...\) is 'wandb': give it a list of"):
+        spottrain.Trainer(**trained | {"trackers": "wandb"})
+
+
 # --- an optimizer without our schedule ------------------------------------------------------------------
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_the_rate_of_a_constant_optimizer_holds_and_a_scheduler_of_torch_keeps_its_own(
