@@ -228,6 +228,12 @@ class Guard(Loop):
         return want
 
     # --- for the base ---------------------------------------------------------------------------------
+    def _close(self) -> None:
+        super()._close()
+        for each in self._objects.values():
+            if isinstance(each, Trackers):
+                each.close()
+
     def _module(self) -> torch.nn.Module:
         return self._model
 

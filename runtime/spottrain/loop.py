@@ -157,8 +157,7 @@ class Loop:
         self._require_open()
         self.session.interruption.let_end(None)  # from here on there is work to lose
         if self.done:
-            if self._profiler is not None:
-                self._profiler.close()  # what it has made is still being stored
+            self._close()  # a profile is still being stored
             raise ConfigurationError(
                 f"max_steps={self.max_steps} are done, and the loop goes on: leave it when advance() answers "
                 "False, or iterate over guard.batches(loader)"
@@ -346,6 +345,7 @@ class Loop:
             self._close()
 
     def _close(self) -> None:
+        """At every end, maybe twice."""
         for each in (self._memory, self._profiler):
             if each is not None:
                 each.close()

@@ -98,7 +98,7 @@ class Trackers:
         self._close_seconds = close_seconds
         self._run = ""
         self._last = 0
-        self._begun = False
+        self._begun = self._closed = self._late = False
 
     def begin(self, run_id: str, resumed_step: int) -> None:
         """After the restore, before the first step."""
@@ -114,18 +114,27 @@ class Trackers:
         What is None or no finite number is left out. Returns at once otherwise.
         """
         self._last, self._begun = max(self._last, step), True
+        if self._closed:
+            return self._tell_late(step)
         finite = {name: v for name, each in values.items() if math.isfinite(v := _number(each))}
         for line in self._lines if finite else ():
             line.send(partial(line.tracker.log, step, finite))
 
     def close(self) -> None:
-        """Sends what is queued, for so long as `close_seconds`; all trackers at once."""
-        if not self._begun:
+        """Sends what is queued, for so long as `close_seconds`; all trackers at once. Nothing comes after it."""
+        if not self._begun or self._closed:
             return
+        self._closed = True
         for line in self._lines:
             line.end()
         for line in self._lines:
             line.join(self._close_seconds)
+
+    def _tell_late(self, step: int) -> None:
+        if self._lines and not self._late:
+            why = "they were closed, as a Guard does at its end: what comes after that is left out"
+            log.event("tracker-closed", step=step, why=why)
+        self._late = True
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, the same on all ranks, which must all call `log`."""
