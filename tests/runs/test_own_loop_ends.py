@@ -1,5 +1,5 @@
-"""What a Guard leaves behind when a loop of one's own ends: trackers that have all, the average as the final
-weights, a word where it ended short. Real processes."""
+"""What a Guard takes up and what it leaves behind: parts that come and go between attempts, trackers
+that have all, the average as the final weights, a word where it ended short. Real processes."""
 
 from __future__ import annotations
 
@@ -41,6 +41,76 @@ def ended(lab: Lab, code: ExitCode, script: str, **words: Any) -> Any:
     run = lab.run(script, **words)
     assert run.end() == code, run.log
     return run
+
+
+# --- what comes and goes between attempts -----------------------------------------------------------------
+PARTS = (
+    HEAD
+    + """\
+given = {
+    "scaler": lambda: torch.amp.GradScaler("cpu"),
+    "off": lambda: torch.amp.GradScaler("cpu", enabled=False),
+    "scheduler": lambda: torch.optim.lr_scheduler.ConstantLR(optimizer),
+    "ema": lambda: {"ema": EMA(model)},
+    "teacher": lambda: {"teacher": torch.nn.BatchNorm1d(4)},
+    "no ema": lambda: {"ema": None},
+    "no teacher": lambda: {"teacher": None},
+}
+kind, _, name = os.environ["GIVE"].partition("=")
+parts = {kind: given[name]() if name else None} if kind else {}
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=5, **parts)
+for batch in guard.batches(loader):
+    guard.advance(loss=train(batch))
+guard.finish()
+"""
+)
+THERE = "checkpoint=there script=none"
+ANEW = 'checkpoint=none script="begins anew"'
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        ("scaler=scaler", "scaler=", f"setting=scaler {THERE}"),
+        ("scaler=scaler", "scaler=off", f"setting=scaler {THERE}"),
+        ("scaler=", "scaler=scaler", f"setting=scaler {ANEW}"),
+        ("scaler=off", "scaler=", None),
+        ("extra=teacher", "extra=no teacher", f"setting=extra.teacher {THERE}"),
+    ],
+)
+def test_what_may_come_and_go_does_so_and_is_told(lab: Lab, first: str, then: str, told: str | None) -> None:
+    ended(lab, ExitCode.INTERRUPTED, PARTS, env={"GIVE": first, "STOP": "2"}, attempt=1)
+    run = ended(lab, ExitCode.DONE, PARTS, env={"GIVE": then}, attempt=2)
+    overrides = [line.split("event=override ")[1] for line in run.log.splitlines() if "=override" in line]
+    assert overrides == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "says"),
+    [
+        (
+            "scheduler=scheduler",
+            "scheduler=",
+            "state of scheduler, which the Guard here is not given: give it, for",
+        ),
+        (
+            "extra=ema",
+            "extra=",
+            "extra.ema, which the Guard here is not given: give it, or extra={'ema': None} to",
+        ),
+        (
+            "extra=teacher",
+            "",
+            "extra.teacher, which the Guard here is not given: give it, or extra={'teacher': N",
+        ),
+    ],
+)
+def test_what_would_change_the_training_is_refused_with_what_helps(
+    lab: Lab, first: str, then: str, says: str
+) -> None:
+    ended(lab, ExitCode.INTERRUPTED, PARTS, env={"GIVE": first, "STOP": "2"}, attempt=1)
+    run = ended(lab, ExitCode.BAD_CONFIGURATION, PARTS, env={"GIVE": then}, attempt=2)
+    assert says in run.message.message
 
 
 # --- trackers -------------------------------------------------------------------------------------------

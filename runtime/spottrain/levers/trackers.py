@@ -121,7 +121,7 @@ class Trackers:
             line.send(partial(line.tracker.log, step, finite))
 
     def close(self) -> None:
-        """Sends what is queued, for so long as `close_seconds`; all trackers at once. Nothing comes after it."""
+        """Sends what is queued, for so long as `close_seconds`; all trackers at once. Nothing comes after."""
         if not self._begun or self._closed:
             return
         self._closed = True
