@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import torch
 
+from spottrain import averages, log, ownloop
 from spottrain import device as devices
-from spottrain import log, ownloop
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Stored
@@ -50,7 +50,7 @@ class Guard(Loop):
         By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early; `Trackers` there are
         closed at the end. None in a dict, and scaler=None: left out, and so is what a checkpoint has of it.
         A scaler or a lever (EMA, EarlyStopping, Trackers, compression) that a checkpoint has no state of
-        begins anew. Both are told.
+        begins anew. Both are told. An EMA of the whole model is what is left as the final weights.
     data: what gives the batches, if it can go on where it was: `spottrain.data.loader`, a DataLoader over a
         sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
     max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
@@ -84,6 +84,7 @@ class Guard(Loop):
         for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
         self._loose = self._loose_parameters()
+        self._place = averages.Place(self._emas())
         world = session.world
         if world.distributed:
             parallel.join(world, devices.choose(parallel.default_device(world)))
@@ -252,10 +253,18 @@ class Guard(Loop):
                 each.close()
 
     def _module(self) -> torch.nn.Module:
-        return self._model
+        return torch.nn.ModuleList([self._model, *self._modules.values()])
+
+    def _emas(self) -> dict[str, EMA]:
+        return {name: each for name, each in self._objects.items() if isinstance(each, EMA)}
+
+    def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
+        super()._count(loss, samples)
+        if self.session.world.first:
+            self._place.counted(self.step)
 
     def _final(self) -> Mapping[str, Any]:
-        return modelstate.model_state(self._model)
+        return averages.final_weights(self._model, self._emas(), tell=self.session.world.first)
 
     def _early(self) -> str:
         """A reason that was given before the last step. One that the loop has not heeded ends nothing."""

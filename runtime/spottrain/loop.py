@@ -238,6 +238,8 @@ class Loop:
         self._ended = True
         why = self._early() if ended_early is None else ended_early
         self.session.board.update(ended_early=why)
+        if ended_early is None and not why and self.max_steps is not None and not self.done:
+            self._tell_short(self.max_steps)
         try:
             return self.keeper.finish(self._final)[0]
         finally:
@@ -257,7 +259,7 @@ class Loop:
 
     # --- for the kinds of it --------------------------------------------------------------------------
     def _module(self) -> torch.nn.Module:
-        """All that has buffers."""
+        """All that has buffers, the model first."""
         raise NotImplementedError
 
     def _final(self) -> Mapping[str, Any]:
@@ -324,6 +326,16 @@ class Loop:
         return modelstate.incompatible(self.session.run.checkpoint_uri, why)
 
     # --- inside ---------------------------------------------------------------------------------------
+    def _tell_short(self, max_steps: int) -> None:
+        """A loop may end early on purpose; one with an end of its own ends so where the manifest has more."""
+        text = (
+            f"the loop has ended at step {self.step} of max_steps={max_steps}, and the job is done: to train "
+            "them all iterate over guard.batches(loader), or until guard.done; where it ends early on "
+            "purpose say so by guard.finish(ended_early=...)"
+        )
+        if self.session.world.first:
+            log.event("advice", about="max-steps", text=text)
+
     def _make_profiler(self) -> Profiler | None:
         """None where all is done. Raises ConfigurationError where its window ends after the run."""
         if self.done:

@@ -9,6 +9,7 @@ import pytest
 from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab
+from tests.runs.zygote import Zygote
 
 HEAD = """\
 import os, signal, sys, time
@@ -165,3 +166,150 @@ def test_a_slow_tracker_has_every_line_after_what_was_trained_is_safe(
     assert run.log.index(after) < run.log.index("tracker closed")
     late = [line for line in run.log.splitlines() if "event=tracker-closed" in line]
     assert len(late) == (code == ExitCode.DONE) and all("step=9 " in line for line in late)
+
+
+# --- final weights --------------------------------------------------------------------------------------
+AVERAGED = (
+    HEAD
+    + """\
+from spottrain.weights import digest
+
+pair = os.environ.get("MODELS", "one") == "pair"
+models = {"student": model, "critic": torch.nn.Linear(1, 1)} if pair else model
+given = os.environ["EMAS"].split(",")
+of = {"ema": model, "again": model, "part": model[0], "unused": model, "other": torch.nn.Linear(2, 2)}
+extra = {name: EMA(of[name], decay=0.5) for name in given}
+late = "LATE" in os.environ
+guard = spottrain.Guard(model=models, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
+for batch in guard.batches(loader):
+    loss = train(batch)
+    for name in [] if late else set(given) - {"unused"}:
+        extra[name].update(guard.step + 1)
+    guard.advance(loss=loss)
+    for name in given if late else ():
+        extra[name].update(guard.step)
+begin = "student." if pair else ""
+weights = {begin + name: each for name, each in model.state_dict().items()}
+weights |= {"critic." + name: each for name, each in models["critic"].state_dict().items()} if pair else {}
+means = {begin + name: each for name, each in extra[given[0]].state_dict()["average"].items()}
+print("RAW", digest(weights), "AVERAGE", digest(weights | means), flush=True)
+guard.finish()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "left", "told"),
+    [
+        ({"EMAS": "ema"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
+        ({"EMAS": "ema", "MODELS": "pair"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
+        ({"EMAS": "ema,other"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
+        ({"EMAS": "ema,again"}, "RAW", "the raw ones: extra.again averages the same"),
+        ({"EMAS": "part"}, "RAW", "the raw ones: it is of a part of the model"),
+        ({"EMAS": "unused"}, "RAW", "the raw ones: it was never updated"),
+    ],
+)
+def test_the_average_is_left_where_it_is_of_the_whole_model_and_told_either_way(
+    lab: Lab, env: dict[str, str], left: str, told: str
+) -> None:
+    run = ended(lab, ExitCode.DONE, AVERAGED, env=env)
+    assert run.digest == run.log.split(f"{left} ")[1].split()[0]
+    assert told in run.log and "a step behind" not in run.log
+
+
+def test_an_average_that_is_updated_after_advance_is_told_once(lab: Lab) -> None:
+    run = ended(lab, ExitCode.DONE, AVERAGED, env={"EMAS": "ema", "LATE": "1"})
+    assert run.log.count("extra.ema is a step behind") == 1
+
+
+SHARDED = (
+    HEAD.replace("optimizer =", "model = spottrain.shard(model, layers=[torch.nn.Linear])\noptimizer =")
+    + """\
+from spottrain.weights import digest
+
+ema = EMA(model, decay=0.5)
+extra = {"ema": ema}
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
+for batch in guard.batches(loader):
+    loss = train(batch)
+    ema.update(guard.step + 1)
+    guard.advance(loss=loss)
+print("AVERAGE", digest({n: each.full_tensor() for n, each in ema.state_dict()["average"].items()}))
+guard.finish()
+"""
+)
+
+
+def test_the_average_of_a_sharded_model_is_left_whole(lab: Lab, zygote: Zygote) -> None:
+    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+        zygote.ask(preload=module)
+    runs = lab.ranks(2, SHARDED)
+    assert [run.end(120) for run in runs] == [ExitCode.DONE] * 2, "\n".join(run.log for run in runs)
+    assert runs[0].digest == runs[0].log.split("AVERAGE ")[1].split()[0]
+    assert [run.log.count("of=extra.ema") for run in runs] == [1, 0]
+
+
+# --- an end short of max_steps --------------------------------------------------------------------------
+SHORT = (
+    HEAD
+    + """\
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=6)
+while guard.step < 6:
+    for batch in loader:
+        guard.advance(loss=train(batch))
+        if guard.step == 6:
+            break
+guard.finish()
+"""
+)
+
+
+def test_a_loop_that_ends_short_of_the_manifests_max_steps_is_done_and_told_so(lab: Lab) -> None:
+    run = ended(lab, ExitCode.DONE, SHORT, training='{"maxSteps": 20}')
+    assert "event=advice about=max-steps" in run.log and "iterate over guard.batches(loader)" in run.log
+    assert run.message.message.startswith("Trained 6 of 20 steps; the weights are at")
+
+
+def test_a_loop_that_ends_at_max_steps_or_says_that_it_ends_early_is_not_told(lab: Lab) -> None:
+    whole = ended(lab, ExitCode.DONE, SHORT, at="whole")
+    early = SHORT.replace("guard.finish()", "guard.finish(ended_early='good enough')")
+    run = ended(lab, ExitCode.DONE, early, training='{"maxSteps": 20}')
+    assert "about=max-steps" not in whole.log + run.log
+    assert whole.message.message.startswith("Trained 6 steps; ")
+    assert run.message.message.startswith("Trained 6 steps and ended early: good enough; ")
+
+
+# --- a stop inside of a step ----------------------------------------------------------------------------
+TAUGHT = (
+    HEAD
+    + """\
+teacher = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).requires_grad_(False)
+loader = spottrain.data.loader(dataset, batch_size=4, accumulation=2)
+guard = spottrain.Guard(
+    model=model, optimizer=optimizer, data=loader, extra={"teacher": teacher}, max_steps=6
+)
+number = 0
+while not guard.done:
+    for part in spottrain.levers.accumulation.parts(loader, 2, model=model, count=len):
+        guard.poll()
+        ((model(part.batch) - teacher(part.batch)).square().mean() * part.weight).backward()
+        number += 1
+        if number == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if part.last:
+            optimizer.step()
+            optimizer.zero_grad()
+            if not guard.advance():
+                break
+print("TEACHER", teacher[0].num_batches_tracked.item(), teacher[0].running_mean.tolist())
+guard.finish()
+"""
+)
+
+
+def test_a_stop_inside_of_a_step_leaves_a_teachers_running_means_as_they_were_before_it(lab: Lab) -> None:
+    whole = ended(lab, ExitCode.DONE, TAUGHT, at="whole")
+    ended(lab, ExitCode.INTERRUPTED, TAUGHT, env={"STOP": "5"}, attempt=1)
+    again = ended(lab, ExitCode.DONE, TAUGHT, attempt=2)
+    said = [run.log.split("TEACHER ")[1].splitlines()[0] for run in (whole, again)]
+    assert said[0] == said[1] and said[0].startswith("12 ")
