@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import torch
 
+from spottrain import averages, log, ownloop
 from spottrain import device as devices
-from spottrain import log, ownloop
 from spottrain.checkpoint import modelstate
 from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Stored
@@ -33,6 +33,7 @@ from spottrain.ranks import parallel
 
 ONLY: Final = "main"
 """Name of an optimizer that was given alone."""
+SCALER: Final = "scaler"
 LEVERS: Final = (EMA, EarlyStopping, Compression, Trackers)
 """What a manifest may ask for in one attempt and not in another."""
 
@@ -46,9 +47,10 @@ class Guard(Loop):
         `extra`, such as an average of the weights, are stored like the model. All are the same on all ranks,
         but what an object's own_state_dict() gives, as that of `levers.compression.attach` does: this is kept
         for each rank, and both parts are given to load_state_dict(state, own), None where the rank is new.
-        By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early. None: left out, and
-        so is what a checkpoint has of it. A lever (EMA, EarlyStopping, Trackers, compression) that a
-        checkpoint has no state of begins anew. Both are told.
+        By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early; `Trackers` there are
+        closed at the end. None in a dict, and scaler=None: left out, and so is what a checkpoint has of it.
+        A scaler or a lever (EMA, EarlyStopping, Trackers, compression) that a checkpoint has no state of
+        begins anew. Both are told. An EMA of the whole model is what is left as the final weights.
     data: what gives the batches, if it can go on where it was: `spottrain.data.loader`, a DataLoader over a
         sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
     max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
@@ -79,9 +81,10 @@ class Guard(Loop):
         self._modules: dict[str, torch.nn.Module] = {}
         self._objects: dict[str, Any] = {}
         self._left_out: set[str] = set()
-        for kind, given in (("scheduler", scheduler), ("scaler", scaler), ("extra", extra)):
+        for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
         self._loose = self._loose_parameters()
+        self._place = averages.Place(self._emas())
         world = session.world
         if world.distributed:
             parallel.join(world, devices.choose(parallel.default_device(world)))
@@ -110,6 +113,10 @@ class Guard(Loop):
 
     def _add(self, kind: str, given: Any) -> None:
         named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
+        if (
+            given is None and kind == SCALER
+        ):  # of "fp16" alone, say, and the manifest has another precision now
+            self._left_out.add(kind)
         if given is not None and not isinstance(given, Mapping):
             if kind == "extra":
                 raise ConfigurationError(
@@ -150,8 +157,9 @@ class Guard(Loop):
         """Raises CheckpointError where the checkpoint is of something else."""
         if "optimizers" not in tree:
             raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Guard")
-        for kind in ("optimizers", "loose", "modules"):
+        for kind in ("optimizers", "loose"):
             self._require_same_names(tree[kind], getattr(self, f"_{kind}"))
+        self._require_same_names(self._wanted(tree["modules"]), self._modules)
         new = self._new_levers(tree["objects"])
         for name, parameter in self._loose.items():
             self._require(_copied(parameter, tree["loose"][name], name))
@@ -173,8 +181,8 @@ class Guard(Loop):
 
     def _load_object(self, name: str, each: Any, saved: Any, own: Mapping[str, Any] | None) -> None:
         """own: this rank's part of all objects; None where it is new."""
-        if name.split(".")[0] == "scaler" and not (saved and each.state_dict()):
-            return  # a GradScaler that is, or was, switched off has no state
+        if _is_scaler(name) and not (saved and each.state_dict()):  # switched off it has, or had, no state
+            return _tell_dropped(name) if saved else _begin_anew(name, each)
         try:
             if _has_own(each):
                 each.load_state_dict(saved, own.get(name) if own is not None else None)
@@ -185,15 +193,26 @@ class Guard(Loop):
 
     def _new_levers(self, saved: Mapping[str, Any]) -> set[str]:
         """Names of those that the checkpoint has not. Raises CheckpointError for what is no lever."""
-        gone = (set(saved) - set(self._objects)) & self._left_out
-        new = {n for n, each in self._objects.items() if n not in saved and isinstance(each, LEVERS)}
-        self._require_same_names(
-            {name: each for name, each in saved.items() if name not in gone},
-            {name: each for name, each in self._objects.items() if name not in new},
-        )
-        for name in sorted(gone):
-            log.event("override", setting=name, checkpoint="there", script="none")
+        new = {
+            name
+            for name, each in self._objects.items()
+            if name not in saved and (isinstance(each, LEVERS) or _is_scaler(name))
+        }
+        known = {name: each for name, each in self._objects.items() if name not in new}
+        self._require_same_names(self._wanted(saved), known)
         return new
+
+    def _wanted(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Without what is given as None here, which is told."""
+        gone = sorted(
+            name
+            for name in set(saved) - set(self._objects) - set(self._modules)
+            if name in self._left_out or (_is_scaler(name) and SCALER in self._left_out)
+        )
+        for name in gone:
+            if saved[name]:  # a scaler that was switched off has no state
+                _tell_dropped(name)
+        return {name: each for name, each in saved.items() if name not in gone}
 
     def _require(self, mismatch: str | None) -> None:
         if mismatch is not None:
@@ -206,8 +225,7 @@ class Guard(Loop):
         for name in saved:
             if name not in here:
                 raise self._incompatible(
-                    f"it has a state of {name}, which the Guard here is not given: give it, or None in its "
-                    "place to do without"
+                    f"it has a state of {name}, which the Guard here is not given: {_to_do_about(name)}"
                 )
 
     def _want(self) -> Want:
@@ -228,11 +246,25 @@ class Guard(Loop):
         return want
 
     # --- for the base ---------------------------------------------------------------------------------
+    def _close(self) -> None:
+        super()._close()
+        for each in self._objects.values():
+            if isinstance(each, Trackers):
+                each.close()
+
     def _module(self) -> torch.nn.Module:
-        return self._model
+        return torch.nn.ModuleList([self._model, *self._modules.values()])
+
+    def _emas(self) -> dict[str, EMA]:
+        return {name: each for name, each in self._objects.items() if isinstance(each, EMA)}
+
+    def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
+        super()._count(loss, samples)
+        if self.session.world.first:
+            self._place.counted(self.step)
 
     def _final(self) -> Mapping[str, Any]:
-        return modelstate.model_state(self._model)
+        return averages.final_weights(self._model, self._emas(), tell=self.session.world.first)
 
     def _early(self) -> str:
         """A reason that was given before the last step. One that the loop has not heeded ends nothing."""
@@ -244,7 +276,27 @@ class Guard(Loop):
         return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
 
+def _is_scaler(name: str) -> bool:
+    return name.split(".")[0] == SCALER
+
+
+def _to_do_about(name: str) -> str:
+    """Where a checkpoint has what the Guard is not given."""
+    kind, _, key = name.partition(".")
+    if key and kind in ("scheduler", "extra"):
+        return f"give it, or {kind}={{{key!r}: None}} to do without"
+    if kind == "scheduler":
+        return "give it, for without it the learning rate would silently be another one"
+    return "give it, or scaler=None to do without" if kind == SCALER else "give it"
+
+
+def _tell_dropped(name: str) -> None:
+    log.event("override", setting=name, checkpoint="there", script="none")
+
+
 def _begin_anew(name: str, lever: Any) -> None:
+    if _is_scaler(name) and not lever.state_dict():
+        return  # switched off
     log.event("override", setting=name, checkpoint="none", script="begins anew")
     if isinstance(lever, EMA):  # it was made of what the weights were before the restore
         lever.begin()

@@ -155,8 +155,7 @@ class Loop:
         self._require_open()
         self.session.interruption.let_end(None)  # from here on there is work to lose
         if self.done:
-            if self._beside is not None:
-                self._beside.close()  # a profile is still being stored
+            self._close()  # a profile is still being stored
             raise ConfigurationError(
                 f"max_steps={self.max_steps} are done, and the loop goes on: leave it when advance() answers "
                 "False, or iterate over guard.batches(loader)"
@@ -237,6 +236,8 @@ class Loop:
         self._ended = True
         why = self._early() if ended_early is None else ended_early
         self.session.board.update(ended_early=why)
+        if ended_early is None and not why and self.max_steps is not None and not self.done:
+            self._tell_short(self.max_steps)
         try:
             return self.keeper.finish(self._final)[0]
         finally:
@@ -256,7 +257,7 @@ class Loop:
 
     # --- for the kinds of it --------------------------------------------------------------------------
     def _module(self) -> torch.nn.Module:
-        """All that has buffers."""
+        """All that has buffers, the model first."""
         raise NotImplementedError
 
     def _final(self) -> Mapping[str, Any]:
@@ -323,6 +324,16 @@ class Loop:
         return modelstate.incompatible(self.session.run.checkpoint_uri, why)
 
     # --- inside ---------------------------------------------------------------------------------------
+    def _tell_short(self, max_steps: int) -> None:
+        """A loop may end early on purpose; one with an end of its own ends so where the manifest has more."""
+        text = (
+            f"the loop has ended at step {self.step} of max_steps={max_steps}, and the job is done: to train "
+            "them all iterate over guard.batches(loader), or until guard.done; where it ends early on "
+            "purpose say so by guard.finish(ended_early=...)"
+        )
+        if self.session.world.first:
+            log.event("advice", about="max-steps", text=text)
+
     def _make_beside(self) -> Beside:
         """Raises ConfigurationError where the window of a profile ends after the run."""
         first = next(self._module().parameters(), None)
@@ -337,6 +348,7 @@ class Loop:
             self._close()
 
     def _close(self) -> None:
+        """At every end, maybe twice."""
         if self._beside is not None:
             self._beside.close()
 

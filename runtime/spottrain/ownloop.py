@@ -130,7 +130,7 @@ def training_arguments(*, session: Session | None = None, **own: Any) -> Argumen
     with _own_words():
         found = resolve(session.run.training, of_loop=True, **plain)
         _require_sizes(found, own, session.world)
-        ready = _ready(found, plain, list(trackers or ()), session)
+        ready = _ready(found, plain, trackers, session)
     if "optimizer" in own:
         ready["optimizer"] = found.optimizer or own["optimizer"]
     if found.deterministic:
@@ -161,7 +161,7 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
         )
 
 
-def _ready(found: Settings, named: Collection[str], trackers: list[Any], session: Session) -> dict[str, Any]:
+def _ready(found: Settings, named: Collection[str], trackers: Any, session: Session) -> dict[str, Any]:
     """What a lever takes in another form than a manifest has it."""
     made: dict[str, Callable[[], Any]] = {
         "early_stopping": lambda: agreeing(

@@ -234,19 +234,21 @@ def watch(trainer: Trainer) -> Watch:
     )
 
 
-def trackers(given: Sequence[Tracker], settings: Settings, session: Session) -> list[Tracker]:
-    """The script's, and those of the manifest, which stand in place of its own of the same name."""
+def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Session) -> list[Tracker]:
+    """The script's, and those of the manifest, which stand in place of its own of the same name; none on
+    other ranks than 0. Raises ConfigurationError."""
+    own = trackers_of.listed(given, "Trainer(trackers=...)")
     wanted = settings.trackers
     asked = {} if wanted is None else {each.name: getattr(wanted, each.name) for each in fields(wanted)}
     asked = {name: words for name, words in asked.items() if words is not None}
-    kept = [each for each in given if each.name not in asked]
-    for each in given:
+    kept = [each for each in own if each.name not in asked]
+    for each in own:
         if each.name in asked:
             log.event(
                 "override", setting=f"trackers.{each.name}", manifest=told(asked[each.name]), script="own"
             )
     if not session.world.first:  # the others make none: its package may ask for a lock, or for an account
-        return kept
+        return []
     return kept + [_tracker(words, settings) for words in asked.values()]
 
 

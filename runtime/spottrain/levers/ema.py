@@ -2,7 +2,7 @@
 
     ema = EMA(model, decay=0.999)
     ...
-    optimizer.step(); ema.update(step)
+    optimizer.step(); ema.update(step)    # in a loop with a Guard: guard.step + 1, before guard.advance()
     with ema.applied():
         evaluate(model)
 
@@ -63,6 +63,11 @@ class EMA:
         """Anew, with the weights as they are now: those of a checkpoint without an average, for one."""
         self._average = {name: _copy(weight) for name, weight in self._weights.items()}
         self._updated = 0
+
+    @property
+    def updated(self) -> int:
+        """The last step that is in it; 0: none."""
+        return self._updated
 
     def update(self, step: int) -> None:
         """After optimizer step `step`, counted from 1. A step that was counted already changes nothing."""

@@ -1,9 +1,9 @@
 """Experiment trackers (W&B, MLflow, TensorBoard) that show one run over all attempts, and no step twice.
 
-    trackers = Trackers([TensorBoard(folder="/data/tb")], world=world)
+    trackers = Trackers([TensorBoard(folder="/data/tb")])
     trackers.begin(run_id(job_uid), resumed_step=guard.step)
-    trackers.log(step, {"loss": 0.25})
-    trackers.close()
+    trackers.log(guard.step + 1, {"loss": 0.25})    # before guard.advance()
+    trackers.close()                                # done by a Guard(extra={"trackers": trackers})
 
 An attempt that was killed has logged steps after its last checkpoint, and its successor does them again.
 TensorBoard hides the old ones (`purge_step`); W&B and MLflow are asked for the last step they have, and up
@@ -17,6 +17,7 @@ logs. The three are imported when they begin; that one is not installed is told 
 from __future__ import annotations
 
 import math
+import os
 import queue
 import re
 import threading
@@ -66,18 +67,38 @@ def run_id(job_uid: str) -> str:
     return found
 
 
+def listed(given: Sequence[Tracker] | None, where: str) -> list[Tracker]:
+    """None is none. Raises ConfigurationError, in which `where` names the argument."""
+    words = ("name", "begin", "log", "close")
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    if given is None or (several and all(hasattr(each, word) for each in given for word in words)):
+        return list(given or ())
+    raise ConfigurationError(
+        f"{where} is {given!r:.80}: give it a list of trackers, such as "
+        "[spottrain.levers.trackers.TensorBoard(folder=...)]"
+    )
+
+
 class Trackers:
-    """Several trackers as one. On other ranks than 0 it does nothing but to keep the same state."""
+    """Several trackers as one. On other ranks than 0 it does nothing but to keep the same state.
+
+    world: None: by the environment, as launchers set it. Raises ConfigurationError.
+    """
 
     def __init__(
-        self, trackers: Sequence[Tracker], *, world: World | None = None, close_seconds: float = CLOSE_SECONDS
+        self,
+        trackers: Sequence[Tracker] | None,
+        *,
+        world: World | None = None,
+        close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        first = (world or World()).first
-        self._lines = [_Line(each) for each in trackers] if first else []
+        given = listed(trackers, "Trackers(...)")
+        first = (World.from_env(os.environ) if world is None else world).first
+        self._lines = [_Line(each) for each in given] if first else []
         self._close_seconds = close_seconds
         self._run = ""
         self._last = 0
-        self._begun = False
+        self._begun = self._closed = self._late = False
 
     def begin(self, run_id: str, resumed_step: int) -> None:
         """After the restore, before the first step."""
@@ -93,18 +114,27 @@ class Trackers:
         What is None or no finite number is left out. Returns at once otherwise.
         """
         self._last, self._begun = max(self._last, step), True
+        if self._closed:
+            return self._tell_late(step)
         finite = {name: v for name, each in values.items() if math.isfinite(v := _number(each))}
         for line in self._lines if finite else ():
             line.send(partial(line.tracker.log, step, finite))
 
     def close(self) -> None:
-        """Sends what is queued, for so long as `close_seconds`; all trackers at once."""
-        if not self._begun:
+        """Sends what is queued, for so long as `close_seconds`; all trackers at once. Nothing comes after."""
+        if not self._begun or self._closed:
             return
+        self._closed = True
         for line in self._lines:
             line.end()
         for line in self._lines:
             line.join(self._close_seconds)
+
+    def _tell_late(self, step: int) -> None:
+        if self._lines and not self._late:
+            why = "they were closed, as a Guard does at its end: what comes after that is left out"
+            log.event("tracker-closed", step=step, why=why)
+        self._late = True
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, the same on all ranks, which must all call `log`."""

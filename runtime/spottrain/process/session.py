@@ -227,7 +227,8 @@ class Session:
         facts = self.board.facts
         where = f"are at {facts.output_uri}" if facts.output_uri else "were not stored: no checkpoint URI"
         early = f" and ended early: {facts.ended_early}" if facts.ended_early else ""
-        return f"Trained {facts.step} steps{early}; the weights {where}."
+        short = f" of {facts.total_steps}" if facts.step < facts.total_steps and not early else ""
+        return f"Trained {facts.step}{short} steps{early}; the weights {where}."
 
     @property
     def reason_done(self) -> str:

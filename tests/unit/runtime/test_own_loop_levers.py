@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from spottrain.training import Training
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "own-loop.md"
 CODE = re.compile(r"`([^`]+)`")
+STEP = re.compile(r"and `step`, which is `([^`]+)`")
 MANIFEST = {
     "precision": "bf16",
     "clipGradNorm": 1.0,
@@ -35,9 +37,13 @@ MANIFEST = {
 }
 
 
+def section() -> str:
+    return DOCS.read_text().split("### Every lever")[1].split("\n\n## ")[0]
+
+
 def rows() -> dict[str, tuple[str, list[str]]]:
     """Of each lever: what is named, and the statements."""
-    lines = DOCS.read_text().split("### Every lever")[1].split("\n\n## ")[0].splitlines()
+    lines = section().splitlines()
     cells = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
     found = {}
     for lever, named, use in cells[1:]:
@@ -47,7 +53,7 @@ def rows() -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-SHOWN = ("if stop:", "guard.", "checkpointing=s", "spottrain profile", "lambda batch", "drop_last=True")
+SHOWN = ("if stop:", "checkpointing=s", "spottrain profile", "lambda batch", "drop_last=True")
 """Words of the text, which are no statement by themselves."""
 
 
@@ -68,6 +74,37 @@ class Taking(Guard):
         self._modules, self._objects, self._left_out = {}, {}, set()
         for kind, each in given.items():
             self._add(kind, each)
+
+
+class Counting:
+    """Fake of a Guard: counts, and keeps what a save inside of `advance` would have of the average."""
+
+    def __init__(self, ema: Any = None) -> None:
+        self.step, self._ema = 0, ema
+        self.saved: list[Any] = []
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        yield from loader
+
+    def advance(self, loss: Any = None) -> None:
+        self.step += 1
+        self.saved.append(self._ema and self._ema.updated)
+
+    def poll(self) -> None: ...
+
+    def finish(self, ended_early: str | None = None) -> None: ...
+
+
+def test_what_follows_a_step_is_told_its_number_and_is_in_what_advance_saves() -> None:
+    model = torch.nn.Linear(1, 1)
+    ema, kept = spottrain.levers.EMA(model), Kept()
+    trackers = spottrain.levers.Trackers([kept])
+    (block,) = re.findall(r"```python\n(.*?)```", section(), re.DOTALL)
+    guard = Counting(ema)
+    scope = {"guard": guard, "ema": ema, "trackers": trackers, "loader": range(3), "train": float}
+    exec(block, scope | {"s": arguments({})})
+    trackers.close()
+    assert guard.saved == [1, 2, 3] and kept.calls == ["uid", 1, 2, 3, "closed"]
 
 
 @pytest.mark.parametrize("manifest", [{}, MANIFEST], ids=["the script's own", "the manifest's"])
@@ -91,11 +128,13 @@ def test_three_lines_of_each_lever_do_what_they_say(lever: str, manifest: dict[s
         "loss_of": loss_of,
         "batch": torch.stack(dataset[:4]),
         "device": torch.device("cpu"),
-        "step": 1,
+        "guard": (guard := Counting()),
+        "step": eval(STEP.findall(section())[0], {"guard": guard}),
         "windows": 2,
         "Guard": Taking,
         "loader": [torch.stack(dataset[:4]), torch.stack(dataset[4:6])],
     }
+    assert scope["step"] == 1, "what advance counts next"
     for each in uses:
         if any(word in each for word in SHOWN):
             continue
@@ -226,6 +265,57 @@ def test_the_epochs_of_the_loop_stay_where_the_manifest_has_steps() -> None:
 def test_an_optimizer_may_be_named_as_the_script_has_it(own: Any) -> None:
     assert arguments({}, optimizer=own).optimizer is own
     assert arguments(MANIFEST, optimizer=own).optimizer.name == "sgd"
+
+
+# --- trackers -------------------------------------------------------------------------------------------
+class Kept:
+    """Fake of a tracker: what it was told."""
+
+    name = "kept"
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin(self, run_id: str, resumed_step: int) -> None:
+        self.calls.append(run_id)
+
+    def log(self, step: int, values: Any) -> None:
+        self.calls.append(step)
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def test_trackers_that_the_script_names_log_on_the_first_rank_alone() -> None:
+    for rank, kept in enumerate((Kept(), Kept())):
+        of_rank = session({}, 2)
+        of_rank.world = World(rank=rank, size=2, local_rank=rank, local_size=2)
+        s = spottrain.training_arguments(session=of_rank, trackers=[kept])
+        trackers = spottrain.levers.Trackers(s.trackers)
+        trackers.begin(s.run_id, 0)
+        trackers.log(1, {"loss": 0.5})
+        trackers.close()
+        assert kept.calls == (["uid", 1, "closed"] if rank == 0 else [])
+
+
+def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> None:
+    assert arguments({}, trackers=None).trackers == []
+    with pytest.raises(
+        ConfigurationError, match=r"^training_arguments\(trackers=...\) is 'wandb': give it a"
+    ):
+        arguments({}, trackers="wandb")
+    trained: Named = {
+        "model": torch.nn.Linear(2, 1),
+        "optimizer": "sgd",
+        "learning_rate": 0.1,
+        "train_set": [torch.zeros(2)] * 32,
+        "loss": print,
+        "max_steps": 2,
+        "session": SimpleNamespace(store=None, **vars(session({}))),
+    }
+    spottrain.Trainer(**trained | {"trackers": None})
+    with pytest.raises(ConfigurationError, match=r"^Trainer\(trackers=...\) is 'wandb': give it a list of"):
+        spottrain.Trainer(**trained | {"trackers": "wandb"})
 
 
 # --- an optimizer without our schedule ------------------------------------------------------------------

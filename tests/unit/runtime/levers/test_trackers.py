@@ -65,6 +65,23 @@ def test_only_rank_0_logs_and_all_keep_the_same_state() -> None:
     assert first.calls and other.calls == []
 
 
+def test_without_a_world_the_launcher_s_environment_says_which_rank_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for rank, calls in ((0, 3), (1, 0)):
+        for name, value in {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        fake = Fake()
+        logged(fake, range(1, 2))
+        assert len(fake.calls) == calls, rank
+
+
+@pytest.mark.parametrize("given", ["wandb", 3, [1], Fake()], ids=["a name", "a number", "numbers", "one"])
+def test_what_is_no_list_of_trackers_is_one_sentence(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Trackers\(...\) is .*: give it a list of trackers"):
+        Trackers(given)
+
+
 def test_values_that_are_no_finite_number_are_left_out() -> None:
     fake = Fake()
     it = Trackers([fake])

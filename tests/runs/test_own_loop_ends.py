@@ -1,0 +1,315 @@
+"""What a Guard takes up and what it leaves behind: parts that come and go between attempts, trackers
+that have all, the average as the final weights, a word where it ended short. Real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spottrain.contract import ExitCode
+
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Zygote
+
+HEAD = """\
+import os, signal, sys, time
+import torch
+import spottrain
+from spottrain.levers import EMA, Trackers
+
+spottrain.seed(1)
+STOP = int(os.environ.get("STOP", "0"))
+dataset = [torch.randn(4, generator=torch.Generator().manual_seed(i)) for i in range(32)]
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = spottrain.data.loader(dataset, batch_size=4)
+
+
+def train(batch):
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    if guard.step + 1 == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return loss
+
+
+"""
+
+
+def ended(lab: Lab, code: ExitCode, script: str, **words: Any) -> Any:
+    run = lab.run(script, **words)
+    assert run.end() == code, run.log
+    return run
+
+
+# --- what comes and goes between attempts -----------------------------------------------------------------
+PARTS = (
+    HEAD
+    + """\
+given = {
+    "scaler": lambda: torch.amp.GradScaler("cpu"),
+    "off": lambda: torch.amp.GradScaler("cpu", enabled=False),
+    "scheduler": lambda: torch.optim.lr_scheduler.ConstantLR(optimizer),
+    "ema": lambda: {"ema": EMA(model)},
+    "teacher": lambda: {"teacher": torch.nn.BatchNorm1d(4)},
+    "no ema": lambda: {"ema": None},
+    "no teacher": lambda: {"teacher": None},
+}
+kind, _, name = os.environ["GIVE"].partition("=")
+parts = {kind: given[name]() if name else None} if kind else {}
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=5, **parts)
+for batch in guard.batches(loader):
+    guard.advance(loss=train(batch))
+guard.finish()
+"""
+)
+THERE = "checkpoint=there script=none"
+ANEW = 'checkpoint=none script="begins anew"'
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        ("scaler=scaler", "scaler=", f"setting=scaler {THERE}"),
+        ("scaler=scaler", "scaler=off", f"setting=scaler {THERE}"),
+        ("scaler=", "scaler=scaler", f"setting=scaler {ANEW}"),
+        ("scaler=off", "scaler=", None),
+        ("extra=teacher", "extra=no teacher", f"setting=extra.teacher {THERE}"),
+    ],
+)
+def test_what_may_come_and_go_does_so_and_is_told(lab: Lab, first: str, then: str, told: str | None) -> None:
+    ended(lab, ExitCode.INTERRUPTED, PARTS, env={"GIVE": first, "STOP": "2"}, attempt=1)
+    run = ended(lab, ExitCode.DONE, PARTS, env={"GIVE": then}, attempt=2)
+    overrides = [line.split("event=override ")[1] for line in run.log.splitlines() if "=override" in line]
+    assert overrides == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "says"),
+    [
+        (
+            "scheduler=scheduler",
+            "scheduler=",
+            "state of scheduler, which the Guard here is not given: give it, for",
+        ),
+        (
+            "extra=ema",
+            "extra=",
+            "extra.ema, which the Guard here is not given: give it, or extra={'ema': None} to",
+        ),
+        (
+            "extra=teacher",
+            "",
+            "extra.teacher, which the Guard here is not given: give it, or extra={'teacher': N",
+        ),
+    ],
+)
+def test_what_would_change_the_training_is_refused_with_what_helps(
+    lab: Lab, first: str, then: str, says: str
+) -> None:
+    ended(lab, ExitCode.INTERRUPTED, PARTS, env={"GIVE": first, "STOP": "2"}, attempt=1)
+    run = ended(lab, ExitCode.BAD_CONFIGURATION, PARTS, env={"GIVE": then}, attempt=2)
+    assert says in run.message.message
+
+
+# --- trackers -------------------------------------------------------------------------------------------
+TRACKED = (
+    HEAD
+    + """\
+class Slow:
+    name = "slow"
+
+    def begin(self, run_id, resumed_step):
+        time.sleep(0.5)
+
+    def log(self, step, values):
+        print("tracked", step, flush=True)
+
+    def close(self):
+        print("tracker closed", flush=True)
+
+
+trackers = Trackers([Slow()])
+extra = {"trackers": trackers}
+with spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=8) as guard:
+    trackers.begin("run", guard.step)
+    for batch in guard.batches(loader):
+        loss = train(batch)
+        trackers.log(guard.step + 1, {"loss": loss})
+        if "FAIL" in os.environ and guard.step + 1 == 3:
+            raise ValueError("a bug of the script")
+        guard.advance(loss=loss)
+    guard.finish()
+trackers.log(9, {"test": 1.0})
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "last", "after"),
+    [
+        ({}, ExitCode.DONE, 8, "event=done"),
+        ({"STOP": "5"}, ExitCode.INTERRUPTED, 5, "event=end outcome=interrupted"),
+        ({"FAIL": "1"}, ExitCode.FAILED, 3, "event=released"),
+    ],
+    ids=["finished", "interrupted", "failed"],
+)
+def test_a_slow_tracker_has_every_line_after_what_was_trained_is_safe(
+    lab: Lab, env: dict[str, str], code: ExitCode, last: int, after: str
+) -> None:
+    run = ended(lab, code, TRACKED, env=env)
+    assert [line for line in run.log.splitlines() if line.startswith("tracked")] == [
+        f"tracked {step}" for step in range(1, last + 1)
+    ]
+    assert run.log.index(after) < run.log.index("tracker closed")
+    late = [line for line in run.log.splitlines() if "event=tracker-closed" in line]
+    assert len(late) == (code == ExitCode.DONE) and all("step=9 " in line for line in late)
+
+
+# --- final weights --------------------------------------------------------------------------------------
+AVERAGED = (
+    HEAD
+    + """\
+from spottrain.weights import digest
+
+pair = os.environ.get("MODELS", "one") == "pair"
+models = {"student": model, "critic": torch.nn.Linear(1, 1)} if pair else model
+given = os.environ["EMAS"].split(",")
+of = {"ema": model, "again": model, "part": model[0], "unused": model, "other": torch.nn.Linear(2, 2)}
+extra = {name: EMA(of[name], decay=0.5) for name in given}
+late = "LATE" in os.environ
+guard = spottrain.Guard(model=models, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
+for batch in guard.batches(loader):
+    loss = train(batch)
+    for name in [] if late else set(given) - {"unused"}:
+        extra[name].update(guard.step + 1)
+    guard.advance(loss=loss)
+    for name in given if late else ():
+        extra[name].update(guard.step)
+begin = "student." if pair else ""
+weights = {begin + name: each for name, each in model.state_dict().items()}
+weights |= {"critic." + name: each for name, each in models["critic"].state_dict().items()} if pair else {}
+means = {begin + name: each for name, each in extra[given[0]].state_dict()["average"].items()}
+print("RAW", digest(weights), "AVERAGE", digest(weights | means), flush=True)
+guard.finish()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "left", "told"),
+    [
+        ({"EMAS": "ema"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
+        ({"EMAS": "ema", "MODELS": "pair"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
+        ({"EMAS": "ema,other"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
+        ({"EMAS": "ema,again"}, "RAW", "the raw ones: extra.again averages the same"),
+        ({"EMAS": "part"}, "RAW", "the raw ones: it is of a part of the model"),
+        ({"EMAS": "unused"}, "RAW", "the raw ones: it was never updated"),
+    ],
+)
+def test_the_average_is_left_where_it_is_of_the_whole_model_and_told_either_way(
+    lab: Lab, env: dict[str, str], left: str, told: str
+) -> None:
+    run = ended(lab, ExitCode.DONE, AVERAGED, env=env)
+    assert run.digest == run.log.split(f"{left} ")[1].split()[0]
+    assert told in run.log and "a step behind" not in run.log
+
+
+def test_an_average_that_is_updated_after_advance_is_told_once(lab: Lab) -> None:
+    run = ended(lab, ExitCode.DONE, AVERAGED, env={"EMAS": "ema", "LATE": "1"})
+    assert run.log.count("extra.ema is a step behind") == 1
+
+
+SHARDED = (
+    HEAD.replace("optimizer =", "model = spottrain.shard(model, layers=[torch.nn.Linear])\noptimizer =")
+    + """\
+from spottrain.weights import digest
+
+ema = EMA(model, decay=0.5)
+extra = {"ema": ema}
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
+for batch in guard.batches(loader):
+    loss = train(batch)
+    ema.update(guard.step + 1)
+    guard.advance(loss=loss)
+print("AVERAGE", digest({n: each.full_tensor() for n, each in ema.state_dict()["average"].items()}))
+guard.finish()
+"""
+)
+
+
+def test_the_average_of_a_sharded_model_is_left_whole(lab: Lab, zygote: Zygote) -> None:
+    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+        zygote.ask(preload=module)
+    runs = lab.ranks(2, SHARDED)
+    assert [run.end(120) for run in runs] == [ExitCode.DONE] * 2, "\n".join(run.log for run in runs)
+    assert runs[0].digest == runs[0].log.split("AVERAGE ")[1].split()[0]
+    assert [run.log.count("of=extra.ema") for run in runs] == [1, 0]
+
+
+# --- an end short of max_steps --------------------------------------------------------------------------
+SHORT = (
+    HEAD
+    + """\
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=6)
+while guard.step < 6:
+    for batch in loader:
+        guard.advance(loss=train(batch))
+        if guard.step == 6:
+            break
+guard.finish()
+"""
+)
+
+
+def test_a_loop_that_ends_short_of_the_manifests_max_steps_is_done_and_told_so(lab: Lab) -> None:
+    run = ended(lab, ExitCode.DONE, SHORT, training='{"maxSteps": 20}')
+    assert "event=advice about=max-steps" in run.log and "iterate over guard.batches(loader)" in run.log
+    assert run.message.message.startswith("Trained 6 of 20 steps; the weights are at")
+
+
+def test_a_loop_that_ends_at_max_steps_or_says_that_it_ends_early_is_not_told(lab: Lab) -> None:
+    whole = ended(lab, ExitCode.DONE, SHORT, at="whole")
+    early = SHORT.replace("guard.finish()", "guard.finish(ended_early='good enough')")
+    run = ended(lab, ExitCode.DONE, early, training='{"maxSteps": 20}')
+    assert "about=max-steps" not in whole.log + run.log
+    assert whole.message.message.startswith("Trained 6 steps; ")
+    assert run.message.message.startswith("Trained 6 steps and ended early: good enough; ")
+
+
+# --- a stop inside of a step ----------------------------------------------------------------------------
+TAUGHT = (
+    HEAD
+    + """\
+teacher = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).requires_grad_(False)
+loader = spottrain.data.loader(dataset, batch_size=4, accumulation=2)
+guard = spottrain.Guard(
+    model=model, optimizer=optimizer, data=loader, extra={"teacher": teacher}, max_steps=6
+)
+number = 0
+while not guard.done:
+    for part in spottrain.levers.accumulation.parts(loader, 2, model=model, count=len):
+        guard.poll()
+        ((model(part.batch) - teacher(part.batch)).square().mean() * part.weight).backward()
+        number += 1
+        if number == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if part.last:
+            optimizer.step()
+            optimizer.zero_grad()
+            if not guard.advance():
+                break
+print("TEACHER", teacher[0].num_batches_tracked.item(), teacher[0].running_mean.tolist())
+guard.finish()
+"""
+)
+
+
+def test_a_stop_inside_of_a_step_leaves_a_teachers_running_means_as_they_were_before_it(lab: Lab) -> None:
+    whole = ended(lab, ExitCode.DONE, TAUGHT, at="whole")
+    ended(lab, ExitCode.INTERRUPTED, TAUGHT, env={"STOP": "5"}, attempt=1)
+    again = ended(lab, ExitCode.DONE, TAUGHT, attempt=2)
+    said = [run.log.split("TEACHER ")[1].splitlines()[0] for run in (whole, again)]
+    assert said[0] == said[1] and said[0].startswith("12 ")
