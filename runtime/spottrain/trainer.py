@@ -161,7 +161,7 @@ class Trainer:
             devices.make_deterministic()
         self.device = devices.choose(device or parallel.default_device(world))
         parallel.join(world, self.device)
-        self.precision = precisions.choose(settings.precision, self.device)
+        self.precision = precisions.agreed(settings.precision, self.device, world)
         self.precision.apply()
         self.model = modelstate.plain(model).to(self.device)
         self.optimizer = optimizing.optimizer(optimizer, self.model, settings, learning_rate)

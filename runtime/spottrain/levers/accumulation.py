@@ -58,7 +58,7 @@ def weights(counts: Sequence[float], world: World | None = None, *, device: Any 
 
     counts: over how many items each loss is the mean. Every rank must call it: the counts of all are summed.
     """
-    world = world or _world()
+    world = world or joined()
     return [share * world.size for share in shares_by_count(counts, world, device=device)]
 
 
@@ -70,7 +70,7 @@ def shares_by_count(
     A loop multiplies a micro-batch's loss by it and by the number of ranks. `device`: where the sum over
     ranks is taken, a GPU's where the process group has NCCL alone.
     """
-    world = world or _world()
+    world = world or joined()
     _require_counts(counts)
     return _shares(counts, _summed(_table([float(sum(counts))], world, device), 0))
 
@@ -98,7 +98,7 @@ class Reweighed(Generic[Batch]):
         device: Any = "cpu",
         spare: Callable[[], Batch] | None = None,
     ) -> None:
-        self._count, self._world, self._device = count, world or _world(), device
+        self._count, self._world, self._device = count, world or joined(), device
         self._make_spare = spare
         self._spare: Batch | None = None
 
@@ -139,7 +139,7 @@ def parts(
     """
     if size < 1:
         raise ConfigurationError(f"accumulation over {size} micro-batches: must be at least 1")
-    world = world or _world()
+    world = world or joined()
     stream, spare = iter(loader), None
     while True:
         given = list(islice(stream, size))
@@ -204,7 +204,8 @@ def _shares(counts: Sequence[float], whole: float) -> list[float]:
 
 
 # --- ranks ------------------------------------------------------------------------------------------
-def _world() -> World:
+def joined() -> World:
+    """The ranks of torch's process group; one where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return World()
     return World(rank=dist.get_rank(), size=dist.get_world_size())
