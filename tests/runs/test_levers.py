@@ -118,6 +118,41 @@ def test_compiled_as_one_graph_gradients_are_the_same() -> None:
 
 
 # --- a real model of transformers -----------------------------------------------------------------------
+class Normed(Block):
+    """With running statistics, and a place where torch.compile breaks its graph where that is asked for."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__()
+        self.norm, self.breaks = torch.nn.BatchNorm1d(8), breaks
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        if self.breaks:
+            torch._dynamo.graph_break()
+        found: torch.Tensor = self.norm(super().forward(x, mask))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, where a graph is broken
+@pytest.mark.parametrize("way", ["plain", "ddp", "fsdp2", "graph", "broken graph"])
+def test_running_statistics_are_updated_once_in_a_step_under_wrappers(world_of_one: None, way: str) -> None:
+    torch.manual_seed(2)
+    plain: Any = torch.nn.Sequential(*(Normed(breaks=way == "broken graph") for _ in range(2)))
+    apply(plain, Policy.of("all"))
+    model = plain
+    if way == "ddp":
+        model = DistributedDataParallel(plain)
+    elif way == "fsdp2":
+        for block in plain:
+            fully_shard(block, mesh=init_device_mesh("cpu", (1,)))
+        fully_shard(plain, mesh=init_device_mesh("cpu", (1,)))
+    elif "graph" in way:
+        model = torch.compile(plain, backend="aot_eager", fullgraph=way == "graph")
+    for _ in range(3):
+        model(torch.randn(6, 8)).square().mean().backward()
+    assert [int(block.norm.num_batches_tracked) for block in plain] == [3, 3]
+    torch._dynamo.reset()
+
+
 def test_a_model_of_transformers_keeps_less_by_its_own_switch() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=20, n_positions=16)

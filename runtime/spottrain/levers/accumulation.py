@@ -243,8 +243,8 @@ def _spare(batch: Any) -> Any:
     if batch is None:
         raise ConfigurationError(
             "no micro-batch that this rank could take has anything to count, and it must do a pass: each "
-            "rank needs at least one to begin with; give it more data, use fewer ranks, look at the count, or "
-            "give parts(spare=...)"
+            "rank needs at least one to begin with; give it more data, use fewer ranks, look at the count, "
+            "or give parts(spare=...)"
         )
     return batch
 
