@@ -14,7 +14,7 @@ Its state is kept by `spottrain.Guard(..., scaler=amp)`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -199,18 +199,20 @@ def doubt_without_scaler(precision: Precision) -> str | None:
     )
 
 
-def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """The optimizer's step, and the next loss scale; whether the weights moved.
+def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bool:
+    """The optimizers' step, and the next loss scale, once for all of them; whether all weights moved.
 
     fp16 leaves a step out whose gradients overflowed: what follows the weights, as a torch schedule and an
     average do, is then left out too. To know it costs a wait for the device, with fp16 alone.
     Raises TrainingFailed where no scale is small enough.
     """
     if not scaler.is_enabled():
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return True
     before = scaler.get_scale()
-    scaler.step(optimizer)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
     scaler.update()
     after = scaler.get_scale()
     if after >= before:  # lowered by an overflow alone
@@ -239,6 +241,8 @@ class Amp:
         self.precision = choose(precision, self.device) if isinstance(precision, str) else precision
         self.precision.apply()
         self.scaler = self.precision.scaler(self.device)
+        self._stepped = False
+        """Since the last backward pass."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Around forward pass and loss, not around `backward`."""
@@ -246,29 +250,42 @@ class Amp:
 
     def backward(self, loss: torch.Tensor) -> None:
         """`loss`: scalar; divided by the number of micro-batches, where there are several."""
+        self._stepped = False
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         parameters: Iterable[torch.Tensor] | None = None,
         *,
         clip_grad_norm: float | None = None,
-        scheduler: LRScheduler | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     ) -> bool:
         """Unscales, clips, steps, and clears the gradients: in this order, and the scheduler last.
 
-        parameters: whose gradients are clipped together; those of the optimizer if None.
-        Whether the weights moved: fp16 leaves a step out whose gradients overflowed, and the scheduler then
-        stays too. To know it costs a wait for the device, with fp16 alone.
+        optimizer: all whose gradients the backward pass has made, in one call, for the next loss scale is
+        found by it: `amp.step([a, b], scheduler=[c, d])`. parameters: whose gradients are clipped together;
+        those of the optimizers if None.
+        Whether the weights moved: fp16 leaves the step of an optimizer out whose gradients overflowed, and
+        every scheduler then stays too. To know it costs a wait for the device, with fp16 alone.
+        Raises ConfigurationError at a second call after one backward pass, in each format.
         """
+        if self._stepped:
+            raise ConfigurationError(
+                "Amp.step() was called twice after one Amp.backward(): the first call has found another loss "
+                "scale than the gradients have; give one call all optimizers: amp.step([a, b])"
+            )
+        self._stepped = True
+        optimizers = _listed(optimizer)
         if clip_grad_norm is not None:
-            self.scaler.unscale_(optimizer)  # else the limit would be on gradients times the scale
-            torch.nn.utils.clip_grad_norm_(_all(optimizer, parameters), clip_grad_norm)
-        moved = step(self.scaler, optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        if scheduler is not None and moved:
-            scheduler.step()
+            for each in optimizers:
+                self.scaler.unscale_(each)  # else the limit would be on gradients times the scale
+            torch.nn.utils.clip_grad_norm_(_all(optimizers, parameters), clip_grad_norm)
+        moved = step(self.scaler, *optimizers)
+        for each in optimizers:
+            each.zero_grad(set_to_none=True)
+        for follows in _listed(scheduler) if moved else []:
+            follows.step()
         return moved
 
     def state_dict(self) -> dict[str, Any]:
@@ -292,7 +309,13 @@ def _require_group() -> None:
         )
 
 
-def _all(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor] | None) -> list[torch.Tensor]:
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+
+
+def _all(
+    optimizers: list[torch.optim.Optimizer], parameters: Iterable[torch.Tensor] | None
+) -> list[torch.Tensor]:
     if parameters is not None:
         return list(parameters)
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
