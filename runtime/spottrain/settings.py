@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from spottrain import log
 from spottrain.errors import ConfigurationError
 from spottrain.training import (
+    POWER_SGD_FP16,
     ActivationCheckpointing,
     EarlyStopping,
     LearningRateScaling,
@@ -104,6 +105,8 @@ class Settings:
         given = [name for name in WARM_UPS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give one")
+        if (self.precision, self.gradient_compression) == ("fp16", "powerSGD"):
+            raise ConfigurationError(POWER_SGD_FP16)
 
     def given(self) -> dict[str, Any]:
         """What is not None, by name."""

@@ -107,6 +107,23 @@ def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], says: str) -> N
         settings(**arguments)
 
 
+@pytest.mark.parametrize("of_loop", [False, True])
+@pytest.mark.parametrize(
+    ("manifest", "arguments"),
+    [
+        ("{}", {"precision": "fp16", "gradient_compression": "powerSGD"}),
+        ('{"precision": "fp16"}', {"gradient_compression": "powerSGD"}),
+        ('{"gradientCompression": "powerSGD"}', {"precision": "fp16", "gradient_compression": "none"}),
+    ],
+)
+def test_fp16_with_power_sgd_is_refused_whoever_says_the_one_or_the_other(
+    manifest: str, arguments: dict[str, Any], of_loop: bool
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"powerSGD with fp16 is refused: .* use bf16 or fp32"):
+        settings(manifest, of_loop=of_loop, **arguments)
+    settings(gradient_compression="powerSGD", precision="bf16", of_loop=of_loop)
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     it = settings(batch_size=numpy.int64(8), clip_grad_norm=numpy.float32(1))
     assert (it.batch_size, it.clip_grad_norm) == (8, 1.0)
