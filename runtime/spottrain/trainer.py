@@ -107,7 +107,7 @@ class Trainer:
         precision: str = "fp32",
         compile: bool = False,
         compile_mode: str = "default",
-        activation_checkpointing: str | int | type | Sequence[Any] | ActivationCheckpointing = "none",
+        activation_checkpointing: str | int | type | Sequence[Any] | ActivationCheckpointing | None = "none",
         ema_decay: float | None = None,
         gradient_compression: str = "none",
         early_stopping: EarlyStopping | int | None = None,

@@ -153,7 +153,8 @@ def test_a_filler_is_the_same_in_each_attempt(made: Callable[[Set], tuple[Any, A
         cursor.advance(skipped)
         *_, last = accumulation.parts(loader, 1, count=count, world=ALONE)
         assert (count(last.batch), last.weight, last.last) == (5, 0.0, True)
-        return last.batch
+        batch: Tokens = last.batch
+        return batch
 
     for one, other in zip(found(0, seed=1), found(3, seed=2), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
