@@ -58,12 +58,13 @@ class Judge:
         return (self.stopping.reason or "") if self.stopping is not None else ""
 
     def require(self) -> None:
-        """Before the first step: whether the metric that is waited for comes, by one batch. For all ranks.
+        """Before an attempt's first step: whether the metric that is waited for comes, by one batch. It, and
+        what the evaluation gives, may be others than in the attempt before. For all ranks.
 
         Raises ConfigurationError.
         """
         stopping, evaluation = self.stopping, self.evaluation
-        if stopping is not None and evaluation is not None and not self.evaluated:
+        if stopping is not None and evaluation is not None:
             names = ["loss"] if stopping.metric == "loss" else evaluation.names(self._model)
             stopping.require(evaluates=True, metrics=names)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from spottrain import log
 from spottrain.errors import ConfigurationError
 from spottrain.training import (
+    POWER_SGD_FP16,
     ActivationCheckpointing,
     EarlyStopping,
     LearningRateScaling,
@@ -52,6 +53,11 @@ GROUPS: Final = (WARM_UPS, ("max_steps", "epochs"))
 """Settings that say the same in other units."""
 MADE: Final = ("optimizer", "trackers")
 """What a script gives ready made; who puts the manifest's in its place says so."""
+OFF: Final[Mapping[str, Any]] = {
+    "activation_checkpointing": ActivationCheckpointing(),
+    "gradient_compression": "none",
+}
+"""What None means, where it is no value of the setting."""
 NEEDED: Final = (
     "batch_size",
     "precision",
@@ -104,6 +110,8 @@ class Settings:
         given = [name for name in WARM_UPS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give one")
+        if (self.precision, self.gradient_compression) == ("fp16", "powerSGD"):
+            raise ConfigurationError(POWER_SGD_FP16)
 
     def given(self) -> dict[str, Any]:
         """What is not None, by name."""
@@ -196,16 +204,29 @@ def _checked(name: str, value: Any) -> Any:
     if value is None:
         if name in NEEDED:
             raise ConfigurationError(f"Trainer({name}=None): leave it out, or give a value")
-        return value
+        return OFF.get(name)
     value = _CONVERTED.get(name, _plain)(value)
     path = _MANIFEST_NAME.get(name, "maxSteps")  # epochs: as steps
     if name == "schedule" and not isinstance(value, str):
         return value
     if hasattr(value, "__dataclass_fields__"):
-        return value
+        return _checked_parts(name, value)
     if words := problem(path, value):
         raise ConfigurationError(f"Trainer({name}={value!r}): must be {words}")
     return value
+
+
+def _checked_parts(name: str, value: Any) -> Any:
+    """Of one of the manifest's parts, made in Python, where no schema has looked at it."""
+    given = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    for field_name, item in given.items():
+        if item is None or item == ():
+            continue
+        raw = list(item) if isinstance(item, tuple) else item
+        if words := problem(f"{_MANIFEST_NAME[name]}.{field_name}", raw):
+            kind = type(value).__name__
+            raise ConfigurationError(f"Trainer({name}={kind}({field_name}={item!r})): must be {words}")
+    return replace(value, **given)
 
 
 def _plain(value: Any) -> Any:
@@ -218,7 +239,12 @@ def _plain(value: Any) -> Any:
 
 
 def activation_checkpointing(given: Any) -> ActivationCheckpointing:
-    """A policy's name, a number k (every k-th block), or classes (or their names). ConfigurationError."""
+    """A policy's name, a number k (every k-th block), or classes (or their names); None is off.
+
+    Raises ConfigurationError.
+    """
+    if given is None:
+        return ActivationCheckpointing()
     if isinstance(given, ActivationCheckpointing):
         return given
     if (

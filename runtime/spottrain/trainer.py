@@ -107,7 +107,7 @@ class Trainer:
         precision: str = "fp32",
         compile: bool = False,
         compile_mode: str = "default",
-        activation_checkpointing: str | int | type | Sequence[Any] | ActivationCheckpointing = "none",
+        activation_checkpointing: str | int | type | Sequence[Any] | ActivationCheckpointing | None = "none",
         ema_decay: float | None = None,
         gradient_compression: str = "none",
         early_stopping: EarlyStopping | int | None = None,
@@ -161,7 +161,7 @@ class Trainer:
             devices.make_deterministic()
         self.device = devices.choose(device or parallel.default_device(world))
         parallel.join(world, self.device)
-        self.precision = precisions.choose(settings.precision, self.device)
+        self.precision = precisions.agreed(settings.precision, self.device, world)
         self.precision.apply()
         self.model = modelstate.plain(model).to(self.device)
         self.optimizer = optimizing.optimizer(optimizer, self.model, settings, learning_rate)

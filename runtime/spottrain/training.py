@@ -25,6 +25,12 @@ SCALINGS: Final = ("none", "linear", "sqrt")
 WANDB_MODES: Final = ("online", "offline", "disabled")
 COMPRESSIONS: Final = ("none", "bf16", "powerSGD")
 
+POWER_SGD_FP16: Final = (
+    "powerSGD with fp16 is refused: a gradient that overflows, as a loss scale makes happen by design, would "
+    "stay in its error feedback for ever; use bf16 or fp32 (auto is fp16 on a GPU that has no bf16), or bf16 "
+    "compression"
+)
+
 Auto = Literal["auto"]
 
 
@@ -355,6 +361,7 @@ _TOGETHER: Final[tuple[tuple[Callable[[Training], bool], str], ...]] = (
         lambda t: t.optimizer is None or t.optimizer.momentum is None or t.optimizer.name == "sgd",
         "optimizer.momentum belongs to sgd; leave it out",
     ),
+    (lambda t: (t.precision, t.gradientCompression) != ("fp16", "powerSGD"), POWER_SGD_FP16),
     (
         lambda t: t.earlyStopping is None or {t.earlyStopping.patience, t.earlyStopping.target} != {None},
         "earlyStopping needs patience or target, or it would never end the training",

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.distributed as dist
+from spottrain.contract import ExitCode
 from spottrain.errors import ConfigurationError
 from spottrain.levers.activations import Policy, apply, saved_bytes
 from spottrain.levers.batchsize import Trial
@@ -117,6 +118,41 @@ def test_compiled_as_one_graph_gradients_are_the_same() -> None:
 
 
 # --- a real model of transformers -----------------------------------------------------------------------
+class Normed(Block):
+    """With running statistics, and a place where torch.compile breaks its graph where that is asked for."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__()
+        self.norm, self.breaks = torch.nn.BatchNorm1d(8), breaks
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        if self.breaks:
+            torch._dynamo.graph_break()
+        found: torch.Tensor = self.norm(super().forward(x, mask))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, where a graph is broken
+@pytest.mark.parametrize("way", ["plain", "ddp", "fsdp2", "graph", "broken graph"])
+def test_running_statistics_are_updated_once_in_a_step_under_wrappers(world_of_one: None, way: str) -> None:
+    torch.manual_seed(2)
+    plain: Any = torch.nn.Sequential(*(Normed(breaks=way == "broken graph") for _ in range(2)))
+    apply(plain, Policy.of("all"))
+    model = plain
+    if way == "ddp":
+        model = DistributedDataParallel(plain)
+    elif way == "fsdp2":
+        for block in plain:
+            fully_shard(block, mesh=init_device_mesh("cpu", (1,)))
+        fully_shard(plain, mesh=init_device_mesh("cpu", (1,)))
+    elif "graph" in way:
+        model = torch.compile(plain, backend="aot_eager", fullgraph=way == "graph")
+    for _ in range(3):
+        model(torch.randn(6, 8)).square().mean().backward()
+    assert [int(block.norm.num_batches_tracked) for block in plain] == [3, 3]
+    torch._dynamo.reset()
+
+
 def test_a_model_of_transformers_keeps_less_by_its_own_switch() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=20, n_positions=16)
@@ -274,3 +310,44 @@ def test_on_a_cpu_the_peak_of_the_process_says_what_fits(lab: Lab) -> None:
     everything, some, usual, recomputed = json.loads(run.log.split("found ")[1].splitlines()[0])
     assert everything == 64 and 4 <= some <= 16, run.log
     assert usual > 1.4 * recomputed > 0, "MB above what one sample takes"
+
+
+# --- steps in which nothing counts ------------------------------------------------------------------------
+NOTHING_COUNTS = """\
+import os, signal
+import torch, spottrain
+
+spottrain.seed(1)
+data = [(torch.full((2,), float(i)), torch.tensor(float(i not in (0, 1, 4, 5))), i) for i in range(8)]
+layers = [torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+loader = spottrain.data.loader(data, batch_size=2, shuffle=False)
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, log_every=1)
+parts, count = spottrain.levers.accumulation.parts, lambda batch: float(batch[1].sum())
+for epoch in range(guard.epoch, 2):
+    for part in parts(loader, 1, model=model, count=count):
+        losses = model(part.batch[0]).squeeze(-1).square()
+        (losses[part.batch[1] > 0].mean() * part.weight).backward()
+        if part.last:
+            optimizer.step()
+            optimizer.zero_grad()
+            print("SAMPLES", guard.step + 1, part.batch[2].tolist(), flush=True)
+            if guard.step + 1 == int(os.environ.get("STOP", "0")):
+                os.kill(os.getpid(), signal.SIGTERM)
+            guard.advance(loss=losses.mean())
+guard.finish()
+"""
+
+
+@pytest.mark.parametrize("stop", [2, 4])  # in an epoch, and at its end
+def test_a_loop_over_steps_that_count_nothing_ends_and_goes_on_bit_by_bit(lab: Lab, stop: int) -> None:
+    whole = lab.run(script=NOTHING_COUNTS, at="whole")
+    assert whole.end(60) == ExitCode.DONE, whole.log
+    assert whole.message.step == 8
+    assert lab.run(script=NOTHING_COUNTS, env={"STOP": str(stop)}).end(60) == ExitCode.INTERRUPTED
+    rest = lab.run(script=NOTHING_COUNTS, attempt=2)
+    assert rest.end(60) == ExitCode.DONE, rest.log
+    told = [[line for line in run.log.splitlines() if line.startswith("SAMPLES")] for run in (whole, rest)]
+    assert told[1] == told[0][stop:], "no sample twice, none left out"
+    assert rest.digest == whole.digest

@@ -334,6 +334,46 @@ say(
 """
 )
 
+FORMATS = (
+    BEGIN
+    + """
+from spottrain.levers import Amp, precision
+
+GPUS = json.loads(os.environ["GPUS"])
+name = GPUS[world.rank]
+has = precision.Facts(type="cpu" if name == "CPU" else "cuda", name=name, bf16=name == "A10G", tf32=False)
+precision.facts_of = lambda device: has
+
+
+def trainer(wanted):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    return spottrain.Trainer(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        train_set=[torch.full((4,), float(i)) for i in range(16)],
+        loss=lambda model, batch: model(batch).float().square().mean(),
+        max_steps=2,
+        batch_size=4,
+        precision=wanted,
+    )
+
+
+try:
+    refused = trainer(("bf16", "fp16")[world.rank]) and ""
+except spottrain.errors.ConfigurationError as error:
+    refused = str(error)
+try:
+    say(amp=Amp("auto", "cpu").precision.name, trainer=trainer("auto").precision.name, refused=refused)
+finally:
+    dist.destroy_process_group()
+try:
+    Amp("auto", "cpu")
+except spottrain.errors.ConfigurationError as error:
+    say(alone=str(error), named=Amp("fp16", "cpu").precision.name)
+"""
+)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(zygote: Zygote) -> None:
@@ -355,6 +395,35 @@ def found(
     assert codes == [ExitCode.DONE] * ranks, "\n".join(run.log for run in runs)
     lines = [line for run in runs for line in run.log.splitlines() if line.startswith("FOUND ")]
     return [json.loads(line.removeprefix("FOUND ")) for line in lines]
+
+
+# --- number formats -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("gpus", "name"),
+    [
+        (["A10G", "T4"], "fp16"),
+        (["T4", "A10G"], "fp16"),
+        (["A10G", "A10G"], "bf16"),
+        (["A10G", "CPU"], "fp32"),
+        (["T4", "CPU"], "fp32"),
+    ],
+)
+def test_ranks_on_unequal_devices_take_the_format_that_all_are_good_at(
+    lab: Lab, gpus: list[str], name: str
+) -> None:
+    ranks = found(lab, FORMATS, env={"GPUS": json.dumps(gpus)})
+    of_all = [each for each in ranks if "amp" in each]
+    assert [(each["amp"], each["trainer"]) for each in of_all] == [(name, name)] * 2
+    alone = [each for each in ranks if "alone" in each]
+    assert len(alone) == 2 and all("init_process_group" in each["alone"] for each in alone)
+    assert [each["named"] for each in alone] == ["fp16"] * 2, "a format that is named asks nobody"
+
+
+def test_ranks_whose_script_wants_a_format_by_rank_are_refused(lab: Lab) -> None:
+    ranks = found(lab, FORMATS, env={"GPUS": json.dumps(["A10G", "T4"])})
+    first, second = (each["refused"] for each in ranks if "refused" in each)
+    assert "rank 0 wants precision 'bf16', and not all ranks do (bf16 and fp16)" in first
+    assert "rank 1 wants precision 'fp16', and not all ranks do (bf16 and fp16)" in second
 
 
 # --- accumulation ---------------------------------------------------------------------------------------

@@ -48,6 +48,17 @@ def test_an_unknown_metric_is_refused_before_the_first_step(lab: Lab) -> None:
     assert "waits for the metric 'auc', and an evaluation gives loss" in it.message.message
 
 
+def test_a_metric_that_is_changed_to_an_unknown_one_is_refused_before_a_later_attempt_s_first_step(
+    lab: Lab,
+) -> None:
+    patience, env = {"patience": 9}, {"EVAL": "1", "PAUSE": "0.02"}
+    first = run(lab, {"earlyStopping": patience}, env=env).until("step=9/")
+    assert first.send().end() == ExitCode.INTERRUPTED
+    second = run(lab, {"earlyStopping": patience | {"metric": "auc"}}, env=env, attempt=2)
+    assert second.end() == ExitCode.BAD_CONFIGURATION and not second.losses
+    assert "waits for the metric 'auc', and an evaluation gives loss" in second.message.message
+
+
 LITTLE_MEMORY = SCRIPT.replace(
     "def loss(model, batch):\n",
     "TRIED = []\ndef loss(model, batch):\n"

@@ -29,8 +29,11 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 from spottrain import log
+from spottrain.data.fetch import Repeatable, Request
+from spottrain.data.sampler import Loader
 from spottrain.errors import ConfigurationError
 from spottrain.ranks.world import World
 
@@ -58,7 +61,7 @@ def weights(counts: Sequence[float], world: World | None = None, *, device: Any 
 
     counts: over how many items each loss is the mean. Every rank must call it: the counts of all are summed.
     """
-    world = world or _world()
+    world = world or joined()
     return [share * world.size for share in shares_by_count(counts, world, device=device)]
 
 
@@ -70,7 +73,7 @@ def shares_by_count(
     A loop multiplies a micro-batch's loss by it and by the number of ranks. `device`: where the sum over
     ranks is taken, a GPU's where the process group has NCCL alone.
     """
-    world = world or _world()
+    world = world or joined()
     _require_counts(counts)
     return _shares(counts, _summed(_table([float(sum(counts))], world, device), 0))
 
@@ -98,7 +101,7 @@ class Reweighed(Generic[Batch]):
         device: Any = "cpu",
         spare: Callable[[], Batch] | None = None,
     ) -> None:
-        self._count, self._world, self._device = count, world or _world(), device
+        self._count, self._world, self._device = count, world or joined(), device
         self._make_spare = spare
         self._spare: Batch | None = None
 
@@ -126,6 +129,7 @@ def parts(
     count: Count | None = None,
     world: World | None = None,
     device: Any = "cpu",
+    spare: Callable[[], Batch] | None = None,
 ) -> Iterator[Part[Batch]]:
     """The micro-batches of one pass over `loader`, `size` of them to an optimizer step, fewer to the last.
 
@@ -134,13 +138,19 @@ def parts(
 
     The micro-batches of one step are held at hand, on the loader's device. With several ranks every rank must
     iterate, and one that runs out of data before the others goes on with fillers, for all must come to each
-    exchange: its last micro-batch with weight 0. A micro-batch that counts 0 is left out, for its mean is
-    0 / 0; a step in which all do is left out on all ranks. Raises ConfigurationError.
+    exchange. A micro-batch that counts 0 is left out, for its mean is 0 / 0. Where nothing of a step counts
+    on any rank it is a step all the same, as with `Trainer`, of one filler: the position in the data moves on
+    with it, its gradients are zero, and momentum and weight decay act.
+
+    A filler has weight 0. Where a micro-batch of this rank counts in the step, it is that one, else the first
+    of the loader's set that counts: a model with batch norm or dropout sees it, and only so another attempt
+    goes on bit by bit. spare: gives it where `loader` is no DataLoader over a map-style set; without it, it
+    is the last that counted, which another attempt does not know. Raises ConfigurationError.
     """
     if size < 1:
         raise ConfigurationError(f"accumulation over {size} micro-batches: must be at least 1")
-    world = world or _world()
-    stream, spare = iter(loader), None
+    world = world or joined()
+    stream, fillers = iter(loader), _Fillers(spare or _first_of(loader, count))
     while True:
         given = list(islice(stream, size))
         counted = [(batch, 1.0 if count is None else float(count(batch))) for batch in given]
@@ -152,13 +162,60 @@ def parts(
             return
         most = int(max(row[2] for row in table))
         if not most:
-            log.event("step-left-out", why="no micro-batch of it has anything to count")
-            continue
-        spare = window[-1][0] if window else spare
+            log.event("empty-step", why="no micro-batch of it has anything to count: its gradients are zero")
         shares = _shares(counts, _summed(table, 0))
         filled = [(batch, share * world.size) for (batch, _), share in zip(window, shares, strict=True)]
-        missing = max(0, (most if _gathers(model) else 1) - len(filled))
-        yield from _window(model, filled + [(_spare(spare), 0.0)] * missing if missing else filled)
+        missing = max(0, (max(1, most) if _gathers(model) else 1) - len(filled))
+        fillers.seen(window)
+        filler = fillers.of(window) if missing else None
+        yield from _window(model, filled + [(filler, 0.0)] * missing)
+
+
+class _Fillers:
+    """What takes the place of a micro-batch that is not there, or counts nothing."""
+
+    def __init__(self, make: Callable[[], Any] | None) -> None:
+        self._make = make
+        self._known: Any = None
+
+    def of(self, window: Sequence[tuple[Any, float]]) -> Any:
+        """For a step in which these of this rank count. Raises ConfigurationError."""
+        if window:
+            return window[-1][0]
+        if self._known is None and self._make is not None:
+            self._known = self._make()
+        return _spare(self._known)
+
+    def seen(self, window: Sequence[tuple[Any, float]]) -> None:
+        """Where nothing makes one, it is the last that counted."""
+        if self._make is None and window:
+            self._known = window[-1][0]
+
+
+def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
+    """Finds the first micro-batch of a loader's map-style set that counts, under a seed of its own.
+
+    None where that is no sum of its parts: another library's loader also moves batches to a device.
+    """
+    if type(loader) not in (DataLoader, Loader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    sampler: Any = loader.batch_sampler
+    if sampler is None:  # the set gives batches
+        return None
+    own = isinstance(loader.dataset, Repeatable)
+    dataset = loader.dataset if own else Repeatable(loader.dataset, loader.collate_fn)
+    size, plan = loader.batch_size, getattr(sampler, "plan", None)
+    size = size or (sampler.batch_size if plan is None else plan.micro_batch_size)
+
+    def find() -> Any:
+        for start in range(0, len(dataset), size):
+            samples = list(range(start, min(start + size, len(dataset))))
+            batch = dataset.__getitems__(Request(start, samples))
+            if count is None or count(batch):
+                return batch
+        return None
+
+    return find
 
 
 def _window(model: torch.nn.Module | None, window: list[tuple[Any, float]]) -> Iterator[Part[Any]]:
@@ -186,7 +243,8 @@ def _spare(batch: Any) -> Any:
     if batch is None:
         raise ConfigurationError(
             "no micro-batch that this rank could take has anything to count, and it must do a pass: each "
-            "rank needs at least one to begin with; give it more data, use fewer ranks, or look at the count"
+            "rank needs at least one to begin with; give it more data, use fewer ranks, look at the count, "
+            "or give parts(spare=...)"
         )
     return batch
 
@@ -204,7 +262,8 @@ def _shares(counts: Sequence[float], whole: float) -> list[float]:
 
 
 # --- ranks ------------------------------------------------------------------------------------------
-def _world() -> World:
+def joined() -> World:
+    """The ranks of torch's process group; one where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return World()
     return World(rank=dist.get_rank(), size=dist.get_world_size())

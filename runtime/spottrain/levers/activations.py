@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -101,7 +103,8 @@ class Recomputed:
     So no module is put in between: names of the state stay, `isinstance` holds, and FSDP2, which replaces the
     class, and hooks, which run outside of `forward`, work as before: FSDP2's gathers the weights for the
     recomputation too. An instance of a class rather than a closure, for that is pickled and deep-copied with
-    its block. The random state is that of the first time, so dropout draws the same.
+    its block. The random state is that of the first time, so dropout draws the same; and the running
+    statistics of batch norm stay as the first time left them.
     """
 
     def __init__(self, block: torch.nn.Module, inner: Callable[..., Any] | None) -> None:
@@ -113,7 +116,44 @@ class Recomputed:
         forward = self.inner or type(self.block).forward.__get__(self.block)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        return checkpoint(forward, *args, **_once(self.block), **kwargs)
+
+
+# --- running statistics -----------------------------------------------------------------------------------
+def _once(module: torch.nn.Module) -> dict[str, Any]:
+    """Options of torch's checkpoint that have the running statistics in `module` updated once in a step.
+
+    Not where torch.compile traces: its graph updates a buffer once, and with contexts of ours it would not
+    recompute (torch 2.15).
+    """
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    if torch.compiler.is_compiling():
+        return options
+    return options | {"context_fn": partial(_contexts, module)}
+
+
+def _contexts(module: torch.nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Around the forward pass, and around its recomputation."""
+    return nullcontext(), _statistics_kept(module)
+
+
+@contextmanager
+def _statistics_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Updates inside go to copies. To write old values back would be seen by autograd, which holds them."""
+    tracking = [each for each in module.modules() if each.training and _tracks(each)]
+    held = [(each, dict(each._buffers)) for each in tracking]
+    for each, buffers in held:
+        each._buffers.update({name: b if b is None else b.clone() for name, b in buffers.items()})
+    try:
+        yield
+    finally:
+        for each, buffers in held:
+            each._buffers.update(buffers)
+
+
+def _tracks(module: torch.nn.Module) -> bool:
+    """Batch norm, synchronised or not, and instance norm that is told to."""
+    return bool(getattr(module, "track_running_stats", False))
 
 
 # --- which modules ----------------------------------------------------------------------------------------
@@ -182,6 +222,7 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
 
     A model of transformers is switched by its own switch unless classes are named: it also keeps the cache of
     keys and values out of the way. It checkpoints in training mode alone, ours wherever gradients are taken.
+    One with batch norm is not: by that switch its running statistics would be updated twice in a step.
     Says what was done. Raises ConfigurationError, for `auto` too: that takes a trial, see `least`.
     """
     if policy.auto:
@@ -191,7 +232,7 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
         )
     inner = plain(model)
     remove(inner)
-    if policy.every and not policy.classes and _has_switch(inner):
+    if policy.every and not policy.classes and _has_switch(inner) and not any(map(_tracks, inner.modules())):
         applied = _switch(inner, policy)
     else:
         applied = _patch(inner, policy)

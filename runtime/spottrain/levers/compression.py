@@ -40,6 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spottrain import log
 from spottrain.checkpoint import modelstate
 from spottrain.errors import ConfigurationError
+from spottrain.training import POWER_SGD_FP16
 
 KINDS: Final = ("none", "bf16", "powerSGD")
 START_STEP: Final = 1000
@@ -231,7 +232,7 @@ def attach(
     matrix_rank: int = 1,
     start_step: int = START_STEP,
     min_compression_rate: float = 2.0,
-    precision: str = "fp32",
+    precision: str | None = None,
     around: Callable[[Any], Any] = lambda hook: hook,
 ) -> Compression:
     """Has DDP exchange gradients compressed. Before the first forward pass, and before a state is loaded.
@@ -240,7 +241,8 @@ def attach(
     start_step: optimizer steps before which powerSGD exchanges whole gradients, at least 2, and no fewer than
         those of the warm-up; about a tenth of the run is a good begin.
     min_compression_rate: a matrix is compressed only if it gets smaller by this factor.
-    precision: of the training, for fp16 with powerSGD is refused. around: makes of torch's hook the one that
+    precision: of the training (`Amp(...).precision.name`), for fp16 with powerSGD is refused; where it is not
+        said, that is told. around: makes of torch's hook the one that
         is registered, such as `diagnosis.Split.timed`. Raises ConfigurationError.
     """
     if kind not in KINDS:
@@ -251,6 +253,9 @@ def attach(
     ddp: Any = getattr(model, "_orig_mod", model)
     if not _useful(ddp, kind):
         return Compression()
+    if kind == "powerSGD" and precision is None:
+        text = "powerSGD must not meet fp16, which auto may become: say attach(precision=amp.precision.name)"
+        log.event("advice", about="compression", text=text)
     if kind == "bf16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -288,12 +293,9 @@ def _useful(model: torch.nn.Module, kind: str) -> bool:
     return False
 
 
-def _require_sense(kind: str, matrix_rank: int, start_step: int, rate: float, precision: str) -> None:
+def _require_sense(kind: str, matrix_rank: int, start_step: int, rate: float, precision: str | None) -> None:
     if kind == "powerSGD" and precision == "fp16":
-        raise ConfigurationError(
-            "powerSGD with fp16 is refused: a gradient that overflows, as a loss scale makes happen by "
-            "design, would stay in its error feedback for ever; use bf16 or fp32, or bf16 compression"
-        )
+        raise ConfigurationError(POWER_SGD_FP16)
     for name, value, least in (("matrix_rank", matrix_rank, 1), ("start_step", start_step, 2)):
         if value < least:
             raise ConfigurationError(f"gradient compression {kind}: {name}={value} must be at least {least}")

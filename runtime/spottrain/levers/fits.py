@@ -46,8 +46,8 @@ def autofit(
     loss: Callable[[torch.nn.Module, Any], torch.Tensor],
     *,
     batch_size: int,
-    micro_batch_size: int | Literal["auto"] = AUTO,
-    checkpointing: Policy | str | int = "none",
+    micro_batch_size: int | Literal["auto"] | None = AUTO,
+    checkpointing: Policy | str | int | None = "none",
     precision: Precision | None = None,
     collate: Collate | None = None,
     world: World | None = None,
@@ -56,8 +56,9 @@ def autofit(
 
     model: on its device, before DDP and torch.compile. optimizer: made of it.
     dataset: map-style; its first samples are tried. loss(model, batch): scalar tensor.
-    batch_size: samples of one optimizer step, of all ranks together. checkpointing: a policy of
-    `levers.activations`, its name, or k for every k-th block; it is applied to the model.
+    batch_size: samples of one optimizer step, of all ranks together. micro_batch_size: a number is taken as
+    it is; None: a rank's share of the step at once. checkpointing: a policy of `levers.activations`, its
+    name, or k for every k-th block, None for none; it is applied to the model.
     precision: as `Amp(...).precision`. world: None: from the environment; all ranks must call it.
 
     The trials leave no trace in weights, buffers, gradients or random state. A later attempt on another
@@ -65,9 +66,11 @@ def autofit(
     ConfigurationError.
     """
     world = World.from_env(os.environ) if world is None else world
+    share = batch_size // world.size
     device = next(model.parameters()).device
     parallel.join(world, device)
     sized, given = micro_batch_size == AUTO, isinstance(checkpointing, Policy)
+    size = None if micro_batch_size is None or sized else int(micro_batch_size)
     settings = Settings(
         batch_size=batch_size,
         micro_batch_size=micro_batch_size,
@@ -77,7 +80,7 @@ def autofit(
         dataset,
         world,
         batch_size=batch_size,
-        micro_batch_size=None if sized else int(micro_batch_size),
+        micro_batch_size=size,
         seed=0,
         shuffle=False,
         drop_last=False,
@@ -100,6 +103,5 @@ def autofit(
     if isinstance(checkpointing, Policy):
         fitting.policy = checkpointing
     fitting.fit()
-    size = fitting.size or int(micro_batch_size)
-    share = batch_size // world.size
-    return Fit(micro_batch_size=size, accumulation=share // size, policy=fitting.policy)
+    found = fitting.size or size or share
+    return Fit(micro_batch_size=found, accumulation=share // found, policy=fitting.policy)

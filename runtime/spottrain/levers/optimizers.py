@@ -14,6 +14,7 @@ zero.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -52,6 +53,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
 }
 
+UNFUSED: Final = ("foreach", "differentiable")
+"""Options that torch refuses beside fused kernels."""
+
 Parameters = Iterable[torch.Tensor] | Iterable[Mapping[str, Any]]
 
 
@@ -84,12 +88,24 @@ def make(
         "epsilon": epsilon,
         "beta2_decay": beta2_decay,
     }
-    kind = _kind(name)
     words = _translated(name, {key: value for key, value in given.items() if value is not None})
-    groups = _groups(name, parameters)
-    words["fused"] = _fused(kind, name, groups, fused)
-    if not kind.fuses:
-        del words["fused"]
+    return _made(name, _groups(name, parameters), learning_rate, words, fused=fused)
+
+
+def _made(
+    name: str,
+    groups: list[dict[str, Any]],
+    learning_rate: float,
+    words: dict[str, Any],
+    *,
+    fused: bool | None,
+) -> torch.optim.Optimizer:
+    """words: torch's."""
+    kind = _kind(name)
+    unfit = next((key for key in UNFUSED for each in (words, *groups) if each.get(key)), None)
+    takes = _fused(kind, name, groups, fused, unfit)
+    if kind.fuses:
+        words = words | {"fused": takes}
     try:
         made = kind.make(groups, lr=learning_rate, **words)  # type: ignore[call-arg]
     except (ValueError, TypeError) as error:
@@ -101,16 +117,19 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     """The optimizer that a manifest asks for, over the parameter groups of the script's, in their order.
 
     hyper: as of `make`; learning_rate may be absent where the kind stays the same, for a rate of AdamW means
-    nothing to SGD. Groups keep what sets them apart: the ratio of their rate to the script's rate, and, if
-    the kind stays, each setting that differs from the script's default; if it changes, a weight decay of 0
-    alone (biases and norms). A schedule must be made after this, for one of torch's keeps the old optimizer.
-    Raises ConfigurationError, also where the script's optimizer has made a step or has a torch schedule.
+    nothing to SGD. If the kind stays, so does every option of the script's that is not said anew; if it
+    changes, `maximize` alone. Groups keep what sets them apart: the ratio of their rate to the script's rate,
+    and, if the kind stays, each setting that differs from the script's default; if it changes, a weight decay
+    of 0 (biases and norms) and `maximize`. Fused it is as with `make`, but not where the script's says
+    fused=False, or has foreach or differentiable, which torch refuses beside it.
+    A schedule must be made after this, for one of torch's keeps the old optimizer. Raises ConfigurationError,
+    also where the script's optimizer has made a step or has a torch schedule.
     """
     kind = _kind(name)
     same = type(optimizer) is kind.make
     _require_fresh(optimizer, name)
-    _translated(name, {key: value for key, value in hyper.items() if key not in ("learning_rate", "fused")})
-    rate = hyper.pop("learning_rate", None)
+    rate, fused = hyper.pop("learning_rate", None), hyper.pop("fused", None)
+    said = _translated(name, {key: value for key, value in hyper.items() if value is not None})
     if rate is None:
         if not same:
             raise ConfigurationError(
@@ -118,12 +137,11 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
                 "learning rate means nothing to it: give learningRate as well"
             )
         rate = optimizer.defaults["lr"]
-    groups = [
-        _carried(group, optimizer.defaults, kind, same=same, rate=rate) for group in optimizer.param_groups
-    ]
-    if same:
-        hyper = {ours: optimizer.defaults[theirs] for ours, theirs in kind.words.items()} | hyper
-    found = make(name, groups, learning_rate=rate, **hyper)
+    groups = [_carried(group, optimizer.defaults, same=same, rate=rate) for group in optimizer.param_groups]
+    if same and optimizer.defaults.get("fused") is False:
+        fused = False
+    words = _options(optimizer.defaults, kind, same=same) | said
+    found = _made(name, groups, rate, words, fused=fused)
     log.event(
         "override", setting="optimizer", manifest=name, script=type(optimizer).__name__, lr=f"{rate:.6g}"
     )
@@ -167,18 +185,39 @@ def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:
         )
 
 
+def _options(defaults: Mapping[str, Any], kind: Kind, *, same: bool) -> dict[str, Any]:
+    """The script's own, as torch's constructor takes them: not all of its defaults are arguments. What says
+    whether the loss is to fall or to rise has the same meaning in each kind."""
+    taken = set(inspect.signature(kind.make).parameters) - {"params", "lr", "fused"}
+    taken &= set(defaults) if same else {"maximize"}
+    return {name: value for name, value in defaults.items() if name in taken}
+
+
 def _carried(
-    group: Mapping[str, Any], defaults: Mapping[str, Any], kind: Kind, *, same: bool, rate: float
+    group: Mapping[str, Any], defaults: Mapping[str, Any], *, same: bool, rate: float
 ) -> dict[str, Any]:
     ratio = float(group["lr"]) / float(defaults["lr"]) if defaults.get("lr") else 1.0
     kept: dict[str, Any] = {"params": list(group["params"]), "lr": rate * ratio}
-    if "param_names" in group:
-        kept["param_names"] = list(group["param_names"])
     if same:
-        kept |= {key: group[key] for key in kind.words.values() if group[key] != defaults[key]}
-    elif group.get("weight_decay") == 0 and defaults.get("weight_decay") != 0:
+        kept |= {
+            key: value
+            for key, value in group.items()
+            if key not in (*kept, "fused") and _own(key, value, defaults)
+        }
+        return kept
+    kept |= {
+        key: group[key]
+        for key in ("param_names", "maximize")
+        if key in group and _own(key, group[key], defaults)
+    }
+    if group.get("weight_decay") == 0 and defaults.get("weight_decay") != 0:
         kept["weight_decay"] = 0.0
     return kept
+
+
+def _own(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Whether a group has it for itself."""
+    return key not in defaults or value != defaults[key]
 
 
 def _kind(name: str) -> Kind:
@@ -188,7 +227,7 @@ def _kind(name: str) -> Kind:
 
 
 def _translated(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    words = KINDS[name].words
+    words = _kind(name).words
     for key in hyper:
         if key not in words:
             others = [other for other, kind in KINDS.items() if key in kind.words]
@@ -217,9 +256,12 @@ def _listed(parameters: Any) -> list[torch.Tensor]:
 
 
 # --- fused ------------------------------------------------------------------------------------------
-def _fused(kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None) -> bool | None:
-    """Whether to ask torch for its fused kernels. Tells why not."""
+def _fused(
+    kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None, unfit: str | None
+) -> bool | None:
+    """Whether to ask torch for its fused kernels. Tells why not. unfit: an option that rules them out."""
     why = "not asked for: its bits differ" if wanted is False else None
+    why = why or (unfit and f"{unfit} is asked for, and torch refuses both")
     why = why if kind.fuses else f"torch has no fused {name}"
     why = why or next(filter(None, (_refusal(kind, *each) for each in _places(groups))), None)
     if why is not None and wanted:

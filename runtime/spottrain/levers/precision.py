@@ -13,7 +13,8 @@ Its state is kept by `spottrain.Guard(..., scaler=amp)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import log
 from spottrain.errors import ConfigurationError, TrainingFailed
+from spottrain.levers.accumulation import joined
+from spottrain.ranks import parallel
+from spottrain.ranks.world import World
 
 AUTO: Final = "auto"
 NAMES: Final = ("bf16", "fp16", "fp32", "tf32")
@@ -112,9 +116,13 @@ _KINDS: Final = {
 }
 
 
-def choose(wanted: str, device: torch.device, facts: Facts | None = None) -> Precision:
-    """What is wanted; "auto" is bf16 where the hardware has it, else fp16 on a GPU, else fp32.
+def choose(
+    wanted: str, device: torch.device, facts: Facts | None = None, *, world: World | None = None
+) -> Precision:
+    """What is wanted; "auto" is bf16 where the hardware of all ranks has it, else fp16 where all are GPUs,
+    else fp32: ranks in different formats would average scaled gradients with others.
 
+    With "auto" and several ranks all must call it. world: None: of torch's process group, where there is one.
     `facts`: of the device, where they are known. What the device is bad at is told as advice, and done; what
     fp16 needs of the loop is told too. Raises ConfigurationError.
     """
@@ -122,8 +130,10 @@ def choose(wanted: str, device: torch.device, facts: Facts | None = None) -> Pre
         raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
     facts = facts or facts_of(device)
     if wanted == AUTO:
-        name = "bf16" if facts.bf16 else "fp16" if facts.type == "cuda" else "fp32"
-        log.event("precision", wanted=AUTO, chosen=name, device=facts.name, bf16=facts.bf16)
+        own = _best(bf16=facts.bf16, gpu=facts.type == "cuda")
+        name = _of_all(facts, device, joined() if world is None else world)
+        why = None if name == own else f"{own} is good here, and not on another rank"
+        log.event("precision", wanted=AUTO, chosen=name, device=facts.name, bf16=facts.bf16, why=why)
     else:
         name = wanted
         if (sentence := doubt(wanted, facts)) is not None:
@@ -132,6 +142,29 @@ def choose(wanted: str, device: torch.device, facts: Facts | None = None) -> Pre
     if (sentence := doubt_without_scaler(chosen)) is not None:
         log.event("loss-scale", text=sentence)
     return chosen
+
+
+def agreed(wanted: str, device: torch.device, world: World) -> Precision:
+    """As `choose`, for ranks that all call it: where a script wants a format by rank it is refused."""
+    if wanted in (AUTO, *NAMES):
+        mine = (AUTO, *NAMES).index(wanted)
+        first, last = (each * round(parallel.earliest(each * mine, world, device)) for each in (1, -1))
+        if first != last:
+            names = " and ".join(sorted({(AUTO, *NAMES)[each] for each in (first, mine, last)}))
+            raise ConfigurationError(
+                f"rank {world.rank} wants precision {wanted!r}, and not all ranks do ({names}): they would "
+                "average scaled gradients with others; give all the same, or auto"
+            )
+    return choose(wanted, device, world=world)
+
+
+def _best(*, bf16: bool, gpu: bool) -> str:
+    return "bf16" if bf16 else "fp16" if gpu else "fp32"
+
+
+def _of_all(facts: Facts, device: torch.device, world: World) -> str:
+    least = [parallel.earliest(float(each), world, device) for each in (facts.bf16, facts.type == "cuda")]
+    return _best(bf16=bool(least[0]), gpu=bool(least[1]))
 
 
 def doubt(name: str, facts: Facts) -> str | None:
@@ -166,18 +199,20 @@ def doubt_without_scaler(precision: Precision) -> str | None:
     )
 
 
-def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """The optimizer's step, and the next loss scale; whether the weights moved.
+def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bool:
+    """The optimizers' step, and the next loss scale, once for all of them; whether all weights moved.
 
     fp16 leaves a step out whose gradients overflowed: what follows the weights, as a torch schedule and an
     average do, is then left out too. To know it costs a wait for the device, with fp16 alone.
     Raises TrainingFailed where no scale is small enough.
     """
     if not scaler.is_enabled():
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return True
     before = scaler.get_scale()
-    scaler.step(optimizer)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
     scaler.update()
     after = scaler.get_scale()
     if after >= before:  # lowered by an overflow alone
@@ -194,15 +229,20 @@ def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool
 class Amp:
     """Mixed precision for a loop of one's own; with each format the loop is the same.
 
-    precision: a name, or what `choose` gave. device: where the model is.
+    precision: a name, or what `choose` gave; "auto" is what all ranks are good at, so with several all must
+    make it, at the same place, after torch's process group is there. device: where the model is.
     Its state is the loss scale: give it to `spottrain.Guard(scaler=...)`. Raises ConfigurationError.
     """
 
     def __init__(self, precision: Precision | str, device: torch.device | str) -> None:
         self.device = torch.device(device)
+        if precision == AUTO:
+            _require_group()
         self.precision = choose(precision, self.device) if isinstance(precision, str) else precision
         self.precision.apply()
         self.scaler = self.precision.scaler(self.device)
+        self._stepped = False
+        """Since the last backward pass."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Around forward pass and loss, not around `backward`."""
@@ -210,29 +250,42 @@ class Amp:
 
     def backward(self, loss: torch.Tensor) -> None:
         """`loss`: scalar; divided by the number of micro-batches, where there are several."""
+        self._stepped = False
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         parameters: Iterable[torch.Tensor] | None = None,
         *,
         clip_grad_norm: float | None = None,
-        scheduler: LRScheduler | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     ) -> bool:
         """Unscales, clips, steps, and clears the gradients: in this order, and the scheduler last.
 
-        parameters: whose gradients are clipped together; those of the optimizer if None.
-        Whether the weights moved: fp16 leaves a step out whose gradients overflowed, and the scheduler then
-        stays too. To know it costs a wait for the device, with fp16 alone.
+        optimizer: all whose gradients the backward pass has made, in one call, for the next loss scale is
+        found by it: `amp.step([a, b], scheduler=[c, d])`. parameters: whose gradients are clipped together;
+        those of the optimizers if None.
+        Whether the weights moved: fp16 leaves the step of an optimizer out whose gradients overflowed, and
+        every scheduler then stays too. To know it costs a wait for the device, with fp16 alone.
+        Raises ConfigurationError at a second call after one backward pass, in each format.
         """
+        if self._stepped:
+            raise ConfigurationError(
+                "Amp.step() was called twice after one Amp.backward(): the first call has found another loss "
+                "scale than the gradients have; give one call all optimizers: amp.step([a, b])"
+            )
+        self._stepped = True
+        optimizers = _listed(optimizer)
         if clip_grad_norm is not None:
-            self.scaler.unscale_(optimizer)  # else the limit would be on gradients times the scale
-            torch.nn.utils.clip_grad_norm_(_all(optimizer, parameters), clip_grad_norm)
-        moved = step(self.scaler, optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        if scheduler is not None and moved:
-            scheduler.step()
+            for each in optimizers:
+                self.scaler.unscale_(each)  # else the limit would be on gradients times the scale
+            torch.nn.utils.clip_grad_norm_(_all(optimizers, parameters), clip_grad_norm)
+        moved = step(self.scaler, *optimizers)
+        for each in optimizers:
+            each.zero_grad(set_to_none=True)
+        for follows in _listed(scheduler) if moved else []:
+            follows.step()
         return moved
 
     def state_dict(self) -> dict[str, Any]:
@@ -247,7 +300,22 @@ class Amp:
         self.scaler.load_state_dict(state)
 
 
-def _all(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor] | None) -> list[torch.Tensor]:
+def _require_group() -> None:
+    """Where there are ranks that have not joined yet, each would choose alone. Raises ConfigurationError."""
+    if World.from_env(os.environ).distributed and not joined().distributed:
+        raise ConfigurationError(
+            'Amp("auto") asks all ranks what they are good at, and they have not joined: make it after '
+            "torch.distributed.init_process_group(), or name a format"
+        )
+
+
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+
+
+def _all(
+    optimizers: list[torch.optim.Optimizer], parameters: Iterable[torch.Tensor] | None
+) -> list[torch.Tensor]:
     if parameters is not None:
         return list(parameters)
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]

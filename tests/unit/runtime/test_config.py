@@ -56,6 +56,7 @@ ARGUMENTS: dict[str, Any] = {
         ('{"optimizer": {"lr": 1}}', "spec.training.optimizer.lr is not a field; the fields are name, "),
         ('{"optimizer": {"learningRate": 1}}', "spec.training.optimizer lacks name"),
         ('{"optimizer": {"name": "adamw", "momentum": 0.9}}', "momentum belongs to sgd"),
+        ('{"precision": "fp16", "gradientCompression": "powerSGD"}', "powerSGD with fp16 is refused"),
         ('{"earlyStopping": {}}', "earlyStopping needs patience or target"),
         ('{"data": {"workers": "many"}}', "data.workers must be a whole number, at least 0, or auto"),
         ('{"activationCheckpointing": {"policy": "every"}}', "every belongs to the policy every"),

@@ -6,10 +6,17 @@ from typing import Any
 
 import numpy
 import pytest
+import spottrain
 import torch
 from spottrain.errors import ConfigurationError
 from spottrain.settings import Settings, resolve
-from spottrain.training import ActivationCheckpointing, EarlyStopping, Training
+from spottrain.training import (
+    ActivationCheckpointing,
+    EarlyStopping,
+    LearningRateScaling,
+    Profile,
+    Training,
+)
 
 
 def settings(manifest: str = "{}", **more: Any) -> Settings:
@@ -100,11 +107,42 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
         ({"early_stopping": 0}, "must be a spottrain.EarlyStopping, or the patience"),
         ({"profile": {"wait": 1}}, "must be a spottrain.Profile"),
         ({"gradient_compression": "topk"}, "must be none, bf16 or powerSGD"),
+        (
+            {"learning_rate_scaling": LearningRateScaling(rule="linear", baseBatchSize="256")},  # type: ignore[arg-type]
+            r"LearningRateScaling\(baseBatchSize='256'\)\): must be a whole number, at least 1",
+        ),
+        (
+            {"learning_rate_scaling": LearningRateScaling(rule="cubic", baseBatchSize=256)},
+            r"LearningRateScaling\(rule='cubic'\)\): must be none, linear or sqrt",
+        ),
+        ({"profile": Profile(active=0)}, r"Profile\(active=0\)\): must be a whole number, at least 1"),
+        (
+            {"activation_checkpointing": ActivationCheckpointing(policy="evry")},
+            r"ActivationCheckpointing\(policy='evry'\)\): must be none, every",
+        ),
+        ({"early_stopping": spottrain.EarlyStopping(patience=1.5)}, r"EarlyStopping\(patience=1.5\)\)"),  # type: ignore[arg-type]
     ],
 )
 def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         settings(**arguments)
+
+
+@pytest.mark.parametrize("of_loop", [False, True])
+@pytest.mark.parametrize(
+    ("manifest", "arguments"),
+    [
+        ("{}", {"precision": "fp16", "gradient_compression": "powerSGD"}),
+        ('{"precision": "fp16"}', {"gradient_compression": "powerSGD"}),
+        ('{"gradientCompression": "powerSGD"}', {"precision": "fp16", "gradient_compression": "none"}),
+    ],
+)
+def test_fp16_with_power_sgd_is_refused_whoever_says_the_one_or_the_other(
+    manifest: str, arguments: dict[str, Any], of_loop: bool
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"powerSGD with fp16 is refused: .* use bf16 or fp32"):
+        settings(manifest, of_loop=of_loop, **arguments)
+    settings(gradient_compression="powerSGD", precision="bf16", of_loop=of_loop)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -125,6 +163,22 @@ def test_numbers_of_numpy_are_numbers() -> None:
 )
 def test_activation_checkpointing_may_be_said_shortly(given: Any, means: ActivationCheckpointing) -> None:
     assert settings(activation_checkpointing=given).activation_checkpointing == means
+
+
+@pytest.mark.parametrize("of_loop", [False, True])
+def test_none_is_off(of_loop: bool) -> None:
+    it = settings(activation_checkpointing=None, gradient_compression=None, of_loop=of_loop)
+    assert it.activation_checkpointing == ActivationCheckpointing() and it.gradient_compression == "none"
+    manifest = '{"activationCheckpointing": {"policy": "all"}}'
+    assert settings(manifest, activation_checkpointing=None).activation_checkpointing.policy == "all"
+
+
+def test_parts_that_a_script_makes_may_have_numbers_of_numpy() -> None:
+    scaling = LearningRateScaling(rule="linear", baseBatchSize=numpy.int64(256))  # type: ignore[arg-type]
+    found = settings(learning_rate_scaling=scaling).learning_rate_scaling
+    assert found == LearningRateScaling(rule="linear", baseBatchSize=256)
+    classes = ActivationCheckpointing(policy="classes", classes=("Block",))
+    assert settings(activation_checkpointing=classes).activation_checkpointing == classes
 
 
 def test_a_manifest_s_parts_win_whole_and_are_told_in_one_word(capsys: pytest.CaptureFixture[str]) -> None:

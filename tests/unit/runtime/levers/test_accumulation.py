@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+import spottrain
 import torch
 from spottrain.errors import ConfigurationError
 from spottrain.levers import accumulation
@@ -107,10 +108,68 @@ def test_a_micro_batch_without_a_token_that_counts_is_left_out_for_its_mean_is_n
     torch.testing.assert_close(found, of_one_batch([batches[0], batches[2]]))
 
 
-def test_a_step_without_any_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_without_any_is_a_step_whose_gradient_is_zero_and_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = of_windows(tokens([4, 2, 0, 0, 3]), 2)
-    assert len(found) == 2
-    assert capsys.readouterr().out.count("event=step-left-out") == 1
+    assert len(found) == 3, "else the position in the data would stay behind by one"
+    assert float(found[1].abs().max()) == 0.0
+    assert capsys.readouterr().out.count("event=empty-step") == 1
+
+
+class Set(torch.utils.data.Dataset[Tokens]):
+    """One micro-batch of tokens for each sample, with noise that depends on the random state."""
+
+    def __init__(self, counts: Iterable[int]) -> None:
+        self.held = tokens(counts)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, number: int) -> Tokens:
+        values, labels = self.held[number]
+        return values + torch.randn_like(values), labels
+
+
+def first(samples: list[Tokens]) -> Tokens:
+    return samples[0]
+
+
+def ours(data: Set) -> tuple[Any, Any]:
+    loader = spottrain.data.loader(data, shuffle=False, collate=first, world=ALONE)
+    return loader, loader
+
+
+def by_our_sampler(data: Set) -> tuple[Any, Any]:
+    sampler = spottrain.data.BatchSampler(data, shuffle=False, world=ALONE)
+    return torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=first), sampler
+
+
+@pytest.mark.parametrize("made", [ours, by_our_sampler])
+def test_a_filler_is_the_same_in_each_attempt(made: Callable[[Set], tuple[Any, Any]]) -> None:
+    def found(skipped: int, seed: int) -> Tokens:
+        torch.manual_seed(seed)
+        loader, cursor = made(Set([0, 5, 3, 0]))
+        cursor.advance(skipped)
+        *_, last = accumulation.parts(loader, 1, count=count, world=ALONE)
+        assert (count(last.batch), last.weight, last.last) == (5, 0.0, True)
+        batch: Tokens = last.batch
+        return batch
+
+    for one, other in zip(found(0, seed=1), found(3, seed=2), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_loader_of_torch_s_own_has_a_filler_for_its_first_step() -> None:
+    loader = torch.utils.data.DataLoader(Set([0, 5]), collate_fn=first)
+    assert [part.weight for part in accumulation.parts(loader, 1, count=count, world=ALONE)] == [0.0, 1.0]
+
+
+def test_a_filler_of_another_kind_of_loader_is_the_one_that_is_given() -> None:
+    stream = accumulation.parts(tokens([0, 4]), 1, count=count, world=ALONE, spare=lambda: tokens([7])[0])
+    assert [(count(part.batch), part.weight) for part in stream] == [(7, 0.0), (4, 1.0)]
+    with pytest.raises(ConfigurationError, match=r"parts\(spare=...\)"):
+        list(accumulation.parts(tokens([0, 4]), 1, count=count, world=ALONE))
 
 
 def test_no_data_is_no_step() -> None:

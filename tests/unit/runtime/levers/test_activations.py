@@ -234,6 +234,55 @@ def test_a_forward_that_somebody_else_put_there_is_kept_and_given_back() -> None
     assert model.layers[0].forward is watched
 
 
+# --- running statistics ---------------------------------------------------------------------------------
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.norms = torch.nn.Sequential(
+            torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.2), torch.nn.BatchNorm1d(4, momentum=None)
+        )
+        self.each = torch.nn.InstanceNorm1d(4, track_running_stats=True)
+        self.last = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(
+            self.each(self.norms(self.first(x)).unsqueeze(-1).expand(-1, -1, 3))[..., 0]
+        )
+        return found
+
+
+def normed(policy: str) -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(Normed(), Normed(), Normed())
+    apply(model, Policy.of(policy))
+    return model
+
+
+def trained(model: torch.nn.Module, steps: int = 5) -> dict[str, torch.Tensor]:
+    torch.manual_seed(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(8, 4) + 3).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("policy", ["all", "every-2"])
+@pytest.mark.parametrize(
+    "copied", [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_running_statistics_are_updated_once_in_a_step(policy: str, copied: Callable[[Any], Any]) -> None:
+    usual, model = trained(normed("none")), copied(normed(policy))
+    kept = dict(model.named_buffers())
+    found = trained(model)
+    assert found["0.last.num_batches_tracked"] == 5
+    for name, value in usual.items():
+        assert torch.equal(found[name], value), name
+    assert all(kept[name] is buffer for name, buffer in model.named_buffers()), "as DDP holds them"
+
+
 # --- a model of transformers ----------------------------------------------------------------------------
 class Layer(torch.nn.Module):
     gradient_checkpointing = False
@@ -269,6 +318,13 @@ def test_a_model_with_a_switch_of_its_own_is_switched_by_it() -> None:
     assert [layer.gradient_checkpointing for layer in model.h] == [True, False, True, False]
     apply(model, Policy.of("none"))
     assert not any(layer.gradient_checkpointing for layer in model.h)
+
+
+def test_a_model_with_batch_norm_is_not_for_that_switch_would_update_it_twice() -> None:
+    model = Theirs()
+    model.h.append(torch.nn.BatchNorm1d(2))
+    assert apply(model, Policy.of("all")).by == "spottrain" and model.given == []
+    assert [isinstance(layer.forward, Recomputed) for layer in model.h] == [True] * 4 + [False]
 
 
 def test_a_switch_that_the_script_turned_on_itself_is_left_on() -> None:

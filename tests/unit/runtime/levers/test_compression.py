@@ -37,6 +37,16 @@ def test_with_one_rank_it_does_nothing_and_says_so(kind: str, capsys: pytest.Cap
         assert "event=advice about=compression" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("precision", "told"), [(None, True), ("bf16", False)])
+def test_power_sgd_that_is_not_told_the_format_says_so(
+    precision: str | None, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
+    assert attach(ddp, "powerSGD", precision=precision).kind == "powerSGD"
+    assert ("attach(precision=amp.precision.name)" in capsys.readouterr().out) is told
+
+
 def test_none_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     none = attach(torch.nn.Linear(2, 2))
     assert none.state_dict() == {"kind": "none"} and none.own_state_dict() == {}

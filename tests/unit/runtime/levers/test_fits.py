@@ -66,6 +66,12 @@ def test_the_least_recomputation_that_a_given_size_takes_is_found_and_applied() 
     assert recomputed(model) == 0
 
 
+def test_no_size_is_the_whole_share_at_once_and_no_policy_is_none() -> None:
+    model, optimizer = built()
+    found = fit(model, optimizer, micro_batch_size=None, checkpointing=None)
+    assert (found.micro_batch_size, found.accumulation, found.policy) == (32, 1, Policy())
+
+
 def test_a_policy_of_the_arguments_is_taken_as_it_is() -> None:
     model, optimizer = built()
     policy = Policy(every=2, classes=("Block",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -140,6 +141,69 @@ def test_another_kind_goes_over_the_same_groups_with_the_same_ratio_of_rates() -
 def test_the_same_kind_keeps_what_is_not_asked_for() -> None:
     new = rebuilt(scripts(model()), "adamw", weight_decay=0.3)
     assert facts(new, "lr", "weight_decay", "betas") == [(0.01, 0.3, (0.9, 0.95)), (0.001, 0.0, (0.9, 0.95))]
+
+
+SCRIPTS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (
+        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.5, maximize=True, foreach=True),
+        {"momentum": 0.9, "dampening": 0.5, "maximize": True, "foreach": True, "weight_decay": 0.3},
+    ),
+    "adamw": (
+        lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True, differentiable=True, eps=1e-6),
+        {"amsgrad": True, "differentiable": True, "eps": 1e-6, "weight_decay": 0.3},
+    ),
+    "adafactor": (
+        lambda p: torch.optim.Adafactor(p, lr=0.01, eps=(1e-5, 1e-2), d=2.0, beta2_decay=-0.7, maximize=True),
+        {"eps": (1e-5, 1e-2), "d": 2.0, "beta2_decay": -0.7, "maximize": True, "weight_decay": 0.3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_the_same_kind_keeps_every_option_that_is_not_said_anew(name: str) -> None:
+    script, expected = SCRIPTS[name]
+    net = model()
+    groups: list[dict[str, Any]] = [
+        {"params": net[0].parameters(), "called": "trunk"},  # type: ignore[index]
+        {"params": net[1].parameters(), "maximize": False},  # type: ignore[index]
+    ]
+    old = script(groups)
+    new = rebuilt(old, name, weight_decay=0.3)
+    assert {key: new.defaults[key] for key in expected} == expected
+    plain = {"params", "weight_decay", "fused"}
+    for mine, theirs in zip(new.param_groups, old.param_groups, strict=True):
+        assert {key: mine[key] for key in theirs.keys() - plain} == {
+            key: theirs[key] for key in theirs.keys() - plain
+        }
+    assert new.defaults.keys() == old.defaults.keys()
+    if name != "adamw":  # a differentiable one steps inside of a graph
+        stepped(net, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"foreach": True}, "foreach is asked for"),
+        ({"differentiable": True}, "differentiable is asked for"),
+        ({"fused": False}, "not asked for"),
+    ],
+)
+def test_what_rules_out_fused_kernels_in_the_script_s_does_in_its_place(
+    options: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = rebuilt(torch.optim.AdamW(model().parameters(), lr=0.01, **options), "adamw", weight_decay=0.3)
+    assert not new.defaults["fused"] and why in capsys.readouterr().out
+    assert {key: new.defaults[key] for key in options if key != "fused"} == {
+        key: value for key, value in options.items() if key != "fused"
+    }
+    by_group = torch.optim.AdamW([{"params": model().parameters(), **options}], lr=0.01)
+    if "fused" not in options:
+        assert not rebuilt(by_group, "adamw").defaults["fused"]
+
+
+def test_one_that_climbs_climbs_in_its_place_too() -> None:
+    old = torch.optim.SGD(model().parameters(), lr=0.1, maximize=True)
+    assert rebuilt(old, "adamw", learning_rate=0.01).defaults["maximize"] is True
 
 
 def test_a_rate_of_another_kind_means_nothing_and_must_be_given() -> None:

@@ -234,6 +234,49 @@ def test_named_parameters_are_clipped_together_beyond_those_of_the_optimizer() -
     assert scene.weight.item() == pytest.approx(0.6)
 
 
+class Two(Scene):
+    """Two optimizers of one loss, and a loss scale that changes with every step."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.amp.scaler = torch.amp.GradScaler("cpu", enabled=name == "fp16", growth_interval=1)
+        self.other = torch.nn.Parameter(torch.zeros(()))
+        self.second = torch.optim.SGD([self.other], lr=1.0)
+
+    def both(self, first: float, second: float, **options: Any) -> bool:
+        self.amp.backward(-(first * self.weight + second * self.other))
+        return self.amp.step([self.optimizer, self.second], scheduler=[self.scheduler], **options)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
+def test_two_optimizers_of_one_backward_pass_step_by_true_gradients(name: str) -> None:
+    scene = Two(name)
+    assert scene.both(3.0, 4.0)
+    assert (scene.weight.item(), scene.other.item()) == (3.0, 4.0)
+    assert scene.scheduler.get_last_lr() == [0.5]
+    assert scene.weight.grad is None and scene.other.grad is None
+    scene.both(6.0, 8.0, clip_grad_norm=1.0)
+    assert scene.weight.item() == pytest.approx(3.0 + 0.5 * 0.6), "clipped together"
+    assert scene.other.item() == pytest.approx(4.8)
+
+
+def test_where_one_of_two_overflowed_the_other_moves_and_no_scheduler() -> None:
+    scene = Two("fp16")
+    scale = scene.amp.scaler.get_scale()
+    assert scene.both(1.0, float("inf")) is False
+    assert (scene.weight.item(), scene.other.item()) == (1.0, 0.0)
+    assert scene.scheduler.get_last_lr() == [1.0] and scene.amp.scaler.get_scale() == scale / 2
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
+def test_a_second_step_after_one_backward_pass_is_refused(name: str) -> None:
+    scene = Two(name)
+    scene.step(1.0)
+    with pytest.raises(ConfigurationError, match=r"called twice after one .* amp.step\(\[a, b\]\)"):
+        scene.amp.step(scene.second)
+    assert scene.step(1.0), "after another it is none"
+
+
 def test_the_loss_scale_goes_on_where_it_was() -> None:
     before, after = Scene("fp16"), Scene("fp16")
     before.step(float("inf"))
