@@ -121,7 +121,7 @@ class Trainer:
         drop_last: bool = False,
         steps_per_epoch: int | None = None,
         profile: Profile | None = None,
-        trackers: Sequence[Tracker] = (),
+        trackers: Sequence[Tracker] | None = (),
         seed: int | None = None,
         deterministic: bool = False,
         device: str | torch.device | None = None,
