@@ -78,7 +78,7 @@ class Sampler:
 
     def restarted(self) -> None:
         """What came after the last step was none: an evaluation, or the like."""
-        self._samples = deque([each for each in self._samples if each[0] <= self._step], maxlen=KEPT)
+        self._samples = deque([each for each in tuple(self._samples) if each[0] <= self._step], maxlen=KEPT)
         self._not_before = self._clock() + self._every
 
     def settled(self) -> None:

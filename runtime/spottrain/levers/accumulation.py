@@ -24,12 +24,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from spottrain import log
 from spottrain.data.fetch import Repeatable, Request
@@ -40,6 +46,10 @@ from spottrain.ranks.world import World
 Batch = TypeVar("Batch")
 Count = Callable[[Any], float]
 """Of a batch: over how many items (samples, tokens that are not ignored) its loss is the mean."""
+
+
+WHOLE: Final = (SequentialSampler, RandomSampler, DistributedSampler)
+"""Samplers of torch that give all samples of a set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,8 +154,10 @@ def parts(
 
     A filler has weight 0. Where a micro-batch of this rank counts in the step, it is that one, else the first
     of the loader's set that counts: a model with batch norm or dropout sees it, and only so another attempt
-    goes on bit by bit. spare: gives it where `loader` is no DataLoader over a map-style set; without it, it
-    is the last that counted, which another attempt does not know. Raises ConfigurationError.
+    goes on bit by bit. spare: gives it where that cannot be found, for `loader` is no DataLoader over all of
+    a map-style set. Without it such a step is left out, in each attempt, and told; and a rank that has
+    nothing while others have goes on with the last that counted, which another attempt does not know.
+    Raises ConfigurationError.
     """
     if size < 1:
         raise ConfigurationError(f"accumulation over {size} micro-batches: must be at least 1")
@@ -161,6 +173,9 @@ def parts(
         if not _summed(table, 1):
             return
         most = int(max(row[2] for row in table))
+        if not most and not fillers.repeatable:
+            log.event("step-left-out", why="nothing of it counts, and parts(spare=...) is not given")
+            continue
         if not most:
             log.event("empty-step", why="no micro-batch of it has anything to count: its gradients are zero")
         shares = _shares(counts, _summed(table, 0))
@@ -177,6 +192,11 @@ class _Fillers:
     def __init__(self, make: Callable[[], Any] | None) -> None:
         self._make = make
         self._known: Any = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether another attempt takes the same."""
+        return self._make is not None
 
     def of(self, window: Sequence[tuple[Any, float]]) -> Any:
         """For a step in which these of this rank count. Raises ConfigurationError."""
@@ -195,17 +215,18 @@ class _Fillers:
 def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
     """Finds the first micro-batch of a loader's map-style set that counts, under a seed of its own.
 
-    None where that is no sum of its parts: another library's loader also moves batches to a device.
+    None where that is no sum of its parts (another library's loader also moves batches to a device), or where
+    a sampler of the person's own says which samples there are.
     """
     if type(loader) not in (DataLoader, Loader) or isinstance(loader.dataset, IterableDataset):
         return None
-    sampler: Any = loader.batch_sampler
-    if sampler is None:  # the set gives batches
+    plan = getattr(loader.batch_sampler, "plan", None)
+    size = loader.batch_size if type(loader.sampler) in WHOLE else None
+    size = size if plan is None else plan.micro_batch_size
+    if size is None:
         return None
     own = isinstance(loader.dataset, Repeatable)
     dataset = loader.dataset if own else Repeatable(loader.dataset, loader.collate_fn)
-    size, plan = loader.batch_size, getattr(sampler, "plan", None)
-    size = size or (sampler.batch_size if plan is None else plan.micro_batch_size)
 
     def find() -> Any:
         for start in range(0, len(dataset), size):

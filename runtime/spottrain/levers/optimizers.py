@@ -25,6 +25,9 @@ from spottrain import log
 from spottrain.checkpoint.dtensor import is_sharded
 from spottrain.errors import ConfigurationError
 
+SAID: Final = "said"
+"""Of a parameter group: which settings the manifest has said, and how."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
@@ -149,26 +152,37 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
 
 
 def hold(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
-    """What these settings of its groups are now holds against a checkpoint's, for they were said anew.
+    """What the manifest says of these settings of its groups holds where a checkpoint was told another.
 
-    names: torch's. "lr" holds unless a torch LRScheduler is there, which has a state of its own. Where they
-    differ it is told, whenever a state is loaded.
+    names: torch's. What was said is kept in the groups' state, so what is said again as it was changes
+    nothing: a schedule, or the script, may have moved a setting since. "lr" is the checkpoint's where a torch
+    LRScheduler is there, which has a state of its own. An override is told when a state is loaded.
     """
+    if not names:
+        return
     said = [{name: group[name] for name in names} for group in optimizer.param_groups]
+    for group, mine in zip(optimizer.param_groups, said, strict=True):
+        group[SAID] = group.get(SAID, {}) | mine
 
     def put_back(restored: torch.optim.Optimizer) -> None:
-        for number, (group, mine) in enumerate(zip(restored.param_groups, said, strict=True)):
+        for number, (group, mine) in enumerate(zip(restored.param_groups, said, strict=False)):
+            before = group.get(SAID, {})
+            group[SAID] = before | mine
             for name, value in mine.items():
-                scheduled = name == "lr" and "initial_lr" in group
-                was = group["initial_lr" if scheduled else name]
-                if not scheduled:
-                    group[name] = value
-                if was != value:
-                    holds = "checkpoint" if scheduled else "now"
-                    words = {"holds": holds, "checkpoint": repr(was), "now": repr(value)}
-                    log.event("override", setting=f"optimizer.{name}", group=number, **words)
+                if before.get(name) != value:
+                    _override(group, name, value, number)
 
     optimizer.register_load_state_dict_post_hook(put_back)
+
+
+def _override(group: dict[str, Any], name: str, value: Any, number: int) -> None:
+    scheduled = name == "lr" and "initial_lr" in group
+    was = group["initial_lr" if scheduled else name]
+    if not scheduled:
+        group[name] = value
+    if was != value:
+        words = {"holds": "checkpoint" if scheduled else "now", "checkpoint": repr(was), "now": repr(value)}
+        log.event("override", setting=f"optimizer.{name}", group=number, **words)
 
 
 def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:

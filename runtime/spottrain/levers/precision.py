@@ -241,8 +241,8 @@ class Amp:
         self.precision = choose(precision, self.device) if isinstance(precision, str) else precision
         self.precision.apply()
         self.scaler = self.precision.scaler(self.device)
-        self._stepped = False
-        """Since the last backward pass."""
+        self._stepped: bool | None = None
+        """Since the last `backward`; None: the loop calls another one."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Around forward pass and loss, not around `backward`."""
@@ -268,14 +268,14 @@ class Amp:
         those of the optimizers if None.
         Whether the weights moved: fp16 leaves the step of an optimizer out whose gradients overflowed, and
         every scheduler then stays too. To know it costs a wait for the device, with fp16 alone.
-        Raises ConfigurationError at a second call after one backward pass, in each format.
+        Raises ConfigurationError at a second call after one `backward`, with a scaler.
         """
-        if self._stepped:
+        if self._stepped and self.scaler.is_enabled():
             raise ConfigurationError(
                 "Amp.step() was called twice after one Amp.backward(): the first call has found another loss "
                 "scale than the gradients have; give one call all optimizers: amp.step([a, b])"
             )
-        self._stepped = True
+        self._stepped = None if self._stepped is None else True
         optimizers = _listed(optimizer)
         if clip_grad_norm is not None:
             for each in optimizers:

@@ -337,3 +337,39 @@ def test_the_rate_of_a_constant_optimizer_holds_and_a_scheduler_of_torch_keeps_i
     holds = "checkpoint" if scheduled else "now"
     told = f"setting=optimizer.lr group=0 holds={holds} checkpoint=0.1 now=0.02"
     assert told in capsys.readouterr().out
+
+
+def held(**said: Any) -> torch.optim.Optimizer:
+    """As the manifest says it; `name` is sgd."""
+    model = torch.nn.Linear(2, 1)
+    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    manifest = {"optimizer": {"name": "sgd", **said}}
+    made: torch.optim.Optimizer = arguments(manifest, optimizer=None).make_optimizer(own, model)
+    return made
+
+
+def test_what_is_said_as_before_leaves_alone_what_a_schedule_has_moved_since(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """ReduceLROnPlateau keeps its rate in the group alone, and OneCycleLR moves momentum."""
+    first, then = held(learningRate=0.1, momentum=0.9), held(learningRate=0.1, momentum=0.9)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(first, factor=0.5, patience=0)
+    for measure in (1.0, 1.0, 1.0):
+        plateau.step(measure)
+    first.param_groups[0]["momentum"] = 0.85
+    capsys.readouterr()
+    then.load_state_dict(first.state_dict())
+    assert (then.param_groups[0]["lr"], then.param_groups[0]["momentum"]) == (0.025, 0.85)
+    assert "event=override" not in capsys.readouterr().out
+    again = held(learningRate=0.1, momentum=0.7)
+    again.load_state_dict(then.state_dict())
+    assert (again.param_groups[0]["lr"], again.param_groups[0]["momentum"]) == (0.025, 0.7)
+
+
+def test_a_group_that_is_added_later_is_its_own_affair() -> None:
+    temperature = torch.nn.Parameter(torch.ones(1))
+    first, then = held(momentum=0.9), held(momentum=0.8)
+    for each in (first, then):
+        each.add_param_group({"params": [temperature], "momentum": 0.1})
+    then.load_state_dict(first.state_dict())
+    assert [group["momentum"] for group in then.param_groups] == [0.8, 0.1]

@@ -58,11 +58,11 @@ def of_one_batch(batches: list[Tokens]) -> torch.Tensor:
 
 
 def of_windows(
-    batches: list[Tokens], size: int, counted: Callable[[Any], float] | None = count
+    batches: list[Tokens], size: int, counted: Callable[[Any], float] | None = count, **options: Any
 ) -> list[torch.Tensor]:
     """Gradient of each optimizer step."""
     net, found = model(), []
-    for part in accumulation.parts(batches, size, count=counted, world=ALONE):
+    for part in accumulation.parts(batches, size, count=counted, world=ALONE, **options):
         backward(mean_loss(net, part.batch) * part.weight)
         if part.last:
             found.append(gradient(net))
@@ -111,10 +111,19 @@ def test_a_micro_batch_without_a_token_that_counts_is_left_out_for_its_mean_is_n
 def test_a_step_without_any_is_a_step_whose_gradient_is_zero_and_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = of_windows(tokens([4, 2, 0, 0, 3]), 2)
+    found = of_windows(tokens([4, 2, 0, 0, 3]), 2, spare=lambda: tokens([7])[0])
     assert len(found) == 3, "else the position in the data would stay behind by one"
     assert float(found[1].abs().max()) == 0.0
     assert capsys.readouterr().out.count("event=empty-step") == 1
+
+
+def test_without_a_filler_that_another_attempt_takes_too_it_is_left_out_wherever_an_attempt_begins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever came before it: what would do for a filler, a resume would not know."""
+    whole, resumed = of_windows(tokens([4, 0, 3]), 1), of_windows(tokens([0, 3]), 1)
+    assert len(whole) == 2 and len(resumed) == 1
+    assert capsys.readouterr().out.count("event=step-left-out") == 2
 
 
 class Set(torch.utils.data.Dataset[Tokens]):
@@ -168,8 +177,20 @@ def test_a_loader_of_torch_s_own_has_a_filler_for_its_first_step() -> None:
 def test_a_filler_of_another_kind_of_loader_is_the_one_that_is_given() -> None:
     stream = accumulation.parts(tokens([0, 4]), 1, count=count, world=ALONE, spare=lambda: tokens([7])[0])
     assert [(count(part.batch), part.weight) for part in stream] == [(7, 0.0), (4, 1.0)]
-    with pytest.raises(ConfigurationError, match=r"parts\(spare=...\)"):
-        list(accumulation.parts(tokens([0, 4]), 1, count=count, world=ALONE))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sampler": [[1], [2]]},
+        {"sampler": torch.utils.data.SubsetRandomSampler([1, 2])},
+    ],
+)
+def test_a_sampler_of_a_person_s_own_is_asked_for_no_filler(options: dict[str, Any]) -> None:
+    """It alone knows which samples there are, and how many make a batch."""
+    loader = torch.utils.data.DataLoader(Set([9, 0, 4]), collate_fn=first, **options)
+    found = list(accumulation.parts(loader, 1, count=count, world=ALONE))
+    assert [(count(part.batch), part.weight) for part in found] == [(4, 1.0)]
 
 
 def test_no_data_is_no_step() -> None:

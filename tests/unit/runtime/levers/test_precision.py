@@ -269,8 +269,17 @@ def test_where_one_of_two_overflowed_the_other_moves_and_no_scheduler() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
-def test_a_second_step_after_one_backward_pass_is_refused(name: str) -> None:
+def test_a_loop_with_a_backward_pass_of_its_own_steps_as_it_likes(name: str) -> None:
     scene = Two(name)
+    for _ in range(2):
+        loss = -(scene.weight + scene.other)
+        scene.amp.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        assert scene.amp.step(scene.optimizer)
+    assert scene.weight.item() == 2.0
+
+
+def test_a_second_step_after_one_backward_pass_is_refused() -> None:
+    scene = Two("fp16")
     scene.step(1.0)
     with pytest.raises(ConfigurationError, match=r"called twice after one .* amp.step\(\[a, b\]\)"):
         scene.amp.step(scene.second)
