@@ -94,11 +94,12 @@ class Profiler:
         if self._profile is None:
             return
         self._left -= 1
-        if self._left == 0:
-            self._seconds = self._now() - self._active_since  # before torch stops, and reads what it has
+        if self._left in (0, self._window.active):
+            self._settle()
+            self._seconds = self._clock() - self._active_since  # before torch stops, and reads what it has
         self._profile.step()
         if self._left == self._window.active:
-            self._active_since = self._now()
+            self._active_since = self._clock()
         if self._left == 0:
             self._end()
 
@@ -111,11 +112,10 @@ class Profiler:
             self._storing.join(LAST_SECONDS)
 
     # --- inside -------------------------------------------------------------------------------------
-    def _now(self) -> float:
-        """When all that was queued is done: the window is to have its own kernels, and no others."""
+    def _settle(self) -> None:
+        """Waits for what was queued: the window is to have all of its own kernels, and no others."""
         if self._device is not None:
             torch.cuda.synchronize(self._device)
-        return self._clock()
 
     def _begin(self, window: Window) -> Any:
         from torch import profiler  # not above: 99 of 100 runs do not need it
