@@ -113,9 +113,7 @@ class Guard(Loop):
 
     def _add(self, kind: str, given: Any) -> None:
         named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
-        if (
-            given is None and kind == SCALER
-        ):  # of "fp16" alone, say, and the manifest has another precision now
+        if given is None and kind == SCALER:  # it was fp16's, say, and the manifest has another precision now
             self._left_out.add(kind)
         if given is not None and not isinstance(given, Mapping):
             if kind == "extra":
