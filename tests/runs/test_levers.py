@@ -314,7 +314,7 @@ def test_on_a_cpu_the_peak_of_the_process_says_what_fits(lab: Lab) -> None:
 
 # --- steps in which nothing counts ------------------------------------------------------------------------
 NOTHING_COUNTS = """\
-import os, signal
+import os, signal, time
 import torch, spottrain
 
 spottrain.seed(1)
@@ -335,6 +335,8 @@ for epoch in range(guard.epoch, 2):
             print("SAMPLES", guard.step + 1, part.batch[2].tolist(), flush=True)
             if guard.step + 1 == int(os.environ.get("STOP", "0")):
                 os.kill(os.getpid(), signal.SIGTERM)
+                while not guard.should_stop:  # a thread hears of it
+                    time.sleep(0.01)
             guard.advance(loss=losses.mean())
 guard.finish()
 """

@@ -237,7 +237,10 @@ def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> No
 
 def test_an_interrupted_loop_stores_the_profile_that_it_has_made(lab: Lab) -> None:
     stopping = PLAIN.replace(
-        "    guard.advance", "    if guard.step == 9: os.kill(os.getpid(), signal.SIGTERM)\n    guard.advance"
+        "    guard.advance",
+        "    if guard.step == 9: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    while guard.step == 9 and not guard.should_stop: time.sleep(0.01)\n"
+        "    guard.advance",
     )
     run = lab.run(stopping, env={PROFILE: WINDOW.to_json()})
     assert run.end() == ExitCode.INTERRUPTED, run.log

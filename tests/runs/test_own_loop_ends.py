@@ -32,6 +32,8 @@ def train(batch):
     optimizer.step()
     if guard.step + 1 == STOP:
         os.kill(os.getpid(), signal.SIGTERM)
+        while not guard.should_stop:  # a thread hears of it
+            time.sleep(0.01)
     return loss
 
 
@@ -296,6 +298,8 @@ while not guard.done:
         number += 1
         if number == STOP:
             os.kill(os.getpid(), signal.SIGTERM)
+            while not guard.should_stop:
+                time.sleep(0.01)
         if part.last:
             optimizer.step()
             optimizer.zero_grad()
