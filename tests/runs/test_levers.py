@@ -332,7 +332,7 @@ for epoch in range(guard.epoch, 2):
         if part.last:
             optimizer.step()
             optimizer.zero_grad()
-            print("SAMPLES", guard.step + 1, part.batch[2].tolist(), flush=True)
+            print(f"SAMPLES {guard.step + 1} {part.batch[2].tolist()}\\n", end="", flush=True)
             if guard.step + 1 == int(os.environ.get("STOP", "0")):
                 os.kill(os.getpid(), signal.SIGTERM)
                 while not guard.should_stop:  # a thread hears of it

@@ -69,6 +69,7 @@ class Interruption:
         self.source = ""
         self.forced: Callable[[], None] = lambda: None
         """Called once when the budget is spent; must end the process."""
+        self._held = threading.local()
         self._ending: Callable[[], None] | None = None
         self._ending_after = 0.0
         self._turn = threading.Lock()
@@ -110,7 +111,9 @@ class Interruption:
         self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
         # The wake-up socket tells the watcher even while the main thread is inside a long C call.
         self._wakeup_before = signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        os.register_at_fork(
+            before=self._hold, after_in_parent=self._release, after_in_child=self._leave_to_parent
+        )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what `hold_signals` held arrives here
         self._read_files()
         watch = (self._wakeup, self._over)
@@ -142,6 +145,14 @@ class Interruption:
             self.install()
             self.let_end(end)
 
+    def _hold(self) -> None:
+        """Before a fork: the child of a Pool that ends at once is told SIGTERM before it has left ours."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._held.__dict__.setdefault("masks", []).append(mask)  # this thread's; a fork may be inside of one
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._held.masks.pop())
+
     def _leave_to_parent(self) -> None:
         """In a forked child: a signal to it is its own affair, and must not look like one to this process."""
         inherited = signal.set_wakeup_fd(-1)
@@ -150,6 +161,7 @@ class Interruption:
         for signum, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, usual)
+        self._release()
 
     def let_end(self, end: Callable[[], None] | None, *, after: float = 0.0) -> None:
         """From here on a stop makes another thread call `end`, which ends the process (None: nothing).
