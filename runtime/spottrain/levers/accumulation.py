@@ -112,22 +112,18 @@ class Reweighed(Generic[Batch]):
         spare: Callable[[], Batch] | None = None,
     ) -> None:
         self._count, self._world, self._device = count, world or joined(), device
-        self._make_spare = spare
-        self._spare: Batch | None = None
+        self._fillers = _Fillers(spare)
 
     def __call__(self, micro_batches: Iterable[tuple[Batch, float]]) -> list[tuple[Batch, float]]:
         """Every rank must call it. Raises ConfigurationError where this rank never had one that counts."""
         held = list(micro_batches)
         counts = [float(self._count(batch)) if share else 0.0 for batch, share in held]
         shares = shares_by_count(counts, self._world, device=self._device)
-        counted = next((batch for (batch, _), each in zip(held, counts, strict=True) if each), None)
-        if self._make_spare is None:
-            self._spare = counted if counted is not None else self._spare
-        elif counted is None and self._spare is None:
-            self._spare = self._make_spare()
-        other = counted if counted is not None else self._spare
+        first = [given for given, each in zip(held, counts, strict=True) if each][:1]
+        self._fillers.seen(first)
         return [
-            (batch if share else _spare(other), share) for (batch, _), share in zip(held, shares, strict=True)
+            (batch if share else self._fillers.of(first), share)
+            for (batch, _), share in zip(held, shares, strict=True)
         ]
 
 
