@@ -115,6 +115,7 @@ class FailurePolicy:
     max_no_progress: int | None = 10
     backoff_seconds: int = 10
     hang_timeout_seconds: int | None = None
+    store_outage_seconds: int = 86400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,6 +266,7 @@ class ProgressStatus:
     emergency_seconds: float | None = None
     grace_seconds: float | None = None
     warning: str = ""
+    waiting_for: str = ""
     time: datetime | None = None
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from spottrain.contract import WAITING_FOR_STORE
+
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Phase, Reason
@@ -42,6 +44,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.ACCEPTED: _accepted(o, note),
         Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
         Condition.RUNNING: _running(status, o, pods),
+        Condition.STORE_REACHABLE: _store(status),
         Condition.CHECKPOINT_DURABLE: _durable(status),
         Condition.SAVE_FITS: _fits(status, o),
         Condition.INTERRUPTED: _recovered(status, o, pods),
@@ -144,6 +147,13 @@ def _training(status: Status) -> Verdict:
     state = status.progress.state if status.progress else ""
     if state == GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
+    if state == WAITING_FOR_STORE:
+        words = status.progress.waiting_for if status.progress else ""
+        return (
+            True,
+            Reason.WAITING_FOR_STORE,
+            f"attempt {status.attempt} waits for its checkpoint store: {words}",
+        )
     silent = "; its progress is unknown, because spec.checkpoint.managed is false"
     words = f"the trainer of attempt {status.attempt} runs"
     return True, Reason.TRAINING, words + silent if state == UNKNOWN_STATE else words
@@ -154,6 +164,22 @@ def _starting(pod: PodView) -> Verdict:
     if waiting is None or waiting.reason in ORDINARY_WAITS:
         return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started"
     return False, waiting.reason, f"{waiting.message or waiting.reason} (pod {pod.name})"
+
+
+def _store(status: Status) -> Verdict | None:
+    """False from the first sign of an outage until an attempt has got past the store: a store that answers
+    the first request and no other has not come back."""
+    shown = status.progress
+    if status.terminal:
+        return None
+    if shown is not None and shown.state == WAITING_FOR_STORE:
+        words = f"attempt {status.attempt} waits for it: {shown.waiting_for}"
+        return False, Reason.STORE_UNREACHABLE, words
+    record, known = status.record(status.attempt), status.condition(Condition.STORE_REACHABLE)
+    begun = record is not None and record.start_step is not None and not record.cause
+    if known is None or known.status == "True" or not begun:
+        return None
+    return True, Reason.STORE_ANSWERS, "the checkpoint store answers again"
 
 
 def _durable(status: Status) -> Verdict:

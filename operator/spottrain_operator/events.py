@@ -14,6 +14,7 @@ from spottrain_operator.policies import capacity
 WARN_WHEN = {
     Condition.ACCEPTED: "False",
     Condition.SCHEDULED: "False",
+    Condition.STORE_REACHABLE: "False",
     Condition.INTERRUPTED: "True",
     Condition.SUSPENDED: None,
     Condition.SUCCEEDED: None,

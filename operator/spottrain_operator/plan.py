@@ -35,7 +35,13 @@ from spottrain_operator.names import Cause, Condition, Reason, pod_name
 from spottrain_operator.policies import avoid, capacity, claims, cleanup, gang, hang, lifecycle, pins, restart
 from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
 from spottrain_operator.policies.gone import ended, saving_predecessor
-from spottrain_operator.status import with_condition, with_final_word, with_pods, with_record
+from spottrain_operator.status import (
+    with_condition,
+    with_final_word,
+    with_pods,
+    with_record,
+    with_store_unreachable,
+)
 
 Rule = Callable[[Observed], Decision | None]
 LEAST_GRACE: Final = 2
@@ -357,10 +363,12 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
     status = _judged(o, with_pods(old, o), old.attempt, ending)
     managed = o.job.spec.checkpoint.managed
     status = restart.counted(status, ending, policy, o.now, managed=managed)
-    stop: tuple[str, str] | None = restart.exhausted(status, policy, ending)
+    if ending.cause is Cause.STORE_UNREACHABLE:
+        status = with_store_unreachable(status, o, old.attempt, ending.evidence)
+    stop: tuple[str, str] | None = restart.exhausted(status, policy, ending, o.now)
     if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # no restart mends it
         stop = (ending.reason or ending.cause, ending.evidence)
-    if not ending.charged:
+    if not ending.charged and ending.cause is not Cause.STORE_UNREACHABLE:
         message = f"attempt {old.attempt}: {ending.evidence}"
         status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
     if stop is not None:

@@ -28,7 +28,12 @@ logger = logging.getLogger(__name__)
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 LIMIT = 64 * 1024
 """Bytes of an answer; it comes from a container that anyone may have written."""
-LIMITS = {"state": STATE_LIMIT, "durableTime": TIME_LIMIT, "warning": WARNING_LIMIT}
+LIMITS = {
+    "state": STATE_LIMIT,
+    "durableTime": TIME_LIMIT,
+    "warning": WARNING_LIMIT,
+    "waitingFor": WARNING_LIMIT,
+}
 NO_ANSWER = (
     aiohttp.ClientError,
     TimeoutError,

@@ -19,6 +19,7 @@ from spottrain.contract import (
     PODINFO_DIR,
     PROGRESS_PORT,
     SAVE_ADVISED_NAME,
+    STORE_WAIT_SECONDS,
     Env,
 )
 
@@ -340,6 +341,7 @@ def _saving(spec: TrainingJobSpec, status: Status) -> dict[Env, str]:
         Env.COMPILE_CACHE: _compile_cache(checkpoint.compile_cache, status),
         Env.IMAGE_DIGEST: _digest(spec),
         Env.HANG_TIMEOUT: str(spec.failure_policy.hang_timeout_seconds or ""),
+        Env.STORE_WAIT: str(min(STORE_WAIT_SECONDS, spec.failure_policy.store_outage_seconds)),
         Env.LOGS: "keep" if checkpoint.logs is Logs.KEEP else "off",
     }
 

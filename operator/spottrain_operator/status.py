@@ -19,7 +19,7 @@ from spottrain_operator.api import (
     Status,
 )
 from spottrain_operator.model import NodeView, Observed, PodView, Sample
-from spottrain_operator.names import UNKNOWN_STATE, Condition
+from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies.cause import word_of
 from spottrain_operator.policies.gone import over
 
@@ -52,6 +52,13 @@ def with_condition(
     return replace(
         status, conditions=tuple(sorted((*others, new), key=lambda c: order.index(Condition(c.type))))
     )
+
+
+def with_store_unreachable(status: Status, o: Observed, attempt: int, words: str) -> Status:
+    """Since when: the first time that this was seen, until a start gets past the store."""
+    message = f"attempt {attempt}: {words}"
+    reason = Reason.STORE_UNREACHABLE
+    return with_condition(status, Condition.STORE_REACHABLE, False, reason, message, o=o)
 
 
 def with_record(status: Status, record: AttemptRecord) -> Status:
@@ -213,6 +220,7 @@ def _progress_status(progress: Progress, o: Observed, at: datetime, old: Progres
         emergency_seconds=_or(progress.emergencySeconds, old.emergency_seconds),
         grace_seconds=_or(progress.graceSeconds, old.grace_seconds),
         warning=progress.warning or (old.warning if unmeasured else ""),
+        waiting_for=progress.waitingFor,
         time=at.replace(microsecond=0),
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from spottrain import log
-from spottrain.contract import CompileCacheMode, Env, OnExisting, library_homes
+from spottrain.contract import STORE_WAIT_SECONDS, CompileCacheMode, Env, OnExisting, library_homes
 from spottrain.errors import ConfigurationError
 from spottrain.training import Training
 
@@ -86,6 +86,8 @@ class Run:
     image_digest: str = ""
     hang_timeout: float | None = None
     """Seconds without a step that are a hang; None: by the measured step time (`pulse`)."""
+    store_wait: float = STORE_WAIT_SECONDS
+    """Seconds that a start, and the end of a training, wait for a store that does not answer."""
     logs: bool = False
     """Whether what the ranks print is kept beside the checkpoints (`scribe`)."""
     folder: Path = field(default_factory=Path.cwd)
@@ -130,6 +132,7 @@ class Run:
             compile_cache=_read(env, Env.COMPILE_CACHE, _compile_cache, CompileCacheMode.KEEP),
             image_digest=env.get(Env.IMAGE_DIGEST, ""),
             hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
+            store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
             logs=_read(env, Env.LOGS, _kept, not local) and uri is not None,
         )
 

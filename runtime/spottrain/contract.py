@@ -49,6 +49,8 @@ class Env(StrEnum):
     """Path of the downward-API file that carries the termination deadline."""
     SAVE_ADVISED_FILE = "SPOTTRAIN_SAVE_ADVISED_FILE"
     """Path of the downward-API file with the time of the last advice to save (no stop); empty without one."""
+    STORE_WAIT = "SPOTTRAIN_STORE_WAIT"
+    """Seconds that a start, and the end of a training, wait for a store that does not answer; absent: 300."""
     HANG_TIMEOUT = "SPOTTRAIN_HANG_TIMEOUT"
     """Seconds without a step after which the training hangs; absent: by the measured step time."""
     LOGS = "SPOTTRAIN_LOGS"
@@ -85,6 +87,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     BAD_CONFIGURATION = 64
     """Permanent: configuration or state that no restart mends (EX_USAGE of sysexits.h)."""
+    STORE_UNREACHABLE = 69
+    """The checkpoint store did not answer for as long as a pod waits for it (EX_UNAVAILABLE)."""
     INTERRUPTED = 75
     """Interrupted; nothing lost since the last commit (EX_TEMPFAIL)."""
     SUPERSEDED = 76
@@ -101,6 +105,7 @@ class Outcome(StrEnum):
     INTERRUPTED_LOST = "interruptedLost"
     SUPERSEDED = "superseded"
     BAD_CONFIGURATION = "badConfiguration"
+    STORE_UNREACHABLE = "storeUnreachable"
     FAILED = "failed"
 
 
@@ -110,6 +115,7 @@ EXIT_CODE_OF: Final[dict[Outcome, ExitCode]] = {
     Outcome.INTERRUPTED_LOST: ExitCode.INTERRUPTED_LOST,
     Outcome.SUPERSEDED: ExitCode.SUPERSEDED,
     Outcome.BAD_CONFIGURATION: ExitCode.BAD_CONFIGURATION,
+    Outcome.STORE_UNREACHABLE: ExitCode.STORE_UNREACHABLE,
     Outcome.FAILED: ExitCode.FAILED,
 }
 
@@ -144,7 +150,7 @@ class Reason(StrEnum):
     """Credentials missing, wrong or without permission (401, 403)."""
     BUCKET_NOT_FOUND = "BucketNotFound"
     STORE_UNAVAILABLE = "StoreUnavailable"
-    """The store did not answer, or answered 5xx, for longer than the retries last."""
+    """The store did not answer, or answered 5xx, for longer than it is waited for."""
     STORE_UNSUITABLE = "StoreUnsuitable"
     """The store has no conditional PUT."""
     URI_IN_USE = "CheckpointURIInUse"
@@ -232,7 +238,8 @@ class Progress:
     """What `/progress` answers, and `status.progress` shows."""
 
     state: str
-    """Starting, Downloading, Gated, Restoring, Compiling, Training, Evaluating, Saving, Done."""
+    """Starting, WaitingForStore, Downloading, Gated, Restoring, Compiling, Training, Evaluating, Saving,
+    Done."""
     attempt: int
     step: int = 0
     totalSteps: int = 0
@@ -250,6 +257,8 @@ class Progress:
     graceSeconds: float | None = None
     warning: str = ""
     """As in TerminationMessage."""
+    waitingFor: str = ""
+    """In the state WaitingForStore: the store, its endpoint, since when it is silent, and its last error."""
     idleSeconds: float | None = None
     """Since the training last got on, by the trainer's own clock."""
     hangSeconds: float | None = None
@@ -269,6 +278,11 @@ class Progress:
         known = {f.name for f in fields(cls)}
         return cls(**{k: v for k, v in raw.items() if k in known})
 
+
+STORE_WAIT_SECONDS: Final = 300
+"""That a pod waits for a store that does not answer, before it gives its node back."""
+WAITING_FOR_STORE: Final = "WaitingForStore"
+"""`state` while the checkpoint store does not answer."""
 
 # --- keys below the checkpoint URI -----------------------------------------------------------------
 HEAD_KEY: Final = "HEAD"

@@ -6,7 +6,7 @@ RunError                 anything that ends the run with a sentence
 │   ├── StoreDenied      64: 401, 403, no credentials
 │   ├── BucketNotFound   64
 │   ├── StoreUnsuitable  64: no conditional PUT
-│   └── StoreUnavailable 1: 5xx or no answer for longer than the retries last; a restart may mend it
+│   └── StoreUnavailable 69: 5xx or no answer for too long; the next start may find it again
 ├── CheckpointError      64: missing, damaged beyond fall-back, or not for this model
 │   └── CheckpointArchived 64: in an archive storage class
 ├── TrainingFailed       1: the training itself went wrong, such as a loss that is no number
@@ -57,7 +57,7 @@ class StoreUnsuitable(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    outcome = Outcome.FAILED
+    outcome = Outcome.STORE_UNREACHABLE
     reason = Reason.STORE_UNAVAILABLE
 
 

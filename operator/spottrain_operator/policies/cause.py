@@ -225,6 +225,10 @@ def _own_outcome(case: Case) -> Ending | None:
         return None
     if outcome is Outcome.SUPERSEDED or (outcome is None and code == ExitCode.SUPERSEDED and case.managed):
         return Ending(cause=Cause.SUPERSEDED, evidence=_told(case, "a newer attempt owns the checkpoints"))
+    silent = outcome is None and code == ExitCode.STORE_UNREACHABLE and case.managed
+    if outcome is Outcome.STORE_UNREACHABLE or silent:
+        said = _told(case, "the checkpoint store does not answer")
+        return Ending(cause=Cause.STORE_UNREACHABLE, evidence=said)
     stopped = outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     if stopped or (outcome is None and code in (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST)):
         return Ending(cause=Cause.INTERRUPTED, evidence=_told(case, f"exit code {code}"))

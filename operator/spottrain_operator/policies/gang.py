@@ -132,7 +132,9 @@ def _order(ending: Ending) -> int:
         return 2
     if ending.charged:
         return 3
-    return 5 if ending.cause is Cause.DONE else 4
+    if ending.cause is Cause.STORE_UNREACHABLE:  # the others only wait for a rank that waits for the store
+        return 4
+    return 6 if ending.cause is Cause.DONE else 5
 
 
 def _named(pod: PodView, o: Observed) -> Ending:

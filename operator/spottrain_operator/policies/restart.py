@@ -14,11 +14,14 @@ from typing import Final
 
 from spottrain_operator.api import AttemptRecord, FailurePolicy, Status
 from spottrain_operator.model import Ending
-from spottrain_operator.names import Cause, Reason
+from spottrain_operator.names import Cause, Condition, Reason
+from spottrain_operator.wire import rfc3339
 
 CLOCKS: Final = timedelta(seconds=5)
 """By which the clocks of two machines that run the operator in turn may differ."""
 LONGEST_BACKOFF: Final = timedelta(seconds=300)
+LONGEST_STORE_BACKOFF: Final = timedelta(seconds=1800)
+"""Between two starts while the store does not answer: each takes a node for some minutes."""
 BRIEF: Final = timedelta(seconds=60)
 """An attempt that is over so soon has most likely not been worth its start."""
 UNCOUNTED: Final = frozenset(
@@ -50,7 +53,7 @@ def counted(
     """
     if ending.charged:
         return replace(status, failures=status.failures + 1)
-    if ending.cause in UNCOUNTED:
+    if ending.cause in UNCOUNTED or _only_waited(status, ending):
         return status
     status = replace(
         status,
@@ -65,6 +68,14 @@ def counted(
     return replace(status, interruption_times=times[-policy.max_interruptions - 1 :])
 
 
+def _only_waited(status: Status, ending: Ending) -> bool:
+    """For the store, and did not train. Where an attempt has, what it trained is lost, as at an interruption:
+    a store that can be read and not written must not have it trained again and again without end."""
+    record = status.record(status.attempt)
+    trained = record is not None and (record.last_step or 0) > (record.start_step or 0)
+    return ending.cause is Cause.STORE_UNREACHABLE and not trained
+
+
 def _no_progress(status: Status) -> int:
     """Interruptions in a row between which not one more step was saved. One that never ran says nothing.
 
@@ -77,9 +88,23 @@ def _no_progress(status: Status) -> int:
     return 0 if advanced else status.no_progress + 1
 
 
-def exhausted(status: Status, policy: FailurePolicy, ending: Ending) -> tuple[Reason, str] | None:
+def store_silent_since(status: Status) -> datetime | None:
+    """Since when the store does not answer; None while nothing is known against it."""
+    known = status.condition(Condition.STORE_REACHABLE)
+    return known.last_transition_time if known is not None and known.status == "False" else None
+
+
+def exhausted(
+    status: Status, policy: FailurePolicy, ending: Ending, now: datetime
+) -> tuple[Reason, str] | None:
     """The budget that this ending, counted already, has used up: reason and sentence."""
     last = f"; the last: {ending.evidence}"
+    since = store_silent_since(status)
+    longest = timedelta(seconds=policy.store_outage_seconds)
+    if ending.cause is Cause.STORE_UNREACHABLE and since is not None and now - since >= longest:
+        limit = f"failurePolicy.storeOutageSeconds is {policy.store_outage_seconds}"
+        known = f"the checkpoint store does not answer since {rfc3339(since)}, and {limit}"
+        return Reason.STORE_UNREACHABLE, known + last
     if ending.charged and status.failures > policy.max_failures:
         many = f"failed {status.failures} time(s), and failurePolicy.maxFailures is {policy.max_failures}"
         return Reason.TOO_MANY_FAILURES, many + last
@@ -120,6 +145,8 @@ def brought_forward(status: Status, policy: FailurePolicy, now: datetime, uid: s
 
 
 def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str) -> timedelta:
+    if ending.cause is Cause.STORE_UNREACHABLE:
+        return _store_wait(status, policy)
     times = status.failures if ending.charged else _unexplained_in_a_row(status, now)
     if not ending.charged and ending.cause not in UNCOUNTED:
         times = max(times, status.no_progress - 1)  # the first time may be bad luck, the next are a livelock
@@ -130,6 +157,14 @@ def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, 
     if ending.cause is Cause.SCHEDULING_TIMEOUT:  # two half-gangs must not come back at the same moment
         wait *= 1 + spread(uid, status.attempt)
     return wait
+
+
+def _store_wait(status: Status, policy: FailurePolicy) -> timedelta:
+    """Doubled with each attempt in a row that did not find the store."""
+    ended = [r for r in status.attempts if r.cause]
+    times = sum(1 for _ in takewhile(lambda r: r.cause == Cause.STORE_UNREACHABLE, reversed(ended)))
+    doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(max(times, 1) - 1, 16))
+    return min(doubled, LONGEST_STORE_BACKOFF)
 
 
 def spread(uid: str, attempt: int) -> float:

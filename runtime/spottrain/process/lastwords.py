@@ -20,6 +20,7 @@ GRAVEST_FIRST: Final = (
     Outcome.BAD_CONFIGURATION,
     Outcome.FAILED,
     Outcome.SUPERSEDED,
+    Outcome.STORE_UNREACHABLE,
     Outcome.INTERRUPTED_LOST,
     Outcome.INTERRUPTED,
     Outcome.DONE,

@@ -42,6 +42,9 @@ OUTCOME_OF: Final = {int(code): outcome for outcome, code in EXIT_CODE_OF.items(
 LAST: Final = (Outcome.BAD_CONFIGURATION, Outcome.SUPERSEDED, Outcome.DONE)
 """Ends of a rank after which no other is started again: it would end so once more."""
 
+BROKEN: Final = (Outcome.FAILED, Outcome.BAD_CONFIGURATION, Outcome.STORE_UNREACHABLE)
+"""Ends of a rank after which its peers can save nothing."""
+
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -238,7 +241,7 @@ class Launcher:
             log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
         if end.outcome is Outcome.DONE:
             return
-        broken = end.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION) or self._asked
+        broken = end.outcome in BROKEN or self._asked
         if broken and self._stopping_since is None:
             self._peers_until = time.time() + min(PEER_SECONDS, FORCED_SHARE * self._grace)
         self._stop(time.time() + self._grace)

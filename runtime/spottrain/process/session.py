@@ -200,7 +200,11 @@ class Session:
             message=message.message,
         )
         path = self.env.get(Env.TERMINATION_MESSAGE)
-        grave = message.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION)
+        grave = message.outcome in (
+            Outcome.FAILED,
+            Outcome.BAD_CONFIGURATION,
+            Outcome.STORE_UNREACHABLE,
+        )
         grave = grave or message.reason == Reason.OUT_OF_MEMORY  # the cause of what the others say
         if path and (self.world.first_here or grave):
             try:

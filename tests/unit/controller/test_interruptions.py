@@ -230,6 +230,11 @@ ROWS: dict[str, Row] = {
     "deleted-by-hand": Row(pod=pod(code=75, said=SAVED, deleted=50), cause=Cause.POD_DELETED),
     "exit-0-on-sigterm": Row(pod=pod(code=0, deleted=50), cause=Cause.POD_DELETED),
     "saved-unasked": Row(pod=pod(code=75, said=SAVED), cause=Cause.INTERRUPTED),
+    "store-unreachable": Row(
+        pod=pod(code=69, said=word(Outcome.STORE_UNREACHABLE, message="s3://b/p at http://m did not answer")),
+        cause=Cause.STORE_UNREACHABLE,
+        counts=NOTHING,
+    ),
     "oom": Row(pod=pod(code=137, container_reason="OOMKilled"), cause=Cause.OUT_OF_MEMORY, counts=FAILURE),
     "storage-limit": Row(
         pod=pod(code=137, reason="Evicted", message="ephemeral storage"), cause=Cause.FAILED, counts=FAILURE

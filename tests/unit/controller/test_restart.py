@@ -119,9 +119,9 @@ def test_interruptions_are_counted_within_their_window_alone() -> None:
     ending, status = Ending(cause=Cause.NODE_LOST, evidence="x"), Status()
     for at in (0, 2000, 4000, 6000):
         status = _counted(status, policy, steps=(0, 5), at=at)
-        assert restart.exhausted(status, policy, ending) is None
+        assert restart.exhausted(status, policy, ending, NOW) is None
     status = _counted(status, policy, steps=(0, 5), at=6100)
-    found = restart.exhausted(status, policy, ending)
+    found = restart.exhausted(status, policy, ending, NOW)
     assert found is not None and "interrupted 3 time(s) within 3600 s" in found[1]
     assert status.interruptions == 5 and len(status.interruption_times) == 3
 
@@ -138,12 +138,12 @@ def test_interruptions_that_save_nothing_wait_longer_each_time_and_end_at_last()
         start = restart.next_start(status, policy, ending, after(n * 1000), "uid")
         waits.append((start - after(n * 1000)).total_seconds() if start else 0)
     assert waits == [0, 0, 10, 20]
-    assert restart.exhausted(status, policy, ending) is None, "the first says nothing yet"
+    assert restart.exhausted(status, policy, ending, NOW) is None, "the first says nothing yet"
     status = _counted(status, policy, steps=(7, 7), at=5000)
-    found = restart.exhausted(status, policy, ending)
+    found = restart.exhausted(status, policy, ending, NOW)
     assert found is not None and found[0] == "NoProgress" and "maxNoProgress is 3" in found[1]
     saved = _counted(status, policy, steps=(7, 8), at=9000)
-    assert saved.no_progress == 0 and restart.exhausted(saved, policy, ending) is None
+    assert saved.no_progress == 0 and restart.exhausted(saved, policy, ending, NOW) is None
 
 
 def test_an_attempt_that_is_given_up_before_it_has_saved_is_no_livelock() -> None:
@@ -202,5 +202,5 @@ def test_of_an_image_that_keeps_its_own_checkpoints_no_lack_of_progress_is_known
         status = replace(status, attempt=at + 1, attempts=(record,))
         ending = Ending(cause=Cause.SPOT_NOTICE, evidence="x")
         status = restart.counted(status, ending, FailurePolicy(), after(at), managed=False)
-        assert restart.exhausted(status, FailurePolicy(), ending) is None
+        assert restart.exhausted(status, FailurePolicy(), ending, NOW) is None
     assert status.interruptions == 40 and status.no_progress == 0
