@@ -2,7 +2,8 @@
 
 Called by handlers, resync and service. client-go's semantics: a key that is added while it is being
 worked on is worked on once more afterwards; a key that fails comes back after an exponential delay of its
-own.
+own. A delayed key is taken when its time has come, however many keys wait: the DELETE of a notice depends
+on it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class WorkQueue:
     def __init__(self, *, first_delay: float = FIRST_DELAY, longest_delay: float = LONGEST_DELAY) -> None:
         self._first, self._longest = first_delay, longest_delay
         self._ready: deque[JobKey] = deque()
+        self._overdue: deque[JobKey] = deque()
+        """Delayed keys whose time has come. They and the ready ones are taken in turn."""
+        self._overdue_next = True
         self._dirty: set[JobKey] = set()
         self._working: set[JobKey] = set()
         self._failures: dict[JobKey, int] = {}
@@ -50,6 +54,8 @@ class WorkQueue:
 
     def add_after(self, key: JobKey, seconds: float) -> None:
         """The earliest of several delays counts."""
+        if seconds <= 0:
+            return self.add(key)  # in its turn: only a key that has waited goes before others
         due = asyncio.get_running_loop().time() + seconds
         if self._due.get(key, due + 1) > due:
             self._due[key] = due
@@ -57,26 +63,40 @@ class WorkQueue:
             self._changed.set()
 
     async def take(self) -> JobKey:
-        while not self._ready:
+        while (key := self._next()) is None:
             self._changed.clear()
-            timeout = self._move_due()
-            if not self._ready:
-                await _wait(self._changed, timeout)
-        key = self._ready.popleft()
+            await _wait(self._changed, self._until_next())
         self._dirty.discard(key)
         QUEUE_DEPTH.set(len(self._dirty))
         self._working.add(key)
         return key
 
-    def _move_due(self) -> float | None:
-        """Delayed keys whose time has come are ready; answers the seconds until the next one."""
+    def _next(self) -> JobKey | None:
+        """From the two lines in turn, so that neither can hold up the other."""
+        self._move_due()
+        lines = (self._overdue, self._ready) if self._overdue_next else (self._ready, self._overdue)
+        for line in lines:
+            while line:
+                key = line.popleft()
+                # A key may stand in both: it was taken from the other one, or done() adds it again.
+                if key in self._dirty and key not in self._working:
+                    self._overdue_next = line is self._ready
+                    return key
+        return None
+
+    def _move_due(self) -> None:
         now = asyncio.get_running_loop().time()
         while self._later and self._later[0][0] <= now:
             due, _, key = heapq.heappop(self._later)
             if self._due.get(key) == due:
                 del self._due[key]
-                self.add(key)
-        return self._later[0][0] - now if self._later else None
+                self._dirty.add(key)
+                if key not in self._working:
+                    self._overdue.append(key)
+
+    def _until_next(self) -> float | None:
+        """Seconds; None: no key is delayed."""
+        return max(0.0, self._later[0][0] - asyncio.get_running_loop().time()) if self._later else None
 
     def done(self, key: JobKey, *, failed: bool = False) -> None:
         self._working.discard(key)

@@ -11,6 +11,8 @@ from spottrain_operator.api import JobKey
 from spottrain_operator.metrics import QUEUE_DEPTH
 from spottrain_operator.workqueue import WorkQueue
 
+from tests.support.virtualtime import run_virtually
+
 A, B = (JobKey(namespace="ns", name=name, uid=name) for name in "ab")
 
 
@@ -99,3 +101,81 @@ async def test_the_depth_that_is_told_falls_when_a_key_is_taken() -> None:
     assert QUEUE_DEPTH._value.get() == 1
     await queue.take()
     assert QUEUE_DEPTH._value.get() == 0
+
+
+async def _churn(queue: WorkQueue, seconds: float, keys: int = 50) -> None:
+    """Never leaves the queue without a ready key."""
+    loop = asyncio.get_running_loop()
+    many = [JobKey(namespace="ns", name=f"k{n}", uid=f"k{n}") for n in range(keys)]
+    while loop.time() < seconds:
+        for key in many:
+            queue.add(key)
+        await asyncio.sleep(0.01)
+
+
+async def _when_done(
+    queue: WorkQueue, do_seconds: float, until: float, workers: int = 1
+) -> dict[str, list[float]]:
+    loop, looks = asyncio.get_running_loop(), dict[str, list[float]]()
+
+    async def do(key: JobKey) -> None:
+        looks.setdefault(key.name, []).append(loop.time())
+        await asyncio.sleep(do_seconds)
+
+    tasks = [asyncio.create_task(queue.work(do)) for _ in range(workers)]
+    await asyncio.sleep(until)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return looks
+
+
+def test_what_is_due_is_taken_in_its_time_though_other_keys_never_stop_coming() -> None:
+    async def story() -> list[float]:
+        queue = WorkQueue()
+        queue.add_after(A, 1.0)
+        churn = asyncio.create_task(_churn(queue, 4.0))
+        looks = await _when_done(queue, 0.1, 6.0)
+        await churn
+        return looks["a"]
+
+    (at,) = run_virtually(story())
+    assert 1.0 <= at <= 1.3, "at most the key that is being worked on and one more go before it"
+
+
+def test_a_key_that_waits_behind_a_backlog_is_taken_when_it_is_due() -> None:
+    """It was added by an event as well: that it stands in the line already must not cost it its time."""
+
+    async def story() -> list[float]:
+        queue = WorkQueue()
+        for n in range(100):
+            queue.add(JobKey(namespace="ns", name=f"k{n}", uid=f"k{n}"))
+        queue.add(A)
+        queue.add_after(A, 1.0)
+        return (await _when_done(queue, 0.1, 20.0))["a"]
+
+    assert run_virtually(story()) == [pytest.approx(1.1, abs=0.15)], "and only once"
+
+
+def test_keys_that_are_due_again_and_again_do_not_hold_up_the_others() -> None:
+    async def story() -> float:
+        queue, loop = WorkQueue(), asyncio.get_running_loop()
+        due = [JobKey(namespace="ns", name=f"due{n}", uid=f"due{n}") for n in range(50)]
+        seen: dict[str, float] = {}
+
+        async def do(key: JobKey) -> timedelta | None:
+            seen.setdefault(key.name, loop.time())
+            await asyncio.sleep(0.1)
+            return timedelta(seconds=0.2) if key in due else None
+
+        for key in due:
+            queue.add_after(key, 0.01)
+        task = asyncio.create_task(queue.work(do))
+        await asyncio.sleep(1.0)
+        queue.add(A)
+        await asyncio.sleep(3.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return seen["a"]
+
+    assert run_virtually(story()) <= 1.3
