@@ -24,7 +24,6 @@ def raw_spec(**more: Any) -> dict[str, Any]:
     """A spec as the API server gives it, with its defaults filled in at the top level."""
     container = {"name": "trainer", "image": "example.com/train:1"}
     return {
-        "gpusPerWorker": 1,
         "template": {"spec": {"containers": [container]}},
         "training": {},
         "checkpoint": {"uri": "s3://bucket/run"},

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from spottrain.contract import OnExisting
 
-from spottrain_operator import volumes, wire
+from spottrain_operator import gpus, volumes, wire
 from spottrain_operator.datacache import DataCache
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import CHECKPOINTS_FINALIZER, Condition
@@ -125,7 +125,8 @@ class TrainingJobSpec:
     training: dict[str, Any] = field(default_factory=dict)
     """Goes to the runtime as it is; the schema has checked it."""
     workers: int = 1
-    gpus_per_worker: int = 1
+    gpus_per_worker: int | None = None
+    """None: the template says it, or one (gpus.py)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     data_cache: DataCache | None = None
     capacity: CapacitySpec = CapacitySpec()
@@ -149,7 +150,7 @@ class TrainingJobSpec:
     def _problem(self) -> str:
         """What the schema cannot see, as a sentence; "" where all is well."""
         pod, checkpoint = self.template["spec"], self.checkpoint
-        if problem := template_problem(self.template):
+        if problem := template_problem(self.template) or gpus.problem(pod, self.gpus_per_worker):
             return problem
         if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
             return problem
@@ -157,6 +158,10 @@ class TrainingJobSpec:
             return problem
         spot_folder = self.on_spot and checkpoint.uri.startswith("file:")
         return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+
+    @property
+    def gpus(self) -> gpus.Gpus:
+        return gpus.of(self.template["spec"], self.gpus_per_worker)
 
     @property
     def replaces_during_notice(self) -> bool:

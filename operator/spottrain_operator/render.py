@@ -253,20 +253,22 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
     told = environment(job, status, grace_seconds, rank)
     if spec.checkpoint.ca_bundle is not None:
         told[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
-    writable = _WRITABLE | datacache.homes(spec.data_cache, trainer)
-    defaults = {k: v for k, v in writable.items() if k not in given}
+    silent = _WRITABLE | datacache.homes(spec.data_cache, trainer) | {PROCESSES: _processes(spec.gpus.count)}
+    defaults = {k: v for k, v in silent.items() if k not in given}
     kept = [e for e in trainer.get("env") or () if e.get("name") not in told]
     trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items())]
     if secret := spec.checkpoint.credentials_secret:
         trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret}}]
     port = {"name": "progress", "containerPort": PROGRESS_PORT}
     trainer["ports"] = [*(trainer.get("ports") or ()), port]
-    if spec.gpus_per_worker:
+    if added := spec.gpus.added:
         resources = trainer.setdefault("resources", {})
         for kind in ("requests", "limits"):
-            resources[kind] = (resources.get(kind) or {}) | {GPU_RESOURCE: str(spec.gpus_per_worker)}
+            resources[kind] = (resources.get(kind) or {}) | {GPU_RESOURCE: str(added)}
 
 
+PROCESSES: Final = "PET_NPROC_PER_NODE"
+"""torchrun's flag, as an environment variable."""
 _WRITABLE: Final = {
     "HOME": volumes.HOME_DIR,
     "TMPDIR": volumes.TMP_DIR,
@@ -278,12 +280,14 @@ _WRITABLE: Final = {
 def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> dict[str, str]:
     """The contract's variables (`contract.Env`); those without a value are left out."""
     assert job.spec is not None
+    gpus = job.spec.gpus.count
     values: dict[Env, str] = {
         Env.JOB_NAME: job.key.name,
         Env.JOB_NAMESPACE: job.key.namespace,
         Env.JOB_UID: job.key.uid,
         Env.ATTEMPT: str(status.attempt),
         Env.GRACE_SECONDS: str(grace_seconds),
+        Env.GPUS: "" if gpus is None else str(gpus),
         Env.TRAINING: json.dumps(job.spec.training, sort_keys=True),
         Env.DEADLINE_FILE: f"{PODINFO_DIR}/{DEADLINE_NAME}",
         Env.SAVE_ADVISED_FILE: f"{PODINFO_DIR}/{SAVE_ADVISED_NAME}",
@@ -298,6 +302,11 @@ def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> 
     return told | (_gang(job, status, rank) if job.spec.workers > 1 else {})
 
 
+def _processes(count: int | None) -> str:
+    """Of each worker. torchrun itself counts the GPUs of a claim."""
+    return "auto" if count is None else str(max(count, 1))
+
+
 def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
     """For our launcher, for torchrun (PET_...: its flags), and for scripts with a launcher of their own.
 
@@ -307,7 +316,7 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
     key = job.key
     first = pod_name(key.name, key.uid, status.attempt)
     host, port = f"{first}.{service_name(key.name, key.uid)}.{key.namespace}.svc", str(RENDEZVOUS_PORT)
-    workers, processes = str(job.spec.workers), str(max(job.spec.gpus_per_worker, 1))
+    workers = str(job.spec.workers)
     return {
         str(Env.WORKERS): workers,
         str(Env.WORKER_INDEX): str(rank),
@@ -318,7 +327,6 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
         "NODE_RANK": str(rank),
         "PET_NNODES": workers,
         "PET_NODE_RANK": str(rank),
-        "PET_NPROC_PER_NODE": processes,
         "PET_MASTER_ADDR": host,
         "PET_MASTER_PORT": port,
     }

@@ -43,6 +43,8 @@ class Env(StrEnum):
     """Unix seconds until which this pod waits for its predecessor to release HEAD; 0 = do not wait."""
     GRACE_SECONDS = "SPOTTRAIN_GRACE_SECONDS"
     """terminationGracePeriodSeconds of this pod."""
+    GPUS = "SPOTTRAIN_GPUS"
+    """GPUs that the pod has asked for; 0 = CPU; absent: the container counts them."""
     TRAINING = "SPOTTRAIN_TRAINING"
     """spec.training as JSON (fields of `config.Training`)."""
     DEADLINE_FILE = "SPOTTRAIN_DEADLINE_FILE"

@@ -55,7 +55,7 @@ class Gang:
         if nproc != "auto" and (not nproc.isdecimal() or int(nproc) < 1):
             raise ConfigurationError(f"--nproc {nproc} must be auto or a whole number, at least 1")
         workers = _whole(env, Env.WORKERS, least=1, default=1)
-        here = count() if nproc == "auto" else int(nproc)
+        here = _of_each(env, count) if nproc == "auto" else int(nproc)
         if workers == 1:
             return cls(nproc=here, host=LOOPBACK)
         index = _whole(env, Env.WORKER_INDEX, least=0)
@@ -83,6 +83,11 @@ class Gang:
             MASTER_ADDR: self.host,
             MASTER_PORT: str(port),
         }
+
+
+def _of_each(env: Mapping[str, str], count: Callable[[], int]) -> int:
+    """Processes of a pod: as many as GPUs were asked for. A container may see more that are not its own."""
+    return max(1, _whole(env, Env.GPUS, least=0)) if env.get(Env.GPUS) else count()
 
 
 def _rendezvous(env: Mapping[str, str]) -> tuple[str, int]:

@@ -51,13 +51,6 @@ def test_a_long_job_name_gives_a_pod_name_that_is_a_host_name_and_unique() -> No
     assert len(names) == 2 and all(len(n) <= 63 and "." not in n for n in names)
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(0, None), (4, "4")])
-def test_gpus_are_requested(gpus: int, expected: str | None) -> None:
-    trainer = trainer_of(rendered(trainer={"resources": {"limits": {"memory": "1Gi"}}}, gpusPerWorker=gpus))
-    assert trainer["resources"]["limits"].get("nvidia.com/gpu") == expected
-    assert trainer["resources"]["limits"]["memory"] == "1Gi"
-
-
 def test_the_pool_says_where() -> None:
     pool = {
         "name": "a100",
