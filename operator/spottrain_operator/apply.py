@@ -1,7 +1,14 @@
 """Carries out a Plan: what must precede the status, the status once, what follows from it, events last.
 
-Called by reconcile.py. A refusal of a pod is remembered for the next plan; anything else that goes wrong
-is raised, and the queue plans again.
+Actions do not depend on each other, so one that fails stops no other: what failed is raised at the end, and
+the queue plans again. A refusal of a pod is remembered for the next plan. Order that correctness needs:
+
+- A pod that has ended meanwhile is judged before the status is written (`Unseen`).
+- A DELETE that is `needed` precedes the status: the next attempt is not started beside a pod that was not
+  told to end.
+- The status precedes `Plan.after`: the attempt's number is known before its pod exists, and how a pod ended
+  before it is released.
+- What pods need beside themselves (a Service, a group, a claim) precedes them.
 """
 
 from __future__ import annotations
@@ -9,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spottrain_operator.api import Job, JobKey
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
-from spottrain_operator.errors import ApiError, Conflict
+from spottrain_operator.errors import ApiError, Conflict, Incomplete
 from spottrain_operator.logs import about
 from spottrain_operator.memory import Memory
 from spottrain_operator.metrics import ATTEMPTS_ENDED, ATTEMPTS_STARTED
@@ -38,6 +46,7 @@ from spottrain_operator.model import (
 from spottrain_operator.names import (
     API_VERSION,
     CLAIMS,
+    DEADLINE_ANNOTATION,
     FIELD_MANAGER,
     JOB_UID_LABEL,
     KIND,
@@ -56,6 +65,10 @@ RETRY_REFUSED = timedelta(seconds=30)
 """What admission refuses (no such service account yet, a webhook that does not answer) it may accept soon."""
 RETRY_INVALID = timedelta(minutes=5)
 """What is invalid for this cluster today may be valid once an administrator has changed it."""
+ANNOTATE_SECONDS = 1.0
+MOST_NAMED = 3
+"""Failures that one sentence names."""
+SOON = timedelta(milliseconds=100)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,19 +85,69 @@ class Unseen(Conflict):
     """A pod has ended that was to be deleted: how it ended is judged first."""
 
 
-async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
+@dataclass(slots=True)
+class Outcome:
+    """What became of several actions."""
+
+    again: bool = False
     """Whether another look is worth it at once."""
-    told = await _do_all(plan.before, job.key, hands)  # raises Unseen: the status was planned without it
-    if plan.status is not None:
-        await _write_status(job, plan, hands)
-    elif any(isinstance(a, Create) for a in plan.after):
-        await _confirm(job, hands)
+    conflict: Conflict | None = None
+    blocked: bool = False
+    """Whether an action failed on which the status rests."""
+    failed: list[tuple[str, ApiError]] = field(default_factory=list)
+    """What was to be done, and why it was not."""
+
+    def take(self, action: Action, result: bool | BaseException) -> None:
+        match result:
+            case bool():
+                self.again |= result
+            case Unseen():
+                self.again, self.conflict = True, self.conflict or result
+            case Conflict():
+                self.conflict = result
+            case ApiError():
+                self.blocked |= isinstance(action, Delete) and action.needed
+                self.failed.append((_name_of(action), result))
+            case _:
+                raise result
+
+    def raise_failures(self) -> None:
+        if self.failed:
+            words = "; ".join(f"could not {what}: {why}" for what, why in self.failed[:MOST_NAMED])
+            more = f" (and {len(self.failed) - MOST_NAMED} more)" if len(self.failed) > MOST_NAMED else ""
+            silence = all(why.status == 0 for _, why in self.failed)
+            raise Incomplete(words + more, again=SOON if self.again else None, silence=silence)
+        if self.conflict is not None and not isinstance(self.conflict, Unseen):
+            raise self.conflict
+
+
+async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
+    """Whether another look is worth it at once.
+
+    Raises Incomplete with all that failed, after everything that does not depend on it was done; Conflict
+    where the view was stale.
+    """
+    early = await _do_all(plan.before, job.key, hands)
+    if isinstance(early.conflict, Unseen):  # the status was planned without its end
+        raise early.conflict
+    if early.blocked:
+        early.raise_failures()
     try:
-        news = await _do_all(plan.after, job.key, hands)
-    except Unseen:
-        news = [True]
-    await _tell(job, plan.events, hands)
-    return any(told) or any(news)
+        if plan.status is not None:
+            await _write_status(job, plan, hands)
+        elif any(isinstance(a, Create) for a in plan.after):
+            await _confirm(job, hands)
+    except ApiError as error:
+        early.failed.append(("read the job" if plan.status is None else "write the status", error))
+        early.raise_failures()
+    late = await _do_all(plan.after, job.key, hands)
+    if plan.status is not None or not early.failed:
+        await _tell(job, plan.events, hands)
+    late.again |= early.again
+    late.failed[:0] = early.failed
+    late.conflict = late.conflict or early.conflict
+    late.raise_failures()
+    return late.again
 
 
 async def _write_status(job: Job, plan: Plan, hands: Hands) -> None:
@@ -124,17 +187,44 @@ async def _confirm(job: Job, hands: Hands) -> None:
         raise Conflict(f"{job.key} has changed")
 
 
-async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> list[bool]:
-    """In order; pods are made all at once, so that an autoscaler sees all of a gang, and starts last."""
-    creates = [a for a in actions if isinstance(a, Create)]
-    done = [await _do(a, key, hands) for a in actions if not isinstance(a, Create)]
+async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> Outcome:
+    """All of them, though some are refused or slow. Pods are made last and all at once, so that an autoscaler
+    sees all of a gang, and only where what they need beside themselves is there."""
+    outcome = Outcome()
+    creates = tuple(a for a in actions if isinstance(a, Create))
+    provides = tuple(a for a in actions if isinstance(a, Provide))
+    await _at_once(tuple(a for a in actions if not isinstance(a, Create | Provide)), key, hands, outcome)
+    failures = len(outcome.failed)
+    await _at_once(provides, key, hands, outcome)
     if creates and _lacking(actions, key, hands):
-        return [*done, True]
-    made = await asyncio.gather(*(_do(a, key, hands) for a in creates), return_exceptions=True)
-    for failure in made:
-        if isinstance(failure, BaseException):
-            raise failure
-    return [*done, *(m for m in made if isinstance(m, bool))]
+        outcome.again = True
+    elif len(outcome.failed) == failures and outcome.conflict is None:
+        await _at_once(creates, key, hands, outcome)
+    return outcome
+
+
+async def _at_once(actions: Sequence[Action], key: JobKey, hands: Hands, outcome: Outcome) -> None:
+    results = await asyncio.gather(*(_do(a, key, hands) for a in actions), return_exceptions=True)
+    for action, result in zip(actions, results, strict=True):
+        outcome.take(action, result)
+
+
+def _name_of(action: Action) -> str:
+    match action:
+        case Annotate(pod=pod):
+            return f"annotate pod {pod.name}"
+        case Delete(pod=pod):
+            return f"delete pod {pod.name}"
+        case Release(pod=pod):
+            return f"take the finalizer off pod {pod.name}"
+        case Hold():
+            return "change the finalizers of the job"
+        case DeleteJob():
+            return "delete the job"
+        case Check():
+            return "dry-run a pod"
+        case Create(manifest=manifest) | Provide(manifest=manifest):
+            return f"make {manifest.get('kind', 'Pod')} {manifest['metadata']['name']}"
 
 
 def _lacking(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> bool:
@@ -163,14 +253,12 @@ async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
 
 
 async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
-    """Something done to a pod that exists. If it is gone by now, there is nothing to do to it."""
+    """Something done to a pod that exists. One that is gone leaves the cache: no event may come for it."""
     pod, cluster = action.pod, hands.cluster
     try:
         match action:
-            case Annotate(words=words):
-                raw = await cluster.annotate_pod(pod.namespace, pod.name, uid=pod.uid, annotations=words)
-                _remember(raw, hands)
-                return True  # its DELETE is due a moment from now, however late the watch is
+            case Annotate():
+                return await _annotate(action, hands)
             case Delete():
                 return await _delete(action, hands)
             case Release():
@@ -178,9 +266,32 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
     except ApiError as error:
         if error.status not in (404, 409):
             raise
+        raw = await cluster.get_pod(pod.namespace, pod.name) if error.status == 409 else None
         which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
+        if raw is not None and raw["metadata"]["uid"] == pod.uid:
+            raise Conflict(f"pod {pod.name} has changed: {error}") from error
         logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error, extra=which)
+        hands.caches.pods.drop(pod)
+        return True
     return False
+
+
+async def _annotate(action: Annotate, hands: Hands) -> bool:
+    """With little time, because a pod's DELETE follows: a webhook may take half a minute to say no."""
+    pod = action.pod
+    try:
+        async with asyncio.timeout(ANNOTATE_SECONDS):
+            raw = await hands.cluster.annotate_pod(
+                pod.namespace, pod.name, uid=pod.uid, annotations=action.words
+            )
+    except (ApiError, TimeoutError) as error:
+        if DEADLINE_ANNOTATION in action.words:
+            hands.memory.not_told(pod, hands.now)
+        if isinstance(error, TimeoutError):
+            raise ApiError(0, f"no answer within {ANNOTATE_SECONDS:.0f} s") from error
+        raise
+    _remember(raw, hands)
+    return True  # its DELETE is due a moment from now, however late the watch is
 
 
 async def _delete(action: Delete, hands: Hands) -> bool:
@@ -247,6 +358,9 @@ async def _hold(key: JobKey, on: bool, hands: Hands) -> bool:
         raw = await hands.cluster.hold_job(key.namespace, key.name, uid=key.uid, on=on)
     except ApiError as error:
         if error.status not in (404, 409, 422):
+            job = hands.caches.jobs.get(key)
+            if on and job is not None and error.status not in (0, 429):  # no pod is made without it: say why
+                hands.memory.refusals[key] = _refusal(error, job.generation, hands.now)
             raise
         await fetch_job(key, hands.caches, hands.cluster)
         return True
@@ -319,17 +433,17 @@ def _remember(raw: dict[str, Any], hands: Hands) -> PodView | None:
 
 
 def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") -> Refusal:
-    """What the API server's no means; raises the error where it means nothing about the pod."""
+    """What the API server's no means; raises the error where it was no answer, or only "not now"."""
     words = str(error)
-    if error.status == 403 or error.status >= 500:
-        quota = error.status == 403 and "exceeded quota" in words
-        reason, retry = (Reason.QUOTA_EXCEEDED, RETRY_QUOTA) if quota else (Reason.REFUSED, RETRY_REFUSED)
-        return Refusal(generation=generation, reason=reason, message=words, at=now, retry=retry)
+    if error.status in (0, 409, 429):
+        raise error
     if error.status in (400, 422):
         path = "spec.dataCache" if kind == CLAIMS else "spec.template"
         reason, words = Reason.INVALID_TEMPLATE, f"{path}: {words}"
         return Refusal(generation=generation, reason=reason, message=words, at=now, retry=RETRY_INVALID)
-    raise error
+    quota = error.status == 403 and "exceeded quota" in words
+    reason, retry = (Reason.QUOTA_EXCEEDED, RETRY_QUOTA) if quota else (Reason.REFUSED, RETRY_REFUSED)
+    return Refusal(generation=generation, reason=reason, message=words, at=now, retry=retry)
 
 
 # --- events -------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
-"""Errors of the operator. Raised by api, wire and cluster; caught in apply, observe and the work queue.
+"""Errors of the operator. Raised by api, wire, cluster and apply; caught in apply, observe and the queue.
 
 OperatorError
 ├── InvalidSpec     the job cannot be understood: a condition, no retry
 ├── Conflict        the view was stale or another writer was faster: read again, plan again
+├── Incomplete      something of a plan failed, the rest was done: plan again, with a growing delay
 └── ApiError        the API server refused (with its status and words) or did not answer (status 0)
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 
@@ -21,6 +23,17 @@ class InvalidSpec(OperatorError):
 
 class Conflict(OperatorError):
     """The object has changed since it was read."""
+
+
+class Incomplete(OperatorError):
+    """Some actions of a plan failed; `str(error)` says which. The others were carried out."""
+
+    def __init__(self, message: str, *, again: timedelta | None = None, silence: bool = False) -> None:
+        super().__init__(message)
+        self.silence = silence
+        """Whether all of them failed because the API server did not answer."""
+        self.again = again
+        """When the job must be looked at again, whatever the delay after the failure."""
 
 
 class ApiError(OperatorError):

@@ -18,6 +18,7 @@ from spottrain_operator.model import (
     Check,
     Create,
     Delete,
+    Hold,
     Notice,
     Observed,
     PodView,
@@ -91,6 +92,13 @@ def stale_first(o: Observed) -> Iterator[Action]:
             yield removal(o, pod)
 
 
+def hold_first(o: Observed) -> Iterator[Action]:
+    """Our finalizer on the job's object, before the first attempt and whenever deletionPolicy has changed."""
+    settled = o.job.deleting or o.job.status.terminal or o.job.spec is None
+    if not settled and not _refused(o) and o.job.holds_checkpoints != cleanup.wanted(o):
+        yield Hold(on=cleanup.wanted(o))
+
+
 def removal(o: Observed, pod: PodView) -> Delete:
     """With the pod's own grace, or by force where no kubelet would ever end it."""
     return Delete(pod=pod, grace=0 if node_dead(pod, o) and not ended(pod) else None)
@@ -141,6 +149,8 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
             yield Check(manifest=render.trial(o, status), generation=o.job.generation)
         return
     if record is None or record.cause or record.stopping:
+        return
+    if cleanup.wanted(o) and not o.job.holds_checkpoints:  # else a job deleted now would leave what it saves
         return
     lacks = gang.missing(o, status) and _due(o, status)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
@@ -230,7 +240,8 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         yield _claims_look(o)
     for pod in gang.team(o):
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
-            yield delete_at(o, pod, notice)
+            # Past its time, it is looked at again until it is known to be deleted.
+            yield max(delete_at(o, pod, notice), o.now + AT_ONCE)
         if avoid.may_be_in_vain(pod) or (pod.pinned and not pod.node):
             yield o.now + NODES_LOOK
     if not status.attempt and saving_predecessor(o):

@@ -47,14 +47,19 @@ class Memory:
         return said and condition is not None and condition.observed_generation == job.generation
 
     def told(self, key: JobKey, pods: Iterable[PodView], now: datetime) -> dict[str, datetime]:
-        """By UID of a pod: when its deadline was first seen on it."""
+        """By UID of a pod: when its deadline was first seen on it, or could not be put there."""
         before = self._told.get(key, {})
-        told = {pod.uid: before.get(pod.uid, now) for pod in pods if pod.notice is not None}
+        seen = (pod for pod in pods if pod.notice is not None or pod.uid in before)
+        told = {pod.uid: before.get(pod.uid, now) for pod in seen}
         if told:
             self._told[key] = told
         else:
             self._told.pop(key, None)
         return told
+
+    def not_told(self, pod: PodView, now: datetime) -> None:
+        """Its deadline could not be put on it. Its DELETE does not wait until that succeeds."""
+        self._told.setdefault(pod.job, {}).setdefault(pod.uid, now)
 
     def volume_wait(self, key: JobKey, waits: bool, now: datetime) -> datetime | None:
         """Up to when a pod of the job may have waited for a volume.

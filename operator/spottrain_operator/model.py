@@ -202,7 +202,8 @@ class Observed:
     cleanup_refused: str = ""
     """The API server's no to such a pod; a namespace that is being deleted takes none."""
     told: Mapping[str, datetime] = field(default_factory=dict)
-    """By UID of a pod of the current attempt: when this process first saw the deadline on it."""
+    """By UID of a pod of the current attempt: when this process first saw the deadline on it, or first failed
+    to put it there."""
     zoned: bool = True
     """Whether this cluster's nodes have a zone."""
     claims: Mapping[str, ClaimView | None] = field(default_factory=dict)
@@ -236,6 +237,8 @@ class Delete:
     pod: PodView
     grace: int | None = None
     """None: the pod's own."""
+    needed: bool = False
+    """Whether the status rests on it: where this fails, the status is not written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,7 +319,7 @@ class Decision:
     message: str
     status: Status
     before: tuple[Action, ...] = ()
-    """Must have happened before the status says so."""
+    """Tried before the status is written."""
     events: tuple[Event, ...] = ()
     """Beside those that follow from the change of the status."""
 

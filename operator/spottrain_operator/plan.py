@@ -52,7 +52,7 @@ def plan(o: Observed) -> Plan:
     decision = decide(o)
     status = follow.settled(o, decision.status)
     changed = status != o.job.status
-    before = (*follow.stale_first(o), *decision.before)
+    before = (*follow.stale_first(o), *follow.hold_first(o), *decision.before)
     return Plan(
         reason=decision.reason,
         message=decision.message,
@@ -96,15 +96,6 @@ def leaving(o: Observed) -> Decision | None:
         event = Event(warning=True, reason=Reason.CHECKPOINTS_LEFT, message=left)
         return replace(decision, before=(Hold(on=False),), events=(event,))
     return replace(decision, message="its checkpoints are being deleted")
-
-
-def held(o: Observed) -> Decision | None:
-    """Before anything is saved: else a job deleted at once would leave its checkpoints."""
-    if o.job.holds_checkpoints == cleanup.wanted(o):
-        return None
-    on = cleanup.wanted(o)
-    words = "its checkpoints go with it" if on else "its checkpoints stay"
-    return replace(_keep(o, "Held", f"when the job is deleted, {words}"), before=(Hold(on=on),))
 
 
 def unreadable(o: Observed) -> Decision | None:
@@ -151,6 +142,7 @@ def under_notice(o: Observed) -> Decision | None:
     gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
     decision = _given_up(o, by_notice(notice))
     gate = max(gate, decision.status.gate_until or gate)
+    before = tuple(replace(a, needed=True) if isinstance(a, Delete) else a for a in before)
     return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
 
 
@@ -240,6 +232,13 @@ def not_admitted(o: Observed) -> Decision | None:
     return None if o.admitted else _keep(o, "Checking", "the API server has not accepted the pod yet")
 
 
+def not_held(o: Observed) -> Decision | None:
+    """Before anything is saved: else a job deleted at once would leave its checkpoints."""
+    if o.job.status.attempt or o.job.holds_checkpoints or not cleanup.wanted(o):
+        return None
+    return _keep(o, "Holding", "when the job is deleted, its checkpoints go with it")
+
+
 def predecessor_saves(o: Observed) -> Decision | None:
     """The deleted job of this name still owns the checkpoints: a claim now would be refused for ever."""
     words = saving_predecessor(o)
@@ -268,7 +267,6 @@ RULES: Final[tuple[Rule, ...]] = (
     finished,
     leaving,
     unreadable,
-    held,
     done_by_any,
     attempt_over,
     under_notice,
@@ -281,6 +279,7 @@ RULES: Final[tuple[Rule, ...]] = (
     too_late,
     unknown_pools,
     not_admitted,
+    not_held,
     predecessor_saves,
     clock_was_ahead,
     next_attempt,

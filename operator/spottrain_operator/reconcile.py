@@ -5,25 +5,25 @@ Called by the work queue's workers, with nothing but the job's key.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from spottrain_operator.api import JobKey
-from spottrain_operator.apply import Hands, apply
+from spottrain_operator.apply import SOON, Hands, apply
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
-from spottrain_operator.errors import ApiError, Conflict
+from spottrain_operator.errors import ApiError, Conflict, Incomplete
 from spottrain_operator.memory import Memory
-from spottrain_operator.model import Limits
+from spottrain_operator.model import Limits, PodView
 from spottrain_operator.observe import find_job, live_pods, observe
 from spottrain_operator.plan import plan
 from spottrain_operator.pools import Pool
 
 logger = logging.getLogger(__name__)
 AT_ONCE = timedelta(0)
-SOON = timedelta(milliseconds=100)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,18 +59,23 @@ class Reconciler:
         except Conflict as conflict:
             logger.info("%s", conflict)
             return SOON
+        except Incomplete as incomplete:
+            incomplete.again = incomplete.again or made.recheck_after
+            raise
         return AT_ONCE if again else made.recheck_after
 
     async def _release_orphans(self, key: JobKey) -> None:
         """The job is gone: nobody wants its pods' outcome, and our finalizer would hold them for ever."""
         self.memory.forget(key)
-        for pod in await live_pods(key, self.caches, self.cluster):
-            if pod.holds_outcome:
-                await self._release(pod.namespace, pod.name, pod.uid)
+        held = [pod for pod in await live_pods(key, self.caches, self.cluster) if pod.holds_outcome]
+        failed = [words for words in await asyncio.gather(*map(self._release, held)) if words]
+        if failed:
+            raise Incomplete(f"{len(failed)} of {len(held)} pods could not be released: {failed[0]}")
 
-    async def _release(self, namespace: str, name: str, uid: str) -> None:
+    async def _release(self, pod: PodView) -> str:
+        """Why it failed; "" where the pod holds nothing any more."""
         try:
-            await self.cluster.release_pod(namespace, name, uid=uid)
+            await self.cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
         except ApiError as error:
-            if error.status not in (404, 409):
-                raise
+            return f"{pod.name}: {error}" if error.status not in (404, 409) else ""
+        return ""

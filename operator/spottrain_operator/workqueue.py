@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from spottrain_operator.api import JobKey
+from spottrain_operator.errors import ApiError, Incomplete, OperatorError
 from spottrain_operator.logs import about
 from spottrain_operator.metrics import QUEUE_DEPTH, RECONCILE_ERRORS, RECONCILE_SECONDS
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.05
 LONGEST_DELAY = 60.0
+QUIET_SECONDS = 60.0
+"""Before the same error of the same job is logged again."""
 
 
 class WorkQueue:
@@ -42,6 +45,8 @@ class WorkQueue:
         self._later: list[tuple[float, int, JobKey]] = []
         self._count = itertools.count()
         self._changed = asyncio.Event()
+        self._said: dict[JobKey | None, tuple[float, str]] = {}
+        """When which error was last logged, by job; None: that the API server does not answer."""
 
     def add(self, key: JobKey) -> None:
         if key in self._dirty:
@@ -105,6 +110,7 @@ class WorkQueue:
             self._changed.set()
         if not failed:
             self._failures.pop(key, None)
+            self._said.pop(key, None)
             return
         times = self._failures[key] = self._failures.get(key, 0) + 1
         self.add_after(key, min(self._longest, self._first * 2 ** min(times - 1, 20)))
@@ -120,11 +126,32 @@ class WorkQueue:
                 failed = False
                 if again is not None:
                     self.add_after(key, again.total_seconds())
+            except OperatorError as error:
+                RECONCILE_ERRORS.inc()
+                self._say(key, error)
+                if isinstance(error, Incomplete) and error.again is not None:
+                    self.add_after(key, error.again.total_seconds())
             except Exception:
                 RECONCILE_ERRORS.inc()
                 logger.exception("%s: reconcile failed, will be tried again", key, extra=about(key))
             finally:
                 self.done(key, failed=failed)
+
+    def _say(self, key: JobKey, error: OperatorError) -> None:
+        """One line, again after a minute or when it is another one; one for all jobs while nobody answers."""
+        unanswered = (isinstance(error, ApiError) and error.status == 0) or (
+            isinstance(error, Incomplete) and error.silence
+        )
+        words, about_what = str(error), None if unanswered else key
+        at, said = self._said.get(about_what, (0.0, ""))
+        now = asyncio.get_running_loop().time()
+        if said and now < at + QUIET_SECONDS and (unanswered or said == words):
+            return
+        self._said[about_what] = (now, words)
+        if unanswered:
+            logger.warning("the API server does not answer; all jobs are tried again: %s", words)
+        else:
+            logger.warning("%s: %s; tried again", key, words, extra=about(key))
 
 
 async def _wait(event: asyncio.Event, timeout: float | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from spottrain_operator import render
-from spottrain_operator.errors import ApiError
+from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.reconcile import AT_ONCE
 
@@ -87,8 +87,9 @@ async def test_an_invalid_pod_is_tried_again_after_five_minutes(code: int) -> No
 async def test_silence_and_too_many_requests_are_no_answer(code: int) -> None:
     w = World()
     Refusing(w, dry_run=False).no = ApiError(code, "later")
-    with pytest.raises(ApiError):
+    with pytest.raises(Incomplete, match="could not make Pod job-4a49a-1-0: later"):
         await _looks(w)
+    assert w.reconciler.memory.refusals == {}
 
 
 async def test_a_refusal_is_forgotten_when_the_pod_was_made_after_all() -> None:

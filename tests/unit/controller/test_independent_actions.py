@@ -1,0 +1,237 @@
+"""One refused or slow action stops no other, and what failed is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain_operator.api import Job, JobKey
+from spottrain_operator.errors import ApiError, Incomplete
+from spottrain_operator.names import pod_name
+from spottrain_operator.workqueue import WorkQueue
+
+from tests.builders import KEY, word
+from tests.support.virtualtime import run_virtually
+from tests.unit.controller.fake_cluster import Json
+from tests.unit.controller.test_crashes import World
+
+NO = ApiError(500, 'failed calling webhook "pods.example.com": connection refused')
+GANG: dict[str, object] = {"workers": 3}
+
+
+async def _running(spec: dict[str, object] | None = None) -> World:
+    w = World(spec)
+    await w.settle()
+    for rank in range(w.workers):
+        w.cluster.bind(w.pod(1, rank), "node-" + "abc"[rank])
+    await w.settle()
+    w.pass_time(30)
+    return w
+
+
+def _refuse(w: World, method: str, *names: str, error: Exception = NO) -> list[str]:
+    """Has the API server refuse this call for these pods (all, where none are named). Answers its calls."""
+    real, calls = getattr(w.cluster, method), []
+
+    async def call(namespace: str, name: str, **more: Any) -> Any:
+        calls.append(name)
+        if not names or name in names:
+            raise error
+        return await real(namespace, name, **more)
+
+    setattr(w.cluster, method, call)
+    return calls
+
+
+async def _look(w: World) -> Incomplete | None:
+    """One look, which may fail in part."""
+    try:
+        await w.look()
+    except Incomplete as error:
+        return error
+    return None
+
+
+def _deleting(w: World) -> list[str]:
+    return sorted(n for n, p in w.cluster.pods.items() if "deletionTimestamp" in p["metadata"])
+
+
+async def test_a_webhook_that_refuses_the_annotation_does_not_hold_back_the_delete() -> None:
+    w = await _running()
+    _refuse(w, "annotate_pod")
+    w.cluster.give_notice("node-a", 100)
+    failed = await _look(w)
+    assert failed is not None and "could not annotate pod" in str(failed) and "webhook" in str(failed)
+    assert failed.again is not None and failed.again <= timedelta(seconds=1.1), "its DELETE is due by then"
+    assert _deleting(w) == []
+    w.pass_time(1.0)
+    await _look(w)
+    assert _deleting(w) == [w.pod(1)]
+    assert w.cluster.pods[w.pod(1)]["metadata"]["deletionGracePeriodSeconds"] == 97
+    await _look(w)
+    assert w.status.attempt == 2, "and the next attempt is made"
+
+
+def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
+    async def story() -> None:
+        w = await _running()
+        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+
+        async def hang(*_: object, **__: object) -> Json:
+            await asyncio.sleep(30)
+            raise NO
+
+        w.cluster.annotate_pod = hang  # type: ignore[method-assign]
+        w.cluster.give_notice("node-a", 100)
+        await _look(w)
+        assert loop.time() - began <= 1.5
+        w.pass_time(loop.time() - began)
+        await _look(w)
+        assert _deleting(w) == [w.pod(1)] and loop.time() - began <= 2.5
+
+    run_virtually(story())
+
+
+async def test_a_refused_delete_of_one_pod_does_not_stop_its_peers_and_is_tried_again() -> None:
+    w = await _running(GANG)
+    calls = _refuse(w, "delete_pod", w.pod(1, 0))
+    w.cluster.jobs[KEY.name]["spec"]["suspend"] = True
+    w.cluster._bump(w.cluster.jobs[KEY.name])
+    failed = await _look(w)
+    assert failed is not None and f"could not delete pod {w.pod(1, 0)}" in str(failed)
+    assert _deleting(w) == [w.pod(1, 1), w.pod(1, 2)]
+    await _look(w)
+    assert calls.count(w.pod(1, 0)) == 2
+
+
+async def test_a_release_that_fails_does_not_block_the_next_attempt() -> None:
+    w = await _running()
+    _refuse(w, "release_pod")
+    w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
+    for _ in range(3):
+        w.pass_time(5)
+        await _look(w)
+    assert w.pod(2) in w.cluster.pods and w.status.attempt == 2
+    assert w.cluster.pods[w.pod(1)]["metadata"]["finalizers"], "it is still to be released"
+    del w.cluster.release_pod
+    await w.settle()
+    assert w.pod(1) not in w.cluster.pods
+
+
+async def test_no_replacement_is_made_beside_a_pod_that_could_not_be_told_to_end() -> None:
+    w = await _running()
+    _refuse(w, "delete_pod")
+    w.cluster.give_notice("node-a", 100)
+    for _ in range(4):
+        w.pass_time(1)
+        failed = await _look(w)
+    assert failed is not None and w.status.attempt == 1 and w.pod(2) not in w.cluster.pods
+    assert failed.again is not None and failed.again <= timedelta(seconds=2), (
+        "a growing delay is too long here"
+    )
+
+
+async def test_a_pod_that_cannot_be_made_does_not_stop_its_peers() -> None:
+    w, no = World(GANG), pod_name(KEY.name, KEY.uid, 1, 1)
+    real = w.cluster.create_pod
+
+    async def create(manifest: Json, *, dry_run: bool = False) -> Json:
+        if manifest["metadata"].get("name") == no and not dry_run:
+            raise ApiError(0, "no answer")
+        return await real(manifest, dry_run=dry_run)
+
+    w.cluster.create_pod = create  # type: ignore[method-assign]
+    for _ in range(4):
+        await _look(w)
+    assert sorted(w.cluster.pods) == [w.pod(1, 0), w.pod(1, 2)]
+
+
+async def test_events_of_a_written_status_are_told_though_an_action_after_it_fails() -> None:
+    w = await _running()
+    _refuse(w, "release_pod")
+    before = len(w.cluster.events)
+    w.cluster.end(w.pod(1), 1, "Traceback: boom")
+    await _look(w)
+    assert w.status.failures == 1 and len(w.cluster.events) > before
+
+
+async def test_one_orphan_that_cannot_be_released_does_not_hold_its_peers() -> None:
+    w = await _running(GANG)
+    del w.cluster.jobs[KEY.name]
+    _refuse(w, "release_pod", w.pod(1, 0))
+    assert await _look(w) is not None
+    held = [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
+    assert held == [w.pod(1, 0)]
+
+
+async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> None:
+    """kopf tells of no deletion during a relist; without this each look would delete the ghost again."""
+    w = await _running()
+    (ghost,) = w.caches.pods.of(KEY)
+    del w.cluster.pods[ghost.name]
+    job = w.cluster.jobs[KEY.name]
+    job["spec"]["suspend"] = True
+    w.cluster._bump(job)
+    w.caches.jobs.put(Job.parse(job))
+    await w.reconciler(KEY)
+    assert w.caches.pods.of(KEY) == ()
+
+
+async def test_a_finalizer_that_is_refused_is_said_in_the_status() -> None:
+    w = World({"deletionPolicy": "Delete"})
+    _refuse(w, "hold_job", error=ApiError(403, "trainingjobs is forbidden"))
+    for _ in range(4):
+        await _look(w)
+    said = w.status.conditions[0]
+    assert (said.type, said.status, said.message) == ("Accepted", "False", "trainingjobs is forbidden")
+    assert w.cluster.posted == []
+    del w.cluster.hold_job
+    w.pass_time(31)
+    await w.settle()
+    assert w.pod(1) in w.cluster.pods
+
+
+# --- what is logged -------------------------------------------------------------------------------------
+def _logged(
+    errors: list[Exception], keys: int, seconds: float, caplog: pytest.LogCaptureFixture
+) -> list[str]:
+    """The log of a queue of so many jobs, whose looks fail with these errors, the last one on and on."""
+    names = [JobKey(namespace="ns", name=f"j{n}", uid=f"j{n}") for n in range(keys)]
+    left = {key: list(errors) for key in names}
+
+    async def story() -> None:
+        queue = WorkQueue()
+
+        async def do(key: JobKey) -> None:
+            raise left[key].pop(0) if len(left[key]) > 1 else left[key][0]
+
+        for key in names:
+            queue.add(key)
+        task = asyncio.create_task(queue.work(do))
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with caplog.at_level(logging.WARNING):
+        run_virtually(story())
+    assert not [r for r in caplog.records if r.exc_info], "no traceback"
+    return [r.getMessage() for r in caplog.records]
+
+
+def test_while_the_api_server_is_away_one_line_a_minute_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    lines = _logged([ApiError(0, "GET /api: refused")], 40, 100, caplog)
+    assert 1 <= len(lines) <= 2
+    assert lines[0] == "the API server does not answer; all jobs are tried again: GET /api: refused"
+
+
+def test_an_action_that_fails_on_and_on_is_one_line_for_each_job_and_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = _logged(
+        [Incomplete("could not delete pod a: no"), Incomplete("could not delete pod b: no")], 2, 50, caplog
+    )
+    assert len(lines) == 4 and "ns/j0/j0: could not delete pod a: no; tried again" in lines
