@@ -66,8 +66,10 @@ RUN export DEBIAN_FRONTEND=noninteractive && apt-get update \
 COPY --from=lock /out/cuda.txt /opt/spottrain/
 RUN install-locked /opt/spottrain/cuda.txt
 COPY --from=lock /out/runtime.txt /opt/spottrain/
+# env holds the signals before the interpreter starts: at PID 1 the kernel throws away what has no handler yet.
 RUN install-locked /opt/spottrain/runtime.txt \
-    && printf '%s\n' '#!/opt/venv/bin/python3' 'import sys' 'from spottrain.__main__ import main' 'sys.exit(main())' \
+    && printf '%s\n' '#!/usr/bin/env -S --block-signal=TERM,INT /opt/venv/bin/python3' \
+         'import sys' 'from spottrain.entry import main' 'sys.exit(main())' \
        > /opt/venv/bin/spottrain \
     && chmod +x /opt/venv/bin/spottrain
 
@@ -76,6 +78,7 @@ COPY runtime/spottrain /opt/spottrain/lib/spottrain
 COPY examples /opt/spottrain/examples
 RUN python3 -m compileall -q /opt/spottrain/lib \
     && python3 -c "import torch, boto3, pynvml, safetensors, spottrain" \
+    && spottrain --help > /dev/null \
     && for foreign in kopf kubernetes; do \
          if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the runtime image"; exit 1; fi; \
        done

@@ -9,12 +9,18 @@ is imported), then the script in this very process. Every way out writes the ter
 
 from __future__ import annotations
 
+from spottrain import entry
+
+if __name__ == "__main__":
+    entry.hold_signals()  # before the imports below, which take 0.2 s
+
 import argparse
 import os
 import runpy
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +29,6 @@ from spottrain.contract import Env, OnExisting, Outcome, Reason
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.process.born import process_start
 from spottrain.process.gang import Gang, count_gpus
-from spottrain.process.interruption import hold_signals
 from spottrain.process.launcher import Launcher
 from spottrain.process.muster import meet
 from spottrain.process.session import Session, install, leave, show, use
@@ -36,6 +41,8 @@ Outside Kubernetes: Ctrl-C saves; the same command goes on."""
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] in (["release"], ["checkpoints"]):
+        entry.release_signals()
     if words[:1] == ["release"]:
         from spottrain import release
 
@@ -44,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         from spottrain.cli import checkpoints
 
         return checkpoints.main(words[1:])
-    hold_signals()  # first: at PID 1 whatever comes before it is deaf to SIGTERM
+    entry.hold_signals()  # `entry` and the lines above have done so, unless somebody else calls this function
     try:
         script, args, nproc = _read_command(words)
         _require_script(script)  # before anything is made for it: a folder of checkpoints, ranks
@@ -82,6 +89,7 @@ def _run_here(session: Session, script: str, args: list[str]) -> int:
         code = _failed(session, error, script)
     if session.must_leave(code):
         leave(code)
+    session.interruption.let_end(partial(leave, code))  # nothing is left that a stop would have to wait for
     return int(code)
 
 

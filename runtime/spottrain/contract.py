@@ -336,6 +336,9 @@ def term_of_key(key: str) -> int | None:
 AGAIN_FILE: Final = "SPOTTRAIN_AGAIN_FILE"
 """Environment of ranks whose launcher can start them again: a file, and a rank that writes into it asks for
 that. Set by our launcher alone; no exit code of its own, for a script may end itself with any."""
+OUTCOMES_FILE: Final = "SPOTTRAIN_OUTCOMES_FILE"
+"""Environment of ranks that our launcher has started: a file into which each writes the outcome that it ends
+with, so that what becomes of the process afterwards changes nothing."""
 PROGRESS_PORT: Final = 9477
 PODINFO_DIR: Final = "/etc/spottrain"
 DEADLINE_NAME: Final = "termination-deadline"

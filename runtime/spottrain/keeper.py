@@ -341,9 +341,9 @@ class Keeper:
             if self.session.compile_cache is not None:
                 self.session.compile_cache.save_if_changed()
             self.checkpoints.release(done=True)
-        self.close()
-        self.session.completed = True
+        self.session.completed = True  # HEAD says so: neither a peer that is gone nor a signal changes it
         self.session.board.update(state="Done", output_uri=uri)
+        self.close()
         log.event("done", step=self.step, digest=digest, output=uri or None)
         session = self.session
         session.interruption.let_end(

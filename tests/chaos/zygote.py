@@ -192,9 +192,9 @@ def _be_pod(command: dict[str, Any]) -> None:
     os.environ.update(command["env"])
     if command["nproc"] == 1:
         _run(command["script"])
+    from spottrain.entry import hold_signals
     from spottrain.process.born import process_start
     from spottrain.process.gang import LOOPBACK, Gang
-    from spottrain.process.interruption import hold_signals
 
     hold_signals()
     gang = Gang(nproc=command["nproc"], host=LOOPBACK)

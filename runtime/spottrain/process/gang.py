@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from spottrain import config
 from spottrain.container import CGROUPS, cores
 from spottrain.contract import Env
 from spottrain.errors import ConfigurationError
-from spottrain.process.interruption import SIGNALS
+from spottrain.process.interruption import told_to_stop
 from spottrain.ranks.world import LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE
 
 ASK_SECONDS: Final = 60.0
@@ -124,7 +125,7 @@ def count_gpus(env: Mapping[str, str], dev: Path = Path("/dev"), ask: Callable[[
     The device files are what a container may use. Names in CUDA_VISIBLE_DEVICES other than plain numbers, MIG
     and ROCm are torch's to judge, in a process of its own.
     """
-    ask = ask or ask_torch
+    ask = ask or partial(ask_torch, config.deadline_file(env))
     files = len([path for path in dev.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
     if (dev / "kfd").exists():
         return max(1, ask())
@@ -140,13 +141,13 @@ def count_gpus(env: Mapping[str, str], dev: Path = Path("/dev"), ask: Callable[[
     return len(named) if plain and not partitioned else max(1, ask())
 
 
-def ask_torch() -> int:
+def ask_torch(deadline_file: Path | None) -> int:
     """Given up at once where this process is asked to end."""
     counting = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     with subprocess.Popen(counting, stdout=subprocess.PIPE, text=True) as child:
         give_up = time.monotonic() + ASK_SECONDS
         while child.poll() is None:
-            if time.monotonic() > give_up or signal.sigpending() & set(SIGNALS):
+            if time.monotonic() > give_up or told_to_stop(deadline_file):
                 child.kill()
                 return 1
             time.sleep(0.05)

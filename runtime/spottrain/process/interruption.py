@@ -8,6 +8,7 @@ process in its place. The watcher also forces the exit when a save does not fini
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -32,14 +33,6 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 NAMES: Final = {signum.name for signum in SIGNALS}
 
 
-def hold_signals() -> None:
-    """Keeps SIGTERM and SIGINT for whoever unblocks or waits for them: a blocked one is lost to nobody.
-
-    Without it one that comes before the handler ends the process, or, at PID 1, is thrown away.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
 def read_time(file: Path | None) -> float | None:
     """Unix seconds; None while nobody has written it."""
     try:
@@ -47,6 +40,11 @@ def read_time(file: Path | None) -> float | None:
         return datetime.fromisoformat(text).timestamp() if text else None
     except (OSError, ValueError):
         return None  # absent, or half of a time: the next look is POLL_SECONDS away
+
+
+def told_to_stop(deadline_file: Path | None) -> bool:
+    """Before the handlers are there: a signal is held (`entry`), or the deadline file has a time."""
+    return bool(signal.sigpending() & set(SIGNALS)) or read_time(deadline_file) is not None
 
 
 class Interruption:
@@ -103,7 +101,7 @@ class Interruption:
         return (time.time() - self.signalled_at) / (self.forced_exit_at - self.signalled_at)
 
     def install(self) -> None:
-        """Handlers, then one look at the file: PID 1 ignores a SIGTERM that came before `hold_signals`."""
+        """Handlers, then one look at the file: at PID 1 a SIGTERM that came before `entry` is lost."""
         self._wakeup, signal_end = socket.socketpair()
         self._wakeup.setblocking(False)
         signal_end.setblocking(False)
@@ -114,7 +112,9 @@ class Interruption:
         os.register_at_fork(
             before=self._hold, after_in_parent=self._release, after_in_child=self._leave_to_parent
         )
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what `hold_signals` held arrives here
+        atexit.unregister(self._end_of_interpreter)  # of an installation before this one
+        atexit.register(self._end_of_interpreter)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what `entry` has held arrives here
         self._read_files()
         watch = (self._wakeup, self._over)
         threading.Thread(target=self._watch, args=watch, name="spottrain-interruption", daemon=True).start()
@@ -144,6 +144,16 @@ class Interruption:
             self.given_back, self._over = False, threading.Event()
             self.install()
             self.let_end(end)
+
+    def _end_of_interpreter(self) -> None:
+        """Ignores the signals from here on: the run has ended, and all that is left is to take modules down.
+
+        Python restores their default action there, which kills. With torch that takes seconds, in which a
+        SIGTERM would make a finished run look like a lost one.
+        """
+        if not self.given_back:
+            for signum in SIGNALS:
+                signal.signal(signum, signal.SIG_IGN)
 
     def _hold(self) -> None:
         """Before a fork: the child of a Pool that ends at once is told SIGTERM before it has left ours."""

@@ -2,6 +2,9 @@
 
 Written by `session` (each rank's own end) and by `launcher` (what became of the ranks). The kubelet mounts
 the file alone, so nothing can be renamed over it: a lock on the file itself orders the writers.
+
+A second file, of the launcher alone, holds the outcome of each rank's process (`Outcomes`). The interpreter
+needs seconds to take torch down; a signal or a crash in these seconds does not change how the run ended.
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from spottrain.contract import Outcome, TerminationMessage
+from spottrain import log
+from spottrain.contract import OUTCOMES_FILE, Outcome, TerminationMessage
 
 GRAVEST_FIRST: Final = (
     Outcome.BAD_CONFIGURATION,
@@ -65,6 +70,52 @@ def read(path: Path) -> TerminationMessage | None:
 def outranking(message: TerminationMessage) -> Change:
     """`message`, unless one that is as grave was there first."""
     return lambda found: message if found is None or graver(message.outcome, found.outcome) else None
+
+
+class Outcomes:
+    """The outcomes that a launcher's ranks have told.
+
+    Without a writable folder for the file there are none, and the exit codes alone count.
+    """
+
+    def __init__(self) -> None:
+        self._file, self._path, self._owner = -1, "", os.getpid()
+        try:
+            self._file, self._path = tempfile.mkstemp(prefix="spottrain-outcomes-")
+        except OSError as error:
+            log.event("outcomes-not-kept", why=error)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For the ranks."""
+        return {OUTCOMES_FILE: self._path} if self._path else {}
+
+    def of(self, pid: int) -> Outcome | None:
+        """Of the rank with this process; None where it has told none."""
+        if self._file < 0:
+            return None
+        lines = os.pread(self._file, 2**16, 0).decode(errors="replace").splitlines()
+        told = (line.partition(" ") for line in lines)
+        return next(
+            (Outcome(word) for who, _, word in told if who == str(pid) and word in set(Outcome)), None
+        )
+
+    def close(self) -> None:
+        """By the process that has made it; does nothing in a fork."""
+        if self._file >= 0 and self._owner == os.getpid():
+            os.close(self._file)
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+
+def tell_launcher(env: Mapping[str, str], outcome: Outcome) -> None:
+    """In a rank, once it knows how it ends."""
+    if path := env.get(OUTCOMES_FILE):
+        try:
+            with open(path, "a") as file:
+                file.write(f"{os.getpid()} {outcome}\n")
+        except OSError as error:
+            log.event("outcome-not-told", path=path, error=str(error))
 
 
 def _lock(file: int) -> None:

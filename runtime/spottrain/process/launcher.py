@@ -60,10 +60,14 @@ class Ended:
     """By this launcher, because its time was up."""
     told: bool = False
     """Whether it had been sent SIGTERM before."""
+    said: Outcome | None = None
+    """The outcome that it has told itself (`lastwords.Outcomes`). It holds, however the process ended."""
 
     @property
     def outcome(self) -> Outcome:
         """Killed in time or dead of a SIGTERM of ours: what it had not saved is lost."""
+        if self.said is not None:
+            return self.said
         if self.killed or (self.told and self.status == -signal.SIGTERM):
             return Outcome.INTERRUPTED_LOST
         return OUTCOME_OF.get(self.status, Outcome.FAILED)
@@ -72,10 +76,14 @@ class Ended:
     def code(self) -> int:
         if self.outcome is not Outcome.FAILED:
             return int(EXIT_CODE_OF[self.outcome])
+        if self.said is not None and self.status <= 0:
+            return int(EXIT_CODE_OF[self.said])
         return self.status if self.status > 0 else SIGNALLED - self.status
 
     @property
     def words(self) -> str:
+        if self.said is not None and self.status < 0:
+            return f"Rank {self.rank} had ended ({self.said}) when {_name(-self.status)} ended its process."
         if self.killed:
             return f"Rank {self.rank} did not end in the time it had, and was killed."
         if self.status == -signal.SIGKILL:
@@ -115,6 +123,7 @@ class Launcher:
         self._signalled_at: float | None = None
         self._lost: TerminationMessage | None = None
         """Last words of an earlier round that lost steps."""
+        self._outcomes = lastwords.Outcomes()
         self._again = Again() if gang.workers == 1 and gang.nproc > 1 else None
         self._begin_round()
 
@@ -137,6 +146,7 @@ class Launcher:
         finally:
             if self._again is not None:
                 self._again.close()
+            self._outcomes.close()
             if self._outputs is not None:
                 self._outputs.finish(seconds_for_logs(self._deadline))
 
@@ -180,7 +190,7 @@ class Launcher:
 
         Answers its process; 0 in a process that is the one rank.
         """
-        env = {**self._env, **self._gang.env_of(local_rank, port)}
+        env = {**self._env, **self._gang.env_of(local_rank, port), **self._outcomes.env}
         if self._again is not None:
             env.update(self._again.env)
         if self._outputs is not None:
@@ -196,6 +206,7 @@ class Launcher:
         try:
             self._part(local_rank, launcher)
             if self._alone:
+                os.environ.update(self._outcomes.env)
                 return 0
             os.execve(sys.executable, argv, env)
         except BaseException:
@@ -228,14 +239,13 @@ class Launcher:
                     _kill_group(found.si_pid)
                 _, status = os.waitpid(found.si_pid, 0)
                 if rank is not None:
-                    self._note(rank, os.waitstatus_to_exitcode(status))
+                    self._note(rank, os.waitstatus_to_exitcode(status), self._outcomes.of(found.si_pid))
                 elif self._outputs is not None and found.si_pid == self._outputs.pid:
                     self._outputs.died()
 
-    def _note(self, rank: int, status: int) -> None:
-        end = Ended(
-            rank=rank, status=status, killed=self._killed and status == -signal.SIGKILL, told=self._told
-        )
+    def _note(self, rank: int, status: int, said: Outcome | None) -> None:
+        killed = self._killed and status == -signal.SIGKILL
+        end = Ended(rank=rank, status=status, killed=killed, told=self._told, said=said)
         self._ended.append(end)
         if not self._alone or status < 0:
             log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
@@ -324,12 +334,13 @@ class Launcher:
 
     def _conclude(self) -> int:
         self._ended += [
-            Ended(rank=rank, status=-signal.SIGKILL, killed=True) for rank in self._alive.values()
+            Ended(rank=rank, status=-signal.SIGKILL, killed=True, said=self._outcomes.of(pid))
+            for pid, rank in self._alive.items()
         ]
         worst = gravest(self._ended)
         path = self._env.get(Env.TERMINATION_MESSAGE)
         if worst.outcome is Outcome.INTERRUPTED and path and self._behind(Path(path)):
-            worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]))
+            worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]), said=None)
         if not self._alone or worst.status < 0:
             log.event("launcher-end", code=worst.code, why=worst.words)
         if path:
@@ -343,7 +354,7 @@ class Launcher:
         """What the ranks have not told themselves: nothing, too little, or less than the cause."""
         if found is not None and not lastwords.graver(worst.outcome, found.outcome):
             failed = found.outcome is worst.outcome is Outcome.FAILED
-            if not failed or worst.status > 0:
+            if not failed or worst.status > 0 or worst.said is not None:
                 return None
             # A rank that died without a word is the cause of what its peers say of their failure.
         reason = Reason.SCRIPT_FAILED if worst.outcome is Outcome.FAILED else ""

@@ -9,17 +9,17 @@ it with 75, and nothing was lost.
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
-from spottrain import log
+from spottrain import config, log
 from spottrain.contract import Env
 from spottrain.process.gang import Gang
-from spottrain.process.interruption import SIGNALS
+from spottrain.process.interruption import told_to_stop
 
 LOOK_SECONDS: Final = 0.2
 """How often a wait looks whether it should go on."""
@@ -32,13 +32,9 @@ PATIENCE: Final = 10.0
 GO: Final = b"go\n"
 
 
-def told_to_stop() -> bool:
-    """A SIGTERM is held (`hold_signals`) until its handlers are there."""
-    return bool(signal.sigpending() & set(SIGNALS))
-
-
-def meet(gang: Gang, env: Mapping[str, str], stopping: Callable[[], bool] = told_to_stop) -> bool:
+def meet(gang: Gang, env: Mapping[str, str], stopping: Callable[[], bool] | None = None) -> bool:
     """Returns when all pods of this attempt are there (True), or when this one is told to stop (False)."""
+    stopping = stopping or partial(told_to_stop, config.deadline_file(env))
     began = time.monotonic()
     name = f"spottrain {env.get(Env.JOB_UID, '')} {env.get(Env.ATTEMPT, '')}".encode()
     come = _lead(gang, name, stopping) if gang.index == 0 else _follow(gang, name, stopping)

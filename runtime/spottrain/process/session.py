@@ -185,6 +185,7 @@ class Session:
                     signalled_at=self.interruption.signalled_at,
                     durable_seconds=durable_seconds,
                 )
+                lastwords.tell_launcher(self.env, self.message.outcome)
                 self._write(self.message)
             return EXIT_CODE_OF[self.message.outcome]
 
@@ -245,6 +246,8 @@ class Session:
 
     def _forced(self) -> None:
         facts = self.board.facts
+        if self.completed:
+            self.end_now(Outcome.DONE, self.summary(), reason=self.reason_done)
         if facts.lost_steps > 0:
             self.end_now(
                 Outcome.INTERRUPTED_LOST,

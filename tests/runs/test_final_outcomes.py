@@ -1,0 +1,141 @@
+"""Once a run has said how it ended, nothing that happens to its process afterwards changes that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Env, ExitCode, Outcome
+
+from tests.runs.launched import BASE, Launched
+
+Start = Callable[..., Launched]
+OURS = (sys.executable, "-m", "spottrain", "run")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+# An object that `sys` holds is deleted when the interpreter takes itself down, after all exit handlers.
+SLOW_END = (
+    BASE
+    + """
+class Slow:
+    def __del__(self, write=os.write, sleep=time.sleep, kill=os.kill, pid=os.getpid(), rank=rank):
+        write(1, b"going-down-%d pid=%d.\\n" % (rank, pid))
+        AT_THE_END
+        write(1, b"went-down-%d\\n" % rank)
+
+
+sys.slow = Slow()
+"""
+)
+DONE = "session.completed = True\n"
+
+
+def slow_end(end: str = DONE, at_the_end: str = "sleep(1.5)") -> str:
+    return SLOW_END.replace("AT_THE_END", at_the_end) + end
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Launched] = []
+
+    def start(script: str, *command: str, **env: str) -> Launched:
+        (tmp_path / "train.py").write_text(script)
+        started.append(Launched(tmp_path, [*command, "train.py"], **env))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.close()
+
+
+WAYS = {
+    "python": ((sys.executable,), {}),
+    "one process": (OURS, {}),
+    "one rank": (OURS, {Env.LOGS: "keep"}),
+    "two ranks": ((*OURS, "--nproc", "2"), {}),
+}
+
+
+FAILS = "raise ValueError('two is odd')"
+REFUSES = "from spottrain.errors import ConfigurationError\nraise ConfigurationError('no')"
+
+
+@pytest.mark.parametrize(
+    ("way", "end", "code", "outcome"),
+    [
+        ("python", DONE, 0, Outcome.DONE),
+        ("python", FAILS, 1, Outcome.FAILED),
+        ("one process", DONE, 0, Outcome.DONE),
+        ("one process", REFUSES, 64, Outcome.BAD_CONFIGURATION),
+        ("one rank", DONE, 0, Outcome.DONE),
+        ("one rank", FAILS, 1, Outcome.FAILED),
+        ("two ranks", DONE, 0, Outcome.DONE),
+    ],
+    ids=lambda value: str(value).split()[0],
+)
+def test_a_signal_after_the_last_words_changes_neither_code_nor_message(
+    start: Start, way: str, end: str, code: int, outcome: Outcome
+) -> None:
+    command, env = WAYS[way]
+    run = start(slow_end(end), *command, **env)
+    run.until("going-down-0", *["going-down-1"] * (way == "two ranks")).send_group()
+    assert run.end() == code, run.log
+    assert run.message.outcome is outcome
+    assert "went-down-0" in run.log
+
+
+@pytest.mark.parametrize("way", ["one rank", "two ranks"])
+@pytest.mark.parametrize("fault", ["SIGSEGV", "SIGKILL"])
+def test_a_rank_that_crashes_while_it_goes_down_is_done_all_the_same(
+    start: Start, way: str, fault: str
+) -> None:
+    command, env = WAYS[way]
+    run = start(slow_end(at_the_end=f"kill(pid, {int(signal.Signals[fault])})"), *command, **env)
+    assert run.end() == ExitCode.DONE, run.log
+    assert run.message.outcome is Outcome.DONE
+
+
+def test_a_rank_that_hangs_while_it_goes_down_is_killed_in_time_and_done(start: Start) -> None:
+    command, env = WAYS["one rank"]
+    run = start(slow_end(at_the_end="sleep(600)"), *command, **env, **{Env.GRACE_SECONDS: "3"})
+    assert run.until("going-down-0").send().end() == ExitCode.DONE, run.log
+    assert "event=ranks-killed" in run.log and run.message.outcome is Outcome.DONE
+
+
+def test_the_ranks_of_torchrun_go_down_in_peace(start: Start) -> None:
+    run = start(slow_end(), *TORCHRUN).until("going-down-0", "going-down-1", seconds=90)
+    for rank in (0, 1):
+        os.kill(int(run.log.split(f"going-down-{rank} pid=")[1].split(".")[0]), signal.SIGTERM)
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert run.message.outcome is Outcome.DONE
+
+
+TRAINED = """\
+import sys, torch, spottrain
+model = torch.nn.Linear(2, 1)
+data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
+spottrain.Trainer(
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    train_set=data,
+    loss=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
+    max_steps=3,
+    batch_size=4,
+).fit()
+"""
+
+
+@pytest.mark.parametrize("way", ["python", "one rank"])
+def test_a_trained_job_that_is_signalled_at_its_very_end_stays_done(
+    start: Start, way: str, tmp_path: Path
+) -> None:
+    command, env = WAYS[way]
+    run = start(slow_end(TRAINED), *command, **env).until("going-down-0", seconds=60).send()
+    assert run.end() == ExitCode.DONE, run.log
+    assert (run.message.outcome, run.message.step) == (Outcome.DONE, 3)
+    assert json.loads((tmp_path / "store" / "HEAD").read_text())["state"] == "done"

@@ -1,0 +1,157 @@
+"""A stop in the first moments of `spottrain run` ends it with 75: nothing is lost yet."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Env, ExitCode, Outcome
+
+from tests.runs.launched import WAITS, Launched
+
+Start = Callable[..., Launched]
+HELD = [*re.findall(r"#!/usr/bin/env -S (\S+) /opt", Path("Dockerfile").read_text()), sys.executable]
+"""How the image starts the interpreter of `spottrain`: by `env --block-signal`."""
+RUN = ["-m", "spottrain", "run", "train.py"]
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+DELAYS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0]
+SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
+
+
+def can_be_pid_1() -> bool:
+    try:
+        return subprocess.run([*NAMESPACE, "true"], check=False).returncode == 0
+    except OSError:
+        return False
+
+
+needs_root = pytest.mark.skipif(
+    not can_be_pid_1(), reason="needs the right to make a process namespace (root)"
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Launched] = []
+
+    def start(command: Sequence[str], script: str = WAITS, **env: str) -> Launched:
+        (tmp_path / "train.py").write_text(script)
+        started.append(Launched(tmp_path, command, **env))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.close()
+
+
+def once(find: Callable[[], int | None], what: str, seconds: float = 20) -> int:
+    give_up = time.monotonic() + seconds
+    while (found := find()) is None:
+        assert time.monotonic() < give_up, f"no {what} within {seconds} s"
+        time.sleep(0.001)
+    return found
+
+
+def pid_1_of(run: Launched) -> int:
+    """The process that is PID 1 of the namespace that `unshare` has made."""
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    return int(
+        once(lambda: int(children.read_text().split()[0]) if children.read_text().split() else None, "PID 1")
+    )
+
+
+def holds_signals(pid: int) -> int | None:
+    """Whether it blocks SIGTERM or has a handler. `unshare` blocks it too, before it starts the command."""
+    if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "unshare":
+        return None
+    lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    masks = int(lines["SigBlk"], 16) | int(lines["SigCgt"], 16)
+    return pid if masks & SIGTERM_BIT else None
+
+
+def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
+    assert HELD[:-1] == ["--block-signal=TERM,INT"]
+    shows = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    shown = subprocess.run(["env", *HELD, "-c", shows], capture_output=True, text=True, check=True)
+    assert "SIGTERM" in shown.stdout and "SIGINT" in shown.stdout
+
+
+@pytest.mark.parametrize("how", ["a process", pytest.param("PID 1", marks=needs_root)])
+@pytest.mark.parametrize("after", DELAYS)
+def test_a_signal_at_any_point_of_the_first_two_seconds_ends_it_with_75(
+    start: Start, after: float, how: str
+) -> None:
+    command = ["env", *HELD, *RUN]
+    run = start([*NAMESPACE, *command] if how == "PID 1" else command, **{Env.JOB_UID: "uid"})
+    pid = pid_1_of(run) if how == "PID 1" else run.pid
+    once(lambda: holds_signals(pid), "held SIGTERM")
+    time.sleep(after)
+    os.kill(pid, signal.SIGTERM)
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED
+
+
+@needs_root
+@pytest.mark.parametrize("nproc", ["1", "2"])
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.5])
+def test_a_signal_that_the_kernel_threw_away_is_made_up_for_by_the_deadline_file(
+    start: Start, tmp_path: Path, after: float, nproc: str
+) -> None:
+    """The operator writes it before it deletes a pod; `python -m` holds nothing while Python starts."""
+    deadline = tmp_path / "deadline"
+    words = ["-m", "spottrain", "run", "--nproc", nproc, "train.py"]
+    env = {Env.JOB_UID: "uid", Env.DEADLINE_FILE: str(deadline)}
+    run = start([*NAMESPACE, sys.executable, *words], **env)
+    pid = pid_1_of(run)
+    time.sleep(after)
+    deadline.write_text((datetime.now(UTC) + timedelta(seconds=25)).isoformat())
+    os.kill(pid, signal.SIGTERM)
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED
+
+
+def test_a_pod_that_waits_for_its_gang_looks_at_the_deadline_file(start: Start, tmp_path: Path) -> None:
+    meets = {Env.WORKERS: "2", Env.WORKER_INDEX: "1", Env.RENDEZVOUS: "nobody.invalid:29500"}
+    (tmp_path / "deadline").write_text((datetime.now(UTC) + timedelta(seconds=25)).isoformat())
+    run = start([sys.executable, *RUN], **meets, **{Env.DEADLINE_FILE: str(tmp_path / "deadline")})
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+
+
+AT_IMPORT = """\
+import os, signal, sys
+
+class Strikes:
+    def find_spec(self, name, path=None, target=None):
+        if name == "NAME" and "spottrain" in str(sys.orig_argv):
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Strikes())
+"""
+SCRIPT_OF_INSTALLER = "import sys; from spottrain.entry import main; sys.argv[1:] = {}; sys.exit(main())"
+
+
+@pytest.mark.parametrize("name", ["argparse", "spottrain.contract", "spottrain.process.session"])
+@pytest.mark.parametrize("how", ["python -m spottrain", "the installed command"])
+def test_a_signal_before_the_first_import_of_the_command_is_held(
+    start: Start, tmp_path: Path, name: str, how: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("NAME", name))
+    words = RUN if how == "python -m spottrain" else ["-c", SCRIPT_OF_INSTALLER.format(["run", "train.py"])]
+    run = start([sys.executable, *words], PYTHONPATH=str(tmp_path))
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED
+
+
+def test_a_command_other_than_run_still_ends_at_a_signal(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("NAME", "spottrain.cli.checkpoints"))
+    run = start(["env", *HELD, "-m", "spottrain", "checkpoints", "list", "x"], PYTHONPATH=str(tmp_path))
+    assert run.end() == -signal.SIGTERM, run.log
