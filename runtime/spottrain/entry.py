@@ -8,7 +8,7 @@ too, because `env --block-signal` starts its interpreter (Dockerfile).
 
 from __future__ import annotations
 
-import _signal  # the built-in part of `signal`, which imports enum and more
+import _signal  # type: ignore[import-not-found]  # the built-in part of `signal`, which imports enum
 
 SIGNALS = (_signal.SIGTERM, _signal.SIGINT)
 
