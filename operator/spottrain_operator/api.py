@@ -18,7 +18,7 @@ from spottrain_operator import gpus, volumes, wire
 from spottrain_operator.datacache import DataCache
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import CHECKPOINTS_FINALIZER, Condition
-from spottrain_operator.pools import CapacityType, Pool
+from spottrain_operator.pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.template import template_problem
 
 REASON_LIMIT: Final = 128
@@ -152,12 +152,25 @@ class TrainingJobSpec:
         pod, checkpoint = self.template["spec"], self.checkpoint
         if problem := template_problem(self.template) or gpus.problem(pod, self.gpus_per_worker):
             return problem
+        if problem := self._other_capacity():
+            return problem
         if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
             return problem
         if self.data_cache is not None and (problem := self.data_cache.problem(pod, checkpoint.uri)):
             return problem
         spot_folder = self.on_spot and checkpoint.uri.startswith("file:")
         return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+
+    def _other_capacity(self) -> str:
+        """Nodes that the template asks for, and that spec.capacity does not mean."""
+        asked, wanted = type_asked_for(self.template["spec"].get("nodeSelector") or {}), self.capacity.type
+        if asked is None or asked[1] is wanted:
+            return ""
+        label, kind = asked
+        return (
+            f"spec.template.spec.nodeSelector has {label}, and spec.capacity.type is {wanted}: "
+            f"leave the label out, or set capacity.type to {kind}"
+        )
 
     @property
     def gpus(self) -> gpus.Gpus:
@@ -241,6 +254,9 @@ class AttemptRecord:
     instance_type: str = ""
     capacity_type: str = ""
     pool: str = ""
+    platform: str = ""
+    notice_seconds: int | None = None
+    node_labels: tuple[str, ...] = ()
     workers: int = 0
     started: datetime | None = None
     ended: datetime | None = None

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from spottrain_operator.api import Job, JobKey
 from spottrain_operator.model import NodeView, PodView
+from spottrain_operator.pools import NOTHING
 
 
 class JobCache:
@@ -104,6 +105,8 @@ class NodeCache:
     def __init__(self) -> None:
         self._nodes: dict[str, NodeView] = {}
         self._noticed: set[str] = set()
+        self.found = NOTHING
+        """What nodes have told of capacity and cloud, those that are gone as well: a group may be at zero."""
 
     def get(self, name: str) -> NodeView | None:
         return self._nodes.get(name)
@@ -114,6 +117,7 @@ class NodeCache:
         if old is not None and old.resource_version >= node.resource_version:
             return False
         self._nodes[node.name] = node
+        self.found |= node.found
         going = node.notice is not None or bool(node.leaving)
         (self._noticed.add if going else self._noticed.discard)(node.name)
         return old is None or _essence(old) != _essence(node)

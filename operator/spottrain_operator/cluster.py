@@ -21,6 +21,7 @@ from spottrain_operator.names import (
     CLAIMS,
     FIELD_MANAGER,
     GROUP,
+    NODE_POOLS,
     OUTCOME_FINALIZER,
     PLURAL,
     POD_SELECTOR,
@@ -52,7 +53,7 @@ class Cluster(Protocol):
     async def list_pods(self, namespace: str, selector: str) -> list[Json]: ...
 
     def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
-        """All jobs, pods of ours, or nodes: page by page."""
+        """All jobs, pods of ours, nodes, or Karpenter's NodePools: page by page."""
 
     async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json: ...
 
@@ -246,6 +247,8 @@ def _job(namespace: str, name: str) -> str:
 
 def _collections(kind: str, namespaces: tuple[str, ...]) -> list[str]:
     """Paths to list: one per watched namespace, or one for the whole cluster."""
+    if kind == NODE_POOLS:
+        return [f"/apis/karpenter.sh/v1/{kind}"]
     root = f"/apis/{GROUP}/{VERSION}" if kind == PLURAL else "/api/v1"
     if kind == "nodes" or not namespaces:
         return [f"{root}/{kind}"]

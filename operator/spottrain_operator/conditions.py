@@ -116,7 +116,12 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
-        return False, Reason.UNSCHEDULABLE, f"{count}{name}{stuck.unschedulable}{claims.note(o, stuck)}"
+        asked = capacity.asked(status)
+        return (
+            False,
+            Reason.UNSCHEDULABLE,
+            f"{count}{name}{stuck.unschedulable}{asked}{claims.note(o, stuck)}",
+        )
     if not waiting:
         refused = o.refusal.message if o.refusal is not None else f"{size - len(pods)} are to be made"
         return False, Reason.WAITING_FOR_POD, count + refused

@@ -1,4 +1,4 @@
-"""Asks the API server which version of Kubernetes' own gang scheduling it serves. Called by service.py.
+"""What this cluster offers: Kubernetes' own gang scheduling, Karpenter's NodePools. Called by service.py.
 
 At the start and with each resync, because a cluster is upgraded under a running operator. No answer holds
 nothing up: what was known stands.
@@ -11,7 +11,9 @@ import logging
 from spottrain_operator.cluster import Cluster
 from spottrain_operator.errors import ApiError
 from spottrain_operator.memory import Memory
+from spottrain_operator.names import NODE_POOLS
 from spottrain_operator.native import API_GROUP, GangApi
+from spottrain_operator.pools import of_node_pool
 
 logger = logging.getLogger(__name__)
 
@@ -42,3 +44,16 @@ async def _served(cluster: Cluster) -> GangApi | None:
             if api.resource in {resource["name"] for resource in listed.get("resources") or ()}:
                 return api
     return None
+
+
+async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:
+    """A NodePool tells which capacity it offers while it has no node. Most clusters have none of them."""
+    try:
+        async for raw in cluster.every(NODE_POOLS, ()):
+            memory.node_pools |= of_node_pool(raw)
+    except ApiError as error:
+        if error.status != 404 and not memory.node_pools_failed:
+            logger.warning("Karpenter's NodePools cannot be read, so only nodes tell of capacity: %s", error)
+        memory.node_pools_failed = error.status != 404
+    else:
+        memory.node_pools_failed = False

@@ -9,7 +9,6 @@ from spottrain_operator.api import ConditionStatus, Status
 from spottrain_operator.conditions import TIGHT
 from spottrain_operator.model import Event, Observed
 from spottrain_operator.names import Condition, Reason
-from spottrain_operator.policies import capacity
 
 WARN_WHEN = {
     Condition.ACCEPTED: "False",
@@ -47,10 +46,7 @@ def _attempt(old: Status, new: Status) -> list[Event]:
 def _grace(o: Observed, old: Status, new: Status) -> list[Event]:
     if o.job.spec is None or old.attempt or not new.attempt:
         return []
-    note = render.grace_note(o.job.spec, capacity.pool_of(o, new))
-    if not note:
-        return []
-    return [Event(warning=True, reason=Reason.GRACE_CHANGED, message=note)]
+    return [Event(warning=True, reason=r, message=words) for r, words in render.notes(o, new).items()]
 
 
 def _warned(old: Status, new: Status) -> list[Event]:

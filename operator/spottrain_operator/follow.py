@@ -79,9 +79,7 @@ def settled(o: Observed, status: Status) -> Status:
 
 def _facts(o: Observed, status: Status) -> Status:
     status = with_back_fill(with_vanished(with_pods(status, o), o))
-    sound = o.job.spec is not None and not capacity.problem(o)
-    note = render.grace_note(o.job.spec, capacity.pool_of(o, status)) if o.job.spec and sound else ""
-    return with_conditions(status, o, note=note)
+    return with_conditions(status, o, note="; ".join(render.notes(o, status).values()))
 
 
 # --- pods that go ---------------------------------------------------------------------------------------

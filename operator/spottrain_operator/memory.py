@@ -13,6 +13,7 @@ from spottrain_operator.api import Job, JobKey
 from spottrain_operator.model import PodView, Refusal, Sample
 from spottrain_operator.names import Condition
 from spottrain_operator.native import GangApi
+from spottrain_operator.pools import NOTHING
 
 
 class Memory:
@@ -25,6 +26,9 @@ class Memory:
         """By job UID: the API server's no to a cleanup pod."""
         self.gang_api: GangApi | None = None
         """The version of Kubernetes' own gang scheduling that this cluster serves."""
+        self.node_pools = NOTHING
+        """What Karpenter's NodePools offer, by all that were seen."""
+        self.node_pools_failed = False
         self.discovery_failed = False
         self.ungrouped: set[JobKey] = set()
         """Jobs whose group could not be made; tried again after the next discovery."""

@@ -15,7 +15,7 @@ from spottrain.contract import Progress
 from spottrain_operator.api import Job, JobKey, Status
 from spottrain_operator.names import Cause, Reason
 from spottrain_operator.native import GangApi
-from spottrain_operator.pools import Pool
+from spottrain_operator.pools import NOTHING, Found, Pool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +113,8 @@ class NodeView:
     """Somebody who knows says that the machine is off."""
     karpenter: bool = False
     """Whether Karpenter has made it."""
+    found: Found = NOTHING
+    """What it tells of capacity and cloud."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,6 +217,8 @@ class Observed:
     """What this cluster serves of Kubernetes' own gang scheduling."""
     karpenter: bool = False
     """Whether Karpenter has made any of them."""
+    found: Found = NOTHING
+    """What all nodes, and Karpenter's NodePools, have told so far."""
     limits: Limits = Limits()
 
 

@@ -66,11 +66,16 @@ TERMINATING_TAINT: Final = f"{DOMAIN}/terminating"
 # --- nodes: what a status shows of them --------------------------------------------------------------
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 KARPENTER_LABEL: Final = "karpenter.sh/nodepool"
+NODE_POOLS: Final = "nodepools"
+"""Karpenter's; plural, as in the API's paths."""
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 
 
 class Platform(StrEnum):
     """`spec.capacity.pools[].platform`: decides how much warning a spot node gives."""
+
+    AUTO = "auto"
+    """Found from the nodes, as are the labels of spot nodes."""
 
     AWS = "AWS"
     GCP = "GCP"
@@ -181,6 +186,7 @@ class Reason(StrEnum):
     CHECKPOINTS_LEFT = "CheckpointsLeft"
     ATTEMPT_STARTED = "AttemptStarted"
     GRACE_CHANGED = "GracePeriodMismatch"
+    CAPACITY_UNKNOWN = "CapacityUnknown"
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
     FITS = "Fits"
     TRAINER_WARNS = "TrainerWarns"

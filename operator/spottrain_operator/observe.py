@@ -81,6 +81,7 @@ async def observe(
         zoned=caches.nodes.zoned(),
         gang_api=None if job.key in memory.ungrouped else memory.gang_api,
         karpenter=caches.nodes.karpenter(),
+        found=caches.nodes.found | memory.node_pools,
         limits=limits,
     )
     found = {name: await _claim(job.key, name, cluster, memory) for name in claims.wanted(observed)}

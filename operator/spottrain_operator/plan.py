@@ -391,6 +391,9 @@ def _next_attempt(o: Observed, status: Status) -> Status:
         pod=pod_name(key.name, key.uid, number),
         capacity_type=pool.type,
         pool=pool.name,
+        platform=str(pool.found_platform or ""),
+        notice_seconds=pool.window,
+        node_labels=pool.labels,
         workers=o.job.spec.workers,
     )
     progress = replace(status.progress, state="", eta_seconds=None) if status.progress else None

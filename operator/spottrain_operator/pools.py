@@ -1,11 +1,13 @@
 """Which labels and taints a pool's nodes have: what the manifest says, on top of a preset. Pure.
 
-Called by api.py. The facts are those of the documentation of EKS, Karpenter, GKE and AKS.
+Where the platform is `auto`, both are found from the cluster's nodes and from Karpenter's NodePools.
+The facts are those of the documentation of EKS, Karpenter, GKE and AKS.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
@@ -43,15 +45,33 @@ class Pool:
 
     @property
     def where(self) -> Platform | None:
-        """The platform, or the one that the preset implies."""
-        return self.platform or (_PLATFORM[self.preset] if self.preset else None)
+        """The platform, or the one that the preset implies. None: the operator knows the pool by its name."""
+        if self.preset and self.platform in (None, Platform.AUTO):
+            return _PLATFORM[self.preset]
+        return self.platform
+
+    @property
+    def finds_labels(self) -> bool:
+        """Whether it leaves open which nodes are of its type."""
+        said = any(key in CAPACITY_KEYS for key in self.node_selector)
+        return self.platform is Platform.AUTO and self.preset is None and not said
 
     @property
     def window(self) -> int:
         """Seconds of grace that a pod can count on here."""
         if self.type is not CapacityType.SPOT:
             return ON_DEMAND_WINDOW
-        return NOTICE_WINDOW[self.where] if self.where else min(NOTICE_WINDOW.values())
+        return NOTICE_WINDOW.get(self.where or Platform.AUTO, LEAST_WINDOW)
+
+    @property
+    def rules(self) -> tuple[dict[str, Any], ...]:
+        """Node affinity's expressions, one of which a node must fit. None: any node will do."""
+        return ()
+
+    @property
+    def exclusions(self) -> tuple[dict[str, Any], ...]:
+        """Node affinity's expressions, all of which a node must fit."""
+        return ()
 
     @property
     def selector(self) -> dict[str, str]:
@@ -60,14 +80,20 @@ class Pool:
 
     @property
     def tolerated(self) -> tuple[Any, ...]:
+        """Where labels are found, spot nodes of any cloud: a group of them may have no node yet."""
         taints = _TAINTS.get((self.preset, self.type), ()) if self.preset else ()
-        gpu = ({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"},) if self.preset else ()
+        if self.finds_labels:
+            taints = tuple(t for (_, kind), given in _TAINTS.items() if kind is self.type for t in given)
+        known = self.preset or self.finds_labels
+        gpu = ({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"},) if known else ()
         return (*gpu, *taints, *self.tolerations)
 
 
+LEAST_WINDOW: Final = min(NOTICE_WINDOW.values())
+"""Of a platform that nobody knows."""
 _PLATFORM: Final = {
     Preset.EKS: Platform.AWS,
-    Preset.KARPENTER: Platform.AWS,
+    Preset.KARPENTER: Platform.AUTO,
     Preset.GKE: Platform.GKE,
     Preset.AKS: Platform.AZURE,
 }
@@ -91,3 +117,161 @@ _TAINTS: Final[dict[tuple[Preset, CapacityType], tuple[dict[str, str], ...]]] = 
         | {"effect": "NoSchedule"},
     ),
 }
+
+
+# --- what the cluster tells ------------------------------------------------------------------------------
+Label = tuple[str, str]
+"""Key and value."""
+CAPACITY_LABELS: Final[dict[CapacityType, frozenset[Label]]] = {
+    CapacityType.SPOT: frozenset(
+        {
+            ("karpenter.sh/capacity-type", "spot"),
+            ("eks.amazonaws.com/capacityType", "SPOT"),
+            ("cloud.google.com/gke-spot", "true"),
+            ("cloud.google.com/gke-preemptible", "true"),
+            ("kubernetes.azure.com/scalesetpriority", "spot"),
+            ("node-role.kubernetes.io/spot-worker", "true"),  # usual with kOps
+        }
+    ),
+    CapacityType.ON_DEMAND: frozenset(
+        {("karpenter.sh/capacity-type", "on-demand"), ("eks.amazonaws.com/capacityType", "ON_DEMAND")}
+    ),
+    CapacityType.RESERVED: frozenset(
+        {("karpenter.sh/capacity-type", "reserved"), ("eks.amazonaws.com/capacityType", "CAPACITY_BLOCK")}
+    ),
+}
+CAPACITY_KEYS: Final = frozenset(key for labels in CAPACITY_LABELS.values() for key, _ in labels)
+_ALL: Final = frozenset[Label]().union(*CAPACITY_LABELS.values())
+_CLOUDS: Final = (("aws:", Platform.AWS), ("gce:", Platform.GCP), ("azure:", Platform.AZURE))
+"""By the start of a node's spec.providerID."""
+_LABELLED: Final = (
+    ("eks.amazonaws.com/", Platform.AWS),
+    ("cloud.google.com/gke-", Platform.GKE),
+    ("kubernetes.azure.com/", Platform.AZURE),
+)
+"""By the start of a label's key."""
+_NODE_CLASSES: Final = {
+    "karpenter.k8s.aws": Platform.AWS,
+    "eks.amazonaws.com": Platform.AWS,
+    "karpenter.azure.com": Platform.AZURE,
+    "karpenter.k8s.gcp": Platform.GKE,
+}
+"""By the API group of a NodePool's node class."""
+_KARPENTER_KEY: Final = "karpenter.sh/capacity-type"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What nodes and NodePools tell of their capacity."""
+
+    labels: frozenset[Label] = frozenset()
+    """Those of CAPACITY_LABELS that nodes have, or would have."""
+    platforms: frozenset[Platform] = frozenset()
+
+    def __or__(self, other: Found) -> Found:
+        return Found(labels=self.labels | other.labels, platforms=self.platforms | other.platforms)
+
+
+NOTHING: Final = Found()
+
+
+def of_node(labels: Mapping[str, str], provider_id: str) -> Found:
+    platforms = {p for start, p in _LABELLED if any(key.startswith(start) for key in labels)}
+    platforms |= {p for start, p in _CLOUDS if provider_id.startswith(start)}
+    if Platform.GKE in platforms:  # its machines are Google's, but its pods have less time
+        platforms.discard(Platform.GCP)
+    return Found(labels=_ALL & labels.items(), platforms=frozenset(platforms))
+
+
+def of_node_pool(raw: Mapping[str, Any]) -> Found:
+    """Of Karpenter's NodePool, also while it has no node. Without a requirement it makes any kind."""
+    template = (raw.get("spec") or {}).get("template") or {}
+    spec, labels = template.get("spec") or {}, (template.get("metadata") or {}).get("labels") or {}
+    rules = [r for r in spec.get("requirements") or () if r.get("key") == _KARPENTER_KEY]
+    if _KARPENTER_KEY in labels:
+        rules.append({"operator": "In", "values": [labels[_KARPENTER_KEY]]})
+    made = {
+        (key, value) for key, value in _ALL if key == _KARPENTER_KEY and all(_fits(r, value) for r in rules)
+    }
+    cloud = _NODE_CLASSES.get((spec.get("nodeClassRef") or {}).get("group", ""))
+    return Found(labels=frozenset(made), platforms=frozenset([cloud] if cloud else []))
+
+
+def _fits(rule: Mapping[str, Any], value: str) -> bool:
+    """Whether a requirement admits a value of its label."""
+    named = value in (rule.get("values") or ())
+    return {"In": named, "NotIn": not named, "DoesNotExist": False}.get(rule.get("operator", ""), True)
+
+
+def type_asked_for(node_selector: Mapping[str, str]) -> tuple[str, CapacityType] | None:
+    """The first capacity label in it, as `key=value`, and the type that it stands for."""
+    for label in node_selector.items():
+        for kind, labels in CAPACITY_LABELS.items():
+            if label in labels:
+                return "=".join(label), kind
+    return None
+
+
+# --- a pool as an attempt uses it -------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenPool(Pool):
+    """A pool, and what was found of what it leaves open."""
+
+    labels: tuple[str, ...] = ()
+    """As `key=value`: a node must have one of them. None: any node will do."""
+    found_platform: Platform | None = None
+    notice_seconds: int = LEAST_WINDOW
+
+    @property
+    def window(self) -> int:
+        return self.notice_seconds
+
+    @property
+    def rules(self) -> tuple[dict[str, Any], ...]:
+        return _expressions("In", [label.partition("=")[::2] for label in self.labels])
+
+    @property
+    def exclusions(self) -> tuple[dict[str, Any], ...]:
+        """On-demand nodes of GKE and AKS have no label, so on demand means: not labelled as another type."""
+        if self.type is not CapacityType.ON_DEMAND or not self.finds_labels:
+            return ()
+        return _expressions("NotIn", sorted(_ALL - CAPACITY_LABELS[CapacityType.ON_DEMAND]))
+
+    @property
+    def doubt(self) -> str:
+        """What was not found, and what to do, as a sentence; "" where all is known."""
+        words = []
+        if self.finds_labels and self.type is not CapacityType.ON_DEMAND and not self.labels:
+            offers = f"no node is labelled as {self.type} and no NodePool of Karpenter offers it"
+            words.append(f"{offers}, so pods may run on any node")
+        if self.type is CapacityType.SPOT and self.found_platform is None:
+            words.append(
+                f"no node tells its cloud, so the grace is {self.window} s, the shortest of all clouds"
+            )
+        todo = "set platform, preset or nodeSelector in spec.capacity.pools or in the chart's defaultPool"
+        return f"pool {self.name}: {'; '.join(words)}; {todo}" if words else ""
+
+
+def _expressions(operator: str, labels: Iterable[Label]) -> tuple[dict[str, Any], ...]:
+    values: dict[str, list[str]] = {}
+    for key, value in labels:
+        values.setdefault(key, []).append(value)
+    return tuple({"key": key, "operator": operator, "values": found} for key, found in values.items())
+
+
+def chosen(pool: Pool, found: Found, before: tuple[str, ...] = ()) -> ChosenPool:
+    """`before`: labels of an earlier attempt, for when no node is left that has one."""
+    labels: tuple[str, ...] = ()
+    if pool.finds_labels and pool.type is not CapacityType.ON_DEMAND:
+        seen = found.labels & CAPACITY_LABELS[pool.type]
+        labels = tuple(sorted("=".join(label) for label in seen)) or before
+    platform = pool.where
+    if platform in (None, Platform.AUTO):
+        platform = min(found.platforms, key=lambda p: (NOTICE_WINDOW[p], str(p)), default=None)
+    seconds = NOTICE_WINDOW.get(platform or Platform.AUTO, LEAST_WINDOW)
+    window = seconds if pool.type is CapacityType.SPOT else ON_DEMAND_WINDOW
+    return as_chosen(pool, labels=labels, found_platform=platform, notice_seconds=window)
+
+
+def as_chosen(pool: Pool, **more: Any) -> ChosenPool:
+    return ChosenPool(**{f.name: getattr(pool, f.name) for f in fields(Pool)}, **more)

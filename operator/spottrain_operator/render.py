@@ -46,6 +46,7 @@ from spottrain_operator.names import (
     ROLE_LABEL,
     ROLE_TRAINER,
     ZONE_LABEL,
+    Reason,
     job_label,
     pod_name,
     service_name,
@@ -106,6 +107,15 @@ def grace_note(spec: TrainingJobSpec, pool: Pool) -> str:
     if asked > window:
         return f"terminationGracePeriodSeconds {asked} is cut to {window}, the notice window of this capacity"
     return f"terminationGracePeriodSeconds {asked} leaves less than the {window} s that there are for saving"
+
+
+def notes(o: Observed, status: Status) -> dict[Reason, str]:
+    """What a person should know about an accepted job's grace and nodes."""
+    if o.job.spec is None or capacity.problem(o):
+        return {}
+    pool = capacity.pool_of(o, status)
+    found = {Reason.GRACE_CHANGED: grace_note(o.job.spec, pool), Reason.CAPACITY_UNKNOWN: pool.doubt}
+    return {reason: words for reason, words in found.items() if words}
 
 
 def trial(o: Observed, status: Status) -> Json:
@@ -200,6 +210,9 @@ def _place(body: Json, pool: Pool, place: Placement) -> None:
     ours = {t["key"] for t in silence}
     given = (*(body.get("tolerations") or ()), *pool.tolerated)
     body["tolerations"] = [*silence, *(t for t in given if t.get("key") not in ours)]
+    for rule in pool.exclusions:
+        _require(body, rule)
+    _require(body, *pool.rules)
     if off := {*place.avoid, *place.leave}:
         rule = {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)}
         (_prefer if place.soft else _require)(body, rule)
@@ -207,13 +220,19 @@ def _place(body: Json, pool: Pool, place: Placement) -> None:
         _require(body, {"key": HOSTNAME_LABEL, "operator": "In", "values": [place.pin]})
 
 
-def _require(body: Json, term: Json) -> None:
-    """A hard rule: a template may tolerate every taint, so a doomed node's taint alone would not do."""
+def _require(body: Json, *either: Json) -> None:
+    """A hard rule, or several of which a node must fit one. None: no rule.
+
+    A template may tolerate every taint, so a doomed node's taint alone would not do.
+    """
+    if not either:
+        return
     affinity = body.get("affinity") or {}
     node = affinity.get("nodeAffinity") or {}
     required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = required.get("nodeSelectorTerms") or [{}]  # terms are alternatives: each needs the rule
-    kept = [t | {"matchExpressions": [*(t.get("matchExpressions") or ()), term]} for t in terms]
+    both = [(term, rule) for term in terms for rule in either]
+    kept = [t | {"matchExpressions": [*(t.get("matchExpressions") or ()), rule]} for t, rule in both]
     node["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": kept}
     body["affinity"] = affinity | {"nodeAffinity": node}
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from spottrain_operator.api import Job
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster, KubeCluster
-from spottrain_operator.discovery import discover
+from spottrain_operator.discovery import discover, discover_node_pools
 from spottrain_operator.errors import ApiError
 from spottrain_operator.health import Health
 from spottrain_operator.memory import Memory
@@ -112,6 +112,7 @@ class Service:
     async def _resync(self, cluster: Cluster) -> None:
         if self.settings.native_gangs:
             await discover(cluster, self.memory)
+        await discover_node_pools(cluster, self.memory)
         while True:
             try:
                 return await resync(cluster, self.caches, self.queue, self.settings.namespaces)

@@ -13,7 +13,7 @@ from spottrain_operator.model import Limits
 from spottrain_operator.names import Platform
 from spottrain_operator.pools import Pool
 
-DEFAULT_POOL = Pool(name="default", platform=Platform.AWS)
+DEFAULT_POOL = Pool(name="default", platform=Platform.AUTO)
 PREFIX = "SPOTTRAIN_OPERATOR_"
 
 

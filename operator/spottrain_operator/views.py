@@ -32,6 +32,7 @@ from spottrain_operator.names import (
     TERMINATING_TAINT,
     ZONE_LABEL,
 )
+from spottrain_operator.pools import of_node
 from spottrain_operator.template import judged
 from spottrain_operator.wire import timestamp
 
@@ -195,6 +196,7 @@ def node_view(raw: Raw) -> NodeView:
         leaving=signals.leaving(raw),
         out_of_service=signals.out_of_service(raw),
         karpenter=KARPENTER_LABEL in labels,
+        found=of_node(labels, (raw.get("spec") or {}).get("providerID", "")),
     )
 
 

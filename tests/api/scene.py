@@ -193,6 +193,7 @@ class OperatorProcess:
             "SPOTTRAIN_OPERATOR_NAMESPACES": namespace,
             "SPOTTRAIN_OPERATOR_HEALTH_PORT": "0",
             "SPOTTRAIN_OPERATOR_DEAD_SLACK_SECONDS": "1",
+            "SPOTTRAIN_OPERATOR_DEFAULT_POOL": '{"platform": "AWS"}',
         }
         self._env |= {f"SPOTTRAIN_OPERATOR_{name.upper()}": value for name, value in settings.items()}
         self.log = Path(tempfile.mkstemp(prefix="operator-", suffix=".log")[1])

@@ -32,6 +32,7 @@ SETTINGS: Final = {
     "PROGRESS_SECONDS": "1",
     "PROGRESS_WRITE_SECONDS": "5",
     "DEAD_SLACK_SECONDS": "2",
+    "DEFAULT_POOL": '{"platform": "AWS"}',
     "LOG_LEVEL": "INFO",
 }
 """Waits cut short: what a production operator sees in hours is to happen in seconds."""

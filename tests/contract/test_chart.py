@@ -14,7 +14,7 @@ import yaml
 from spottrain_operator.agent.settings import AgentEnv
 from spottrain_operator.agent.settings import Settings as AgentSettings
 from spottrain_operator.names import Platform
-from spottrain_operator.pools import Pool
+from spottrain_operator.pools import CAPACITY_LABELS, CapacityType, Pool
 from spottrain_operator.settings import Settings as OperatorSettings
 
 from tests.support.helm import CHART, KUBERNETES, NAMESPACE, ROOT, Object, find, helm, render, template
@@ -171,6 +171,9 @@ def test_one_operator_at_a_time_is_kept_off_spot_nodes_where_it_can_be(objects: 
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     affinity = deployment["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     assert list(affinity) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    (wish,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    kept_off = {(e["key"], value) for e in wish["preference"]["matchExpressions"] for value in e["values"]}
+    assert kept_off == CAPACITY_LABELS[CapacityType.SPOT]
 
 
 def test_the_operators_own_defaults_are_the_charts(objects: list[Object]) -> None:
@@ -226,13 +229,8 @@ def test_the_agent_runs_on_the_spot_nodes_of_each_platform_whatever_their_taints
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"
     ]
-    assert [(e["key"], e["values"]) for t in terms for e in t["matchExpressions"]] == [
-        ("eks.amazonaws.com/capacityType", ["SPOT"]),
-        ("karpenter.sh/capacity-type", ["spot"]),
-        ("cloud.google.com/gke-spot", ["true"]),
-        ("cloud.google.com/gke-preemptible", ["true"]),
-        ("kubernetes.azure.com/scalesetpriority", ["spot"]),
-    ]
+    alternatives = {(e["key"], value) for t in terms for e in t["matchExpressions"] for value in e["values"]}
+    assert alternatives == CAPACITY_LABELS[CapacityType.SPOT] and len(terms) == len(alternatives)
     assert spec["tolerations"] == [{"operator": "Exists"}]
     assert spec["priorityClassName"] == "system-node-critical"
 

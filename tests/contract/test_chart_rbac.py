@@ -68,6 +68,7 @@ async def called_by_the_operator() -> Rights:
     await recorder.served("g/v1")
     for kind in (names.PLURAL, "pods", "nodes"):
         assert [item async for item in recorder.every(kind, ("ml",))] == []
+    assert [item async for item in recorder.every(names.NODE_POOLS, ())] == []
     methods = {name for name in vars(Cluster) if not name.startswith("_")}
     assert methods == calls.keys() | {"every"}, "a call was added to cluster.py: name it here"
     return recorder.needed
@@ -143,7 +144,7 @@ def test_with_namespaces_named_only_nodes_are_reached_outside_them(
     everywhere = [
         o for o in narrowed if o["kind"] == "ClusterRole" and o["metadata"]["name"].startswith(account)
     ]
-    assert {r for role in everywhere for r, _ in rights(role)} <= {"nodes"}
+    assert {r for role in everywhere for r, _ in rights(role)} <= {"nodes", names.NODE_POOLS}
     roles = [o for o in narrowed if o["kind"] == "Role" and o["metadata"]["name"] == account]
     assert [role["metadata"]["namespace"] for role in roles] == ["ml", "research"]
 

@@ -35,7 +35,12 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}
 
 
 def capacity(pool: str, **labels: str) -> Json:
-    own = {"name": pool, "preset": "Karpenter", "nodeSelector": {POOL_LABEL: pool} | labels}
+    own = {
+        "name": pool,
+        "preset": "Karpenter",
+        "platform": "AWS",
+        "nodeSelector": {POOL_LABEL: pool} | labels,
+    }
     return {"type": "spot", "pools": [own]}
 
 

@@ -13,9 +13,9 @@ from typing import Final
 from spottrain_operator.api import AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.model import Ending, Observed
-from spottrain_operator.names import Cause
+from spottrain_operator.names import Cause, Platform
 from spottrain_operator.policies import claims, gang, pins
-from spottrain_operator.pools import CapacityType, Pool
+from spottrain_operator.pools import CapacityType, ChosenPool, Pool, as_chosen, chosen
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that speak of the pool."""
@@ -39,8 +39,15 @@ def pools_of(o: Observed) -> tuple[Pool, ...]:
     return o.job.spec.pools(o.default_pool, o.pools)
 
 
-def choose(o: Observed, status: Status) -> Pool:
+def choose(o: Observed, status: Status) -> ChosenPool:
     """For the attempt after `status.attempt`. Raises nothing: there is always a pool."""
+    pool = _pick(o, status)
+    same = (r for r in reversed(status.attempts) if (r.pool, r.capacity_type) == (pool.name, pool.type))
+    before = next((r.node_labels for r in same if r.node_labels), ())
+    return chosen(pool, o.found, before)
+
+
+def _pick(o: Observed, status: Status) -> Pool:
     assert o.job.spec is not None
     pools = pools_of(o)
     wanted = [p for p in pools if p.type == kind(o, status)] or list(pools)
@@ -67,17 +74,32 @@ def kind(o: Observed, status: Status) -> CapacityType:
     return CapacityType.ON_DEMAND if _falls_back(o.job.spec, status, o) else CapacityType.SPOT
 
 
-def pool_of(o: Observed, status: Status) -> Pool:
+def pool_of(o: Observed, status: Status) -> ChosenPool:
     """Of the attempt that `status` names; of the next one, where there is none yet.
 
-    Where the job's pools are not to be understood any more, the default: what runs, runs on.
+    Where the job's pools are not to be understood any more, the default: what runs, runs on. What was found
+    when the attempt was begun stands in its record, so that all of its pods are alike.
     """
     assert o.job.spec is not None
     if problem(o):
-        return o.default_pool
+        return chosen(o.default_pool, o.found)
     record = status.record(status.attempt)
-    found = next((p for p in pools_of(o) if record is not None and p.name == record.pool), None)
-    return found or choose(o, status)
+    pool = next((p for p in pools_of(o) if record is not None and p.name == record.pool), None)
+    if record is None or pool is None:
+        return choose(o, status)
+    if record.notice_seconds is None:  # of an operator that did not write it down
+        return chosen(pool, o.found)
+    platform = Platform(record.platform) if record.platform in set(Platform) else None
+    known = {"labels": record.node_labels, "found_platform": platform}
+    return as_chosen(pool, notice_seconds=record.notice_seconds, **known)
+
+
+def asked(status: Status) -> str:
+    """Which labels the operator has added to what the pods ask of a node, as the end of a sentence."""
+    record = status.record(status.attempt)
+    if record is None or not record.node_labels:
+        return ""
+    return f" (capacity {record.capacity_type}: nodes with {' or '.join(record.node_labels)})"
 
 
 def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:

@@ -51,7 +51,8 @@ def by_karpenter(o: Observed, pool: Pool) -> bool:
     assert o.job.spec is not None
     if pool.preset not in (None, Preset.KARPENTER):
         return False  # another autoscaler's, to which a hard rule means no harm
-    asked = {*pool.selector, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
+    found = {rule["key"] for rule in pool.rules}
+    asked = {*pool.selector, *found, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
     return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
 
 

@@ -32,6 +32,8 @@ class FakeCluster:
         self.jobs: dict[str, Json] = {}
         self.pods: dict[str, Json] = {}
         self.nodes: dict[str, Json] = {}
+        self.node_pools: list[Json] | None = None
+        """Karpenter's. None: it is not installed."""
         self.posted: list[str] = []
         self.events: list[Json] = []
         self.others: dict[str, Json] = {}
@@ -113,6 +115,9 @@ class FakeCluster:
 
     async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
         tables = {"pods": self.pods, "nodes": self.nodes, "trainingjobs": self.jobs}
+        if kind == "nodepools" and self.node_pools is None:
+            raise ApiError(404, "the server could not find the requested resource")
+        tables["nodepools"] = {pool["metadata"]["name"]: pool for pool in self.node_pools or ()}
         for raw in list(tables[kind].values()):
             yield copy.deepcopy(raw)
 

@@ -176,7 +176,7 @@ def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
     [
         (Preset.EKS, "spot", {"eks.amazonaws.com/capacityType": "SPOT"}, 110),
         (Preset.EKS, "onDemand", {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, 110),
-        (Preset.KARPENTER, "spot", {"karpenter.sh/capacity-type": "spot"}, 110),
+        (Preset.KARPENTER, "spot", {"karpenter.sh/capacity-type": "spot"}, 15),
         (Preset.KARPENTER, "reserved", {"karpenter.sh/capacity-type": "reserved"}, 110),
         (Preset.GKE, "spot", {"cloud.google.com/gke-spot": "true"}, 15),
         (Preset.GKE, "onDemand", {}, 110),
