@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from spottrain import log
 from spottrain.contract import STORE_WAIT_SECONDS, CompileCacheMode, Env, OnExisting, library_homes
 from spottrain.errors import ConfigurationError
+from spottrain.store import is_path
 from spottrain.training import Training
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class Run:
         """Arguments of `store.open`, which the uploader process is given too."""
         uri = self.checkpoint_uri
         return {
-            "uri": uri if uri is None or "://" in uri else str(self.folder / uri),
+            "uri": str(self.folder / uri) if uri and is_path(uri) else uri,
             "endpoint": self.endpoint,
             "path_style": self.path_style,
             "kms_key": self.kms_key,

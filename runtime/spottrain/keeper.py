@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from spottrain import log
@@ -127,7 +128,8 @@ class Keeper:
         return found is not None
 
     def _started(self) -> None:
-        self.session.board.update(start_step=self.step)
+        self.session.outage.patient = False  # from here on the training goes on meanwhile
+        self.session.board.update(start_step=self.step, waiting_for="")
         self._cadence.started(self.step)
         self._advice.begin()
         if self.agreement.begin(self.step, self.total_steps).stop:
@@ -327,6 +329,7 @@ class Keeper:
         """
         self.session.interruption.let_end(None)
         uri = ""
+        self._wait_for_store()
         if self.checkpoints is not None:
             self.session.board.update(state="Saving")
             self.checkpoints.settle()
@@ -337,7 +340,8 @@ class Keeper:
             weights(), keep=self.session.world.first and self.checkpoints is not None
         )
         if self.checkpoints is not None:
-            uri = self.checkpoints.write_final(body, digest, self.step)
+            write = partial(self.checkpoints.write_final, body, digest, self.step)
+            uri = self.session.outage.through("the final weights", write, brief=False)
             if self.session.compile_cache is not None:
                 self.session.compile_cache.save_if_changed()
             self.checkpoints.release(done=True)
@@ -350,6 +354,15 @@ class Keeper:
             lambda: session.end_now(Outcome.DONE, session.summary(), reason=session.reason_done)
         )
         return uri, digest
+
+    def _wait_for_store(self) -> None:
+        """For as long as it took to train what would be lost, and store_wait at least."""
+        session, facts = self.session, self.session.board.facts
+        if self.checkpoints is not None:
+            since = facts.durable_time or session.born
+            unsaved = time.time() - since if facts.lost_steps else 0.0
+            session.store_wait = max(session.run.store_wait, unsaved)
+            session.outage.patient = True
 
     # --- what depends on the kind of checkpoint -----------------------------------------------------
     def _restore(self, checkpoints: Checkpointer, claim: Claim) -> Restored | None:

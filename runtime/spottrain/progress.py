@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 from spottrain import log
-from spottrain.contract import Outcome, Progress, TerminationMessage
+from spottrain.contract import WAITING_FOR_STORE, Outcome, Progress, TerminationMessage
 from spottrain.pulse import Pulse
 
 
@@ -44,6 +44,8 @@ class Facts:
     emergency_seconds: float | None = None
     grace_seconds: float | None = None
     warning: str = ""
+    waiting_for: str = ""
+    """The store that does not answer, in a sentence; empty while none is waited for."""
     first_step_seconds: float | None = None
     startup_seconds: float | None = None
     output_uri: str = ""
@@ -62,6 +64,11 @@ class Facts:
     """Of this rank."""
     loader_bytes: int | None = None
     """That the loader workers of this rank hold of their own; None without workers."""
+
+    @property
+    def shown_state(self) -> str:
+        """For people and the operator; `state` is what goes on when the store answers again."""
+        return WAITING_FOR_STORE if self.waiting_for else self.state
 
     @property
     def lost_steps(self) -> int:
@@ -102,7 +109,7 @@ class Board:
         left = facts.total_steps - facts.step
         finite = facts.loss is not None and math.isfinite(facts.loss)
         return Progress(
-            state=facts.state,
+            state=facts.shown_state,
             attempt=facts.attempt,
             step=facts.step,
             totalSteps=facts.total_steps,
@@ -116,6 +123,7 @@ class Board:
             emergencySeconds=facts.emergency_seconds,
             graceSeconds=facts.grace_seconds,
             warning=facts.warning,
+            waitingFor=facts.waiting_for,
             idleSeconds=self.pulse.idle,
             hangSeconds=self.pulse.limit(facts.state),
             gpuUtilisation=facts.utilisation,
@@ -184,7 +192,7 @@ class Board:
         }
         lines = [f"# TYPE {k} gauge\n{k} {v}" for k, v in gauges.items() if v is not None]
         lines += [f"# TYPE {k} counter\n{k} {v}" for k, v in counters.items()]
-        lines.append(f'# TYPE spottrain_state gauge\nspottrain_state{{state="{facts.state}"}} 1')
+        lines.append(f'# TYPE spottrain_state gauge\nspottrain_state{{state="{facts.shown_state}"}} 1')
         if facts.shares:
             lines.append("# TYPE spottrain_time_share gauge")
             lines += [

@@ -24,6 +24,7 @@ class Memory:
     """As much of a store as checkpoints need."""
 
     uri = "memory:"
+    endpoint = ""
 
     def __init__(self, bodies: dict[str, bytes] | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.bodies = bodies or {}

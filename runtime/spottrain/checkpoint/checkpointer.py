@@ -46,6 +46,8 @@ from spottrain.store.sending import tried
 WATCH_SECONDS: Final = 30.0
 """A superseded process learns of it within this time (design.md section 3, rule 8)."""
 RETRY_SECONDS: Final = 0.5
+CLAIM_SLACK: Final = 60.0
+"""Seconds: who waits for a silent store gives up first, in words of its own (`store.outage`)."""
 CHECKS: Final = 60
 """Times that HEAD is asked for before the final weights are written, RETRY_SECONDS apart."""
 SPARE: Final = 1.5
@@ -109,9 +111,12 @@ class Checkpointer:
         run, interruption = self.session.run, self.session.interruption
         self._owner.wait_at_gate(run.gate_until, lambda: interruption.stopping)
         interruption.let_end(None)  # nobody may end the process between a claim and its answer
-        claim = self._owner.claim(lambda: interruption.stopping)
+        claim = self._owner.claim(
+            lambda: interruption.stopping, patience=self.session.store_wait + CLAIM_SLACK
+        )
         if claim is None:
-            self._owner.release()
+            with contextlib.suppress(StoreUnavailable):  # a silent store holds up no end
+                self._owner.release(patience=self._patience())
             self.session.end_idle()
         self._released = claim.done  # then nothing was claimed
         if not claim.done:
@@ -277,8 +282,17 @@ class Checkpointer:
             save.finished.wait(RETRY_SECONDS)
 
     def save_now(self, take: Callable[[], Save]) -> None:
-        """Saves and returns when it is committed. Raises StoreError, Superseded or CheckpointError."""
-        self._write(take(), lambda: float("inf"))
+        """Saves and returns when it is committed. Raises StoreError, Superseded or CheckpointError.
+
+        While the session is patient a store that does not answer is waited for, by all ranks alike.
+        """
+        save, outage = take(), self.session.outage
+        outage.through(
+            f"the save of step {save.step}",
+            lambda: self._write(save, lambda: float("inf"), again=outage.patient),
+            brief=False,
+            between=lambda: self._saver.again(save),
+        )
 
     def save_before_end(self, take: Callable[[], Save], step: int) -> None:
         """Makes the newest step durable within the notice. Raises the last StoreError when time runs out.
@@ -347,7 +361,9 @@ class Checkpointer:
             return
         self._released = True
         try:
-            self._owner.release(done, patience=self._patience())
+            waits = done and self.session.outage.patient
+            patience = self.session.store_wait + CLAIM_SLACK if waits else self._patience()
+            self._owner.release(done, patience=patience)
             log.event("released", done=done or None)
             if done:  # else the next claim sweeps
                 self._quietly(self._owner.sweep_leftovers)

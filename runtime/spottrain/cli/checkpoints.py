@@ -25,7 +25,7 @@ from spottrain.cli.pruning import Wish, prune
 from spottrain.cli.reading import BEST, NEWEST, open_existing
 from spottrain.cli.verifying import ALL, verify
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.store import Store
+from spottrain.store import Store, is_path
 from spottrain.store import open as open_store
 
 if TYPE_CHECKING:
@@ -102,6 +102,12 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _file(text: str) -> Path:
+    if not is_path(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is a URI; name a file of this machine")
+    return Path(text)
+
+
 def _store(given: argparse.Namespace) -> Store:
     return open_existing(given.checkpoint, given.endpoint)
 
@@ -167,7 +173,7 @@ def _copy(given: argparse.Namespace) -> Answer:
 
 def _add_export(commands: Commands) -> None:
     command = _command(commands, "export", "Writes the model's weights as one safetensors file.")
-    command.add_argument("--to", required=True, type=Path, metavar="FILE")
+    command.add_argument("--to", required=True, type=_file, metavar="FILE")
     command.add_argument("--step", type=_step, default=NEWEST, help=f"a step, {NEWEST} (default) or {BEST}")
     command.set_defaults(run=lambda given: export(_store(given), given.step, given.to))
 

@@ -13,7 +13,7 @@ from spottrain.contract import MANIFEST_NAME, Reason
 from spottrain.errors import ConfigurationError
 from spottrain.head.document import Entry, Head
 from spottrain.head.owner import Walker
-from spottrain.store import KeyMissing, Store, Truncated
+from spottrain.store import KeyMissing, Store, Truncated, is_path
 from spottrain.store import open as open_store
 
 NEWEST: Final = "newest"
@@ -41,8 +41,8 @@ WIDTHS: Final = {
 
 def open_existing(uri: str, endpoint: str | None) -> Store:
     """For commands on what is there: an absent folder is a mistyped URI, not an empty store."""
-    parts = urlsplit(uri)
-    folder = uri if not parts.scheme else unquote(parts.path) if parts.scheme == "file" else ""
+    local = unquote(urlsplit(uri).path) if uri.startswith("file:///") else ""
+    folder = uri if is_path(uri) else local
     if folder and _absent(folder):
         raise ConfigurationError(f"there is no folder {folder}; check the URI")
     return open_store(uri, endpoint)

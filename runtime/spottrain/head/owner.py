@@ -188,14 +188,14 @@ class HeadOwner:
             self._sleep(GATE_POLL)
         return False
 
-    def claim(self, stopping: Callable[[], bool] = never) -> Claim | None:
+    def claim(self, stopping: Callable[[], bool] = never, *, patience: float | None = None) -> Claim | None:
         """Become the present owner. None when told to stop first.
 
         Raises Superseded, ConfigurationError (another job's HEAD, lost checkpoints), StoreError.
         """
         with self._lock:
             intent = Claiming(who=self._who, policy=self._policy)
-            finished = self._walker.change(intent, stopping=stopping)
+            finished = self._walker.change(intent, stopping=stopping, patience=patience)
             if finished is None:
                 return None
             head = finished.head

@@ -26,7 +26,16 @@ from typing import Final, NoReturn
 
 from spottrain import compilecache, config, log, progress
 from spottrain.compilecache import CompileCache
-from spottrain.contract import EXIT_CODE_OF, HEAD_KEY, Env, ExitCode, Outcome, Reason, TerminationMessage
+from spottrain.contract import (
+    EXIT_CODE_OF,
+    HEAD_KEY,
+    STORE_WAIT_SECONDS,
+    Env,
+    ExitCode,
+    Outcome,
+    Reason,
+    TerminationMessage,
+)
 from spottrain.diagnosis.window import not_made
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.head.document import Head
@@ -37,8 +46,13 @@ from spottrain.ranks.world import World
 from spottrain.scribe.outputs import MARK, Outputs, keep, seconds_for_logs
 from spottrain.store import Store
 from spottrain.store import open as open_store
+from spottrain.store.outage import Outage, PatientStore, Silence, watch
 
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
+TELL_AGAIN_SECONDS: Final = 30.0
+"""Between two lines about a store that does not answer."""
+WORDS_OF_WAIT: Final = 1000
+"""Characters of the sentence about it."""
 
 
 class Session:
@@ -68,6 +82,11 @@ class Session:
         """Where a training was begun: keeps what there is, if the script ends before it is finished."""
         self.asked: set[str] = set()
         """Settings of spec.training that the script has asked for itself (`ownloop`)."""
+        self.outage = Outage()
+        """Of the store: whether it answers, and whether it is waited for."""
+        self.store_wait: float = STORE_WAIT_SECONDS
+        """Seconds that it is waited for."""
+        self._outage_told = float("-inf")
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
@@ -93,7 +112,7 @@ class Session:
         stalled.watch(self.board)
         self.attempt = self.run.attempt or 1
         if self.run.checkpoint_uri:
-            self.store = open_store(**self.run.where)
+            self.store = self._open_store()
             if self.world.first:
                 self.store.probe()
                 self.attempt = self.run.attempt or self._next_attempt(self.store)
@@ -108,6 +127,47 @@ class Session:
             grace=self.interruption.grace,
         )
 
+    # --- a store that does not answer -------------------------------------------------------------------
+    def _open_store(self) -> Store:
+        """From here on a store that does not answer is waited for, until the training begins."""
+        store = open_store(**self.run.where)
+        self.store_wait = self.run.store_wait
+        self.outage.patient = True
+        acts = (self.outage, self._tell_silence, self._give_store_up, lambda: self.store_wait)
+        threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
+        return PatientStore(store, self.outage)
+
+    def _tell_silence(self, silence: Silence | None) -> None:
+        """A line at first and now and then, and for whoever asks /progress. None: it answers again."""
+        assert self.store is not None
+        where = f"{self.store.uri} at {self.store.endpoint}" if self.store.endpoint else self.store.uri
+        if silence is None:
+            self._outage_told = float("-inf")
+            self.board.update(waiting_for="")
+            return log.event("store-answers", store=where)
+        since = log.rfc3339(time.time() - silence.seconds)
+        self.board.update(waiting_for=f"{where} does not answer since {since}: {silence.why}"[:WORDS_OF_WAIT])
+        if silence.seconds - self._outage_told >= TELL_AGAIN_SECONDS or self._outage_told > silence.seconds:
+            self._outage_told = silence.seconds
+            limit = self.store_wait
+            log.event("waiting-for-store", store=where, seconds=silence.seconds, limit=limit, why=silence.why)
+
+    def _give_store_up(self, silence: Silence) -> None:
+        """The node is given back; the next start asks again."""
+        if self.interruption.stopping or self.message is not None:
+            return  # it ends already, in its own way
+        facts = self.board.facts
+        lost = (
+            f"{facts.lost_steps} step(s) since the last commit are lost"
+            if facts.lost_steps
+            else "nothing was lost"
+        )
+        text = (
+            f"The checkpoint store did not answer for {silence.seconds:.0f} s: {facts.waiting_for}; {lost}."
+        )
+        self.end_now(Outcome.STORE_UNREACHABLE, text, reason=Reason.STORE_UNAVAILABLE)
+
+    # --- the end ----------------------------------------------------------------------------------------
     def end(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> NoReturn:
@@ -258,7 +318,7 @@ class Session:
 
     def _next_attempt(self, store: Store) -> int:
         """A person's run counts for itself, so that it may go on from its own interrupted or killed one."""
-        found = store.get(HEAD_KEY)
+        found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1
 
     def _warn_of_agent(self) -> None:

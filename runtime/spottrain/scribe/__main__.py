@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from spottrain.store import open as open_store
 STDOUT: Final = 1
 LAST_SECONDS: Final = 5.0
 """For the last parts, where nobody says how long it may take."""
+SAY_SECONDS: Final = 0.1
+"""Before the end, to say what is not stored."""
 DRAIN_SECONDS: Final = 1.0
 """To pass on what is in the pipes."""
 SWITCH_SECONDS: Final = 0.0005
@@ -50,17 +53,18 @@ def main(fd: int) -> None:
     threading.Thread(target=_run, args=[relay], name="scribe-relay", daemon=True).start()
     if said := words.readline():
         seconds = float(json.loads(said)["finish"])
+        until = time.monotonic() + seconds - SAY_SECONDS
         threading.Timer(max(seconds, DRAIN_SECONDS), os._exit, [0]).start()
         relay.finish()
         relay.done.wait(min(DRAIN_SECONDS, seconds / 2) or None)  # nobody may be reading
     else:
-        seconds = LAST_SECONDS
+        until = float("inf")
         if not relay.done.wait(DRAIN_SECONDS):  # a child of those who have died still writes
             shelf.hurry()
         relay.done.wait()
     with contextlib.suppress(OSError):
         sock.sendall(b'{"done": true}\n')
-    shelf.finish(seconds)
+    shelf.finish(max(0.0, min(LAST_SECONDS, until - time.monotonic())))
     os._exit(0)
 
 

@@ -55,6 +55,8 @@ class Book:
         """Bytes that were given up before the first that waits."""
         self._added = 0
         self._number = 0
+        self.unstored = 0
+        """Bytes of the parts that were made and are not stored."""
         self._trying: Part | None = None
         self._failed = False
         self._again_at = 0.0
@@ -105,6 +107,7 @@ class Book:
         return self._trying
 
     def stored(self, part: Part) -> None:
+        self.unstored -= len(part.body)
         if self._trying is not None and part.number == self._trying.number:
             self._trying = None
 
@@ -133,4 +136,5 @@ class Book:
             body = self._gap(self._missing).encode() + body
             self._missing = 0
         self._number += 1
+        self.unstored += len(body)
         return Part(number=self._number, body=body)

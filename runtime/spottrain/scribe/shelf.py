@@ -47,6 +47,8 @@ class Shelf:
         self._opening = threading.Lock()
         self._store: Store | None = None
         self._failing = False
+        self._sending: set[threading.Thread] = set()
+        """That store a part."""
 
     def add(self, rank: int, data: bytes) -> None:
         with self._turn:
@@ -65,11 +67,26 @@ class Shelf:
         self.look()
 
     def finish(self, seconds: float) -> None:
-        """Sends all that is left, each rank's by itself; returns when it is stored, or time is over."""
-        until = self._clock() + seconds
+        """Sends all that is left, each rank's by itself and in order; says what is not stored in time.
+
+        A part on its way gets half of the time before the others are sent beside it.
+        """
+        began = self._clock()
         with self._turn:
-            parts = [(rank, part) for rank, book in self._books.items() for part in book.rest()]
-        for thread in [self._send_aside(rank, part) for rank, part in parts]:
+            sending = list(self._sending)
+        self._join(sending, began + seconds / 2)
+        with self._turn:
+            rests = {rank: book.rest() for rank, book in self._books.items()}
+        last = [self._send_aside(rank, *parts) for rank, parts in rests.items() if parts]
+        self._join([*sending, *last], began + seconds)
+        with self._turn:
+            left = {rank: book.unstored for rank, book in self._books.items()}
+        for rank, size in left.items():
+            if size:
+                self._say(_late(rank, size))
+
+    def _join(self, threads: Iterable[threading.Thread], until: float) -> None:
+        for thread in threads:
             thread.join(max(0.0, until - self._clock()))
 
     # --- inside -------------------------------------------------------------------------------------
@@ -90,11 +107,21 @@ class Shelf:
                 sending.append(self._send_aside(rank, part))
         return sending
 
-    def _send_aside(self, rank: int, part: Part) -> threading.Thread:
+    def _send_aside(self, rank: int, *parts: Part) -> threading.Thread:
         """A thread for each: one that waits for its store holds up nobody else's."""
-        thread = threading.Thread(target=self._send, args=[rank, part], name="scribe-send", daemon=True)
+        thread = threading.Thread(target=self._send_all, args=[rank, parts], name="scribe-send", daemon=True)
+        with self._turn:
+            self._sending.add(thread)
         thread.start()
         return thread
+
+    def _send_all(self, rank: int, parts: Iterable[Part]) -> None:
+        try:
+            for part in parts:
+                self._send(rank, part)
+        finally:
+            with self._turn:
+                self._sending.discard(threading.current_thread())
 
     def _send(self, rank: int, part: Part) -> None:
         book = self._books[rank]
@@ -153,6 +180,10 @@ def _newest(store: Store, attempt: int, rank: int) -> int:
 
 def _gap(missing: int) -> str:
     return log.text("event=logs-missing", bytes=missing, why="the store took no part for too long")
+
+
+def _late(rank: int, missing: int) -> str:
+    return log.text("event=logs-missing", of=rank, bytes=missing, why="the store did not take it in time")
 
 
 def _full(rank: int) -> Callable[[int], str]:

@@ -11,15 +11,18 @@ Every store gives the same four answers:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from spottrain.errors import ConfigurationError
 
 Body = bytes | bytearray | memoryview
+SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
+"""How a URI begins (RFC 3986)."""
 
 
 class AlreadyExists(Exception):
@@ -71,6 +74,10 @@ class Store(Protocol):
     def uri(self) -> str:
         """As given, for sentences."""
 
+    @property
+    def endpoint(self) -> str:
+        """URL of its server; empty where there is none."""
+
     def get(self, key: str) -> Object | None: ...
 
     def put(self, key: str, body: Body) -> None: ...
@@ -116,20 +123,29 @@ def open(
     `path_style` puts the bucket into the path (None: where there is an endpoint); `kms_key` is the ID or
     ARN of the key for SSE-KMS (`default`: the account's own; None: the bucket's setting).
     """
+    if uri and is_path(uri):
+        return _open_folder(uri, Path(uri))
     parts = urlsplit(uri)
-    match parts.scheme:
-        case "s3":
-            return _open_s3(uri, _bucket(uri, parts), endpoint, path_style, kms_key)
-        case "gs":
-            return _open_gcs(uri, _bucket(uri, parts), endpoint)
-        case "file" if not parts.netloc and parts.path.startswith("/"):
-            return _open_folder(uri, Path(unquote(parts.path)))
-        case "" if uri:
-            return _open_folder(uri, Path(uri))
+    if parts.query or parts.fragment:
+        raise ConfigurationError(
+            f"checkpoint URI {uri!r} holds ? or #, which would be lost; use a prefix without them"
+        )
+    if uri.startswith("s3://"):
+        return _open_s3(uri, _bucket(uri, parts), endpoint, path_style, kms_key)
+    if uri.startswith("gs://"):
+        return _open_gcs(uri, _bucket(uri, parts), endpoint)
+    if uri.startswith("file:///"):
+        return _open_folder(uri, Path(unquote(parts.path)))
+    hint = f"; for a folder of that name write ./{uri}" if uri else ""
     raise ConfigurationError(
-        f"checkpoint URI {uri!r} is not understood; use s3://bucket/prefix, gs://bucket/prefix, "
-        "file:///folder or a path"
+        f"checkpoint URI {uri!r} is not understood: use s3://bucket/prefix, gs://bucket/prefix, "
+        f"file:///folder (lower case, with these slashes) or a path{hint}"
     )
+
+
+def is_path(uri: str) -> bool:
+    """Whether it is a plain path. What begins with a scheme, known or mistyped, is never one."""
+    return SCHEME.match(uri) is None
 
 
 def _bucket(uri: str, parts: SplitResult) -> tuple[str, str]:

@@ -52,6 +52,10 @@ class FolderStore:
         self._seen = os.path.isdir(self._private)
         """Whether it was there once: then its absence is a loss."""
 
+    @property
+    def endpoint(self) -> str:
+        return ""
+
     def get(self, key: str) -> Object | None:
         with self._said(key):
             try:

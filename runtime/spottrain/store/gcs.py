@@ -111,6 +111,10 @@ class GCSStore:
             self._client = storage.Client(NO_PROJECT, credentials, client_options=options)
         self._bucket = self._client.bucket(bucket)
 
+    @property
+    def endpoint(self) -> str:
+        return str(self._client.api_endpoint)
+
     def get(self, key: str) -> Object | None:
         blob = self._blob(key)
         try:

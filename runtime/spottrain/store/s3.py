@@ -73,6 +73,10 @@ class S3Store:
     def uri(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
+    @property
+    def endpoint(self) -> str:
+        return self._clients.endpoint
+
     def get(self, key: str) -> Object | None:
         for _ in range(READ_TRIES - 1 if key != HEAD_KEY else 0):
             try:

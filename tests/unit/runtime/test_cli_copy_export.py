@@ -177,6 +177,16 @@ def test_an_export_never_overwrites_and_leaves_no_part_of_a_file(
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_an_export_to_a_uri_is_refused(
+    tmp_path: Path, source: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["export", "--checkpoint", source.uri, "--to", "s3://bucket/x.safetensors"])
+    assert "'s3://bucket/x.safetensors' is a URI; name a file" in capsys.readouterr().err
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_an_export_of_a_librarys_folder_is_the_librarys_own_file(
     source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -174,10 +174,54 @@ def test_at_the_end_the_rest_is_stored_beside_a_part_that_hangs(tmp_path: Path) 
     (hanging,) = scene.shelf.look()
     scene.shelf.add(0, b"last of 0\n")
     scene.shelf.add(1, b"last of 1\n")
-    scene.shelf.finish(10.0)
+    scene.shelf.finish(2.0)
     assert scene.stored(0) == {2: "last of 0\n"} and scene.stored(1) == {1: "last of 1\n"}
+    assert len(scene.said) == 1, "what is not stored is said"
+    assert "event=logs-missing of=0 bytes=2" in scene.said[0]
     gate.set()
     hanging.join(10)
+
+
+def test_at_the_end_a_part_that_is_on_its_way_is_waited_for_and_comes_first(scene: Scene) -> None:
+    began, gate, order = threading.Event(), threading.Event(), []
+
+    def slow(key: str) -> None:
+        if key == log_key(2, 0, 1):
+            began.set()
+            assert gate.wait(10)
+        order.append(key)
+
+    scene.store.before = slow
+    scene.shelf.add(0, b"first\n")
+    scene.clock.now += 30
+    scene.shelf.look()
+    assert began.wait(10)
+    scene.shelf.add(0, b"last\n")
+    threading.Timer(0.3, gate.set).start()
+    scene.shelf.finish(20.0)
+    assert scene.stored() == {1: "first\n", 2: "last\n"} and scene.said == []
+    assert order == [log_key(2, 0, 1), log_key(2, 0, 2)]
+
+
+def test_at_the_end_a_part_that_fails_is_tried_once_more_before_the_rest(scene: Scene) -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def fails(key: str) -> None:
+        began.set()
+        assert gate.wait(10)
+        scene.store.before = lambda key: None
+        raise StoreUnavailable("503")
+
+    scene.store.before = fails
+    scene.shelf.add(0, b"first\n")
+    scene.clock.now += 30
+    scene.shelf.look()
+    assert began.wait(10)
+    scene.shelf.add(0, b"last\n")
+    threading.Timer(0.3, gate.set).start()
+    scene.shelf.finish(20.0)
+    assert scene.stored() == {1: "first\n", 2: "last\n"}
+    assert [line for line in scene.said if "logs-missing" in line] == []
 
 
 def test_at_the_end_a_store_that_hangs_is_not_waited_for(scene: Scene) -> None:

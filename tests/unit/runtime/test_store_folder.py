@@ -31,10 +31,27 @@ def test_a_file_uri_may_be_percent_encoded(tmp_path: Path) -> None:
     assert (tmp_path / "with space" / "k").exists()
 
 
-@pytest.mark.parametrize("uri", ["", "gs:///prefix", "file://relative/x", "s3:///prefix", "http://host/x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("", "gs:///prefix", "file://relative/x", "s3:///prefix", "http://host/x", "https://b.s3.aws.com/x"),
+        *("s3:/bucket/x", "s3:bucket/x", "gs:/bucket", "file:/x", "file:x", "S3://bucket/x", "File:///x"),
+        *("s3a://bucket/x", "s3n://bucket/x", "az://container/x", "abfss://c@a/x", "hdfs://n/x", "C:x"),
+        *("s3://bucket/x?versionId=1", "s3://bucket/x#1", "file:///x#1"),
+    ],
+)
 def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="checkpoint URI"):
         store.open(uri)
+
+
+@pytest.mark.parametrize("path", ["./s3:/x", "runs/a:b", "plain", "~x", "1:2"])
+def test_a_path_with_a_colon_further_on_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.open(path).put("k", b"1")
+    assert (tmp_path / path / "k").exists()
 
 
 def test_a_file_in_the_way_is_a_bad_configuration(tmp_path: Path) -> None:

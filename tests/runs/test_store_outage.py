@@ -1,0 +1,186 @@
+"""A checkpoint store that cannot be reached when an attempt starts or ends: waited for, said, never charged.
+
+Against the real S3 server, behind a proxy that loses every request while the store is `down`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from spottrain.contract import WAITING_FOR_STORE, Env, ExitCode, Outcome, Progress, Reason
+
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Run
+from tests.support import s3server
+from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment
+from tests.support.s3server import S3Server
+
+LOST = Treatment(fault=Fault.REQUEST_LOST)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3server.running(tmp_path_factory.mktemp("s3")) as it:
+        yield it
+
+
+class Cut:
+    """The store goes down at the first request of this method whose path has `at` in it, until `mend`."""
+
+    def __init__(self, method: str, at: str) -> None:
+        self.method, self.at = method, at
+        self.down = self.over = False
+
+    def __call__(self, request: Request) -> Treatment:
+        here = request.method == self.method and self.at in request.path
+        self.down = (self.down or here) and not self.over
+        return LOST if self.down else Treatment()
+
+    def mend(self) -> None:
+        self.over = True
+
+
+@pytest.fixture
+def store(server: S3Server, tmp_path: Path) -> Iterator[tuple[FaultProxy, dict[str, str]]]:
+    """The proxy, and the environment of a job behind it."""
+    bucket = tmp_path.name.replace("_", "-").lower()[:50]
+    server.make_bucket(bucket)
+    with FaultProxy(server.port).running() as proxy:
+        yield proxy, at(proxy.endpoint(), bucket)
+
+
+def at(endpoint: str, bucket: str = "bucket") -> dict[str, str]:
+    return {
+        Env.CHECKPOINT_URI: f"s3://{bucket}/run",
+        Env.CHECKPOINT_ENDPOINT: endpoint,
+        **s3server.credentials(),
+    }
+
+
+def told(run: Run, endpoint: str) -> str:
+    """The line that says what is waited for."""
+    log = run.until("event=waiting-for-store", 60).log
+    line = next(each for each in log.splitlines() if "event=waiting-for-store" in each)
+    assert endpoint in line and "s3://" in line
+    return line
+
+
+def asked(run: Run) -> Progress:
+    port = run.until("event=progress-served").log.split("event=progress-served port=")[1].split()[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
+        return Progress.from_json(answer.read().decode())
+
+
+def test_a_store_that_refuses_connections_ends_the_pod_with_a_code_of_its_own(lab: Lab) -> None:
+    endpoint = f"http://127.0.0.1:{s3server.free_port()}"
+    run = lab.run(env=at(endpoint) | {Env.STORE_WAIT: "7"})
+    told(run, endpoint)
+    assert run.end(60) == ExitCode.STORE_UNREACHABLE
+    message = run.message
+    assert message.outcome is Outcome.STORE_UNREACHABLE and message.reason == Reason.STORE_UNAVAILABLE
+    assert endpoint in message.message and "nothing was lost" in message.message
+
+
+def test_an_endpoint_that_never_answers_is_named_and_sigterm_ends_the_wait_uncharged(lab: Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        run = lab.run(env=at(endpoint) | {Env.PROGRESS_PORT: "0"})
+        assert "no answer to" in told(run, endpoint)
+        progress = asked(run)
+        assert progress.state == WAITING_FOR_STORE and endpoint in progress.waitingFor
+        assert run.send().end() == ExitCode.INTERRUPTED
+        assert run.message.outcome is Outcome.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "attempt"),
+    [
+        ("PUT", "/run/HEAD", 1),  # the claim
+        ("GET", "manifest.json", 2),  # the restore
+        ("GET", ".safetensors", 2),
+        ("PUT", "s000000024", 1),  # the last checkpoint
+        ("PUT", "final/model", 1),
+        ("PUT", "final/manifest", 1),
+    ],
+)
+def test_an_outage_is_outlived_wherever_it_comes(
+    lab: Lab, store: tuple[FaultProxy, dict[str, str]], method: str, path: str, attempt: int
+) -> None:
+    proxy, env = store
+    if attempt == 2:
+        first = lab.run(env=env | {"PAUSE": "0.1"}).until("event=committed step=7", 60)
+        assert first.send().end(60) == ExitCode.INTERRUPTED
+    cut = Cut(method, path)
+    proxy.reset(cut)
+    run = lab.run(env=env | {Env.PROGRESS_PORT: "0"}, attempt=attempt)
+    told(run, proxy.endpoint())
+    assert asked(run).state == WAITING_FOR_STORE
+    cut.mend()
+    assert run.end(120) == ExitCode.DONE, run.log
+    assert "event=store-answers" in run.log
+    assert run.message.outcome is Outcome.DONE and run.message.step == 24
+
+
+def test_a_done_that_could_not_be_said_is_said_by_the_next_attempt(
+    lab: Lab, store: tuple[FaultProxy, dict[str, str]]
+) -> None:
+    proxy, env = store
+    proxy.reset(Cut("PUT", "final/"))
+    run = lab.run(env=env | {Env.STORE_WAIT: "1"})
+    assert run.end(120) == ExitCode.STORE_UNREACHABLE, run.log
+    assert run.message.durableStep == 24 and "nothing was lost" in run.message.message
+    proxy.reset(lambda request: Treatment())
+    again = lab.run(env=env, attempt=2)
+    assert again.end(60) == ExitCode.DONE, again.log
+    assert not again.losses, "all its steps were durable"
+
+
+def test_a_signal_while_the_claim_waits_ends_it_uncharged(
+    lab: Lab, store: tuple[FaultProxy, dict[str, str]]
+) -> None:
+    proxy, env = store
+    proxy.reset(Cut("PUT", "/run/HEAD"))
+    run = lab.run(env=env | {Env.GRACE_SECONDS: "20"})
+    told(run, proxy.endpoint())
+    assert run.send().end(20) == ExitCode.INTERRUPTED, run.log
+
+
+def test_a_refusal_ends_it_at_once(lab: Lab, store: tuple[FaultProxy, dict[str, str]]) -> None:
+    _, env = store
+    run = lab.run(env=env | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION
+    assert run.message.reason == Reason.STORE_DENIED and "waiting-for-store" not in run.log
+    gone = lab.run(env=env | {Env.CHECKPOINT_URI: "s3://no-such-bucket/run"})
+    assert gone.end(60) == ExitCode.BAD_CONFIGURATION
+    assert gone.message.reason == Reason.BUCKET_NOT_FOUND
+
+
+def test_peers_of_the_rank_that_waits_say_nothing_that_would_be_charged(lab: Lab) -> None:
+    endpoint = f"http://127.0.0.1:{s3server.free_port()}"
+    runs = lab.ranks(2, SCRIPT_OF_RANKS, env=at(endpoint) | {Env.STORE_WAIT: "6"})
+    told(runs[0], endpoint)
+    assert runs[0].end(90) == ExitCode.STORE_UNREACHABLE, runs[0].log
+    time.sleep(1.0)
+    runs[1].send()  # as the launcher and the operator do when a rank has ended
+    assert runs[1].end(60) == ExitCode.INTERRUPTED, runs[1].log
+    assert json.loads(runs[0].message.to_json())["outcome"] == Outcome.STORE_UNREACHABLE
+
+
+SCRIPT_OF_RANKS = """\
+import torch, spottrain
+model = torch.nn.Linear(1, 1)
+spottrain.Trainer(
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    train_set=[(torch.ones(1), torch.ones(1))] * 8,
+    loss=lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(),
+    max_steps=4,
+    batch_size=2,
+).fit()
+"""
