@@ -345,6 +345,7 @@ class Keeper:
             if self.session.compile_cache is not None:
                 self.session.compile_cache.save_if_changed()
             self.checkpoints.release(done=True)
+            self.session.outage.patient = False
         self.session.completed = True  # HEAD says so: neither a peer that is gone nor a signal changes it
         self.session.board.update(state="Done", output_uri=uri)
         self.close()

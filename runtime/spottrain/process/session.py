@@ -154,7 +154,7 @@ class Session:
 
     def _give_store_up(self, silence: Silence) -> None:
         """The node is given back; the next start asks again."""
-        if self.interruption.stopping or self.message is not None:
+        if self.interruption.stopping or self.completed or self.message is not None:
             return  # it ends already, in its own way
         facts = self.board.facts
         lost = (
