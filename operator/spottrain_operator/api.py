@@ -114,6 +114,7 @@ class FailurePolicy:
     within_seconds: int | None = None
     max_no_progress: int | None = 10
     backoff_seconds: int = 10
+    start_timeout_seconds: int = 300
     hang_timeout_seconds: int | None = None
     store_outage_seconds: int = 86400
 
@@ -265,6 +266,8 @@ class AttemptRecord:
     charged: bool | None = None
     reason: str = ""
     stopping: str = ""
+    start_error_since: datetime | None = None
+    """Since when the kubelet has failed to start it; None while it has not failed, or has succeeded since."""
     exit_code: int | None = None
     start_step: int | None = None
     last_step: int | None = None

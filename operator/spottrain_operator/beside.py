@@ -144,7 +144,7 @@ def _cleaner(job: Job) -> Json:
     words = ["--checkpoint", checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
-    container = kept | {"name": "cleanup", "command": ["spottrain", "checkpoints", "delete", *words]}
+    container = kept | {"name": ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
     container["env"] = list(kept.get("env") or ())
     little = {"cpu": "100m", "memory": "256Mi"}  # a quota may ask for both
     container["resources"] = {"requests": little, "limits": {"cpu": "1", "memory": "1Gi"}}

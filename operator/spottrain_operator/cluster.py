@@ -52,6 +52,9 @@ class Cluster(Protocol):
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]: ...
 
+    async def pod_events(self, namespace: str, uid: str) -> list[Json]:
+        """Events about one pod."""
+
     def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
         """All jobs, pods of ours, nodes, or Karpenter's NodePools: page by page."""
 
@@ -122,6 +125,12 @@ class KubeCluster:
         page = await self._call("GET", _pods(namespace), query={"labelSelector": selector})
         items: list[Json] = page["items"]
         return items
+
+    async def pod_events(self, namespace: str, uid: str) -> list[Json]:
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(PAGE)}
+        page = await self._call("GET", f"/api/v1/namespaces/{namespace}/events", query=query)
+        found: list[Json] = page["items"]
+        return found
 
     async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
         for path in _collections(kind, namespaces):

@@ -14,7 +14,7 @@ from spottrain.contract import WAITING_FOR_STORE
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Phase, Reason
-from spottrain_operator.policies import capacity, claims, gang
+from spottrain_operator.policies import capacity, claims, gang, starting
 from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status import with_condition
 from spottrain_operator.wire import rfc3339
@@ -31,7 +31,6 @@ WAITS = frozenset(
     }
 )
 """Reasons of Scheduled=False that are no matter of nodes."""
-ORDINARY_WAITS = frozenset({"ContainerCreating", "PodInitializing", ""})
 GATED_STATE = "Gated"
 
 
@@ -140,8 +139,8 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return (False, Reason.WAITING_FOR_POD, _coming(status)) if known else None
     late = [p for p in pods if p.running_since is None and not over(p, o)]
     if len(pods) == gang.size_of(o, status) and not late:
-        return _training(status)
-    return _starting(late[0] if late else pods[0])
+        return _beside(o, pods, _training(status))
+    return _starting(status, o, late[0] if late else pods[0])
 
 
 def _coming(status: Status) -> str:
@@ -164,11 +163,21 @@ def _training(status: Status) -> Verdict:
     return True, Reason.TRAINING, words + silent if state == UNKNOWN_STATE else words
 
 
-def _starting(pod: PodView) -> Verdict:
-    waiting = pod.waiting
-    if waiting is None or waiting.reason in ORDINARY_WAITS:
-        return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started"
-    return False, waiting.reason, f"{waiting.message or waiting.reason} (pod {pod.name})"
+def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
+    if (found := starting.blocked(o)) is not None:
+        return False, found[1].reason, starting.sentence(o, status)
+    slow = f": {said}" if (said := starting.busy(pod, o)) else ""
+    return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started{slow}"
+
+
+def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
+    """A container beside a trainer that runs may fail to start: said, and nothing is ended for it."""
+    failing = ((p, w) for p in pods if (w := starting.trouble(p, o)) is not None)
+    value, _, message = verdict
+    found = next(failing, None)
+    if found is None or not value:
+        return verdict
+    return value, Reason.SIDECAR_CANNOT_START, f"{message}; {starting.words(*found)}"
 
 
 def _store(status: Status) -> Verdict | None:

@@ -9,6 +9,7 @@ from spottrain_operator.api import ConditionStatus, Status
 from spottrain_operator.conditions import TIGHT
 from spottrain_operator.model import Event, Observed
 from spottrain_operator.names import Condition, Reason
+from spottrain_operator.policies import starting
 
 WARN_WHEN = {
     Condition.ACCEPTED: "False",
@@ -19,12 +20,17 @@ WARN_WHEN = {
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
+LOUD = frozenset({Reason.SIDECAR_CANNOT_START})
+"""Reasons of Running that are an Event."""
 QUIET = frozenset({Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED})
 
 
 def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
     old = o.job.status
-    found = [*_attempt(old, new), *_grace(o, old, new), *_warned(old, new)]
+    found = [*_attempt(old, new), *_grace(o, old, new), *_warned(old, new), *_cannot_start(o, old, new)]
+    running, before = new.condition(Condition.RUNNING), old.condition(Condition.RUNNING)
+    if running is not None and running.reason in LOUD and _differs(before, running):
+        found.append(Event(warning=True, reason=running.reason, message=running.message))
     for kind, warn in WARN_WHEN.items():
         before, after = old.condition(kind), new.condition(kind)
         if after is not None and after.reason not in QUIET and _differs(before, after):
@@ -41,6 +47,16 @@ def _attempt(old: Status, new: Status) -> list[Event]:
         return []
     since = f", from step {new.known_durable_step}" if new.known_durable_step is not None else ""
     return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{since}")]
+
+
+def _cannot_start(o: Observed, old: Status, new: Status) -> list[Event]:
+    """Once for each time that it begins: the kubelet's reason alternates (ErrImagePull, ImagePullBackOff)."""
+    before, now = old.record(new.attempt), new.record(new.attempt)
+    began = now is not None and now.start_error_since and not (before and before.start_error_since)
+    found = starting.blocked(o)
+    if not began or found is None:
+        return []
+    return [Event(warning=True, reason=found[1].reason, message=starting.sentence(o, new))]
 
 
 def _grace(o: Observed, old: Status, new: Status) -> list[Event]:

@@ -36,6 +36,7 @@ from spottrain_operator.policies import (
     lifecycle,
     newnodes,
     pins,
+    starting,
 )
 from spottrain_operator.policies.cause import notice_of
 from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
@@ -78,7 +79,7 @@ def settled(o: Observed, status: Status) -> Status:
 
 
 def _facts(o: Observed, status: Status) -> Status:
-    status = with_back_fill(with_vanished(with_pods(status, o), o))
+    status = starting.noted(with_back_fill(with_vanished(with_pods(status, o), o)), o)
     return with_conditions(status, o, note="; ".join(render.notes(o, status).values()))
 
 
@@ -232,6 +233,8 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         yield status.next_start
         yield lifecycle.deadline(o, status)
         yield hang.due(o)
+        yield starting.due(o)
+        yield starting.look(o)
         yield None if capacity.problem(o) else capacity.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry

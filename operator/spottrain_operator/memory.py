@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from spottrain_operator.api import Job, JobKey
-from spottrain_operator.model import PodView, Refusal, Sample
+from spottrain_operator.model import PodEvents, PodView, Refusal, Sample
 from spottrain_operator.names import Condition
 from spottrain_operator.native import GangApi
 from spottrain_operator.pools import NOTHING
@@ -34,6 +34,10 @@ class Memory:
         """Jobs whose group could not be made; tried again after the next discovery."""
         self.unread: dict[JobKey, set[str]] = {}
         """Names of claims that could not be read at the last look; each is logged once."""
+        self.heard: dict[JobKey, dict[str, tuple[datetime, PodEvents]]] = {}
+        """By UID of a pod that does not start: its Events, and when they were read."""
+        self.deaf = False
+        """Whether the last try to read Events failed, which is logged once."""
         self._told: dict[JobKey, dict[str, datetime]] = {}
         self._volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
         self._admitted: dict[JobKey, int] = {}
@@ -81,6 +85,7 @@ class Memory:
             self.refusals,
             self.samples,
             self.unread,
+            self.heard,
             self._told,
             self._admitted,
             self._volume_waits,

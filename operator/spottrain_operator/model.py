@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from spottrain.contract import Progress
 
 from spottrain_operator.api import Job, JobKey, Status
-from spottrain_operator.names import Cause, Reason
+from spottrain_operator.names import TRAINER_CONTAINER, Cause, Reason
 from spottrain_operator.native import GangApi
 from spottrain_operator.pools import NOTHING, Found, Pool
 
@@ -35,6 +35,33 @@ class Waiting:
 
     reason: str
     message: str = ""
+    container: str = ""
+    """Name of the container; "" where the whole pod waits, as for a volume."""
+
+    @property
+    def error(self) -> bool:
+        """Whether the kubelet has failed at something; else it is only busy."""
+        return self.reason not in ORDINARY_WAITS
+
+
+ORDINARY_WAITS: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+"""Reasons of a container that waits for its turn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodEvents:
+    """What the Events of a pod say that its status does not."""
+
+    trouble: Waiting | None = None
+    """Why the kubelet cannot set the pod up: its volumes, its sandbox."""
+    slow: str = ""
+    """What takes long without an error, such as attaching a volume."""
+    set_up: bool = False
+    """Volumes and sandbox are there, and containers are being started: from here on the status tells all."""
+    pulling: bool = False
+    """An image is being pulled at this moment."""
+    probe: str = ""
+    """Which probe the trainer has failed, so that the kubelet has killed it, and how."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +91,10 @@ class PodView:
     node: str = ""
     ip: str = ""
     grace: int = 30
+    trainer: str = TRAINER_CONTAINER
+    """Name of the container whose end is the attempt's end."""
+    probed: bool = False
+    """Whether the trainer has a probe that makes the kubelet end it."""
     others_run: bool = False
     """Whether a container beside the trainer's runs."""
     memory_limit: str = ""
@@ -77,7 +108,10 @@ class PodView:
     save_advised: str = ""
     """Time of the last advice to save that it was told."""
     running_since: datetime | None = None
+    bound: datetime | None = None
+    """When it was given its node; None where nobody knows."""
     waiting: Waiting | None = None
+    """The first error of any of its containers, init containers first; else why its trainer waits."""
     ended: Ended | None = None
     unschedulable: str = ""
     queued: bool = False
@@ -213,6 +247,8 @@ class Observed:
     Asked for only where `policies.claims.wanted` names them."""
     volume_wait: datetime | None = None
     """Up to when, as far as this process has seen, a pod of the job may have waited for a volume."""
+    heard: Mapping[str, PodEvents] = field(default_factory=dict)
+    """By UID of a pod: its Events, as far as `policies.starting` asked for them and they could be read."""
     gang_api: GangApi | None = None
     """What this cluster serves of Kubernetes' own gang scheduling."""
     karpenter: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from spottrain_operator.api import Job, JobKey
@@ -14,14 +14,16 @@ from spottrain_operator.cluster import Cluster
 from spottrain_operator.errors import ApiError
 from spottrain_operator.logs import about
 from spottrain_operator.memory import Memory
-from spottrain_operator.model import ClaimView, Limits, NodeView, Observed, PodView
+from spottrain_operator.model import ClaimView, Limits, NodeView, Observed, PodEvents, PodView
 from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
-from spottrain_operator.policies import claims, pins
+from spottrain_operator.policies import claims, pins, starting
 from spottrain_operator.policies.avoid import may_be_in_vain
 from spottrain_operator.pools import Pool
-from spottrain_operator.views import claim_view, ended_of, node_view, pod_view
+from spottrain_operator.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
 
 logger = logging.getLogger(__name__)
+EVENTS_AT_ONCE = 8
+"""Pods of a job whose Events are read at one look."""
 
 
 async def find_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
@@ -76,7 +78,7 @@ async def observe(
         watched_since=memory.began,
         told=memory.told(job.key, current, now),
         cleaning=cleanup is not None,
-        cleanup=ended_of(cleanup) if cleanup is not None else None,
+        cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
         zoned=caches.nodes.zoned(),
         gang_api=None if job.key in memory.ungrouped else memory.gang_api,
@@ -84,8 +86,39 @@ async def observe(
         found=caches.nodes.found | memory.node_pools,
         limits=limits,
     )
+    observed = replace(observed, heard=await _heard(observed, cluster, memory))
     found = {name: await _claim(job.key, name, cluster, memory) for name in claims.wanted(observed)}
     return _remembered(replace(observed, claims=found), current, memory)
+
+
+async def _heard(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, PodEvents]:
+    """What Events say of pods that do not start. Where they cannot be read, what was known stands.
+
+    Those that were read longest ago first, and only some at a look: a gang may have a thousand.
+    """
+    key, alive = o.job.key, {p.uid for p in o.pods}
+    known = {uid: found for uid, found in memory.heard.get(key, {}).items() if uid in alive}
+    o = replace(o, heard={uid: events for uid, (_, events) in known.items()})
+    never = (datetime.min.replace(tzinfo=UTC), None)
+    wanted = sorted(starting.asks(o), key=lambda p: known.get(p.uid, never)[0])
+    for pod in wanted[:EVENTS_AT_ONCE]:
+        if known.get(pod.uid, never)[0] > o.now - starting.QUIET:
+            continue
+        try:
+            raws = await cluster.pod_events(pod.namespace, pod.uid)
+        except ApiError as error:
+            if not memory.deaf:
+                logger.warning(
+                    "%s: Events of pod %s cannot be read: %s", key, pod.name, error, extra=about(key)
+                )
+            memory.deaf = True
+            break
+        memory.deaf = False
+        known[pod.uid] = (o.now, pod_events(raws, pod.trainer))
+    memory.heard.pop(key, None)
+    if known:
+        memory.heard[key] = known
+    return {uid: events for uid, (_, events) in known.items()}
 
 
 async def _claim(key: JobKey, name: str, cluster: Cluster, memory: Memory) -> ClaimView | None:

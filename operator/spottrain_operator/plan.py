@@ -32,7 +32,18 @@ from spottrain_operator.model import (
     PodView,
 )
 from spottrain_operator.names import Cause, Condition, Reason, pod_name
-from spottrain_operator.policies import avoid, capacity, claims, cleanup, gang, hang, lifecycle, pins, restart
+from spottrain_operator.policies import (
+    avoid,
+    capacity,
+    claims,
+    cleanup,
+    gang,
+    hang,
+    lifecycle,
+    pins,
+    restart,
+    starting,
+)
 from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
 from spottrain_operator.policies.gone import ended, saving_predecessor
 from spottrain_operator.status import (
@@ -195,6 +206,14 @@ def in_vain(o: Observed) -> Decision | None:
     return _stop(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
 
 
+def not_starting(o: Observed) -> Decision | None:
+    """Its pods have nodes, and the kubelet has not been able to start one of them for too long."""
+    if _judged_already(o) or _stopping(o) or o.job.spec is None:
+        return None
+    ending = starting.gives_up(o)
+    return _stop(o, ending) if ending is not None else None
+
+
 def running(o: Observed) -> Decision | None:
     team = gang.team(o)
     return _keep(o, "Running", f"attempt {o.job.status.attempt} has its pods") if team else None
@@ -272,6 +291,7 @@ RULES: Final[tuple[Rule, ...]] = (
     under_notice,
     stopped_by_owner,
     in_vain,
+    not_starting,
     advised,
     running,
     suspended,

@@ -45,6 +45,7 @@ from spottrain_operator.names import (
     RENDEZVOUS_PORT,
     ROLE_LABEL,
     ROLE_TRAINER,
+    TRAINER_ANNOTATION,
     ZONE_LABEL,
     Reason,
     job_label,
@@ -185,6 +186,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     annotations = KEEP_ALIVE | (given.get("annotations") or {}) | grouped
     # From the template they would be rules that never end.
     annotations = {k: v for k, v in annotations.items() if k not in (AVOIDS_ANNOTATION, PINNED_ANNOTATION)}
+    annotations[TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
     if place.avoid and not place.soft:
         annotations[AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
     if place.pin:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from spottrain_operator import native, signals
 from spottrain_operator.api import JobKey
-from spottrain_operator.model import ClaimView, Ended, NodeView, Notice, PodView, Waiting
+from spottrain_operator.model import ClaimView, Ended, NodeView, Notice, PodEvents, PodView, Waiting
 from spottrain_operator.names import (
     ATTEMPT_LABEL,
     AVOIDS_ANNOTATION,
@@ -26,10 +26,12 @@ from spottrain_operator.names import (
     OUTCOME_FINALIZER,
     PINNED_ANNOTATION,
     RANK_LABEL,
+    ROLE_CLEANUP,
     SAVE_ADVISED_ANNOTATION,
     SELECTED_NODE_ANNOTATION,
     SOURCE_ANNOTATION,
     TERMINATING_TAINT,
+    TRAINER_ANNOTATION,
     ZONE_LABEL,
 )
 from spottrain_operator.pools import of_node
@@ -47,7 +49,9 @@ def pod_view(raw: Raw) -> PodView | None:
     job, attempt = _owner(meta), (meta.get("labels") or {}).get(ATTEMPT_LABEL, "")
     if job is None or not attempt.isdigit():
         return None
-    state = _trainer_state(spec, status)
+    trainer = _trainer(meta, spec)
+    name = str(trainer.get("name", ""))
+    state = _state(status, name)
     return PodView(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -63,15 +67,18 @@ def pod_view(raw: Raw) -> PodView | None:
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
-        memory_limit=_memory_limit(spec),
-        others_run=_others_run(spec, status),
+        memory_limit=_memory_limit(trainer),
+        trainer=name,
+        probed=bool(trainer.get("livenessProbe") or trainer.get("startupProbe")),
+        others_run=_others_run(status, name),
         deleted=_time(meta.get("deletionTimestamp")),
         deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
         holds_outcome=OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
         notice=_annotated_notice(meta),
         save_advised=_advice(meta),
         running_since=_time((state.get("running") or {}).get("startedAt")),
-        waiting=_waiting(state) or _blocking_init(status),
+        bound=_bound(status),
+        waiting=_why_waiting(status, name),
         ended=_ended(state),
         unschedulable=_unschedulable(status),
         queued=bool(spec.get("schedulingGates")),
@@ -104,32 +111,121 @@ def _owner(meta: Raw) -> JobKey | None:
     return None
 
 
-def _trainer_state(spec: Raw, status: Raw) -> Raw:
-    name = judged(spec.get("containers") or ()).get("name")
+def _trainer(meta: Raw, spec: Raw) -> Raw:
+    """By the name that was put down when the pod was made; by its place where there is none of that name."""
+    name = (meta.get("annotations") or {}).get(TRAINER_ANNOTATION)
+    containers = spec.get("containers") or ()
+    return next((c for c in containers if c.get("name") == name), judged(containers))
+
+
+def _state(status: Raw, name: str) -> Raw:
     states = (s.get("state") or {} for s in status.get("containerStatuses") or () if s["name"] == name)
     return next(states, {})
 
 
-def _others_run(spec: Raw, status: Raw) -> bool:
-    name = judged(spec.get("containers") or ()).get("name")
+def _others_run(status: Raw, name: str) -> bool:
     others = (s for s in status.get("containerStatuses") or () if s["name"] != name)
     return any("running" in (s.get("state") or {}) for s in others)
 
 
-def _memory_limit(spec: Raw) -> str:
-    limits = (judged(spec.get("containers") or ()).get("resources") or {}).get("limits") or {}
+def _memory_limit(trainer: Raw) -> str:
+    limits = (trainer.get("resources") or {}).get("limits") or {}
     return str(limits.get("memory", ""))
 
 
-def _waiting(state: Raw) -> Waiting | None:
-    waiting = state.get("waiting")
-    return Waiting(reason=waiting.get("reason", ""), message=waiting.get("message", "")) if waiting else None
+def _why_waiting(status: Raw, trainer: str) -> Waiting | None:
+    """A container that cannot start is why the others wait, whichever it is; a trainer only says so."""
+    kinds = ("initContainerStatuses", "containerStatuses")
+    waits = [w for kind in kinds for s in status.get(kind) or () if (w := _waiting(s)) is not None]
+    failing = next((w for w in waits if w.error), None)
+    return failing or next((w for w in waits if w.container == trainer), None)
 
 
-def _blocking_init(status: Raw) -> Waiting | None:
-    """An init container that cannot start is why the trainer waits."""
-    states = (s.get("state") or {} for s in status.get("initContainerStatuses") or ())
-    return next((w for s in states if (w := _waiting(s)) is not None and w.reason != "PodInitializing"), None)
+def _waiting(status: Raw) -> Waiting | None:
+    found = (status.get("state") or {}).get("waiting")
+    if not found:
+        return None
+    return Waiting(
+        reason=found.get("reason", ""), message=found.get("message", ""), container=status.get("name", "")
+    )
+
+
+def _bound(status: Raw) -> datetime | None:
+    found = _condition(status, "PodScheduled")
+    since = found.get("lastTransitionTime") if found.get("status") == "True" else None
+    return _time(since) or _time(status.get("startTime"))
+
+
+SET_UP_ERRORS: Final = frozenset(
+    {
+        "FailedMount",
+        "FailedAttachVolume",
+        "FailedMapVolume",
+        "FailedCreatePodSandBox",
+        "FailedPrepareDynamicResources",
+        "NetworkNotReady",
+    }
+)
+"""Reasons of a pod's Events for which its status has no word."""
+CONTAINERS_BEGIN: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
+"""Reasons of Events that come when volumes and sandbox are there."""
+
+
+IMAGE_EVENTS: Final = frozenset({"Pulling", "Pulled", "Failed", "BackOff", "Created"})
+PROBE_KILLS: Final = ("failed liveness probe", "failed startup probe")
+LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def pod_events(raws: Iterable[Raw], trainer: str) -> PodEvents:
+    """The Events of one pod, in any order, to what its status does not say."""
+    # What is of one second comes in this order: a pull, then how it ended.
+    events = sorted(raws, key=lambda e: (_last_seen(e), e.get("reason") != "Pulling"))
+    begun = _newest(events, CONTAINERS_BEGIN)
+    over = {"FailedAttachVolume": max(begun, _newest(events, frozenset({"SuccessfulAttachVolume"})))}
+    failed = [
+        Waiting(reason=e["reason"], message=e.get("message", ""))
+        for e in events
+        if e.get("reason") in SET_UP_ERRORS and _last_seen(e) > over.get(e["reason"], begun)
+    ]
+    errors, slow = [w for w in failed if not _only_slow(w)], [w for w in failed if _only_slow(w)]
+    images = [e["reason"] for e in events if e.get("reason") in IMAGE_EVENTS]
+    return PodEvents(
+        trouble=errors[-1] if errors else None,
+        slow=slow[-1].message if slow else "",
+        set_up=begun > LONG_AGO and not failed,
+        pulling=images[-1:] == ["Pulling"],
+        probe=_failed_probe(events, trainer),
+    )
+
+
+def _newest(events: Iterable[Raw], reasons: frozenset[str]) -> datetime:
+    return max((_last_seen(e) for e in events if e.get("reason") in reasons), default=LONG_AGO)
+
+
+def _last_seen(event: Raw) -> datetime:
+    """The API has two ways to count an Event that comes again."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((t for text in times if (t := _time(text)) is not None), LONG_AGO)
+
+
+def _only_slow(failed: Waiting) -> bool:
+    """The kubelet says every two minutes that it still waits for volumes, whatever the reason."""
+    words = failed.message
+    return "unmounted volumes=" in words and "failed to process volumes=[]" in words
+
+
+def _failed_probe(events: Iterable[Raw], trainer: str) -> str:
+    """That the kubelet killed the trainer for a probe, and what the probe said; "" where it did not."""
+    killed, said = "", ""
+    for event in events:
+        words = event.get("message", "")
+        if event.get("reason") == "Killing" and words.startswith(f"Container {trainer} "):
+            killed = next((kill for kill in PROBE_KILLS if kill in words), killed)
+        of = (event.get("involvedObject") or {}).get("fieldPath", "")
+        if event.get("reason") == "Unhealthy" and of in ("", f"spec.containers{{{trainer}}}"):
+            said = words if words.startswith(("Liveness", "Startup")) else said
+    return f"it {killed} ({said[:MAX_WORDS]})" if killed and said else f"it {killed}" if killed else ""
 
 
 def _init_failure(status: Raw) -> str:
@@ -157,14 +253,13 @@ def _ended(state: Raw) -> Ended | None:
     )
 
 
-def ended_of(raw: Raw) -> Ended | None:
-    """How the only container of a pod has ended for good."""
+def cleanup_ended(raw: Raw) -> Ended | None:
+    """How the pod that deletes checkpoints has ended for good, whatever a webhook has put beside ours."""
     status = raw.get("status", {})
-    states = [s.get("state") or {} for s in status.get("containerStatuses") or ()]
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
     said = status.get("message", "")
-    return next((found for s in states if (found := _ended(s))), Ended(exit_code=1, message=said))
+    return _ended(_state(status, ROLE_CLEANUP)) or Ended(exit_code=1, message=said)
 
 
 def _unschedulable(status: Raw) -> str:

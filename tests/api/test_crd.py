@@ -67,7 +67,9 @@ def test_defaults_are_filled_in(kube: Kube) -> None:
         "maxFailures": 3,
         "maxInterruptions": 100,
         "maxNoProgress": 10,
+        "startTimeoutSeconds": 300,
         "backoffSeconds": 1,
+        "storeOutageSeconds": 86400,
     }
 
 

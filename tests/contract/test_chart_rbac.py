@@ -48,6 +48,7 @@ async def called_by_the_operator() -> Rights:
         "get_node": recorder.get_node("n"),
         "get_pod": recorder.get_pod("ml", "p"),
         "get_claim": recorder.get_claim("ml", "c"),
+        "pod_events": recorder.pod_events("ml", "u"),
         "list_pods": recorder.list_pods("ml", "a=b"),
         "create_pod": recorder.create_pod({"metadata": {"namespace": "ml"}}),
         "delete_pod": recorder.delete_pod("ml", "p", uid="u", grace=None),

@@ -26,6 +26,7 @@ OWN: Final = frozenset(
     {
         Cause.REPLACED,
         Cause.SCHEDULING_TIMEOUT,
+        Cause.START_FAILED,
         Cause.SUSPENDED,
         Cause.STALLED,
         Cause.MOVED,

@@ -30,18 +30,30 @@ UNCOUNTED: Final = frozenset(
         Cause.SUPERSEDED,
         Cause.REPLACED,
         Cause.SCHEDULING_TIMEOUT,
+        Cause.START_FAILED,
         Cause.SUSPENDED,
         Cause.MOVED,
         Cause.DEADLINE_EXCEEDED,
     }
 )
-"""Endings that the operator or a person asked for, or that speak of dry capacity: they use no budget."""
+"""Endings that the operator or a person asked for, or that speak of dry capacity or of a registry: they use
+no budget of the job's."""
 UNEXPLAINED: Final = frozenset(
-    {Cause.POD_REJECTED, Cause.SUPERSEDED, Cause.INTERRUPTED, Cause.SCHEDULING_TIMEOUT}
+    {
+        Cause.POD_REJECTED,
+        Cause.SUPERSEDED,
+        Cause.INTERRUPTED,
+        Cause.SCHEDULING_TIMEOUT,
+        Cause.START_FAILED,
+    }
 )
 """Endings that nobody asked for: they may come back at once and for ever, so they too are slowed down."""
 EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cause.SUSPENDED, Cause.MOVED})
 """Endings that say nothing of the next attempt, however soon they come."""
+
+
+MOST_STARTS: Final = 10
+"""Attempts in a row that could not be started; with the longest backoff that is about an hour and a half."""
 
 
 def counted(
@@ -108,6 +120,8 @@ def exhausted(
     if ending.charged and status.failures > policy.max_failures:
         many = f"failed {status.failures} time(s), and failurePolicy.maxFailures is {policy.max_failures}"
         return Reason.TOO_MANY_FAILURES, many + last
+    if ending.cause is Cause.START_FAILED and (tries := _starts_in_vain(status)) >= MOST_STARTS:
+        return Reason.CANNOT_START, f"{tries} attempts in a row could not be started{last}"
     if ending.charged or ending.cause in UNCOUNTED:
         return None
     within = policy.within_seconds
@@ -122,6 +136,13 @@ def exhausted(
         limit = f"failurePolicy.maxNoProgress is {policy.max_no_progress}; {advice}"
         return Reason.NO_PROGRESS, f"{many} {limit}{last}"
     return None
+
+
+def _starts_in_vain(status: Status) -> int:
+    """In a row; one that was moved or replaced in between says nothing."""
+    between = (Cause.REPLACED, Cause.MOVED, Cause.SCHEDULING_TIMEOUT)
+    ended = [r.cause for r in reversed(status.attempts) if r.cause and r.cause not in between]
+    return sum(1 for _ in takewhile(lambda cause: cause == Cause.START_FAILED, ended))
 
 
 def next_start(

@@ -36,6 +36,8 @@ class FakeCluster:
         """Karpenter's. None: it is not installed."""
         self.posted: list[str] = []
         self.events: list[Json] = []
+        self.told_of: dict[str, list[Json]] = {}
+        """Events about pods, by UID."""
         self.others: dict[str, Json] = {}
         self.serves: dict[str, Json] = {}
         """What is served beside, by group or `group/version`."""
@@ -107,6 +109,9 @@ class FakeCluster:
 
     async def get_claim(self, namespace: str, name: str) -> Json | None:
         return copy.deepcopy(self.others.get(f"persistentvolumeclaims/{name}"))
+
+    async def pod_events(self, namespace: str, uid: str) -> list[Json]:
+        return copy.deepcopy(self.told_of.get(uid, []))
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
         label, uid = selector.split("=")

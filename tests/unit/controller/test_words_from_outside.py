@@ -13,25 +13,27 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import Outcome, Progress
-from spottrain_operator import wire
+from spottrain_operator import render, wire
 from spottrain_operator.api import Status, TrainingJobSpec
 from spottrain_operator.caches import Caches
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import Sample
-from spottrain_operator.names import Platform
+from spottrain_operator.names import TRAINER_ANNOTATION, Platform
 from spottrain_operator.plan import plan
 from spottrain_operator.policies.cause import word_of
 from spottrain_operator.pools import Pool
 from spottrain_operator.progress import Poller
 from spottrain_operator.settings import Settings
 from spottrain_operator.status import progress_due
-from spottrain_operator.views import node_view, pod_view
+from spottrain_operator.views import cleanup_ended, node_view, pod_view
+from spottrain_operator.wire import rfc3339
 from spottrain_operator.workqueue import WorkQueue
 
 from tests.builders import (
     KEY,
     NOW,
+    POOL,
     ended_pod,
     make_job,
     make_observed,
@@ -41,6 +43,7 @@ from tests.builders import (
     started,
     told,
 )
+from tests.unit.controller.test_interruptions import pod as raw_pod
 
 
 def test_a_status_comes_back_as_it_was_written() -> None:
@@ -88,6 +91,39 @@ def test_an_annotation_that_is_no_time_is_no_notice(text: str) -> None:
 def test_a_taint_is_a_notice_where_its_value_is_a_time(value: str, known: bool) -> None:
     raw = {"metadata": META, "spec": {"taints": [{"key": "spottrain.io/terminating", "value": value}]}}
     assert (node_view(raw).notice is not None) == known
+
+
+def _with_a_sidecar_first(trainer: str) -> dict[str, Any]:
+    """A pod of ours as a webhook leaves it that puts its container before all others."""
+    raw = raw_pod(code=1, said="out of luck")
+    raw["metadata"]["annotations"] = {TRAINER_ANNOTATION: trainer}
+    raw["spec"]["containers"] = [{"name": "mesh"}, {"name": trainer}]
+    raw["status"]["phase"] = "Running"
+    raw["status"]["containerStatuses"][0]["name"] = trainer
+    mesh = {"name": "mesh", "state": {"running": {"startedAt": rfc3339(NOW)}}}
+    raw["status"]["containerStatuses"].insert(0, mesh)
+    return raw
+
+
+def test_the_trainer_is_the_container_that_was_the_trainer_when_the_pod_was_made() -> None:
+    pod = pod_view(_with_a_sidecar_first("learner"))
+    assert pod is not None and pod.trainer == "learner" and pod.others_run
+    assert pod.ended is not None and pod.ended.message == "out of luck", "not the sidecar, which runs"
+
+
+def test_the_pod_says_which_of_its_containers_is_the_trainer() -> None:
+    spec = raw_spec(template={"spec": {"containers": [{"name": "learner", "image": "x"}]}})
+    job = make_job(spec, status=started())
+    made = render.pod(job, job.status, POOL)
+    assert made["metadata"]["annotations"][TRAINER_ANNOTATION] == "learner"
+
+
+def test_a_container_put_before_the_cleanups_does_not_speak_for_it() -> None:
+    mesh = {"name": "mesh", "state": {"terminated": {"exitCode": 0}}}
+    ours = {"name": "cleanup", "state": {"terminated": {"exitCode": 64, "message": "denied"}}}
+    raw = {"status": {"phase": "Failed", "containerStatuses": [mesh, ours]}}
+    found = cleanup_ended(raw)
+    assert found is not None and (found.exit_code, found.message) == (64, "denied")
 
 
 def test_a_pod_of_another_controller_is_none_of_ours() -> None:

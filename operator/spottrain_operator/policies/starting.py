@@ -1,0 +1,176 @@
+"""Pods that have a node and do not start: what the kubelet says of it, and when the attempt gives up. Pure.
+
+Called by plan, follow, conditions and events. An image, a Secret or a container's own error is in the pod's
+status; a volume or a sandbox that cannot be set up is in the pod's Events alone, so these are read, but only
+of a pod that has had its node for some seconds and has not started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spottrain_operator.api import REASON_LIMIT, Status
+from spottrain_operator.model import Ending, Observed, PodEvents, PodView, Waiting
+from spottrain_operator.names import Cause
+from spottrain_operator.policies import gang
+from spottrain_operator.policies.gone import over
+from spottrain_operator.status import with_record
+from spottrain_operator.wire import rfc3339
+
+QUIET: Final = timedelta(seconds=5)
+"""A pod's Events are read when it has had its node for so long, and again after so long."""
+NEXT: Final = timedelta(seconds=1)
+"""Until the next look, where more pods are to be read than one look reads."""
+ELSEWHERE: Final = timedelta(minutes=15)
+"""For which a volume that another node still has is waited for at least. Kubernetes itself takes it away from
+a dead node after some six minutes."""
+MAX_WORDS: Final = 2000
+"""Of the kubelet's, which may hold a registry's whole answer."""
+MULTI_ATTACH: Final = "Multi-Attach error"
+BAD_NAME: Final = "InvalidImageName"
+BAD_CONFIG: Final = "CreateContainerConfigError"
+PASSING: Final = "failed to sync"
+"""In the message of a CreateContainerConfigError that comes from the API server's silence."""
+VOLUME_REASON: Final = "FailedMount"
+MISSING: Final = ('configmap "', 'secret "', "references non-existent")
+"""What a FailedMount says of an object, or a key in one, that the job names and that does not exist."""
+
+
+def asks(o: Observed) -> tuple[PodView, ...]:
+    """Pods whose Events are worth a look now."""
+    return tuple(p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o) or _may_be_probed(p, o))
+
+
+def _waits(pod: PodView, o: Observed) -> bool:
+    """Has a node, and its trainer has not started."""
+    never_started = bool(pod.node) and pod.running_since is None and pod.deleted is None
+    return never_started and not over(pod, o)
+
+
+def _sets_up(pod: PodView, o: Observed) -> bool:
+    known = o.heard.get(pod.uid, PodEvents())
+    told = pod.waiting is not None and pod.waiting.error
+    return _waits(pod, o) and not told and not known.set_up and o.now >= _first_look(pod)
+
+
+def _may_pull(pod: PodView, o: Observed) -> bool:
+    """The status keeps the last error while the image is being pulled anew: asked before giving up."""
+    until = due(o)
+    return _waits(pod, o) and trouble(pod, o) is not None and until is not None and o.now >= until
+
+
+def _may_be_probed(pod: PodView, o: Observed) -> bool:
+    """Only an Event says that the kubelet has ended it because of a probe."""
+    return pod.probed and pod.ended is not None and pod.uid not in o.heard
+
+
+def _first_look(pod: PodView) -> datetime:
+    return (pod.bound or pod.created) + QUIET
+
+
+def look(o: Observed) -> datetime | None:
+    """When to ask for Events again."""
+    if reads := [p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o)]:
+        unread = any(p.uid not in o.heard for p in reads)
+        return o.now + (NEXT if unread else QUIET)
+    return min((_first_look(p) for p in gang.team(o) if _waits(p, o) and not _told(p)), default=None)
+
+
+def _told(pod: PodView) -> bool:
+    return pod.waiting is not None and pod.waiting.error
+
+
+# --- what is wrong --------------------------------------------------------------------------------------
+def trouble(pod: PodView, o: Observed) -> Waiting | None:
+    """What the kubelet fails at, in its words; None while it is only busy."""
+    if pod.deleted is not None or over(pod, o):
+        return None
+    if _told(pod):
+        return pod.waiting
+    known = o.heard.get(pod.uid)
+    return known.trouble if known is not None and pod.running_since is None else None
+
+
+def blocked(o: Observed) -> tuple[PodView, Waiting] | None:
+    """The first pod of the attempt that cannot start, and why."""
+    found = ((p, w) for p in gang.team(o) if p.running_since is None and (w := trouble(p, o)) is not None)
+    return next(found, None)
+
+
+def words(pod: PodView, waiting: Waiting) -> str:
+    where = f"container {waiting.container} of pod {pod.name}" if waiting.container else f"pod {pod.name}"
+    said = f"{waiting.reason}: {waiting.message[:MAX_WORDS]}" if waiting.message else waiting.reason
+    return f"{where} cannot start: {said}"
+
+
+def sentence(o: Observed, status: Status) -> str:
+    """What cannot start, why, and what will come of it; "" where nothing is wrong."""
+    found, record = blocked(o), status.record(status.attempt)
+    if found is None:
+        return ""
+    since = record.start_error_since if record is not None else None
+    when = rfc3339((since or o.now) + _patience(o, found[1]), timespec="seconds")
+    what = "the job fails" if configuration(found[1]) else "the attempt is given up and tried again"
+    return f"{words(*found)}; {what} at {when} unless it starts (failurePolicy.startTimeoutSeconds)"
+
+
+def busy(pod: PodView, o: Observed) -> str:
+    """What takes long without an error; "" where nothing is known to."""
+    known = o.heard.get(pod.uid)
+    return known.slow if known is not None else ""
+
+
+def configuration(waiting: Waiting) -> bool:
+    """Whether the job itself is wrong, so that no other try helps."""
+    if waiting.reason == VOLUME_REASON:
+        text = waiting.message.lower()
+        return any(word in text for word in MISSING) and PASSING not in text
+    return waiting.reason == BAD_NAME or (waiting.reason == BAD_CONFIG and PASSING not in waiting.message)
+
+
+# --- when it is given up ----------------------------------------------------------------------------------
+def noted(status: Status, o: Observed) -> Status:
+    """With the time of the kubelet's first error, which an operator that starts anew must not forget."""
+    record = status.record(status.attempt)
+    if record is None or record.cause or status.attempt != o.job.status.attempt:
+        return status
+    since = record.start_error_since
+    if blocked(o) is not None:
+        since = since or o.now.replace(microsecond=0)
+    elif not any(_waits(p, o) and p.uid not in o.heard and o.now >= _first_look(p) for p in gang.team(o)):
+        since = None
+    if since == record.start_error_since:
+        return status
+    return with_record(status, replace(record, start_error_since=since))
+
+
+def due(o: Observed) -> datetime | None:
+    """When the attempt is given up."""
+    found, record = blocked(o), o.job.status.record(o.job.status.attempt)
+    if found is None or record is None or record.start_error_since is None:
+        return None
+    return record.start_error_since + _patience(o, found[1])
+
+
+def _patience(o: Observed, waiting: Waiting) -> timedelta:
+    assert o.job.spec is not None
+    most = timedelta(seconds=o.job.spec.failure_policy.start_timeout_seconds)
+    return max(most, ELSEWHERE) if waiting.message.startswith(MULTI_ATTACH) else most
+
+
+def gives_up(o: Observed) -> Ending | None:
+    """Nothing is given up while an image is being pulled: that may take long."""
+    found, until = blocked(o), due(o)
+    if found is None or until is None or o.now < until:
+        return None
+    pod, waiting = found
+    known = o.heard.get(pod.uid)
+    if known is not None and known.pulling:
+        return None
+    seconds, reason = _patience(o, waiting).total_seconds(), waiting.reason[:REASON_LIMIT]
+    evidence = f"{words(pod, waiting)}, for {seconds:.0f} s (failurePolicy.startTimeoutSeconds)"
+    if configuration(waiting):
+        return Ending(cause=Cause.BAD_CONFIGURATION, evidence=evidence, charged=True, reason=reason)
+    return Ending(cause=Cause.START_FAILED, evidence=evidence, reason=reason)
