@@ -266,6 +266,8 @@ class AttemptRecord:
     charged: bool | None = None
     reason: str = ""
     stopping: str = ""
+    faulty_node: str = ""
+    """Name of the node whose hardware ended it; the next attempts keep off it."""
     start_error_since: datetime | None = None
     """Since when the kubelet has failed to start it; None while it has not failed, or has succeeded since."""
     exit_code: int | None = None

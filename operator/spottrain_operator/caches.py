@@ -118,7 +118,7 @@ class NodeCache:
             return False
         self._nodes[node.name] = node
         self.found |= node.found
-        going = node.notice is not None or bool(node.leaving)
+        going = node.notice is not None or bool(node.leaving) or bool(node.fault)
         (self._noticed.add if going else self._noticed.discard)(node.name)
         return old is None or _essence(old) != _essence(node)
 

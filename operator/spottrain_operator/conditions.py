@@ -13,8 +13,8 @@ from spottrain.contract import WAITING_FOR_STORE
 
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
-from spottrain_operator.names import UNKNOWN_STATE, Condition, Phase, Reason
-from spottrain_operator.policies import capacity, claims, gang, starting
+from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
+from spottrain_operator.policies import avoid, capacity, claims, gang, starting
 from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status import with_condition
 from spottrain_operator.wire import rfc3339
@@ -52,7 +52,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     for kind, verdict in verdicts.items():
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
-    ready = sum(p.running_since is not None and not over(p, o) for p in pods)
+    ready = sum(p.running_since is not None and not over(p, o) and _node_answers(p, o) for p in pods)
     shown = f"{ready}/{gang.size_of(o, status)}"
     return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
 
@@ -115,12 +115,9 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
-        asked = capacity.asked(status)
-        return (
-            False,
-            Reason.UNSCHEDULABLE,
-            f"{count}{name}{stuck.unschedulable}{asked}{claims.note(o, stuck)}",
-        )
+        note = claims.note(o, stuck) + gang.zone_note(o, stuck) + avoid.note(o, stuck)
+        said = f"{stuck.unschedulable}{capacity.asked(status)}{note}"
+        return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
     if not waiting:
         refused = o.refusal.message if o.refusal is not None else f"{size - len(pods)} are to be made"
         return False, Reason.WAITING_FOR_POD, count + refused
@@ -137,10 +134,32 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
     if not pods or all(over(p, o) for p in pods):
         return (False, Reason.WAITING_FOR_POD, _coming(status)) if known else None
+    if silent := [p for p in pods if not over(p, o) and not _node_answers(p, o)]:
+        return _silent(o, silent[0])
     late = [p for p in pods if p.running_since is None and not over(p, o)]
     if len(pods) == gang.size_of(o, status) and not late:
         return _beside(o, pods, _training(status))
     return _starting(status, o, late[0] if late else pods[0])
+
+
+def _node_answers(pod: PodView, o: Observed) -> bool:
+    node = o.nodes.get(pod.node)
+    return node is None or node.ready
+
+
+def _silent(o: Observed, pod: PodView) -> Verdict:
+    """Kubernetes goes on saying that the pod runs; nobody knows."""
+    known = f"node {pod.node} of pod {pod.name} is not ready {o.nodes[pod.node].unready}"
+    if pod.deleted is not None:
+        until = rfc3339(pod.deleted + o.limits.dead_slack, timespec="seconds")
+        todo = f"the pod is being deleted, and is given up at {until} unless the node comes back"
+    else:
+        slack = o.limits.dead_slack.seconds
+        todo = (
+            f"Kubernetes deletes its pods after {NODE_SILENCE} s, and they are given up {slack} s after "
+            "their grace, unless the node comes back"
+        )
+    return False, Reason.NODE_NOT_READY, f"{known}: whether its trainer runs is not known; {todo}"
 
 
 def _coming(status: Status) -> str:
@@ -243,6 +262,8 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
     running = status.condition(Condition.RUNNING)
     if running is not None and running.reason == Reason.STOPPING:
         return Phase.STOPPING
+    if running is not None and running.reason == Reason.NODE_NOT_READY:
+        return Phase.WAITING
     if status.is_true(Condition.RUNNING):
         return Phase.GATED if _gated(status) else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":

@@ -34,8 +34,8 @@ class Memory:
         """Jobs whose group could not be made; tried again after the next discovery."""
         self.unread: dict[JobKey, set[str]] = {}
         """Names of claims that could not be read at the last look; each is logged once."""
-        self.heard: dict[JobKey, dict[str, tuple[datetime, PodEvents]]] = {}
-        """By UID of a pod that does not start: its Events, and when they were read."""
+        self.heard: dict[JobKey, dict[str, tuple[datetime, PodEvents, bool]]] = {}
+        """By UID of a pod: when its Events were read, what they say, and whether it had ended by then."""
         self.deaf = False
         """Whether the last try to read Events failed, which is logged once."""
         self._told: dict[JobKey, dict[str, datetime]] = {}

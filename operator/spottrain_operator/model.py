@@ -118,6 +118,8 @@ class PodView:
     """Whether a scheduling gate, such as Kueue's, keeps it from the scheduler."""
     disruption: str = ""
     """Reason and message of DisruptionTarget=True."""
+    unhealthy: str = ""
+    """Which device of its trainer a device plugin calls unhealthy."""
     init_failure: str = ""
     """Which init container failed, and how, as a sentence."""
     avoids: tuple[str, ...] = ()
@@ -135,6 +137,10 @@ class NodeView:
     name: str
     resource_version: int
     ready: bool = True
+    unready: str = ""
+    """Why it is not ready, and since when, in the words of its condition."""
+    fault: str = ""
+    """What a health monitor says of its GPUs; "" where nothing is wrong."""
     hostname: str = ""
     zone: str = ""
     instance_type: str = ""
@@ -346,6 +352,8 @@ class Ending:
     cause: Cause
     evidence: str
     charged: bool = False
+    node: str = ""
+    """Name of the node whose hardware has failed."""
     reason: str = ""
     """For the job's condition where the trainer gave one; else the cause."""
     message: str = ""

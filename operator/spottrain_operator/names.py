@@ -66,6 +66,9 @@ NOTICE_SEEN_ANNOTATION: Final = f"{DOMAIN}/notice-seen"
 TERMINATING_TAINT: Final = f"{DOMAIN}/terminating"
 """Key of the node's taint; its value is the deadline in unix seconds, its effect NoSchedule."""
 
+NODE_SILENCE: Final = 30
+"""Seconds for which a node may be silent before its pods are deleted; the default is 300."""
+
 # --- nodes: what a status shows of them --------------------------------------------------------------
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 KARPENTER_LABEL: Final = "karpenter.sh/nodepool"
@@ -135,6 +138,7 @@ class Cause(StrEnum):
     SPOT_NOTICE = "SpotNotice"
     NODE_LOST = "NodeLost"
     NODE_SHUTDOWN = "NodeShutdown"
+    NODE_FAULT = "NodeFault"
     DISRUPTED = "Disrupted"
     POD_DELETED = "PodDeleted"
     POD_REJECTED = "PodRejected"
@@ -170,6 +174,7 @@ class Reason(StrEnum):
     PREDECESSOR_SAVES = "DeletedJobStillSaving"
     CONTAINER_STARTING = "ContainerStarting"
     TRAINING = "Training"
+    NODE_NOT_READY = "NodeNotReady"
     SIDECAR_CANNOT_START = "SidecarCannotStart"
     GATED = "WaitingForPredecessor"
     WAITING_FOR_STORE = "WaitingForStore"
@@ -185,6 +190,7 @@ class Reason(StrEnum):
     TOO_MANY_INTERRUPTIONS = "TooManyInterruptions"
     NO_PROGRESS = "NoProgress"
     CANNOT_START = "CannotStart"
+    PROBE_FAILED = "ProbeFailed"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     STOPPING = "StoppingAttempt"

@@ -16,7 +16,7 @@ from spottrain_operator.logs import about
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import ClaimView, Limits, NodeView, Observed, PodEvents, PodView
 from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
-from spottrain_operator.policies import claims, pins, starting
+from spottrain_operator.policies import avoid, claims, pins, starting
 from spottrain_operator.policies.avoid import may_be_in_vain
 from spottrain_operator.pools import Pool
 from spottrain_operator.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
@@ -96,9 +96,13 @@ async def _heard(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, Pod
 
     Those that were read longest ago first, and only some at a look: a gang may have a thousand.
     """
-    key, alive = o.job.key, {p.uid for p in o.pods}
-    known = {uid: found for uid, found in memory.heard.get(key, {}).items() if uid in alive}
-    o = replace(o, heard={uid: events for uid, (_, events) in known.items()})
+    key, alive = o.job.key, {p.uid: p.ended is not None for p in o.pods}
+    known = {
+        uid: found
+        for uid, found in memory.heard.get(key, {}).items()
+        if uid in alive and found[2] == alive[uid]  # what was read before its end does not tell of its end
+    }
+    o = replace(o, heard={uid: events for uid, (_, events, _) in known.items()})
     never = (datetime.min.replace(tzinfo=UTC), None)
     wanted = sorted(starting.asks(o), key=lambda p: known.get(p.uid, never)[0])
     for pod in wanted[:EVENTS_AT_ONCE]:
@@ -114,11 +118,11 @@ async def _heard(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, Pod
             memory.deaf = True
             break
         memory.deaf = False
-        known[pod.uid] = (o.now, pod_events(raws, pod.trainer))
+        known[pod.uid] = (o.now, pod_events(raws, pod.trainer), alive[pod.uid])
     memory.heard.pop(key, None)
     if known:
         memory.heard[key] = known
-    return {uid: events for uid, (_, events) in known.items()}
+    return {uid: events for uid, (_, events, _) in known.items()}
 
 
 async def _claim(key: JobKey, name: str, cluster: Cluster, memory: Memory) -> ClaimView | None:
@@ -178,7 +182,7 @@ async def _nodes(
     """
     avoided = {name for pod in pods if may_be_in_vain(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
-    for name in {p.node for p in pods if p.node} | pins.nodes_of(job):
+    for name in {p.node for p in pods if p.node} | pins.nodes_of(job) | avoid.nodes_of(job.status):
         node = caches.nodes.get(name) or await _fetch_node(name, caches, cluster)
         if node is not None:
             nodes[name] = node

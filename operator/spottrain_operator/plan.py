@@ -354,6 +354,7 @@ def _stop(o: Observed, ending: Ending) -> Decision:
         stopping=str(ending.cause),
         evidence=ending.evidence[:4000],
         charged=ending.charged,
+        faulty_node=ending.node or record.faulty_node,
         reason=ending.reason,
     )
     status = with_record(o.job.status, stopping)
@@ -369,6 +370,7 @@ def _judged(o: Observed, status: Status, attempt: int, ending: Ending) -> Status
         cause=str(ending.cause),
         evidence=ending.evidence[:4000],
         charged=ending.charged,
+        faulty_node=ending.node or record.faulty_node,
         reason=ending.reason,
         stopping="",
     )

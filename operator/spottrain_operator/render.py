@@ -38,6 +38,7 @@ from spottrain_operator.names import (
     KIND,
     MANAGED_BY,
     MANAGED_BY_LABEL,
+    NODE_SILENCE,
     OUTCOME_FINALIZER,
     PINNED_ANNOTATION,
     QUEUE_LABEL,
@@ -63,8 +64,6 @@ KEEP_ALIVE: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
 """They stop voluntary disruption; our DELETE is no eviction."""
-NODE_SILENCE: Final = 30
-"""Seconds for which a node may be silent before its pods are deleted; the default is 300."""
 TERMINATION_LOG: Final = "/dev/termination-log"
 FS_GROUP: Final = 1000
 """Group of the runtime image's user: it may write what is mounted, and read its cloud token."""

@@ -39,6 +39,28 @@ ENDING_CONDITIONS: Final = {
 }
 """Conditions that are True from the cloud's word on: seconds that the cloud gives from then."""
 LEAVING_CONDITIONS: Final = {"VMEventScheduled": "Azure has an event for this machine"}
+FAULTY_IF_TRUE: Final = frozenset(
+    {
+        "GPUMissing",
+        "GPUXIDErrors",
+        "XIDErrors",
+        "XidError",
+        "GPUUnhealthy",
+        "GpuUnhealthy",
+        "SysLogsXIDError",
+        "SysLogsSXIDError",
+        "SysLogsGPUFallenOff",
+        "GpuMemWatch",
+        "GpuPcieWatch",
+        "GpuNvlinkWatch",
+        "GpuDriverWatch",
+        "GpuInforomWatch",
+    }
+)
+"""Conditions of node problem detectors: AKS (GPU...), NVSentinel (SysLogs..., ...Watch), customary names."""
+FAULTY_IF_FALSE: Final = frozenset({"AcceleratedHardwareReady"})
+"""Conditions of the EKS node monitoring agent."""
+FAULTY_TAINTS: Final = frozenset({"nvidia.com/gpu.unhealthy", "nvidia.com/syslog-xid-error"})
 MAINTENANCE_LABEL: Final = "cloud.google.com/active-node-maintenance"
 KARPENTER_NOTICE: Final = timedelta(seconds=120)
 """From the node's deletion, where Karpenter stamps no time: it deletes at AWS's two-minute notice."""
@@ -83,6 +105,18 @@ def leaving(node: Raw) -> str:
             return f"{LEAVING_CONDITIONS[kind]} (condition {kind}): {condition.get('message', '')[:200]}"
         if kind == "Ready" and not true and "shutting down" in condition.get("message", ""):
             return "the node shuts down (condition Ready)"
+    return ""
+
+
+def fault(node: Raw) -> str:
+    """What a health monitor says of the node's GPUs; "" where nothing is wrong."""
+    if found := next((key for key in _taints(node) if key in FAULTY_TAINTS), ""):
+        return f"taint {found}"
+    for condition in node.get("status", {}).get("conditions") or ():
+        kind, status = condition["type"], condition.get("status")
+        if (kind in FAULTY_IF_TRUE and status == "True") or (kind in FAULTY_IF_FALSE and status == "False"):
+            why = ": ".join(filter(None, (condition.get("reason"), condition.get("message", "")[:500])))
+            return f"condition {kind}={status} ({why})"
     return ""
 
 

@@ -83,6 +83,7 @@ def pod_view(raw: Raw) -> PodView | None:
         unschedulable=_unschedulable(status),
         queued=bool(spec.get("schedulingGates")),
         disruption=_disruption(status),
+        unhealthy=_unhealthy(status, name),
         init_failure=_init_failure(status),
         avoids=_avoids(meta),
         pinned=(meta.get("annotations") or {}).get(PINNED_ANNOTATION, ""),
@@ -228,6 +229,16 @@ def _failed_probe(events: Iterable[Raw], trainer: str) -> str:
     return f"it {killed} ({said[:MAX_WORDS]})" if killed and said else f"it {killed}" if killed else ""
 
 
+def _unhealthy(status: Raw, trainer: str) -> str:
+    """A device plugin's word on the devices of the trainer, where the kubelet passes it on."""
+    of: Raw = next((s for s in status.get("containerStatuses") or () if s["name"] == trainer), {})
+    for resource in of.get("allocatedResourcesStatus") or ():
+        for device in resource.get("resources") or ():
+            if device.get("health") == "Unhealthy":
+                return f"{resource.get('name')}: device {device.get('resourceID')} is unhealthy"
+    return ""
+
+
 def _init_failure(status: Raw) -> str:
     """The first init container that failed: with restartPolicy Never the trainer never starts."""
     for init in status.get("initContainerStatuses") or ():
@@ -283,6 +294,8 @@ def node_view(raw: Raw) -> NodeView:
         name=meta["name"],
         resource_version=int(meta["resourceVersion"]),
         ready=_condition(raw.get("status", {}), "Ready").get("status", "True") == "True",
+        unready=_unready(raw.get("status", {})),
+        fault=signals.fault(raw),
         hostname=labels.get(HOSTNAME_LABEL, meta["name"]),
         zone=labels.get(ZONE_LABEL, ""),
         instance_type=labels.get(INSTANCE_TYPE_LABEL, ""),
@@ -293,6 +306,14 @@ def node_view(raw: Raw) -> NodeView:
         karpenter=KARPENTER_LABEL in labels,
         found=of_node(labels, (raw.get("spec") or {}).get("providerID", "")),
     )
+
+
+def _unready(status: Raw) -> str:
+    found = _condition(status, "Ready")
+    if found.get("status", "True") == "True":
+        return ""
+    why = ": ".join(filter(None, (found.get("reason"), found.get("message", "")[:500])))
+    return f"since {found.get('lastTransitionTime', 'an unknown time')} ({why or 'no reason is given'})"
 
 
 def claim_view(raw: Raw) -> ClaimView:

@@ -167,11 +167,33 @@ class Reason(StrEnum):
     """Another rank of the gang is gone; this one ended because nothing can be computed without it."""
     DATA_CACHE_FULL = "DataCacheFull"
     """The volume for what is downloaded has no space left."""
+    NODE_FAULT = "NodeFault"
+    """A GPU has failed: the driver says so. Another node may do; nothing is charged."""
     EARLY_STOPPED = "EarlyStopped"
     """Done before the last step, because an evaluation's figure got no better."""
     OUT_OF_MEMORY = "OutOfMemory"
     """The memory limit leaves no room for the buffers of a save; or a rank ran out in a step, and all go on
     with smaller micro-batches at their next start."""
+
+
+GPU_FAULTS: Final = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "GPU is lost",
+    "fallen off the bus",
+    "fell off the bus",
+    "GPU requires reset",
+    "system not yet initialized",
+)
+"""What CUDA, NVML and the driver say when the hardware has failed. Not what a script can cause: "unspecified
+launch failure", "illegal memory access" and the errors of NCCL are none of them."""
+
+
+def gpu_fault(text: str) -> str:
+    """The line of an error or of a log that says that a GPU has failed; "" where none does."""
+    lines = (line.strip() for line in text.splitlines())
+    low = [fault.lower() for fault in GPU_FAULTS]
+    return next((line for line in lines if any(fault in line.lower() for fault in low)), "")
 
 
 MESSAGE_LIMIT: Final = 4096

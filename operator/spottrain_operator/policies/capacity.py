@@ -155,7 +155,7 @@ def gives_up_waiting(o: Observed) -> str:
     if waits is None:
         refused = f": {o.refusal.message}" if o.refusal is not None else ""
         return f"{words}; {size - len(team)} could not be made{refused}"
-    why = f": {waits.unschedulable}" if waits.unschedulable else ""
+    why = f": {waits.unschedulable}{gang.zone_note(o, waits)}" if waits.unschedulable else ""
     return f"{words}; pod {waits.name} has none{why}"
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain.contract import ExitCode, Outcome, Reason, TerminationMessage
+from spottrain.contract import ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
 
 from spottrain_operator.api import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
 from spottrain_operator.model import Ending, Notice, Observed, PodView
 from spottrain_operator.names import Cause
+from spottrain_operator.names import Reason as OurReason
 from spottrain_operator.policies.gone import ended, node_dead
 from spottrain_operator.wire import cut, rfc3339, well_typed
 
@@ -146,6 +147,14 @@ def by_notice(notice: Notice) -> Ending:
     return Ending(cause=Cause.SPOT_NOTICE, evidence=f"{source}: the node ends at {when}")
 
 
+def _node_silent(case: Case) -> Ending | None:
+    """Kubernetes deletes the pods of a silent node itself: that follows from the silence."""
+    node = case.o.nodes.get(case.pod.node)
+    if node is None or node.ready or node.leaving or ended(case.pod):
+        return None
+    return _node_gone(case)
+
+
 def _disrupted(case: Case) -> Ending | None:
     really = case.pod.deleted is not None or case.pod.phase in ("Succeeded", "Failed")
     if not case.pod.disruption or not really:
@@ -215,6 +224,38 @@ def _ended_by_kubelet(case: Case) -> Ending | None:
         return None
     said = f"{pod.reason}: {pod.message[-MAX_WORDS:]}" if pod.message else pod.reason
     return Ending(cause=Cause.FAILED, evidence=said, charged=True, reason=pod.reason)
+
+
+# --- hardware, and what the kubelet knows ---------------------------------------------------------------
+def _node_fault(case: Case) -> Ending | None:
+    """A GPU has failed, by the trainer's word, its driver's or a health monitor's: no fault of the script."""
+    pod, word, node = case.pod, case.word, case.o.nodes.get(case.pod.node)
+    if pod.ended is None or pod.ended.exit_code == 0:
+        return None
+    said = pod.ended.message if word is None else ""
+    found = gpu_fault(said)
+    if word is not None and word.reason == Reason.NODE_FAULT:
+        found = word.message or "the trainer's GPU has failed"
+    elif pod.unhealthy:
+        found = pod.unhealthy
+    elif node is not None and node.fault:
+        found = node.fault
+    if not found:
+        return None
+    return Ending(cause=Cause.NODE_FAULT, evidence=f"node {pod.node}: {found[:MAX_WORDS]}", node=pod.node)
+
+
+def _probe(case: Case) -> Ending | None:
+    """Only an Event of the pod says so; the exit code is that of any trainer that was told to end."""
+    heard = case.o.heard.get(case.pod.uid)
+    if heard is None or not heard.probe or case.pod.ended is None:
+        return None
+    code = case.pod.ended.exit_code
+    words = f"the kubelet killed the trainer because {heard.probe}; it ended with exit code {code}"
+    advice = "a probe must allow for imports, compilation, saves and long steps, or be left out"
+    return Ending(
+        cause=Cause.FAILED, evidence=f"{words}; {advice}", charged=True, reason=OurReason.PROBE_FAILED
+    )
 
 
 # --- the exit code -----------------------------------------------------------------------------------
@@ -290,12 +331,15 @@ RULES: Final[tuple[Rule, ...]] = (
     _done,
     _bad_configuration,
     _noticed,
+    _node_silent,
     _disrupted,
     _leaving,
     _node_gone,
     _pod_reason,
     _deleted,
     _ended_by_kubelet,
+    _node_fault,
+    _probe,
     _own_outcome,
     _out_of_memory,
     _failed,

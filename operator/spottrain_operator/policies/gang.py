@@ -17,7 +17,14 @@ from spottrain_operator.policies.cause import before_us, why
 from spottrain_operator.policies.gone import over
 
 OUTSIDE: Final = frozenset(
-    {Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED, Cause.POD_REJECTED}
+    {
+        Cause.SPOT_NOTICE,
+        Cause.NODE_LOST,
+        Cause.NODE_SHUTDOWN,
+        Cause.NODE_FAULT,
+        Cause.DISRUPTED,
+        Cause.POD_REJECTED,
+    }
 )
 """What comes over one pod from outside explains the ends of all others."""
 LATER: Final = frozenset({Cause.SPOT_NOTICE, Cause.DISRUPTED})
@@ -98,6 +105,25 @@ def _broke(pod: PodView, o: Observed, managed: bool) -> bool:
         return why(pod, o).cause is not Cause.DONE
     # Our ranks stop together by themselves; those of other runtimes hang in a collective.
     return pod.deleted is not None and not managed
+
+
+def zone_note(o: Observed, pod: PodView) -> str:
+    """That a pod without a node is kept in its gang's zone, which the scheduler does not say in our words."""
+    spec = o.job.spec
+    if (
+        spec is None
+        or not spec.capacity.same_zone
+        or not o.zoned
+        or "affinity rules" not in pod.unschedulable
+    ):
+        return ""
+    taken = [o.nodes[p.node].zone for p in team(o) if p.node in o.nodes]
+    zone = next((zone for zone in taken if zone), "")
+    if not zone:
+        return ""
+    todo = "set it to false, or select a zone that has room for all"
+    where = f"all {size(o)} pods in zone {zone}, where {len(taken)} of them are"
+    return f" (capacity.sameZone keeps {where}: {todo})"
 
 
 def first_sight(o: Observed) -> Ending:

@@ -18,26 +18,55 @@ LEAST_START: Final = 120
 """Seconds that a trainer has in any case until it first answers: imports from a cold disk are no hang."""
 
 
+LIMIT: Final = "failurePolicy.hangTimeoutSeconds, else by the measured step time"
+UNANSWERED: Final = timedelta(seconds=30)
+"""Silence of at least so long is a trainer's own; it is asked every 10 s, and an answer may be lost."""
+
+
 def stalled(o: Observed) -> Ending | None:
     until = due(o)
     if until is None or o.now < until:
         return None
-    hint = "the stacks of its threads are in its log"
-    limit = "failurePolicy.hangTimeoutSeconds, else by the measured step time"
+    ending = Ending(cause=Cause.STALLED, evidence=_words(o), charged=True)
+    return _hardware(o, ending) or ending
+
+
+def _words(o: Observed) -> str:
     sample = _sample(o)
     if sample is None:
-        words = (
-            f"the trainer has not answered since it was started, for longer than {limit} allows (at least "
-            f"{LEAST_START} s); {hint}"
+        return (
+            f"the trainer has not answered since it was started, for longer than {LIMIT} allows (at least "
+            f"{LEAST_START} s)"
         )
-        return Ending(cause=Cause.STALLED, evidence=words, charged=True)
-    progress = sample.progress
+    progress, when = sample.progress, f"{sample.at:%H:%M:%S} UTC"
     idle, most = (progress.idleSeconds or 0.0), (progress.hangSeconds or 0.0)
-    words = (
-        f"no progress since step {progress.step} ({progress.state}) for {idle:.0f} s when it was asked at "
-        f"{sample.at:%H:%M:%S} UTC, and the limit is {most:.0f} s ({limit}); {hint}"
+    limit = f"and the limit is {most:.0f} s ({LIMIT})"
+    if idle >= most:
+        return (
+            f"no progress since step {progress.step} ({progress.state}) for {idle:.0f} s when it was asked "
+            f"at {when}, {limit}; the stacks of its threads are in its log"
+        )
+    silent = (o.now - sample.at).total_seconds()
+    return (
+        f"the trainer has not answered since {when}, for {silent:.0f} s, {limit}; it was at step "
+        f"{progress.step} ({progress.state}). Its process is stopped or gets no processor time (SIGSTOP, a "
+        "debugger, a limit on CPU), or the network to it is cut; the stacks of its threads are in its log "
+        "if it could still write them"
     )
-    return Ending(cause=Cause.STALLED, evidence=words, charged=True)
+
+
+def _hardware(o: Observed, ending: Ending) -> Ending | None:
+    """A trainer that hangs on hardware that is known to have failed is not charged."""
+    for pod in gang.team(o):
+        node = o.nodes.get(pod.node)
+        if pod.unhealthy or (node is not None and node.fault):
+            why = pod.unhealthy or (node.fault if node is not None else "")
+            words = f"node {pod.node}: {why}; {ending.evidence}"
+            return Ending(cause=Cause.NODE_FAULT, evidence=words, node=pod.node)
+        if node is not None and not node.ready:
+            words = f"node {pod.node} is not ready {node.unready}; {ending.evidence}"
+            return Ending(cause=Cause.NODE_LOST, evidence=words)
+    return None
 
 
 def due(o: Observed) -> datetime | None:
@@ -48,9 +77,11 @@ def due(o: Observed) -> datetime | None:
     if sample.progress.hangSeconds is None or sample.progress.idleSeconds is None:
         return None
     left = timedelta(seconds=sample.progress.hangSeconds - sample.progress.idleSeconds)
-    if left > timedelta(0) and by_person is None:
+    if left <= timedelta(0):
+        return sample.at
+    if by_person is None:
         return None  # the next answer will tell
-    return sample.at + max(left, timedelta(0))
+    return sample.at + max(left, UNANSWERED)
 
 
 def _by_person(o: Observed) -> int | None:

@@ -14,6 +14,7 @@ from spottrain_operator import native
 from spottrain_operator.api import AttemptRecord, Job, Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import Cause
+from spottrain_operator.policies import avoid
 
 PATIENCE: Final = timedelta(seconds=60)
 """For a pinned pod to be scheduled: its node is there, so what it waits for is another one's to give back."""
@@ -50,10 +51,11 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
 
 def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
     """Host name by rank, of the nodes of an attempt that can be used on; of ranks that there are still."""
-    found = {}
+    found, bad = {}, avoid.faulty(o, o.job.status) | {record.faulty_node}
     for rank in record.ranks:
         node = o.nodes.get(rank.node)
         usable = node is not None and node.ready and node.notice is None and not node.leaving
+        usable = usable and node is not None and node.hostname not in bad
         if node is not None and usable and o.job.spec is not None and rank.rank < o.job.spec.workers:
             found[rank.rank] = node.hostname
     return found
@@ -64,6 +66,7 @@ def in_vain(o: Observed, pod: PodView) -> str:
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
     usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
+    usable -= avoid.faulty(o, o.job.status)
     if pod.pinned not in usable:
         return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or going"
     alone = o.job.spec is not None and not pod.grouped and native.one_by_one(o.job.spec)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from spottrain import log
-from spottrain.contract import OUTCOMES_FILE, Outcome, TerminationMessage
+from spottrain.contract import OUTCOMES_FILE, Outcome, Reason, TerminationMessage
 
 GRAVEST_FIRST: Final = (
     Outcome.BAD_CONFIGURATION,
@@ -68,8 +68,15 @@ def read(path: Path) -> TerminationMessage | None:
 
 
 def outranking(message: TerminationMessage) -> Change:
-    """`message`, unless one that is as grave was there first."""
-    return lambda found: message if found is None or graver(message.outcome, found.outcome) else None
+    """`message`, unless one that is as grave was there first. A failed GPU explains its peers' failures."""
+
+    def change(found: TerminationMessage | None) -> TerminationMessage | None:
+        if found is None or graver(message.outcome, found.outcome):
+            return message
+        same = message.outcome is found.outcome is Outcome.FAILED
+        return message if same and message.reason == Reason.NODE_FAULT != found.reason else None
+
+    return change
 
 
 class Outcomes:

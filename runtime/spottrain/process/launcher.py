@@ -354,7 +354,8 @@ class Launcher:
         """What the ranks have not told themselves: nothing, too little, or less than the cause."""
         if found is not None and not lastwords.graver(worst.outcome, found.outcome):
             failed = found.outcome is worst.outcome is Outcome.FAILED
-            if not failed or worst.status > 0 or worst.said is not None:
+            told = worst.said is not None or found.reason == Reason.NODE_FAULT
+            if not failed or worst.status > 0 or told:
                 return None
             # A rank that died without a word is the cause of what its peers say of their failure.
         reason = Reason.SCRIPT_FAILED if worst.outcome is Outcome.FAILED else ""

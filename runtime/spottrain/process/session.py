@@ -35,6 +35,7 @@ from spottrain.contract import (
     Outcome,
     Reason,
     TerminationMessage,
+    gpu_fault,
 )
 from spottrain.diagnosis.window import not_made
 from spottrain.errors import ConfigurationError, RunError
@@ -53,6 +54,8 @@ TELL_AGAIN_SECONDS: Final = 30.0
 """Between two lines about a store that does not answer."""
 WORDS_OF_WAIT: Final = 1000
 """Characters of the sentence about it."""
+CAUSES: Final = 10
+"""Errors of a chain that are read."""
 
 
 class Session:
@@ -199,14 +202,18 @@ class Session:
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """The last words of a script that raised `error`."""
-        if self.world.distributed and "torch" in sys.modules:
+        fault = gpu_fault(_words_of(error))
+        if not fault and self.world.distributed and "torch" in sys.modules:
             from spottrain.ranks.parallel import peer_lost  # not above: before torch there can be no peer
 
             error = peer_lost(error, self.world) or error
-        if isinstance(error, RunError):
+        if isinstance(error, RunError) and not fault:
             return self.conclude(error.outcome, str(error), reason=error.reason)
         what = traceback.format_exception_only(error)[-1].strip()
         text = f"{what} ({_place(error, script)})"
+        if fault:
+            text = f"a GPU of this node has failed: {fault}; {text}"
+            return self.conclude(Outcome.FAILED, text, reason=Reason.NODE_FAULT)
         return self.conclude(Outcome.FAILED, text, reason=Reason.SCRIPT_FAILED)
 
     def end_of_script(self) -> ExitCode:
@@ -454,6 +461,16 @@ def see_out(session: Session) -> None:
 
     sys.excepthook = told
     atexit.register(left)
+
+
+def _words_of(error: BaseException) -> str:
+    """Of an error and of those that led to it: a library may have put one of its own around the driver's."""
+    words: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(words) < CAUSES:
+        words.append(str(seen))
+        seen = seen.__cause__ or seen.__context__
+    return "\n".join(words)
 
 
 def _place(error: BaseException, script: str) -> str:

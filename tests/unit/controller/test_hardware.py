@@ -1,0 +1,303 @@
+"""What hardware and kubelet do to a trainer: silent nodes, failed GPUs, probes, a stopped process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from spottrain.contract import Outcome, Reason
+from spottrain_operator.api import AttemptRecord, Job, RankRecord
+from spottrain_operator.model import Create, NodeView, Observed, Plan, PodEvents, PodView
+from spottrain_operator.names import Cause, Condition
+from spottrain_operator.names import Reason as OurReason
+from spottrain_operator.observe import observe
+from spottrain_operator.plan import plan
+from spottrain_operator.policies import avoid, hang, pins
+from spottrain_operator.policies.cause import why
+from spottrain_operator.views import node_view, pod_events, pod_view
+from spottrain_operator.wire import rfc3339
+
+from tests.builders import (
+    NOW,
+    after,
+    ended_pod,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    raw_spec,
+    sample,
+    started,
+    told,
+)
+from tests.unit.controller.test_interruptions import disruption
+from tests.unit.controller.test_interruptions import node as raw_node
+from tests.unit.controller.test_interruptions import pod as raw_pod
+from tests.unit.controller.test_starting import Counting, World, event
+
+SILENT = node_view(raw_node(conditions={"Ready": "Unknown Kubelet stopped posting node status."}))
+BAD_GPU = "condition GPUXIDErrors=True (Xid 79)"
+
+
+def condition(made: Plan, kind: Condition) -> tuple[str, str, str]:
+    assert made.status is not None
+    found = made.status.condition(kind)
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+# --- silent nodes -------------------------------------------------------------------------------------
+def test_a_node_that_is_silent_is_a_condition_and_an_event_and_its_pod_does_not_count_as_running() -> None:
+    made = plan(make_observed(make_pod(), nodes=(SILENT,)))
+    status, reason, message = condition(made, Condition.RUNNING)
+    assert (status, reason) == ("False", OurReason.NODE_NOT_READY)
+    assert "Kubelet stopped posting node status" in message and "node-a" in message
+    assert made.status is not None and (made.status.ready, made.status.phase) == ("0/1", "Waiting")
+    assert [e.reason for e in made.events if e.warning] == [OurReason.NODE_NOT_READY]
+
+
+def test_a_node_that_comes_back_is_told_too() -> None:
+    silent = plan(make_observed(make_pod(), nodes=(SILENT,))).status
+    assert silent is not None
+    back = plan(make_observed(make_pod(), nodes=(make_node(),), job=make_job(status=silent)))
+    assert condition(back, Condition.RUNNING)[0] == "True"
+
+
+def silent_pod(seconds_ago: float) -> PodView:
+    """Deleted by Kubernetes because its node is silent; nobody has told its end."""
+    raw = raw_pod(deleted=-seconds_ago, **disruption("DeletionByTaintManager"))
+    view = pod_view(raw)
+    assert view is not None
+    return view
+
+
+def test_what_kubernetes_deletes_because_its_node_is_silent_is_a_lost_node() -> None:
+    pod = silent_pod(31)
+    ending = why(pod, make_observed(pod, nodes=(SILENT,)))
+    assert ending.cause is Cause.NODE_LOST and not ending.charged
+    made = plan(make_observed(silent_pod(10), nodes=(SILENT,)))
+    status, _, message = condition(made, Condition.RUNNING)
+    assert status == "False" and rfc3339(after(20)) in message, "when it is given up"
+
+
+def test_what_has_ended_on_a_node_that_came_back_was_disrupted() -> None:
+    pod = replace(silent_pod(31), ended=ended_pod(code=75).ended, phase="Failed")
+    assert why(pod, make_observed(pod, nodes=(make_node(),))).cause is Cause.DISRUPTED
+
+
+def test_a_hang_on_a_silent_node_is_not_charged() -> None:
+    ending = hang.stalled(stopped_since(40, nodes=(SILENT,)))
+    assert ending is not None and (ending.cause, ending.charged) == (Cause.NODE_LOST, False)
+
+
+# --- a process that is stopped ------------------------------------------------------------------------
+def stopped_since(
+    seconds: float, *, idle: float = 0.0, nodes: tuple[NodeView, ...] = (make_node(),)
+) -> Observed:
+    """A trainer under a limit of 20 s that answered so many seconds ago, and said to be idle for so long."""
+    job = make_job(raw_spec(failurePolicy={"hangTimeoutSeconds": 20}), status=started())
+    last = replace(sample(7, idleSeconds=idle, hangSeconds=20.0), at=after(-seconds))
+    return make_observed(make_pod(), job=job, sample=last, nodes=nodes)
+
+
+def test_a_trainer_that_answers_no_more_is_said_to_do_so_and_has_written_no_stacks_for_certain() -> None:
+    ending = hang.stalled(stopped_since(31))
+    assert ending is not None and ending.cause is Cause.STALLED and ending.charged
+    assert "has not answered since 11:59:29 UTC, for 31 s" in ending.evidence and "20 s" in ending.evidence
+    assert "SIGSTOP" in ending.evidence and "0 s when" not in ending.evidence
+    assert "stacks of its threads are in its log if" in ending.evidence
+
+
+def test_a_trainer_that_says_itself_that_it_hangs_has_written_its_stacks() -> None:
+    ending = hang.stalled(stopped_since(0, idle=21.0))
+    assert ending is not None and "for 21 s when it was asked" in ending.evidence
+    assert ending.evidence.endswith("the stacks of its threads are in its log")
+
+
+def test_one_answer_that_is_late_is_no_hang() -> None:
+    """It is asked every ten seconds: it may have got on since it said that it was idle for 18 of 20 s."""
+    assert hang.stalled(stopped_since(3, idle=18.0)) is None
+    assert hang.due(stopped_since(3, idle=18.0)) == after(27)
+
+
+# --- probes -------------------------------------------------------------------------------------------
+KILLED = [
+    event("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500", at=-40),
+    event("Killing", "Container trainer failed liveness probe", at=-30),
+]
+
+
+def test_events_say_which_probe_has_killed_the_trainer() -> None:
+    found = pod_events(KILLED, "trainer").probe
+    assert found == "it failed liveness probe (Liveness probe failed: HTTP probe failed with statuscode: 500)"
+    assert pod_events(KILLED, "other").probe == "", "a sidecar's probe"
+    assert pod_events([event("Killing", "Stopping container trainer")], "trainer").probe == ""
+
+
+@pytest.mark.parametrize("code", [75, 79, 0, 143, 137])
+def test_a_failed_probe_is_named_and_charged_whatever_the_exit_code(code: int) -> None:
+    pod = ended_pod(code=code)
+    o = replace(make_observed(pod), heard={pod.uid: PodEvents(probe="it failed liveness probe (no answer)")})
+    ending = why(pod, o)
+    assert (ending.cause, ending.charged, ending.reason) == (Cause.FAILED, True, OurReason.PROBE_FAILED)
+    assert "failed liveness probe (no answer)" in ending.evidence
+
+
+def test_a_trainer_that_is_done_is_done_whatever_its_probe_said() -> None:
+    pod = told(Outcome.DONE)
+    o = replace(make_observed(pod), heard={pod.uid: PodEvents(probe="it failed liveness probe")})
+    assert why(pod, o).cause is Cause.DONE
+
+
+async def seen(cluster: Counting, world: World) -> Observed:
+    return await observe(
+        make_job(status=started()),
+        caches=world.caches,
+        cluster=cluster,
+        memory=world.memory,
+        default_pool=world.pool,
+        pools={},
+        limits=world.limits,
+        now=NOW,
+    )
+
+
+async def test_the_events_of_a_probed_trainer_are_read_once_it_has_ended() -> None:
+    cluster = Counting()
+    starting = make_pod(probed=True, phase="Pending", running_since=None, bound=after(-60))
+    world = World(starting)
+    await seen(cluster, world)  # as it was set up
+    assert cluster.read == [starting.uid]
+    cluster.told_of[starting.uid] = KILLED
+    world.caches.pods.put(ended_pod(code=75, probed=True, resource_version=2))
+    o = await seen(cluster, world)
+    assert "failed liveness probe" in o.heard[starting.uid].probe
+    await seen(cluster, world)
+    assert len(cluster.read) == 2
+
+
+async def test_no_events_are_read_of_a_trainer_without_a_probe_that_has_ended() -> None:
+    cluster = Counting()
+    await seen(cluster, World(ended_pod(code=75)))
+    assert cluster.read == []
+
+
+def test_probes_are_seen_in_the_manifest() -> None:
+    raw = raw_pod()
+    assert not (view := pod_view(raw)) or not view.probed
+    raw["spec"]["containers"][0]["livenessProbe"] = {"httpGet": {"port": 1}}
+    assert (view := pod_view(raw)) is not None and view.probed
+
+
+# --- failed GPUs --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "raw",
+    [
+        raw_node(conditions={"GPUXIDErrors": "True Xid 79"}),
+        raw_node(conditions={"AcceleratedHardwareReady": "False NvidiaXID79Error"}),
+        raw_node(conditions={"SysLogsGPUFallenOff": "True GPU has fallen off the bus"}),
+        raw_node(taints={"nvidia.com/gpu.unhealthy": ""}),
+    ],
+)
+def test_a_health_monitors_word_is_a_fault_of_the_node(raw: dict[str, Any]) -> None:
+    node, pod = node_view(raw), ended_pod(code=1)
+    assert node.fault
+    ending = why(pod, make_observed(pod, nodes=(node,)))
+    assert (ending.cause, ending.charged, ending.node) == (Cause.NODE_FAULT, False, "node-a")
+
+
+def test_healthy_conditions_are_none() -> None:
+    fine = {"GPUXIDErrors": "False", "AcceleratedHardwareReady": "True", "GPUMissing": "Unknown"}
+    assert node_view(raw_node(conditions=fine)).fault == ""
+
+
+def test_the_trainers_word_and_the_drivers_are_a_fault_of_the_node() -> None:
+    ours = told(Outcome.FAILED, reason=Reason.NODE_FAULT, message="a GPU of this node has failed: ECC")
+    assert why(ours, make_observed(ours)).cause is Cause.NODE_FAULT
+    log = ended_pod(code=1, message="step 4\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    ending = why(log, make_observed(log))
+    assert ending.cause is Cause.NODE_FAULT and "uncorrectable ECC" in ending.evidence
+    script = ended_pod(code=1, message="RuntimeError: CUDA error: unspecified launch failure")
+    assert why(script, make_observed(script)).cause is Cause.FAILED
+
+
+def test_a_device_plugins_word_on_the_trainers_devices_is_a_fault_of_the_node() -> None:
+    raw = raw_pod(code=1)
+    raw["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
+        {"name": "nvidia.com/gpu", "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}]}
+    ]
+    pod = pod_view(raw)
+    assert pod is not None and why(pod, make_observed(pod)).cause is Cause.NODE_FAULT
+
+
+def test_a_hang_on_a_failed_gpu_is_not_charged() -> None:
+    ending = hang.stalled(stopped_since(0, idle=21.0, nodes=(make_node(fault=BAD_GPU),)))
+    assert ending is not None and (ending.cause, ending.node) == (Cause.NODE_FAULT, "node-a")
+
+
+def test_an_interruption_is_counted_and_the_next_attempt_keeps_off_the_node() -> None:
+    fault = told(Outcome.FAILED, reason=Reason.NODE_FAULT, message="ECC")
+    made = plan(make_observed(fault))
+    assert made.status is not None and made.status.attempts[0].faulty_node == "node-a"
+    assert (made.status.failures, made.status.interruptions) == (0, 1)
+    o = make_observed(job=make_job(status=made.status), now=after(30))
+    posted = next(a for a in plan(o).after if isinstance(a, Create))
+    rules = posted.manifest["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-a"]} in rules[
+        "nodeSelectorTerms"
+    ][0]["matchExpressions"]
+
+
+def faulted(hours: float, *ranks: str) -> Job:
+    """A gang whose first attempt ended by a fault of node-a so long ago."""
+    record = AttemptRecord(
+        number=1,
+        cause="NodeFault",
+        pool="default",
+        faulty_node="node-a",
+        ended=after(-3600 * hours),
+        ranks=tuple(RankRecord(rank=n, node=node) for n, node in enumerate(ranks)),
+    )
+    next_one = AttemptRecord(number=2, pool="default", workers=2)
+    return make_job(raw_spec(workers=2), status=replace(started(), attempt=2, attempts=(record, next_one)))
+
+
+def test_a_survivor_comes_back_to_its_node_and_the_rank_of_the_failed_gpu_does_not() -> None:
+    o = make_observed(job=faulted(0, "node-a", "node-b"), nodes=(make_node(), make_node("node-b")))
+    assert pins.pins(o, o.job.status) == {1: "node-b"}
+    assert avoid.doomed(o, o.job.status) == ("node-a",)
+
+
+def test_after_a_day_the_node_may_be_used_again() -> None:
+    o = make_observed(job=faulted(24.1), nodes=(make_node(),))
+    assert avoid.doomed(o, o.job.status) == ()
+
+
+def test_a_pod_that_finds_no_other_node_is_told_why() -> None:
+    pod = make_pod(
+        attempt=2, node="", phase="Pending", unschedulable="0/1 nodes are available", avoids=("node-a",)
+    )
+    record = replace(started().attempts[0], cause="NodeFault", faulty_node="node-a", ended=NOW)
+    records = (record, AttemptRecord(number=2, pool="default"))
+    job = make_job(status=replace(started(), attempt=2, attempts=records))
+    _, reason, message = condition(plan(make_observed(pod, job=job)), Condition.SCHEDULED)
+    assert reason == "Unschedulable" and "kept off node-a, where a GPU has failed" in message
+
+
+# --- one zone -----------------------------------------------------------------------------------------
+def test_a_gang_that_no_single_zone_fits_is_told_of_same_zone() -> None:
+    words = (
+        "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match pod affinity rules."
+    )
+    pods = (make_pod(rank=0), make_pod(rank=1, node="", phase="Pending", unschedulable=words))
+    record = replace(started().attempts[0], workers=2)
+
+    def message(**capacity: Any) -> str:
+        job = make_job(raw_spec(workers=2, capacity=capacity), status=replace(started(), attempts=(record,)))
+        return condition(plan(make_observed(*pods, job=job)), Condition.SCHEDULED)[2]
+
+    assert "capacity.sameZone keeps all 2 pods in zone z1, where 1 of them are" in message()
+    assert "sameZone" not in message(sameZone=False)

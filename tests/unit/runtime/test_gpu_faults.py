@@ -1,0 +1,80 @@
+"""What a driver says of a GPU that has failed is told from what a script has done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Env, ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
+from spottrain.errors import PeerLost
+from spottrain.process import lastwords
+from spottrain.process.session import Session
+
+FAULTS = [
+    "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported",
+    "CUDA error: uncorrectable NVLink error detected during the execution",
+    "Unable to determine the device handle for GPU0000:4E:00.0: GPU is lost. Reboot the system",
+    "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    "NCCL error: unhandled cuda error\nCuda failure 'uncorrectable ECC error encountered'",
+]
+OTHERS = [
+    "CUDA error: unspecified launch failure",
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: device-side assert triggered",
+    "CUDA out of memory. Tried to allocate 2.00 GiB",
+    "NCCL error: remote process exited or there was a network error",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_a_drivers_word_for_hardware_is_a_fault_of_the_node(text: str) -> None:
+    assert gpu_fault(text) in text.splitlines()
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_what_a_script_can_cause_is_none(text: str) -> None:
+    assert gpu_fault(text) == ""
+
+
+def last_words(tmp_path: Path, error: BaseException) -> TerminationMessage:
+    path = tmp_path / "message"
+    session = Session({str(Env.TERMINATION_MESSAGE): str(path)})
+    assert session.fail(error, "train.py") == ExitCode.FAILED
+    found = TerminationMessage.from_json(path.read_text())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_last_words_name_the_fault_also_where_a_library_has_wrapped_it(
+    tmp_path: Path, wrapped: bool
+) -> None:
+    error: Exception = RuntimeError(FAULTS[0])
+    if wrapped:
+        outer = ValueError("the step failed")
+        outer.__cause__ = error
+        error = outer
+    found = last_words(tmp_path, error)
+    assert (found.outcome, found.reason) == (Outcome.FAILED, Reason.NODE_FAULT)
+    assert "uncorrectable ECC error" in found.message and type(error).__name__ in found.message
+
+
+def test_a_peer_that_is_gone_because_of_it_hides_nothing(tmp_path: Path) -> None:
+    error = PeerLost("another rank is gone")
+    error.__cause__ = RuntimeError(FAULTS[2])
+    assert last_words(tmp_path, error).reason == Reason.NODE_FAULT
+
+
+def test_an_error_of_the_script_stays_one(tmp_path: Path) -> None:
+    assert last_words(tmp_path, RuntimeError(OTHERS[0])).reason == Reason.SCRIPT_FAILED
+
+
+def test_the_rank_whose_gpu_has_failed_speaks_for_those_that_failed_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "message"
+    script = TerminationMessage(outcome=Outcome.FAILED, reason=Reason.SCRIPT_FAILED, message="launch failure")
+    fault = TerminationMessage(outcome=Outcome.FAILED, reason=Reason.NODE_FAULT, message="ECC")
+    for message in (script, fault, script):
+        lastwords.revise(path, lastwords.outranking(message), since=0)
+    assert json.loads(path.read_text())["reason"] == Reason.NODE_FAULT
