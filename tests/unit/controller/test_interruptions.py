@@ -6,7 +6,7 @@ From raw objects, as the API server gives them, to the plan.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from spottrain_operator.names import (
     Cause,
 )
 from spottrain_operator.plan import plan
-from spottrain_operator.views import node_view, pod_view
+from spottrain_operator.views import node_view, pod_events, pod_view
 from spottrain_operator.wire import rfc3339
 
 from tests.builders import KEY, NOW, after, make_job, make_observed, raw_spec, started, word
@@ -95,6 +95,8 @@ class Row:
     cause: Cause | None
     counts: tuple[int, int] = INTERRUPTION
     told: bool = False
+    events: tuple[Json, ...] = ()
+    """Of the pod."""
 
 
 OURS = {
@@ -210,7 +212,9 @@ ROWS: dict[str, Row] = {
     ),
     "node-deleted": Row(pod=pod(), node=None, cause=Cause.NODE_LOST),
     "node-silent": Row(
-        pod=pod(deleted=-40), node=node(conditions={"Ready": "Unknown"}), cause=Cause.NODE_LOST
+        pod=pod(deleted=-40, **disruption("DeletionByTaintManager")),
+        node=node(conditions={"Ready": "Unknown"}),
+        cause=Cause.NODE_LOST,
     ),
     "node-silent-yet": Row(
         pod=pod(deleted=40), node=node(conditions={"Ready": "Unknown"}), cause=None, counts=NOTHING
@@ -235,6 +239,32 @@ ROWS: dict[str, Row] = {
         cause=Cause.STORE_UNREACHABLE,
         counts=NOTHING,
     ),
+    "gpu-word": Row(
+        pod=pod(code=1, said=word(Outcome.FAILED, reason="NodeFault", message="uncorrectable ECC error")),
+        cause=Cause.NODE_FAULT,
+    ),
+    "gpu-log": Row(
+        pod=pod(code=1, said="RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+        cause=Cause.NODE_FAULT,
+    ),
+    "gpu-aks": Row(
+        pod=pod(code=1), node=node(conditions={"GPUXIDErrors": "True Xid 79"}), cause=Cause.NODE_FAULT
+    ),
+    "gpu-eks": Row(
+        pod=pod(code=1), node=node(conditions={"AcceleratedHardwareReady": "False"}), cause=Cause.NODE_FAULT
+    ),
+    "gpu-nvsentinel": Row(
+        pod=pod(code=1), node=node(conditions={"SysLogsXIDError": "True Xid 79"}), cause=Cause.NODE_FAULT
+    ),
+    "gpu-taint": Row(
+        pod=pod(code=1), node=node(taints={"nvidia.com/gpu.unhealthy": ""}), cause=Cause.NODE_FAULT
+    ),
+    "probe": Row(
+        pod=pod(code=75, said=SAVED),
+        events=({"reason": "Killing", "message": "Container trainer failed liveness probe"},),
+        cause=Cause.FAILED,
+        counts=FAILURE,
+    ),
     "oom": Row(pod=pod(code=137, container_reason="OOMKilled"), cause=Cause.OUT_OF_MEMORY, counts=FAILURE),
     "storage-limit": Row(
         pod=pod(code=137, reason="Evicted", message="ephemeral storage"), cause=Cause.FAILED, counts=FAILURE
@@ -247,7 +277,8 @@ def observed(row: Row) -> Observed:
     view = pod_view(row.pod)
     assert view is not None
     nodes = (node_view(row.node),) if row.node is not None else ()
-    return make_observed(view, job=make_job(raw_spec(), status=started()), nodes=nodes)
+    made = make_observed(view, job=make_job(raw_spec(), status=started()), nodes=nodes)
+    return replace(made, heard={view.uid: pod_events(row.events, view.trainer)})
 
 
 @pytest.mark.parametrize("name", ROWS)
