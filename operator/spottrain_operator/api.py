@@ -19,7 +19,7 @@ from spottrain_operator.datacache import DataCache
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import CHECKPOINTS_FINALIZER, Condition
 from spottrain_operator.pools import CapacityType, Pool, type_asked_for
-from spottrain_operator.template import template_problem
+from spottrain_operator.template import collision, template_problem
 
 REASON_LIMIT: Final = 128
 STATE_LIMIT: Final = 63
@@ -153,7 +153,7 @@ class TrainingJobSpec:
         pod, checkpoint = self.template["spec"], self.checkpoint
         if problem := template_problem(self.template) or gpus.problem(pod, self.gpus_per_worker):
             return problem
-        if problem := self._other_capacity():
+        if problem := self._other_capacity() or self._collision():
             return problem
         if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
             return problem
@@ -161,6 +161,10 @@ class TrainingJobSpec:
             return problem
         spot_folder = self.on_spot and checkpoint.uri.startswith("file:")
         return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+
+    def _collision(self) -> str:
+        managed, queue = self.checkpoint.managed, self.queue_name
+        return collision(self.template, gang=self.workers > 1, managed=managed, queue=queue)
 
     def _other_capacity(self) -> str:
         """Nodes that the template asks for, and that spec.capacity does not mean."""

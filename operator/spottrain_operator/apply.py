@@ -55,6 +55,7 @@ from spottrain_operator.names import (
 from spottrain_operator.native import API_GROUP
 from spottrain_operator.observe import fetch_job
 from spottrain_operator.policies.gone import ended
+from spottrain_operator.template import admission_words
 from spottrain_operator.views import pod_view
 from spottrain_operator.wire import rfc3339
 
@@ -434,7 +435,7 @@ def _remember(raw: dict[str, Any], hands: Hands) -> PodView | None:
 
 def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") -> Refusal:
     """What the API server's no means; raises the error where it was no answer, or only "not now"."""
-    words = str(error)
+    words = admission_words(str(error))
     if error.status in (0, 409, 429):
         raise error
     if error.status in (400, 422):

@@ -55,7 +55,7 @@ from spottrain_operator.names import (
 )
 from spottrain_operator.policies import capacity
 from spottrain_operator.pools import CapacityType, Pool
-from spottrain_operator.template import judged
+from spottrain_operator.template import PROGRESS_NAME, judged
 
 Json = dict[str, Any]
 
@@ -66,7 +66,7 @@ KEEP_ALIVE: Final = {
 """They stop voluntary disruption; our DELETE is no eviction."""
 TERMINATION_LOG: Final = "/dev/termination-log"
 FS_GROUP: Final = 1000
-"""Group of the runtime image's user: it may write what is mounted, and read its cloud token."""
+"""Group of the runtime image's user: it may write on the disks that are mounted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,8 +183,6 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     }
     queued, grouped = _queue(job, status)
     annotations = KEEP_ALIVE | (given.get("annotations") or {}) | grouped
-    # From the template they would be rules that never end.
-    annotations = {k: v for k, v in annotations.items() if k not in (AVOIDS_ANNOTATION, PINNED_ANNOTATION)}
     annotations[TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
     if place.avoid and not place.soft:
         annotations[AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
@@ -273,14 +271,17 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
     told = environment(job, status, grace_seconds, rank)
     if spec.checkpoint.ca_bundle is not None:
         told[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
-    silent = _WRITABLE | datacache.homes(spec.data_cache, trainer) | {PROCESSES: _processes(spec.gpus.count)}
+    writable = _WRITABLE if volumes.read_only(trainer) else {}
+    silent = _CACHES | writable | datacache.homes(spec.data_cache, trainer)
+    silent[PROCESSES] = _processes(spec.gpus.count)
     defaults = {k: v for k, v in silent.items() if k not in given}
     kept = [e for e in trainer.get("env") or () if e.get("name") not in told]
     trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items())]
     if secret := spec.checkpoint.credentials_secret:
         trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret}}]
-    port = {"name": "progress", "containerPort": PROGRESS_PORT}
-    trainer["ports"] = [*(trainer.get("ports") or ()), port]
+    ports = trainer.get("ports") or []
+    if PROGRESS_PORT not in [port.get("containerPort") for port in ports]:
+        trainer["ports"] = [*ports, {"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}]
     if added := spec.gpus.added:
         resources = trainer.setdefault("resources", {})
         for kind in ("requests", "limits"):
@@ -289,9 +290,9 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
 
 PROCESSES: Final = "PET_NPROC_PER_NODE"
 """torchrun's flag, as an environment variable."""
-_WRITABLE: Final = {
-    "HOME": volumes.HOME_DIR,
-    "TMPDIR": volumes.TMP_DIR,
+_WRITABLE: Final = {"HOME": volumes.HOME_DIR, "TMPDIR": volumes.TMP_DIR}
+"""Only in an image that is read-only: else what it has in its own home, such as packages, is not found."""
+_CACHES: Final = {
     "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_DIR}/inductor",
     "TRITON_CACHE_DIR": f"{CACHE_DIR}/triton",
 }
@@ -398,26 +399,21 @@ def _unix(time: datetime | None) -> str:
 
 # --- what it may do ----------------------------------------------------------------------------------
 def restrict(body: Json) -> None:
-    """The restricted Pod Security Standard, only where the template is silent."""
+    """What breaks no image. All of the restricted Pod Security Standard where the template says runAsNonRoot.
+
+    Most published images run as root, and nobody here knows whether this one does.
+    """
     body.setdefault("automountServiceAccountToken", False)  # the trainer talks to no API server
     context = body.setdefault("securityContext", {})
     context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    context.setdefault("fsGroup", FS_GROUP)
-    context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
-    _non_root(context)
+    if volumes.has_disk(body):
+        context.setdefault("fsGroup", FS_GROUP)
+        context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     for container in [*body["containers"], *(body.get("initContainers") or ())]:
-        _restrict_container(container.setdefault("securityContext", {}), context.get("runAsUser"))
+        own = container.get("securityContext") or {}
+        # The API server refuses the mixture with privileged; whoever asks for that means it.
+        if own.get("runAsNonRoot", context.get("runAsNonRoot")) and not own.get("privileged"):
+            container["securityContext"] = _UNPRIVILEGED | own
 
 
-def _restrict_container(context: Json, pods_user: int | None) -> None:
-    if context.get("runAsUser") == 0:
-        _non_root(context)
-    if context.get("privileged"):
-        return  # the API server refuses the mixture; whoever asks for it means it
-    context.setdefault("allowPrivilegeEscalation", False)
-    if context.get("runAsUser", pods_user) != 0:  # root without CAP_DAC_OVERRIDE is not what was asked for
-        context.setdefault("capabilities", {"drop": ["ALL"]})
-
-
-def _non_root(context: Json) -> None:
-    context.setdefault("runAsNonRoot", context.get("runAsUser") != 0)
+_UNPRIVILEGED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -6,9 +6,27 @@ Called by api, views, volumes and render.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from spottrain_operator.names import TRAINER_CONTAINER
+from spottrain.contract import PROGRESS_PORT, Env
+
+from spottrain_operator.names import DOMAIN, QUEUE_LABEL, TRAINER_CONTAINER
+
+PROGRESS_NAME: Final = "progress"
+"""Of the port on which the trainer tells its progress."""
+RANK_VARIABLES: Final = frozenset(
+    {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NNODES",
+        "NODE_RANK",
+        "PET_NNODES",
+        "PET_NODE_RANK",
+        "PET_MASTER_ADDR",
+        "PET_MASTER_PORT",
+    }
+)
+"""What torch and torchrun are told in each pod of a gang."""
 
 
 def judged(containers: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -21,6 +39,17 @@ def trainer_path(pod: Mapping[str, Any]) -> str:
     """Where in the job's spec its trainer is, for people."""
     names = [c["name"] for c in pod["containers"]]
     return f"spec.template.spec.containers[{names.index(judged(pod['containers'])['name'])}]"
+
+
+def admission_words(words: str) -> str:
+    """A refusal by Pod Security admission with what to do about it."""
+    if "violates PodSecurity" not in words or "runAsNonRoot != true" not in words:
+        return words
+    return (
+        f"{words}. This namespace takes pods of the restricted Pod Security Standard only: set "
+        "spec.template.spec.securityContext.runAsNonRoot to true, and the operator fills in the rest; the "
+        "image must then run as another user than root, by its USER (a number) or by runAsUser"
+    )
 
 
 def template_problem(template: Mapping[str, Any]) -> str:
@@ -40,4 +69,57 @@ def template_problem(template: Mapping[str, Any]) -> str:
         return f"{where}.terminationMessagePath must be absent, because the runtime tells its outcome there"
     if (trainer.get("lifecycle") or {}).get("preStop"):
         return f"{where}.lifecycle.preStop must be absent, because it takes from the time to save"
+    return ""
+
+
+def collision(template: Mapping[str, Any], *, gang: bool, managed: bool, queue: str) -> str:
+    """What of the template would take the place of the operator's own, as a sentence; "" where nothing."""
+    taken = _key_taken(template, queue) or _port_taken(template["spec"])
+    return taken or _variable_taken(template["spec"], gang, managed)
+
+
+def _key_taken(template: Mapping[str, Any], queue: str) -> str:
+    """An annotation of ours would be believed: a deadline ends each attempt at once."""
+    metadata = template.get("metadata") or {}
+    for kind in ("annotations", "labels"):
+        for key in metadata.get(kind) or {}:
+            if f".{key.partition('/')[0]}".endswith(f".{DOMAIN}"):
+                where = f"spec.template.metadata.{kind}"
+                return f"{where} must not have {key}: keys of {DOMAIN} are the operator's; leave it out"
+    label = (metadata.get("labels") or {}).get(QUEUE_LABEL, queue)
+    if queue and label != queue:
+        return (
+            f"spec.template.metadata.labels has {QUEUE_LABEL} {label}, and spec.queueName is {queue}: "
+            "leave one of the two out"
+        )
+    return ""
+
+
+def _port_taken(pod: Mapping[str, Any]) -> str:
+    trainer = judged(pod["containers"])
+    for i, port in enumerate(trainer.get("ports") or ()):
+        if port.get("name") == PROGRESS_NAME and port.get("containerPort") != PROGRESS_PORT:
+            return (
+                f"{trainer_path(pod)}.ports[{i}] must not be named {PROGRESS_NAME}, the name of the port "
+                f"{PROGRESS_PORT} on which the trainer tells its progress; give it another name"
+            )
+    for kind in ("containers", "initContainers"):
+        for container in pod.get(kind) or ():
+            numbers = [port.get("containerPort") for port in container.get("ports") or ()]
+            if container is not trainer and PROGRESS_PORT in numbers:
+                where = f"spec.template.spec.{kind}, {container['name']}"
+                return (
+                    f"{where} has containerPort {PROGRESS_PORT}, on which the trainer tells its progress; "
+                    "take another number"
+                )
+    return ""
+
+
+def _variable_taken(pod: Mapping[str, Any], gang: bool, managed: bool) -> str:
+    ours = {str(name) for name in Env if managed or not name.startswith("SPOTTRAIN_CHECKPOINT_")}
+    ours.discard(Env.DATA_CACHE)  # a volume of the template's own may be one (datacache.py refuses two)
+    for variable in judged(pod["containers"]).get("env") or ():
+        name = variable.get("name")
+        if name in ours or (gang and name in RANK_VARIABLES):
+            return f"{trainer_path(pod)}.env must not have {name}, because the operator sets it; leave it out"
     return ""

@@ -53,9 +53,12 @@ DURABLE: Final = frozenset(
 
 # --- what the operator adds ---------------------------------------------------------------------------
 def equip(body: Json, trainer: Json, ca: Json | None) -> None:
-    """A read-only image needs places to write; the deadline comes as a file. `ca`: source of a CA bundle."""
+    """Caches, shared memory, the deadline as a file; places to write where the image is read-only.
+
+    `ca`: source of a CA bundle.
+    """
     mounts = list(trainer.get("volumeMounts") or ())
-    added = [w for w in _wanted() if w[1] not in paths(trainer)]
+    added = [w for w in _wanted(trainer) if w[1] not in paths(trainer)]
     trainer["volumeMounts"] = [*mounts, *({"name": name, "mountPath": path} for name, path, _ in added)]
     body["volumes"] = [*(body.get("volumes") or ()), *({"name": name} | source for name, _, source in added)]
     if ca is not None:
@@ -63,17 +66,28 @@ def equip(body: Json, trainer: Json, ca: Json | None) -> None:
         body["volumes"].append({"name": CA_VOLUME} | ca)
 
 
-def _wanted() -> list[tuple[str, str, Json]]:
+def read_only(trainer: Mapping[str, Any]) -> bool:
+    return bool((trainer.get("securityContext") or {}).get("readOnlyRootFilesystem"))
+
+
+def has_disk(pod: Mapping[str, Any]) -> bool:
+    """Whether a volume may belong to root, so that another user needs a group to write there."""
+    return any(kind in volume for volume in pod.get("volumes") or () for kind in (*DURABLE, "ephemeral"))
+
+
+def _wanted(trainer: Mapping[str, Any]) -> list[tuple[str, str, Json]]:
     files = {DEADLINE_NAME: DEADLINE_ANNOTATION, SAVE_ADVISED_NAME: SAVE_ADVISED_ANNOTATION}
     fields = {path: {"fieldPath": f"metadata.annotations['{word}']"} for path, word in files.items()}
     podinfo = {"items": [{"path": path, "fieldRef": field} for path, field in fields.items()]}
-    return [
+    wanted: list[tuple[str, str, Json]] = [
         ("spottrain-podinfo", PODINFO_DIR, {"downwardAPI": podinfo}),
         ("spottrain-shm", SHM_DIR, {"emptyDir": {"medium": "Memory"}}),
-        ("spottrain-home", HOME_DIR, {"emptyDir": {}}),
-        ("spottrain-tmp", TMP_DIR, {"emptyDir": {}}),
         ("spottrain-cache", CACHE_DIR, {"emptyDir": {}}),
     ]
+    if read_only(trainer):  # else the image's own files there would be hidden
+        wanted.append(("spottrain-home", HOME_DIR, {"emptyDir": {}}))
+        wanted.append(("spottrain-tmp", TMP_DIR, {"emptyDir": {}}))
+    return wanted
 
 
 def paths(trainer: Mapping[str, Any]) -> set[str]:
@@ -100,7 +114,7 @@ def folder_problem(pod: Mapping[str, Any], uri: str) -> str:
     trainer, path = judged(pod["containers"]), clean(unquote(urlsplit(uri).path))
     mounts = {clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()}
     kinds = {str(v.get("name")): _kind(v) for v in pod.get("volumes") or ()}
-    for name, at, source in _wanted():
+    for name, at, source in _wanted(trainer):
         mounts.setdefault(at, name)
         kinds.setdefault(name, _kind(source))
     above = [at for at in mounts if path == at or path.startswith(f"{at.rstrip('/')}/")]

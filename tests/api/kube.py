@@ -95,8 +95,8 @@ class Kube:
             return False
 
     def make_namespace(self, name: str) -> None:
-        """It enforces the restricted Pod Security Standard: a silent template must pass it."""
-        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        """It enforces the baseline Pod Security Standard: a silent template must pass it."""
+        labels = {"pod-security.kubernetes.io/enforce": "baseline"}
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
         self.call("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
 

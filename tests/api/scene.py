@@ -33,7 +33,8 @@ _nodes = itertools.count(1)
 
 def job_body(name: str, **spec: Any) -> Json:
     container = {"name": "trainer", "image": "example.com/train:1"}
-    defaults = {"template": {"spec": {"containers": [container]}}, "checkpoint": {"uri": "s3://bucket/run"}}
+    body = {"containers": [container], "securityContext": {"runAsNonRoot": True}}
+    defaults = {"template": {"spec": body}, "checkpoint": {"uri": "s3://bucket/run"}}
     return {"metadata": {"name": name}, "spec": defaults | {"failurePolicy": {"backoffSeconds": 1}} | spec}
 
 

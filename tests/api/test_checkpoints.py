@@ -20,7 +20,8 @@ def restricted(scene: Scene, operator: OperatorProcess) -> None:
 def _template(**volume: Json) -> Json:
     mounts = [{"name": "data", "mountPath": "/data"}]
     trainer = {"name": "trainer", "image": "example.com/train:1", "volumeMounts": mounts}
-    return {"spec": {"containers": [trainer], "volumes": [{"name": "data"} | volume]}}
+    context = {"securityContext": {"runAsNonRoot": True}}
+    return {"spec": {"containers": [trainer], "volumes": [{"name": "data"} | volume]} | context}
 
 
 def test_a_pod_with_a_ca_bundle_is_restricted_all_the_same(scene: Scene) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.names import OUTCOME_FINALIZER
@@ -140,10 +142,33 @@ def test_the_kubelets_words_reach_the_job(scene: Scene) -> None:
     assert "s3-credentials" in found["message"] and scene.counters() == (1, 0, 0)
 
 
+@pytest.fixture
+def restricted(scene: Scene) -> Iterator[Scene]:
+    """Its namespace enforces more than those of the other tests."""
+
+    def enforce(level: str) -> None:
+        label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}}
+        scene.kube.call("PATCH", f"/api/v1/namespaces/{scene.namespace}", label, kind=MERGE)
+
+    enforce("restricted")
+    yield scene
+    enforce("baseline")
+
+
+def test_a_restricted_namespace_refuses_a_silent_template_with_the_field_to_set(restricted: Scene) -> None:
+    silent: Json = {"containers": [{"name": "trainer", "image": "x"}]}
+    restricted.create(template={"spec": silent})
+    refused = restricted.wait_condition("Accepted", "False", "RefusedByAdmission")
+    assert "set spec.template.spec.securityContext.runAsNonRoot to true" in refused["message"]
+    said = Scene(kube=restricted.kube, namespace=restricted.namespace, job=f"{restricted.job}-said")
+    said.create(template={"spec": silent | {"securityContext": {"runAsNonRoot": True}}})
+    said.wait_attempt(1)
+
+
 BAD_TEMPLATES: list[tuple[Json, str]] = [
     (
-        {"containers": [{"name": "trainer", "image": "x"}], "securityContext": {"runAsUser": 0}},
-        "pod must not set runAsUser=0",
+        {"containers": [{"name": "trainer", "image": "x"}], "hostNetwork": True},
+        "host namespaces (hostNetwork=true)",
     ),
     (
         {"containers": [{"name": "trainer", "image": "x", "imagee": "y"}]},

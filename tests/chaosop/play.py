@@ -121,6 +121,7 @@ class Play:
             "containers": [{"name": "trainer", "image": "example.com/train:1"}],
             "nodeSelector": {POOL_LABEL: scene.namespace},
             "terminationGracePeriodSeconds": scene.grace,
+            "securityContext": {"runAsNonRoot": True},
         }
         policy = scene.policy
         budgets = {"maxFailures": policy.failures, "maxInterruptions": policy.interruptions}

@@ -143,10 +143,10 @@ def test_the_mount_nearest_to_the_folder_decides() -> None:
 
 
 def test_a_place_that_the_operator_adds_covers_what_lies_below() -> None:
-    words = _with_folder("file:///home/spottrain/run", CLAIM, at="/home")
-    assert "volume spottrain-home (emptyDir)" in words
-    assert "spottrain-tmp" in _with_folder("file:///tmp/run", None)
-    assert _with_folder("file:///tmp/run", CLAIM, at="/tmp") == "", (
+    words = _with_folder("file:///dev/shm/run", CLAIM, at="/dev")
+    assert "volume spottrain-shm (emptyDir)" in words
+    assert "spottrain-cache" in _with_folder("file:///cache/run", None)
+    assert _with_folder("file:///cache/run", CLAIM, at="/cache") == "", (
         "a mount of the template's own there stands"
     )
 

@@ -9,6 +9,7 @@ import pytest
 from spottrain_operator import render
 from spottrain_operator.api import Status
 from spottrain_operator.names import pod_name
+from spottrain_operator.template import admission_words
 
 from tests.builders import POOL, make_job, raw_spec
 
@@ -122,9 +123,15 @@ def test_doomed_nodes_are_avoided_in_every_alternative() -> None:
 
 
 def test_places_to_write_are_added_only_where_there_are_none() -> None:
-    plain = trainer_of(rendered())
+    read_only = {"securityContext": {"readOnlyRootFilesystem": True}}
+    plain = trainer_of(rendered(trainer=read_only))
+    assert {"HOME", "TMPDIR"} <= {e["name"] for e in plain["env"]}
     paths = {m["mountPath"] for m in plain["volumeMounts"]}
     assert paths == {"/etc/spottrain", "/dev/shm", "/home/spottrain", "/tmp", "/cache"}
+    assert {m["mountPath"] for m in trainer_of(rendered())["volumeMounts"]} == paths - {
+        "/home/spottrain",
+        "/tmp",
+    }
     own = {"name": "fast", "mountPath": "/cache/"}
     manifest = rendered({"volumes": [{"name": "fast"}]}, trainer={"volumeMounts": [own]})
     mounts = trainer_of(manifest)["volumeMounts"]
@@ -132,12 +139,8 @@ def test_places_to_write_are_added_only_where_there_are_none() -> None:
     assert "spottrain-cache" not in {v["name"] for v in manifest["spec"]["volumes"]}
 
 
-def test_the_environment_of_the_template_stays_except_for_the_contracts_names() -> None:
-    given = [
-        {"name": "HOME", "value": "/data"},
-        {"name": "SPOTTRAIN_ATTEMPT", "value": "99"},
-        {"name": "A", "value": "b"},
-    ]
+def test_the_environment_of_the_template_stays() -> None:
+    given = [{"name": "HOME", "value": "/data"}, {"name": "A", "value": "b"}]
     env = trainer_of(rendered(trainer={"env": given}))["env"]
     values = {e["name"]: e["value"] for e in env}
     assert len(values) == len(env)
@@ -150,40 +153,56 @@ def test_credentials_come_from_their_secret() -> None:
     assert trainer["envFrom"] == [{"secretRef": {"name": "s3"}}]
 
 
-def test_a_silent_template_is_restricted() -> None:
-    spec = rendered({"initContainers": [{"name": "init", "image": "x"}]})["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["fsGroup"] == 1000
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in [*spec["containers"], *spec["initContainers"]]:
-        context = container["securityContext"]
-        assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+NON_ROOT: Json = {"securityContext": {"runAsNonRoot": True}}
+INITS: Json = {"initContainers": [{"name": "init", "image": "x"}]}
+UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_nothing_that_breaks_an_image_of_root_is_added_to_a_silent_template() -> None:
+    spec = rendered(INITS)["spec"]
+    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert not any("securityContext" in c for c in [*spec["containers"], *spec["initContainers"]])
     assert spec["automountServiceAccountToken"] is False
+    trainer = trainer_of({"spec": spec})
+    assert {"HOME", "TMPDIR"}.isdisjoint(e["name"] for e in trainer["env"])
+    assert {"/tmp", "/home/spottrain"}.isdisjoint(m["mountPath"] for m in trainer["volumeMounts"])
+
+
+def test_a_template_that_says_run_as_non_root_is_restricted() -> None:
+    spec = rendered(INITS | NON_ROOT)["spec"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert [c["securityContext"] for c in [*spec["containers"], *spec["initContainers"]]] == [
+        UNPRIVILEGED
+    ] * 2
+    spec = rendered(INITS, trainer=NON_ROOT)["spec"]
+    assert spec["containers"][0]["securityContext"] == UNPRIVILEGED | {"runAsNonRoot": True}
+    assert "securityContext" not in spec["initContainers"][0]
 
 
 def test_a_template_that_asks_for_more_gets_it() -> None:
-    spec = rendered(
-        {"securityContext": {"runAsUser": 0}, "automountServiceAccountToken": True},
-        trainer={"securityContext": {"privileged": True, "runAsUser": 0}},
-    )["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is False and spec["automountServiceAccountToken"] is True
-    assert spec["containers"][0]["securityContext"] == {
-        "privileged": True,
-        "runAsUser": 0,
-        "runAsNonRoot": False,
-    }
+    own: Json = {"securityContext": {"privileged": True, "runAsUser": 0, "runAsNonRoot": False}}
+    spec = rendered(NON_ROOT | {"automountServiceAccountToken": True}, trainer=own)["spec"]
+    assert spec["automountServiceAccountToken"] is True
+    assert spec["containers"][0]["securityContext"] == own["securityContext"]
+    own = {"securityContext": {"capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}}
+    context = rendered(NON_ROOT, trainer=own)["spec"]["containers"][0]["securityContext"]
+    assert context["capabilities"] == own["securityContext"]["capabilities"]
 
 
-def test_what_is_to_run_as_root_keeps_the_capabilities_of_root() -> None:
-    def capabilities(pod: Json | None, trainer: Json | None) -> object:
-        spec = rendered({"securityContext": pod} if pod else {}, trainer=trainer)["spec"]
-        return spec["containers"][0]["securityContext"].get("capabilities")
-
-    root, user = {"securityContext": {"runAsUser": 0}}, {"securityContext": {"runAsUser": 1000}}
-    assert capabilities({"runAsUser": 0}, None) is None
-    assert capabilities(None, root) is None and capabilities({"runAsUser": 1000}, root) is None
-    assert capabilities({"runAsUser": 0}, user) == {"drop": ["ALL"]}
-    own = {"securityContext": {"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN"]}}}
-    assert capabilities(None, own) == {"add": ["NET_ADMIN"]}
+@pytest.mark.parametrize(
+    ("source", "group"),
+    [
+        ({"persistentVolumeClaim": {"claimName": "c"}}, 1000),
+        ({"ephemeral": {}}, 1000),
+        ({"secret": {"secretName": "ssh", "defaultMode": 0o400}}, None),
+        ({"emptyDir": {}}, None),
+    ],
+)
+def test_a_group_may_write_to_disks_and_the_modes_of_other_files_stay(
+    source: Json, group: int | None
+) -> None:
+    spec = rendered({"volumes": [{"name": "v"} | source]})["spec"]
+    assert spec["securityContext"].get("fsGroup") == group
 
 
 def test_the_last_log_lines_of_init_containers_are_kept() -> None:
@@ -221,3 +240,85 @@ def test_a_sidecar_may_have_what_the_trainer_may_not() -> None:
     sidecar = {"name": "logs", "image": "x", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
     manifest = rendered({"containers": [sidecar, {"name": "trainer", "image": "x"}]})
     assert "env" not in manifest["spec"]["containers"][0] and trainer_of(manifest)["env"]
+
+
+def with_metadata(**metadata: Any) -> Json:
+    return {"template": {"metadata": metadata, "spec": {"containers": [{"name": "trainer", "image": "x"}]}}}
+
+
+def with_trainer(**trainer: Any) -> Json:
+    return {"template": {"spec": {"containers": [{"name": "trainer", "image": "x"} | trainer]}}}
+
+
+def with_env(name: str) -> Json:
+    return with_trainer(env=[{"name": name, "value": "x"}])
+
+
+SIDECAR: Json = {"name": "exporter", "image": "x", "ports": [{"containerPort": 9477}]}
+TRAINER = "spec.template.spec.containers[0]"
+COLLISIONS: list[tuple[Json, str]] = [
+    (
+        with_metadata(annotations={"spottrain.io/termination-deadline": "2026-01-01T00:00:00Z"}),
+        "spec.template.metadata.annotations must not have spottrain.io/termination-deadline",
+    ),
+    (with_metadata(annotations={"spottrain.io/pinned-to": "n"}), "must not have spottrain.io/pinned-to"),
+    (with_metadata(labels={"spottrain.io/attempt": "7"}), "labels must not have spottrain.io/attempt"),
+    (
+        with_metadata(labels={"kueue.x-k8s.io/queue-name": "a"}) | {"queueName": "b"},
+        "has kueue.x-k8s.io/queue-name a, and spec.queueName is b",
+    ),
+    (
+        with_trainer(ports=[{"containerPort": 80}, {"name": "progress", "containerPort": 8080}]),
+        f"{TRAINER}.ports[1] must not be named progress",
+    ),
+    (
+        {"template": {"spec": {"containers": [{"name": "trainer"}, SIDECAR]}}},
+        "spec.template.spec.containers, exporter has containerPort 9477",
+    ),
+    (with_env("SPOTTRAIN_ATTEMPT"), f"{TRAINER}.env must not have SPOTTRAIN_ATTEMPT"),
+    (with_env("SPOTTRAIN_CHECKPOINT_URI"), f"{TRAINER}.env must not have SPOTTRAIN_CHECKPOINT_URI"),
+    (with_env("MASTER_ADDR") | {"workers": 2}, f"{TRAINER}.env must not have MASTER_ADDR"),
+    (with_env("PET_NNODES") | {"workers": 2}, f"{TRAINER}.env must not have PET_NNODES"),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), COLLISIONS, ids=[words for _, words in COLLISIONS])
+def test_what_would_take_the_place_of_ours_is_refused_by_its_name(spec: Json, words: str) -> None:
+    job = make_job(raw_spec(**spec))
+    assert job.spec is None and words in job.invalid
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        with_env("MASTER_ADDR"),
+        with_env("SPOTTRAIN_PROFILE"),
+        with_env("SPOTTRAIN_CHECKPOINT_URI") | {"checkpoint": {"managed": False}},
+        with_env("PET_RDZV_BACKEND") | {"workers": 2},
+        with_metadata(labels={"kueue.x-k8s.io/queue-name": "a"}),
+        with_metadata(annotations={"notspottrain.io/x": "y"}),
+    ],
+)
+def test_what_is_not_ours_is_the_templates(spec: Json) -> None:
+    assert make_job(raw_spec(**spec)).spec is not None
+
+
+def test_every_variable_that_a_gang_is_told_is_refused_in_a_template() -> None:
+    told = render.environment(make_job(raw_spec(workers=2)), Status(attempt=1), 110)
+    for name in told:
+        assert make_job(raw_spec(workers=2, **with_env(name))).spec is None, name
+
+
+def test_our_port_is_declared_once() -> None:
+    own = {"name": "metrics", "containerPort": 9477}
+    assert trainer_of(rendered(trainer={"ports": [own]}))["ports"] == [own]
+    assert trainer_of(rendered())["ports"] == [{"name": "progress", "containerPort": 9477}]
+
+
+def test_a_restricted_namespaces_refusal_says_which_field_to_set() -> None:
+    words = (
+        'violates PodSecurity "restricted:latest": runAsNonRoot != true (pod or container "x" must set it)'
+    )
+    assert "set spec.template.spec.securityContext.runAsNonRoot to true" in admission_words(words)
+    for other in ('violates PodSecurity "baseline:latest": privileged', "exceeded quota"):
+        assert admission_words(other) == other
