@@ -202,7 +202,7 @@ class Session:
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """The last words of a script that raised `error`."""
-        fault = gpu_fault(_words_of(error))
+        fault = _fault(error)
         if not fault and self.world.distributed and "torch" in sys.modules:
             from spottrain.ranks.parallel import peer_lost  # not above: before torch there can be no peer
 
@@ -461,6 +461,20 @@ def see_out(session: Session) -> None:
 
     sys.excepthook = told
     atexit.register(left)
+
+
+def _fault(error: BaseException) -> str:
+    """What says that an error is a GPU's that has failed; "" where nothing does.
+
+    One that falls off the bus is often "unspecified launch failure" to CUDA, as a bug is: NVML knows which.
+    """
+    text = _words_of(error)
+    found = gpu_fault(text)
+    if not found and "CUDA" in text and "torch" in sys.modules:
+        from spottrain.diagnosis.nvml import lost_gpu  # not above: before torch there is no CUDA error
+
+        found = lost_gpu()
+    return found
 
 
 def _words_of(error: BaseException) -> str:

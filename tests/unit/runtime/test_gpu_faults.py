@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
+from spottrain.diagnosis.nvml import lost_gpu
 from spottrain.errors import PeerLost
 from spottrain.process import lastwords
 from spottrain.process.session import Session
@@ -36,6 +39,50 @@ def test_a_drivers_word_for_hardware_is_a_fault_of_the_node(text: str) -> None:
 @pytest.mark.parametrize("text", OTHERS)
 def test_what_a_script_can_cause_is_none(text: str) -> None:
     assert gpu_fault(text) == ""
+
+
+class Nvml:
+    """What is asked of pynvml; `error` is raised for the second GPU."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, error: Exception | None = None, *, hangs: threading.Event | None = None) -> None:
+        self._error, self._hangs = error, hangs
+
+    def nvmlInit(self) -> None:
+        if self._hangs is not None:
+            self._hangs.wait(30)
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        if number == 1 and self._error is not None:
+            raise self._error
+        return number
+
+    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
+        return 40
+
+
+def test_nvml_says_that_a_gpu_is_lost() -> None:
+    assert lost_gpu(Nvml(RuntimeError("GPU is lost"))) == "NVML: GPU is lost"
+    assert lost_gpu(Nvml()) == ""
+    assert lost_gpu(Nvml(RuntimeError("Insufficient Permissions"))) == ""
+
+
+def test_a_driver_that_does_not_answer_holds_up_no_last_words() -> None:
+    over = threading.Event()
+    assert lost_gpu(Nvml(hangs=over), seconds=0.05) == ""
+    over.set()
+
+
+def test_a_launch_failure_of_a_gpu_that_is_lost_is_a_fault_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(RuntimeError("GPU is lost")))
+    found = last_words(tmp_path, RuntimeError(OTHERS[0]))
+    assert found.reason == Reason.NODE_FAULT and "NVML: GPU is lost" in found.message
 
 
 def last_words(tmp_path: Path, error: BaseException) -> TerminationMessage:
