@@ -22,8 +22,8 @@ RUN cd /lock && export UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_N
     && export="/opt/uv/bin/uv export --quiet --frozen --no-dev --no-emit-project --no-header --no-annotate" \
     && mkdir /out \
     && $export --extra operator > /out/operator.txt \
-    && $export --extra runtime > /out/runtime.txt \
-    && $export --extra runtime --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
+    && $export --extra runtime --extra gcs > /out/runtime.txt \
+    && $export --extra runtime --extra gcs --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
     && /opt/uv/bin/uv export --quiet --frozen --only-dev --no-emit-project --no-header --no-annotate > /out/dev.txt \
     && touch -d @0 /out/*
 
@@ -77,7 +77,7 @@ FROM packages AS runtime
 COPY runtime/spottrain /opt/spottrain/lib/spottrain
 COPY examples /opt/spottrain/examples
 RUN python3 -m compileall -q /opt/spottrain/lib \
-    && python3 -c "import torch, boto3, pynvml, safetensors, spottrain" \
+    && python3 -c "import torch, boto3, google.cloud.storage, pynvml, safetensors, spottrain" \
     && spottrain --help > /dev/null \
     && for foreign in kopf kubernetes; do \
          if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the runtime image"; exit 1; fi; \

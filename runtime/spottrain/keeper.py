@@ -141,6 +141,7 @@ class Keeper:
             return
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.control = connect(world, host=host, on_lost=self._peer_lost)
+        self.session.peer_gone = self.control.await_loss
         self.agreement = led(self.control)
         if world.first:
             self.control.handle(ADVISED, lambda rank, body: self._advice.tell(float(body)))

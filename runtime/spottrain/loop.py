@@ -18,7 +18,7 @@ from spottrain.beside import Beside
 from spottrain.checkpoint import modelstate
 from spottrain.contract import Outcome
 from spottrain.data.fetch import protect
-from spottrain.errors import CheckpointError, ConfigurationError, RunError
+from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
 from spottrain.keeper import Keeper
 from spottrain.meter import Meter, require_finite
 from spottrain.process.session import Session
@@ -376,9 +376,12 @@ class Loop:
         self.finish()
         self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
 
+    def _peer_lost(self, error: BaseException) -> PeerLost | None:
+        return parallel.peer_lost(error, self.session.world, self.session.peer_gone)
+
     def _give_up(self, error: BaseException | None) -> None:
         self._ended = True
-        if error is not None and (lost := parallel.peer_lost(error, self.session.world)) is not None:
+        if error is not None and (lost := self._peer_lost(error)) is not None:
             self.keeper.end_without(lost)
         self.keeper.ends.give_up()
         self._close()

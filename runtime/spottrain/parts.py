@@ -92,7 +92,7 @@ def cannot_go_on(trainer: Trainer, error: BaseException) -> RunError | None:
     """What an error means that ends this rank alone, and all the others for want of it; None: just itself."""
     if trainer.step < trainer.total_steps and (short := trainer.fitting.out_of_memory(error, trainer.step)):
         return short
-    return parallel.peer_lost(error, trainer.session.world)
+    return parallel.peer_lost(error, trainer.session.world, trainer.session.peer_gone)
 
 
 def meter(trainer: Trainer) -> Meter:

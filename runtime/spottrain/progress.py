@@ -7,6 +7,7 @@ message and the watchdogs (`interruption`, `stalled`) read it.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -224,14 +225,23 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: the operator polls every few seconds."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One line in place of a traceback, and none where whoever asked is gone before the answer."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.event("progress-not-told", error=f"{type(error).__name__}: {error}")
+
+
 def serve(board: Board, port: int) -> int | None:
     """Serves in a daemon thread and returns the port; None where it is taken, which stops no training."""
     handler = type("Handler", (_Handler,), {"board": board})
     try:
-        server = ThreadingHTTPServer(("", port), handler)
+        server = _Server(("", port), handler)
     except OSError as error:
         log.event("progress-not-served", port=port, error=str(error))
         return None
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="spottrain-progress", daemon=True).start()
     return int(server.server_address[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,6 +10,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
+import yaml
+from spottrain import store
+from spottrain.errors import StoreDenied
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -31,8 +37,37 @@ def test_the_runtime_image_has_nvml_and_the_operator_image_has_not() -> None:
 def test_both_layers_of_the_runtime_image_are_the_extra_runtime() -> None:
     exported = re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)
     layers = {name: options for options, name in exported}
-    assert layers["runtime"] == "--extra runtime"
-    assert layers["cuda"].split(" --no-emit-package ") == ["--extra runtime", "torch", "triton"]
+    assert layers["runtime"] == "--extra runtime --extra gcs"
+    assert layers["cuda"].split(" --no-emit-package ") == [layers["runtime"], "torch", "triton"]
+
+
+LIBRARIES = {"s3": ("boto3", "boto3"), "gs": ("google-cloud-storage", "google.cloud.storage"), "file": None}
+"""By scheme of a checkpoint URI: the package that its store needs, and the module that it imports."""
+
+
+def test_each_store_that_a_manifest_may_name_has_its_library_in_the_runtime_image() -> None:
+    crd = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    accepted = spec["checkpoint"]["properties"]["uri"]["x-kubernetes-validations"][0]["rule"]
+    schemes = set(re.findall(r"(\w+)://", accepted))
+    assert schemes == set(LIBRARIES)
+    options = next(
+        o for o, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE) if name == "runtime"
+    )
+    installed = set().union(*(extra(name) for name in re.findall(r"--extra (\w+)", options)))
+    tried = DOCKERFILE.partition("FROM packages AS runtime")[2].partition("\nFROM ")[0]
+    for package, module in filter(None, (LIBRARIES[scheme] for scheme in schemes)):
+        assert package in installed
+        assert re.search(rf'python3 -c "import [^"]*\b{re.escape(module)}\b', tried), (
+            "the build says if it lacks"
+        )
+
+
+@pytest.mark.parametrize("scheme", LIBRARIES)
+def test_the_runtime_opens_each_store_that_a_manifest_may_name(scheme: str, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}" if scheme == "file" else f"{scheme}://bucket/prefix"
+    with contextlib.suppress(StoreDenied):  # no credentials here
+        assert store.open(uri, "http://127.0.0.1:9").uri.startswith(scheme)
 
 
 def test_the_build_of_the_image_ends_where_nvml_cannot_be_imported() -> None:

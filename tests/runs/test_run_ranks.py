@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+import torch.distributed as dist
 from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
@@ -218,6 +219,9 @@ def last_words(error: Exception) -> Session:
         OSError("Connection reset by peer"),
         BrokenPipeError(32, "Broken pipe"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        RuntimeError("feature store: connection refused"),
+        RuntimeError("Connection closed by peer while reading s3://features"),
+        dist.DistBackendError("NCCL error: invalid usage: Duplicate GPU detected"),
     ],
 )
 def test_a_network_error_of_the_script_s_own_is_its_own(error: Exception) -> None:
@@ -230,5 +234,26 @@ def test_what_gloo_says_of_a_rank_that_is_gone_is_told_as_that_wherever_it_is_ra
     lost = peer_lost(GLOO, SECOND)
     assert lost is not None and "another rank is gone ([../gloo/transport" in str(lost)
     assert "more" not in str(lost) and peer_lost(GLOO, World()) is None
+    for error in (
+        RuntimeError(
+            "[/w/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error: Connection reset by peer"
+        ),
+        dist.DistBackendError("NCCL error: ncclRemoteError: A call failed possibly due to a network error"),
+        dist.DistNetworkError("The client socket has failed to connect (errno: 111 - Connection refused)."),
+    ):
+        assert peer_lost(error, SECOND) is not None
     words = last_words(GLOO).message
     assert words is not None and words.outcome is Outcome.INTERRUPTED_LOST and words.reason == "PeerLost"
+
+
+def test_what_the_control_channel_knows_counts_whatever_is_said() -> None:
+    waited: list[float] = []
+
+    def gone(seconds: float) -> bool:
+        waited.append(seconds)
+        return True
+
+    assert peer_lost(dist.DistBackendError("NCCL error: unhandled system error"), SECOND, gone) is not None
+    assert peer_lost(RuntimeError("a backward pass that was cut off"), SECOND, gone) is not None
+    assert waited[0] > 0 and waited[1] == 0, "the script's own error is not held up"
+    assert peer_lost(ValueError("x"), SECOND, gone) is None

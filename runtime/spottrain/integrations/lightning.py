@@ -186,7 +186,8 @@ class SpotCallback(pl.Callback):
     ) -> None:
         if self.keeper is None or self._finished or self.session.message is not None:
             return
-        if (lost := parallel.peer_lost(exception, self.session.world)) is not None:
+        session = self.session
+        if (lost := parallel.peer_lost(exception, session.world, session.peer_gone)) is not None:
             self.keeper.end_without(lost)
         self.keeper.ends.give_up()
         self._close()

@@ -90,6 +90,8 @@ class Session:
         self.store_wait: float = STORE_WAIT_SECONDS
         """Seconds that it is waited for."""
         self._outage_told = float("-inf")
+        self.peer_gone: Callable[[float], bool] = lambda seconds: False
+        """Whether another rank is known to be gone; waits so many seconds for the news."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
@@ -206,7 +208,7 @@ class Session:
         if not fault and self.world.distributed and "torch" in sys.modules:
             from spottrain.ranks.parallel import peer_lost  # not above: before torch there can be no peer
 
-            error = peer_lost(error, self.world) or error
+            error = peer_lost(error, self.world, self.peer_gone) or error
         if isinstance(error, RunError) and not fault:
             return self.conclude(error.outcome, str(error), reason=error.reason)
         what = traceback.format_exception_only(error)[-1].strip()

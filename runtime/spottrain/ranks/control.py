@@ -138,6 +138,12 @@ class Control:
             for body in bodies:
                 handler(rank, body)
 
+    def await_loss(self, seconds: float) -> bool:
+        """Whether a rank is lost, or becomes so within `seconds`."""
+        with self._came:
+            self._wait(lambda: self.lost is not None, seconds, "loss")
+            return self.lost is not None
+
     @property
     def gone(self) -> list[int]:
         """Ranks that said good-bye or are lost. Rank 0 sees all of them, the others see rank 0 alone."""

@@ -7,7 +7,8 @@ are DTensors, and the optimizer must be made after that.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -24,6 +25,7 @@ COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 """Of one collective. Ranks wait for each other at the gate outside of collectives, so this is work only."""
 LOST: Final = (
     "connection closed by peer",
+    "connection closed by remote peer",
     "connection reset by peer",
     "broken pipe",
     "connection refused",
@@ -31,7 +33,11 @@ LOST: Final = (
     "remote process exited",
     "ncclremoteerror",
 )
-"""What gloo, NCCL and the store say when a rank is gone (torch 2.15)."""
+"""What gloo, NCCL and torch's store say when a rank is gone (torch 2.15)."""
+GLOO: Final = re.compile(r"\bgloo/")
+"""In what gloo raises, which is a plain RuntimeError: the path of its source file."""
+HEARSAY_SECONDS: Final = 8.0
+"""For the news that a rank is gone to come by way of rank 0, which ends 5 s after it."""
 
 
 def join(world: World, device: torch.device) -> None:
@@ -146,17 +152,26 @@ def earliest(moment: float, world: World, device: torch.device) -> float:
     return float(value)
 
 
-def peer_lost(error: BaseException, world: World) -> PeerLost | None:
-    """What an exception from a collective means, where it means that another rank is gone."""
+def peer_lost(
+    error: BaseException, world: World, known: Callable[[float], bool] = lambda seconds: False
+) -> PeerLost | None:
+    """What an exception means, where it means that another rank is gone.
+
+    It must come from torch.distributed, gloo or NCCL, and say so. Where they say something else, and for any
+    other RuntimeError, it counts if the control channel knows of a rank that is gone: `known` waits so many
+    seconds for the news.
+    """
     if not world.distributed or not isinstance(error, RuntimeError):
         return None  # a network error of the script's own is an OSError
-    text = str(error).lower()
-    if isinstance(error, dist.DistNetworkError | dist.DistBackendError) or any(word in text for word in LOST):
-        return PeerLost(
-            f"rank {world.rank} of {world.size} cannot go on, because another rank is gone "
-            f"({str(error).splitlines()[0][:200]}); see what ended that one"
-        )
-    return None
+    text = str(error)
+    collective = isinstance(error, dist.DistError) or GLOO.search(text) is not None
+    said = collective and any(word in text.lower() for word in LOST)
+    if not said and not known(HEARSAY_SECONDS if collective else 0.0):
+        return None
+    return PeerLost(
+        f"rank {world.rank} of {world.size} cannot go on, because another rank is gone "
+        f"({text.splitlines()[0][:200] if text else type(error).__name__}); see what ended that one"
+    )
 
 
 def leave() -> None:

@@ -1,0 +1,92 @@
+"""What `/progress` answers, and that whoever asks cannot disturb the training's log."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from spottrain.contract import WAITING_FOR_STORE, Progress
+from spottrain.progress import Board, serve
+
+
+class Slow(Board):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.fault: Exception | None = None
+
+    def progress(self) -> Progress:
+        self.asked.set()
+        assert self.go.wait(10)
+        if self.fault is not None:
+            raise self.fault
+        return super().progress()
+
+
+def served(board: Board) -> int:
+    port = serve(board, 0)
+    assert port is not None
+    return port
+
+
+def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
+    give_up = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def handlers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if "process_request_thread" in each.name]
+
+
+def ask_and_leave(board: Slow, port: int) -> None:
+    """As a poll that times out: the connection is reset before there is an answer."""
+    with socket.create_connection(("127.0.0.1", port)) as poll:
+        poll.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        poll.sendall(b"GET /progress HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert board.asked.wait(10)
+    board.go.set()
+    until(lambda: not handlers())
+
+
+def test_a_poll_that_is_gone_before_its_answer_leaves_no_word(capfd: pytest.CaptureFixture[str]) -> None:
+    board = Slow()
+    port = served(board)
+    ask_and_leave(board, port)
+    said = capfd.readouterr()
+    assert said.err == "" and "Traceback" not in said.out
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
+        assert answer.status == 200
+
+
+def test_an_answer_that_cannot_be_made_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    board = Slow()
+    board.fault = ValueError("no number")
+    ask_and_leave(board, served(board))
+    said = capfd.readouterr()
+    assert said.err == "" and 'event=progress-not-told error="ValueError: no number"' in said.out
+
+
+def test_while_the_store_is_waited_for_that_is_the_state_whatever_comes_after() -> None:
+    board = Board()
+    changes: list[dict[str, Any]] = [
+        {"state": "Gated"},
+        {"waiting_for": "s3://b at x"},
+        {"state": "Restoring"},
+    ]
+    for change in changes:
+        board.update(**change)
+    progress = board.progress()
+    assert (progress.state, progress.waitingFor) == (WAITING_FOR_STORE, "s3://b at x")
+    assert f'spottrain_state{{state="{WAITING_FOR_STORE}"}} 1' in board.metrics()
+    board.update(waiting_for="")
+    assert board.progress().state == "Restoring"
