@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
 from spottrain.contract import WAITING_FOR_STORE
@@ -32,6 +33,8 @@ WAITS = frozenset(
 )
 """Reasons of Scheduled=False that are no matter of nodes."""
 GATED_STATE = "Gated"
+OBEYED: Final = timedelta(seconds=5)
+"""After which a trainer that was told to end does not train any more, but for a very long step."""
 
 
 def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
@@ -136,6 +139,8 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return (False, Reason.WAITING_FOR_POD, _coming(status)) if known else None
     if silent := [p for p in pods if not over(p, o) and not _node_answers(p, o)]:
         return _silent(o, silent[0])
+    if going := [p for p in pods if p.running_since is not None and p.deleted is not None and not over(p, o)]:
+        return _ending(o, going[0])
     late = [p for p in pods if p.running_since is None and not over(p, o)]
     if len(pods) == gang.size_of(o, status) and not late:
         return _beside(o, pods, _training(status))
@@ -160,6 +165,21 @@ def _silent(o: Observed, pod: PodView) -> Verdict:
             "their grace, unless the node comes back"
         )
     return False, Reason.NODE_NOT_READY, f"{known}: whether its trainer runs is not known; {todo}"
+
+
+def _ending(o: Observed, pod: PodView) -> Verdict:
+    """Somebody has deleted it, and its trainer has until the end of its grace."""
+    assert pod.deleted is not None
+    asked, sample = pod.deleted - timedelta(seconds=pod.deletion_grace), o.sample
+    words = (
+        f"pod {pod.name} was deleted at {rfc3339(asked, timespec='seconds')}, and its trainer has until "
+        f"{rfc3339(pod.deleted, timespec='seconds')} to save and end"
+    )
+    trains = sample is not None and sample.progress.attempt == pod.attempt and pod.rank == 0
+    if trains and sample is not None and sample.progress.state == "Training" and sample.at > asked + OBEYED:
+        still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
+        return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have got the signal"
+    return False, Reason.STOPPING, words
 
 
 def _coming(status: Status) -> str:
@@ -260,7 +280,7 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
         if status.is_true(kind):
             return phase
     running = status.condition(Condition.RUNNING)
-    if running is not None and running.reason == Reason.STOPPING:
+    if running is not None and running.reason in (Reason.STOPPING, Reason.STILL_TRAINING):
         return Phase.STOPPING
     if running is not None and running.reason == Reason.NODE_NOT_READY:
         return Phase.WAITING

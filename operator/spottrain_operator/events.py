@@ -20,7 +20,7 @@ WARN_WHEN = {
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
-LOUD = frozenset({Reason.SIDECAR_CANNOT_START, Reason.NODE_NOT_READY})
+LOUD = frozenset({Reason.SIDECAR_CANNOT_START, Reason.NODE_NOT_READY, Reason.STILL_TRAINING})
 """Reasons of Running that are an Event."""
 QUIET = frozenset({Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED})
 

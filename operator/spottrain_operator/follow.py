@@ -59,6 +59,8 @@ CLAIM_LOOK: Final = timedelta(seconds=10)
 VOLUME_LOOK: Final = timedelta(seconds=30)
 """Between two looks at a claim without a volume, while a pod that mounts it has no node."""
 AT_ONCE: Final = timedelta(seconds=1)
+ENDING_LOOK: Final = timedelta(seconds=10)
+"""Between two looks at a pod that is being deleted: what its trainer answers wakes no job."""
 NODES_LOOK: Final = timedelta(seconds=30)
 """Between two looks at the nodes that a pod without a node is kept off or on; they wake no job."""
 
@@ -240,6 +242,8 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
             yield o.refusal.at + o.refusal.retry
         yield _claims_look(o)
     for pod in gang.team(o):
+        if pod.deleted is not None and pod.rank == 0 and not over(pod, o):
+            yield o.now + ENDING_LOOK
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
             # Past its time, it is looked at again until it is known to be deleted.
             yield max(delete_at(o, pod, notice), o.now + AT_ONCE)

@@ -194,6 +194,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     STOPPING = "StoppingAttempt"
+    STILL_TRAINING = "StillTraining"
     DELETING_CHECKPOINTS = "DeletingCheckpoints"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
     ATTEMPT_STARTED = "AttemptStarted"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api import REASON_LIMIT, Status
+from spottrain_operator.api import REASON_LIMIT, FailurePolicy, Status
 from spottrain_operator.model import Ending, Observed, PodEvents, PodView, Waiting
 from spottrain_operator.names import Cause
 from spottrain_operator.policies import gang
@@ -155,8 +155,8 @@ def due(o: Observed) -> datetime | None:
 
 
 def _patience(o: Observed, waiting: Waiting) -> timedelta:
-    assert o.job.spec is not None
-    most = timedelta(seconds=o.job.spec.failure_policy.start_timeout_seconds)
+    policy = o.job.spec.failure_policy if o.job.spec is not None else FailurePolicy()
+    most = timedelta(seconds=policy.start_timeout_seconds)
     return max(most, ELSEWHERE) if waiting.message.startswith(MULTI_ATTACH) else most
 
 

@@ -21,6 +21,7 @@ from spottrain_operator.wire import rfc3339
 from tests.builders import (
     NOW,
     after,
+    deleted,
     ended_pod,
     make_job,
     make_node,
@@ -89,6 +90,25 @@ def test_what_has_ended_on_a_node_that_came_back_was_disrupted() -> None:
 def test_a_hang_on_a_silent_node_is_not_charged() -> None:
     ending = hang.stalled(stopped_since(40, nodes=(SILENT,)))
     assert ending is not None and (ending.cause, ending.charged) == (Cause.NODE_LOST, False)
+
+
+# --- a pod that was deleted ----------------------------------------------------------------------------
+def test_a_pod_that_somebody_deleted_does_not_just_run_on() -> None:
+    made = plan(make_observed(make_pod(**deleted(seconds_ago=3, grace=110))))
+    status, reason, message = condition(made, Condition.RUNNING)
+    assert (status, reason) == ("False", OurReason.STOPPING) and rfc3339(after(107)) in message
+    assert made.status is not None and made.status.phase == "Stopping"
+    assert made.recheck_after is not None and made.recheck_after.total_seconds() <= 10.1
+
+
+def test_a_deleted_pod_that_still_trains_is_told() -> None:
+    pod = make_pod(**deleted(seconds_ago=12, grace=110))
+    made = plan(make_observed(pod, sample=sample(620)))
+    status, reason, message = condition(made, Condition.RUNNING)
+    assert (status, reason) == ("False", OurReason.STILL_TRAINING) and "step 620" in message
+    assert OurReason.STILL_TRAINING in [e.reason for e in made.events if e.warning]
+    saving = plan(make_observed(pod, sample=sample(620, state="Saving")))
+    assert condition(saving, Condition.RUNNING)[1] == OurReason.STOPPING
 
 
 # --- a process that is stopped ------------------------------------------------------------------------

@@ -131,6 +131,12 @@ def test_a_sidecar_that_cannot_start_beside_a_running_trainer_is_said_and_ends_n
     assert not any(isinstance(a, Delete) for a in (*made.before, *made.after))
 
 
+def test_a_spec_that_cannot_be_read_any_more_keeps_nobody_from_saying_it() -> None:
+    job = replace(failing_since(400), spec=None, invalid="spec.template.spec must be a pod's spec")
+    made = plan(make_observed(bound(waiting=IMAGE), job=job))
+    assert running(made)[0] == IMAGE.reason and not made.after, "nor is it ended by rules nobody can read"
+
+
 # --- when it ends ---------------------------------------------------------------------------------------
 def test_an_image_that_cannot_be_pulled_ends_the_attempt_after_the_timeout_and_is_tried_again() -> None:
     early = plan(make_observed(bound(waiting=IMAGE), job=failing_since(299)))
