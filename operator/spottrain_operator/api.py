@@ -196,8 +196,10 @@ class TrainingJobSpec:
 
         Raises InvalidSpec. The job's type is that of all its pools, unless it is spotFirst.
         """
-        pools = tuple(_known(pool, named) for pool in self.capacity.pools) or (default,)
+        pools = tuple(_known(pool, named) for pool in self.capacity.pools) or self._of_default(default)
         if self.capacity.type is not CapacityType.SPOT_FIRST:
+            for pool in pools:
+                _type_problem(pool, self.capacity.type)
             return tuple(replace(pool, type=self.capacity.type) for pool in pools)
         for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
             if not any(pool.type is kind for pool in pools):
@@ -207,9 +209,25 @@ class TrainingJobSpec:
                 )
         return pools
 
+    def _of_default(self, default: Pool) -> tuple[Pool, ...]:
+        """Where its labels are found, the default pool is two: nodes of both types may be in it."""
+        if self.capacity.type is not CapacityType.SPOT_FIRST or not default.finds_labels:
+            return (default,)
+        on_demand = replace(default, name=f"{default.name}-onDemand", type=CapacityType.ON_DEMAND)
+        return (replace(default, type=CapacityType.SPOT), on_demand)
+
     @property
     def on_spot(self) -> bool:
         return self.capacity.type in (CapacityType.SPOT, CapacityType.SPOT_FIRST)
+
+
+def _type_problem(pool: Pool, wanted: CapacityType) -> None:
+    """Raises InvalidSpec. A pool's spot may be its default, and says nothing."""
+    if pool.type not in (CapacityType.SPOT, wanted):
+        raise InvalidSpec(
+            f"spec.capacity.pools: {pool.name} is of type {pool.type}, and spec.capacity.type is {wanted}, "
+            f"which holds for all pools; set capacity.type to {pool.type} or spotFirst, or leave the pool out"
+        )
 
 
 def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:

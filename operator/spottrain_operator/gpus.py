@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spottrain_operator.names import GPU_RESOURCE
 from spottrain_operator.template import judged, trainer_path
 
 KNOWN: Final = re.compile(
@@ -34,19 +33,17 @@ class Gpus:
     """0: it trains on the CPU. None: a claim has them, and only the container can count them."""
     added: int = 0
     """How many nvidia.com/gpu are added to the template, which asks for none."""
-    resources: tuple[str, ...] = ()
-    """Names of the extended resources that count them."""
 
 
 def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
     """What the trainer has, by the template and by spec.gpusPerWorker (None where it is absent)."""
     trainer = judged(pod["containers"])
     if asked := _asked(trainer, per_worker):
-        return Gpus(count=sum(int(str(value)) for value in asked.values()), resources=tuple(asked))
+        return Gpus(count=sum(int(str(value)) for value in asked.values()))
     if _claims(trainer):
         return Gpus(count=per_worker)
     count = DEFAULT if per_worker is None else per_worker
-    return Gpus(count=count, added=count, resources=(GPU_RESOURCE,) if count else ())
+    return Gpus(count=count, added=count)
 
 
 def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:

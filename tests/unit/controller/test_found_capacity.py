@@ -17,7 +17,7 @@ from spottrain_operator.plan import plan
 from spottrain_operator.pools import NOTHING, Found, Pool, of_node, of_node_pool
 from spottrain_operator.views import node_view
 
-from tests.builders import make_job, make_node, make_observed, make_pod, raw_spec
+from tests.builders import NOW, make_job, make_node, make_observed, make_pod, raw_spec
 from tests.unit.controller.fake_cluster import FakeCluster
 
 Json = dict[str, Any]
@@ -212,6 +212,30 @@ def test_a_template_for_nodes_of_another_type_is_refused_by_name(kind: str, refu
             f"spec.template.spec.nodeSelector has {KARPENTER}=on-demand, and spec.capacity.type is {kind}: "
             "leave the label out, or set capacity.type to onDemand"
         )
+
+
+@pytest.mark.parametrize("kind", ["onDemand", "reserved"])
+def test_a_pool_of_another_type_is_refused_by_name(kind: str) -> None:
+    pools = [{"name": "a", "platform": "AWS"}, {"name": "b", "platform": "AWS", "type": kind}]
+    made = plan(observed(NOTHING, capacity={"pools": pools}))
+    accepted = made.status.condition(Condition.ACCEPTED) if made.status is not None else None
+    assert accepted is not None and accepted.status == "False"
+    assert f"b is of type {kind}, and spec.capacity.type is spot" in accepted.message
+
+
+def test_spot_first_needs_no_pools_where_labels_are_found() -> None:
+    made = plan(observed(MIXED, capacity={"type": "spotFirst"}))
+    assert made.status is not None
+    (pod,), record = pods_of(made), made.status.attempts[-1]
+    assert terms(pod) == [[one_of(EKS, "SPOT")], [one_of(KARPENTER, "spot")]]
+    assert (record.pool, record.capacity_type) == ("default", "spot")
+    dry = replace(record, cause="SchedulingTimeout", ended=NOW)
+    again = plan(
+        observed(MIXED, status=replace(made.status, attempts=(dry,)), capacity={"type": "spotFirst"})
+    )
+    assert again.status is not None
+    later = again.status.attempts[-1]
+    assert (later.number, later.pool, later.capacity_type) == (2, "default-onDemand", "onDemand")
 
 
 # --- where it is found -----------------------------------------------------------------------------------
