@@ -6,14 +6,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
-from spottrain_operator.api import AttemptRecord, Job, JobKey, RankRecord, Status
+from spottrain_operator.api import AttemptRecord, ConditionStatus, Job, JobKey, RankRecord, Status
 from spottrain_operator.model import Ended, NodeView, Notice, Observed, PodView, Refusal, Sample
-from spottrain_operator.names import Platform, pod_name
+from spottrain_operator.names import Condition, Platform, Reason, pod_name
 from spottrain_operator.pools import Pool
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = JobKey(namespace="ns", name="job", uid="uid-1")
 POOL = Pool(name="default", platform=Platform.AWS)
+
+
+RUNTIME_SEEN = ConditionStatus(
+    type=Condition.RUNTIME_ATTACHED,
+    status="True",
+    reason=Reason.RUNTIME_TRAINS,
+    message="the runtime was seen to train in this job, or to be done",
+    last_transition_time=NOW - timedelta(minutes=9),
+    observed_generation=1,
+)
 
 
 def after(seconds: float) -> datetime:
@@ -45,7 +55,7 @@ def make_job(spec: dict[str, Any] | None = None, *, status: Status | None = None
 
 
 def started(attempt: int = 1, **more: Any) -> Status:
-    """The status of a job whose attempt has been started and seen."""
+    """The status of a job whose attempt has been started and seen, and whose runtime has once trained."""
     records = tuple(
         AttemptRecord(
             number=number,
@@ -61,6 +71,7 @@ def started(attempt: int = 1, **more: Any) -> Status:
         for number in range(1, attempt + 1)
     )
     values: dict[str, Any] = {"attempt": attempt, "attempts": records, "interruptions": attempt - 1}
+    values["conditions"] = (RUNTIME_SEEN,)
     return Status(**(values | more))
 
 

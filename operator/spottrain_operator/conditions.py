@@ -15,7 +15,8 @@ from spottrain.contract import WAITING_FOR_STORE
 from spottrain_operator.api import Status
 from spottrain_operator.model import Observed, PodView
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
-from spottrain_operator.policies import avoid, capacity, claims, gang, starting
+from spottrain_operator.policies import avoid, capacity, claims, gang, runtime, starting
+from spottrain_operator.policies.cause import word_of
 from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status import with_condition
 from spottrain_operator.wire import rfc3339
@@ -33,6 +34,7 @@ WAITS = frozenset(
 )
 """Reasons of Scheduled=False that are no matter of nodes."""
 GATED_STATE = "Gated"
+TRAINING_STATE = "Training"
 OBEYED: Final = timedelta(seconds=5)
 """After which a trainer that was told to end does not train any more, but for a very long step."""
 
@@ -49,6 +51,8 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.STORE_REACHABLE: _store(status),
         Condition.CHECKPOINT_DURABLE: _durable(status),
         Condition.SAVE_FITS: _fits(status, o),
+        Condition.RUNTIME_ATTACHED: runtime.missed(status, o),
+        Condition.SETTINGS_APPLIED: _settings(status, o, pods),
         Condition.INTERRUPTED: _recovered(status, o, pods),
         Condition.SUSPENDED: _suspended(status, o, pods),
     }
@@ -143,7 +147,7 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return _ending(o, going[0])
     late = [p for p in pods if p.running_since is None and not over(p, o)]
     if len(pods) == gang.size_of(o, status) and not late:
-        return _beside(o, pods, _training(status))
+        return _beside(o, pods, _training(status, o))
     return _starting(status, o, late[0] if late else pods[0])
 
 
@@ -186,7 +190,7 @@ def _coming(status: Status) -> str:
     return f"the pod of attempt {status.attempt} is being made"
 
 
-def _training(status: Status) -> Verdict:
+def _training(status: Status, o: Observed) -> Verdict:
     state = status.progress.state if status.progress else ""
     if state == GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
@@ -197,6 +201,8 @@ def _training(status: Status) -> Verdict:
             Reason.WAITING_FOR_STORE,
             f"attempt {status.attempt} waits for its checkpoint store: {words}",
         )
+    if (waits := runtime.waiting(status, o)) is not None:
+        return True, *waits
     silent = "; its progress is unknown, because spec.checkpoint.managed is false"
     words = f"the trainer of attempt {status.attempt} runs"
     return True, Reason.TRAINING, words + silent if state == UNKNOWN_STATE else words
@@ -258,6 +264,34 @@ def _fits(status: Status, o: Observed) -> Verdict | None:
     return False, Reason.CHECKPOINT_MAY_NOT_FIT, f"{words}: {shown.warning}" if shown.warning else words
 
 
+def _settings(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    """Whether the script's loop applies all that spec.training sets; None while nothing new is known."""
+    ignored = _ignored(status, o, pods)
+    if ignored:
+        return (
+            False,
+            Reason.FIELDS_IGNORED,
+            f"the script's loop does not apply these fields of spec.training: {ignored.replace(',', ', ')}. "
+            "Name them in spottrain.training_arguments(...) and use what it returns, or remove them from "
+            "spec.training (docs/own-loop.md). spottrain.Trainer applies all fields",
+        )
+    known = status.condition(Condition.SETTINGS_APPLIED)
+    if ignored is None or known is None or known.status == "True":
+        return None
+    return True, Reason.APPLIED, "the script's loop applies all fields of spec.training"
+
+
+def _ignored(status: Status, o: Observed, pods: Sequence[PodView]) -> str | None:
+    """The fields in the words of the current attempt's rank 0; None where it has not trained yet."""
+    word = word_of(pods[0]) if pods and pods[0].rank == 0 else None
+    if word is not None and (word.ignoredSettings or word.step is not None):
+        return word.ignoredSettings
+    progress = o.sample.progress if o.sample is not None else None
+    if progress is None or progress.attempt != status.attempt:
+        return None
+    return progress.ignoredSettings or ("" if progress.state == TRAINING_STATE else None)
+
+
 def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     """An interruption is over when the next attempt trains."""
     interrupted = status.is_true(Condition.INTERRUPTED)
@@ -284,8 +318,9 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
         return Phase.STOPPING
     if running is not None and running.reason == Reason.NODE_NOT_READY:
         return Phase.WAITING
-    if status.is_true(Condition.RUNNING):
-        return Phase.GATED if _gated(status) else Phase.RUNNING
+    if running is not None and running.status == "True":
+        begins = running.reason in (Reason.WAITING_FOR_RUNTIME, Reason.WAITING_FOR_TRAINING)
+        return Phase.GATED if _gated(status) else Phase.STARTING if begins else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
         return Phase.INVALID
     if pods and all(pod.node for pod in pods):

@@ -16,13 +16,17 @@ WARN_WHEN = {
     Condition.SCHEDULED: "False",
     Condition.STORE_REACHABLE: "False",
     Condition.INTERRUPTED: "True",
+    Condition.RUNTIME_ATTACHED: "False",
+    Condition.SETTINGS_APPLIED: "False",
     Condition.SUSPENDED: None,
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
 LOUD = frozenset({Reason.SIDECAR_CANNOT_START, Reason.NODE_NOT_READY, Reason.STILL_TRAINING})
 """Reasons of Running that are an Event."""
-QUIET = frozenset({Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED})
+QUIET = frozenset(
+    {Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED, Reason.RUNTIME_TRAINS}
+)
 
 
 def events_between(o: Observed, new: Status) -> tuple[Event, ...]:

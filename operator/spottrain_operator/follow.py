@@ -36,6 +36,7 @@ from spottrain_operator.policies import (
     lifecycle,
     newnodes,
     pins,
+    runtime,
     starting,
 )
 from spottrain_operator.policies.cause import notice_of
@@ -241,6 +242,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
         yield _claims_look(o)
+        yield from runtime.times(status, o)
     for pod in gang.team(o):
         if pod.deleted is not None and pod.rank == 0 and not over(pod, o):
             yield o.now + ENDING_LOOK

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from spottrain_operator.api import Job, JobKey
-from spottrain_operator.model import PodEvents, PodView, Refusal, Sample
+from spottrain_operator.model import PodEvents, PodView, Refusal, Sample, Silence
 from spottrain_operator.names import Condition
 from spottrain_operator.native import GangApi
 from spottrain_operator.pools import NOTHING
@@ -20,6 +20,8 @@ class Memory:
     def __init__(self) -> None:
         self.refusals: dict[JobKey, Refusal] = {}
         self.samples: dict[JobKey, Sample] = {}
+        self.silences: dict[JobKey, Silence] = {}
+        """Of jobs whose trainer did not answer when it was last asked."""
         self.began: datetime | None = None
         """When this process first looked at a job."""
         self.cleanup_refused: dict[str, str] = {}
@@ -84,6 +86,7 @@ class Memory:
         for table in (
             self.refusals,
             self.samples,
+            self.silences,
             self.unread,
             self.heard,
             self._told,

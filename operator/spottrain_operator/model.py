@@ -206,6 +206,8 @@ class Limits:
     """Beyond a pod's deletion deadline before a node that is not ready is taken for dead."""
     progress_interval: timedelta = timedelta(seconds=60)
     """Between two writes of status that carry nothing but progress."""
+    runtime_patience: timedelta = timedelta(minutes=5)
+    """That a script may import and prepare, before a runtime that has not been seen is said to be missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,6 +216,15 @@ class Sample:
 
     progress: Progress
     at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Silence:
+    """That a trainer did not answer when it was last asked for its progress."""
+
+    pod_uid: str
+    refused: bool
+    """The pod was reached, and no runtime of ours listens there. False: it may not have been reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,6 +246,7 @@ class Observed:
     """The API server has accepted a dry run of this generation's pod."""
     refusal: Refusal | None = None
     sample: Sample | None = None
+    silence: Silence | None = None
     watched_since: datetime | None = None
     """Since when this process asks trainers for their progress."""
     cleanup: Ended | None = None

@@ -75,6 +75,7 @@ async def observe(
         pools=pools,
         admitted=memory.admitted(job),
         sample=memory.samples.get(job.key),
+        silence=memory.silences.get(job.key),
         watched_since=memory.began,
         told=memory.told(job.key, current, now),
         cleaning=cleanup is not None,

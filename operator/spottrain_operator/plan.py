@@ -42,6 +42,7 @@ from spottrain_operator.policies import (
     lifecycle,
     pins,
     restart,
+    runtime,
     starting,
 )
 from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
@@ -146,7 +147,8 @@ def under_notice(o: Observed) -> Decision | None:
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is told to save and end"), before=before)
     going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
     done_with = o.job.spec.suspend or _judged_already(o) or _stopping(o)
-    early = o.job.spec.replaces_during_notice and not claims.one_node_at_a_time(o)
+    gated = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
+    early = gated and not claims.one_node_at_a_time(o)
     if not going or not early or done_with:
         return keep
     pod, notice = told[0]
@@ -389,6 +391,8 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
     stop: tuple[str, str] | None = restart.exhausted(status, policy, ending, o.now)
     if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # no restart mends it
         stop = (ending.reason or ending.cause, ending.evidence)
+    if stop is None and (words := _starts_over(o, status, ending)):
+        stop = (Reason.NO_RUNTIME, words)
     if not ending.charged and ending.cause is not Cause.STORE_UNREACHABLE:
         message = f"attempt {old.attempt}: {ending.evidence}"
         status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
@@ -402,6 +406,15 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
     if o.job.spec.suspend or capacity.problem(o):
         return Decision(reason=ending.cause, message=ending.evidence, status=status)
     return Decision(reason=ending.cause, message=ending.evidence, status=_next_attempt(o, status))
+
+
+def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
+    """Why an interruption ends the job, because nothing in its image saves; "" where it does not."""
+    if ending.charged or ending.cause in restart.UNCOUNTED:
+        return ""
+    first = next((p for p in gang.team(o) if p.rank == 0), None)
+    silent = first is not None and first.ended is not None and word_of(first) is None
+    return runtime.starts_over(o, status, ending, silent)
 
 
 def _next_attempt(o: Observed, status: Status) -> Status:

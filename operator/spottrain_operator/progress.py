@@ -6,6 +6,7 @@ What it learns lies in `Memory.samples`; a job is woken only when its status is 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from spottrain.contract import PROGRESS_PORT, Progress
 from spottrain_operator.api import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Status
 from spottrain_operator.caches import Caches
 from spottrain_operator.memory import Memory
-from spottrain_operator.model import PodView, Sample
+from spottrain_operator.model import PodView, Sample, Silence
 from spottrain_operator.policies.gone import ended
 from spottrain_operator.status import progress_due
 from spottrain_operator.wire import cut, well_typed
@@ -33,6 +34,7 @@ LIMITS = {
     "durableTime": TIME_LIMIT,
     "warning": WARNING_LIMIT,
     "waitingFor": WARNING_LIMIT,
+    "ignoredSettings": WARNING_LIMIT,
 }
 NO_ANSWER = (
     aiohttp.ClientError,
@@ -78,20 +80,24 @@ class Poller:
     async def _ask_later(self, session: aiohttp.ClientSession, pod: PodView) -> None:
         await asyncio.sleep(random.uniform(0, self._interval))
         async with self._slots:
-            progress = await self._ask(session, pod)
+            heard = await self._ask(session, pod)
+        if isinstance(heard, Silence):
+            self._memory.silences[pod.job] = heard
+            return
+        self._memory.silences.pop(pod.job, None)
         job = self._caches.jobs.get(pod.job)
-        if progress is not None and job is not None and progress.attempt == pod.attempt:
-            self._keep(pod, job.status, progress)
+        if job is not None and heard.attempt == pod.attempt:
+            self._keep(pod, job.status, heard)
 
-    async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | None:
+    async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
         host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         try:
             async with session.get(f"http://{host}:{self._port}/progress", allow_redirects=False) as reply:
                 text = (await reply.content.read(LIMIT)).decode()
             progress = Progress.from_json(text)
-        except NO_ANSWER:
-            return None  # it may not listen yet, be gone, or be no program of ours
-        return cut(progress, LIMITS) if well_typed(progress) else None
+        except NO_ANSWER as error:  # it may not listen yet, be gone, or be no program of ours
+            return Silence(pod_uid=pod.uid, refused=_reached(error))
+        return cut(progress, LIMITS) if well_typed(progress) else Silence(pod_uid=pod.uid, refused=True)
 
     def _keep(self, pod: PodView, status: Status, progress: Progress) -> None:
         sample = Sample(progress=progress, at=self._now())
@@ -99,3 +105,13 @@ class Poller:
             self._memory.samples[pod.job] = sample
             if progress_due(status, sample, self._write_interval):
                 self._queue.add(pod.job)
+
+
+def _reached(error: Exception) -> bool:
+    """Whether the pod was reached: it refused the connection, or answered what is no progress of ours.
+
+    Where a NetworkPolicy is in the way nothing comes back at all.
+    """
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.errno == errno.ECONNREFUSED
+    return not isinstance(error, TimeoutError | OSError)

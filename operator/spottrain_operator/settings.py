@@ -39,6 +39,8 @@ class Settings:
     """Between the end of a pod's grace and its node's deadline. DEADLINE_MARGIN_SECONDS."""
     dead_slack_seconds: float = 30
     """Beyond a pod's grace before a node that is not ready is taken for dead. DEAD_SLACK_SECONDS."""
+    runtime_patience_seconds: float = 300
+    """From a container's start until a runtime that was not seen is missing. RUNTIME_PATIENCE_SECONDS."""
     health_port: int = 8080
     """/livez, /readyz, /metrics. HEALTH_PORT; 0 = any free one."""
     log_level: str = "INFO"
@@ -70,6 +72,7 @@ class Settings:
             margin=timedelta(seconds=self.deadline_margin_seconds),
             dead_slack=timedelta(seconds=self.dead_slack_seconds),
             progress_interval=timedelta(seconds=self.progress_write_seconds),
+            runtime_patience=timedelta(seconds=self.runtime_patience_seconds),
         )
 
 
@@ -94,4 +97,5 @@ _NUMBERS = {
     "progress_write_seconds": float,
     "deadline_margin_seconds": float,
     "dead_slack_seconds": float,
+    "runtime_patience_seconds": float,
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from spottrain.contract import Progress, TerminationMessage
+from spottrain.contract import Outcome, Progress, TerminationMessage
 
 from spottrain_operator.api import (
     REASON_LIMIT,
@@ -20,6 +20,7 @@ from spottrain_operator.api import (
 )
 from spottrain_operator.model import NodeView, Observed, PodView, Sample
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
+from spottrain_operator.policies import runtime
 from spottrain_operator.policies.cause import word_of
 from spottrain_operator.policies.gone import over
 
@@ -85,7 +86,21 @@ def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], 
         status = _with_last_figures(status, o, first)
     for word in words:
         status = _known_durable(status, word.durableStep)
-    return status
+    return with_runtime(status, o) if first is not None and _trained(first) else status
+
+
+def _trained(word: TerminationMessage) -> bool:
+    """Whether the script had begun a training with the runtime."""
+    steps = (word.step, word.totalSteps, word.startStep, word.durableStep)
+    return word.outcome is Outcome.DONE or any(step is not None for step in steps)
+
+
+def with_runtime(status: Status, o: Observed) -> Status:
+    """Our runtime was seen to train: said once, and true for the rest of the job."""
+    if not runtime.managed(o) or status.is_true(Condition.RUNTIME_ATTACHED):
+        return status
+    words = "the runtime was seen to train in this job, or to be done"
+    return with_condition(status, Condition.RUNTIME_ATTACHED, True, Reason.RUNTIME_TRAINS, words, o=o)
 
 
 def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> AttemptRecord:
@@ -166,6 +181,7 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
         steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
         status = with_record(status, steps)
     status = _known_durable(status, progress.durableStep)
+    status = with_runtime(status, o) if runtime.trains(progress.state) else status
     old = status.progress or ProgressStatus()
     shown = _progress_status(progress, o, sample.at, old)
     return replace(status, progress=replace(shown, step=_step_of(progress, status)))

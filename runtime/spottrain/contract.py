@@ -109,10 +109,13 @@ class Outcome(StrEnum):
     BAD_CONFIGURATION = "badConfiguration"
     STORE_UNREACHABLE = "storeUnreachable"
     FAILED = "failed"
+    UNTRAINED = "untrained"
+    """The script ended by itself, with exit code 0, and had begun no training with the runtime."""
 
 
 EXIT_CODE_OF: Final[dict[Outcome, ExitCode]] = {
     Outcome.DONE: ExitCode.DONE,
+    Outcome.UNTRAINED: ExitCode.DONE,
     Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
     Outcome.INTERRUPTED_LOST: ExitCode.INTERRUPTED_LOST,
     Outcome.SUPERSEDED: ExitCode.SUPERSEDED,
@@ -169,6 +172,8 @@ class Reason(StrEnum):
     """The volume for what is downloaded has no space left."""
     NODE_FAULT = "NodeFault"
     """A GPU has failed: the driver says so. Another node may do; nothing is charged."""
+    NOT_TRAINED = "NotTrained"
+    """The script ended without a training of the runtime's."""
     EARLY_STOPPED = "EarlyStopped"
     """Done before the last step, because an evaluation's figure got no better."""
     OUT_OF_MEMORY = "OutOfMemory"
@@ -235,6 +240,9 @@ class TerminationMessage:
     """Seconds of notice that it has."""
     warning: str = ""
     """What a person should change although the run goes on, such as a grace too short for the state."""
+    ignoredSettings: str = ""
+    """Fields of spec.training that are set and that the script's loop does not apply, such as
+    `emaDecay,data.workers`."""
 
     def to_json(self) -> str:
         """JSON of at most MESSAGE_LIMIT bytes; a longer `message` is cut, never the rest."""
@@ -291,6 +299,8 @@ class Progress:
     """Of this rank's GPU, of 1; None where NVML says nothing. Not in the status, nor is the next."""
     gpuMemory: float | None = None
     """Of that GPU's memory, what all processes use, of 1."""
+    ignoredSettings: str = ""
+    """As in TerminationMessage."""
 
     def to_json(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})

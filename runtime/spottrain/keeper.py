@@ -349,6 +349,7 @@ class Keeper:
             self.session.outage.patient = False
         self.session.completed = True  # HEAD says so: neither a peer that is gone nor a signal changes it
         self.session.board.update(state="Done", output_uri=uri)
+        self.session.note_done()
         self.close()
         log.event("done", step=self.step, digest=digest, output=uri or None)
         session = self.session

@@ -194,7 +194,8 @@ def _own_words() -> Iterator[None]:
 
 
 def advise(session: Session, applied: Collection[str]) -> None:
-    """Before the first step, by rank 0: what spec.training sets and this loop does not take.
+    """Before the first step: says what spec.training sets and this loop does not take. It is in the log of
+    rank 0, in /progress and in the termination message.
 
     applied: settings that whoever calls sees to itself.
     """
@@ -202,6 +203,7 @@ def advise(session: Session, applied: Collection[str]) -> None:
     if session.env.get(PROFILE) and session.run.training.warmupSteps == 0:
         taken.add("warmup_steps")  # `spottrain profile` has set it, for a run of a few steps
     paths = [path for name, path in set_in(session.run.training).items() if name not in taken]
+    session.board.update(ignored_settings=",".join(paths))
     if paths and session.world.first:
         text = (
             "spec.training sets these, and this loop does not take them: name them in "

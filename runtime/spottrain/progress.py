@@ -47,6 +47,7 @@ class Facts:
     warning: str = ""
     waiting_for: str = ""
     """The store that does not answer, in a sentence; empty while none is waited for."""
+    ignored_settings: str = ""
     first_step_seconds: float | None = None
     startup_seconds: float | None = None
     output_uri: str = ""
@@ -125,6 +126,7 @@ class Board:
             graceSeconds=facts.grace_seconds,
             warning=facts.warning,
             waitingFor=facts.waiting_for,
+            ignoredSettings=facts.ignored_settings,
             idleSeconds=self.pulse.idle,
             hangSeconds=self.pulse.limit(facts.state),
             gpuUtilisation=facts.utilisation,
@@ -162,6 +164,7 @@ class Board:
             emergencySeconds=facts.emergency_seconds,
             graceSeconds=facts.grace_seconds,
             warning=facts.warning,
+            ignoredSettings=facts.ignored_settings,
         )
 
     def metrics(self) -> str:

@@ -24,7 +24,7 @@ class Charge(StrEnum):
 
 CHARGES: Final = {
     Blow.DONE: Charge.SUCCESS,
-    Blow.DONE_BARE: Charge.SUCCESS,
+    Blow.DONE_BARE: Charge.PERMANENT,
     Blow.REFUSED: Charge.PERMANENT,
     Blow.REFUSED_BARE: Charge.PERMANENT,
     Blow.SAVED: Charge.INTERRUPTION,

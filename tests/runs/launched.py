@@ -64,6 +64,11 @@ class Launched:
         return self._log.read_text()
 
     @property
+    def words(self) -> str:
+        """The termination message as it lies there; "" where none was written."""
+        return self._message.read_text() if self._message.exists() else ""
+
+    @property
     def message(self) -> TerminationMessage:
         found = TerminationMessage.from_json(self._message.read_text())
         assert found is not None, self._message.read_text()

@@ -127,6 +127,7 @@ def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab
     assert run.end(60) == ExitCode.DONE, run.log
     assert "event=override setting=max_steps manifest=6 script=18" in run.log and "step=6/6" in run.log
     assert "about=training fields=emaDecay " in run.log
+    assert run.message.ignoredSettings == "emaDecay"
     assert len(list((lab.folder / "store" / profile_key(1, 0, "")).iterdir())) == 2
 
 

@@ -153,6 +153,7 @@ def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab
     rates = [float(line.split(" lr=")[1].split()[0]) for line in run.log.splitlines() if " lr=" in line]
     assert rates[-1] == pytest.approx(1e-2 / 6, rel=1e-4), "the Trainer's own schedule ends with it"
     assert "about=training fields=emaDecay " in run.log
+    assert run.message.ignoredSettings == "emaDecay"
     assert len(_names(lab.folder / "store" / profile_key(1, 0, ""))) == 2
 
 

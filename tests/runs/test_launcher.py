@@ -62,15 +62,21 @@ session.end(Outcome.INTERRUPTED, f"Saved by rank {rank}.")
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_every_rank_runs_the_script_and_all_done_is_done(start: Start, nproc: int) -> None:
+def test_every_rank_runs_the_script_and_ends_with_its_code(start: Start, nproc: int) -> None:
     script = BASE + "print(sys.argv[1:], session.world, os.getpgrp() == os.getpid(), flush=True)"
     run = start(script, nproc)
     assert run.end() == ExitCode.DONE, run.log
-    assert run.message.outcome is Outcome.DONE
+    assert run.message.outcome is Outcome.UNTRAINED, "they only print"
     for rank in range(nproc):
         world = f"World(rank={rank}, size={nproc}, local_rank={rank}, local_size={nproc})"
         assert f"['--lr', '1'] {world} True" in run.log, "a process group of its own"
         assert f"event=start rank={rank} " in run.log
+
+
+def test_an_exit_code_of_0_alone_is_not_told_as_done(start: Start) -> None:
+    run = start("import os\nos._exit(0)", 2)
+    assert run.end() == ExitCode.DONE, run.log
+    assert run.words == "", "whether the training is done, nobody has said"
 
 
 @pytest.mark.parametrize("how", ["launcher", "group", "twice", "ctrl-c twice"])
@@ -212,7 +218,7 @@ def test_where_a_rank_asks_for_it_all_are_started_again_however_its_peers_end(
     assert run.end(60) == ExitCode.DONE, run.log
     assert [run.log.count(f"round-of-{rank}") for rank in range(3)] == [2, 2, 2]
     assert "event=started-again processes=3" in run.log
-    assert run.message.outcome is Outcome.DONE, "the last words of the first round do not hold"
+    assert run.message.outcome is Outcome.UNTRAINED, "the last words of the first round do not hold"
 
 
 def test_what_the_round_before_has_lost_is_lost_where_the_next_one_does_not_get_to_do_it_again(

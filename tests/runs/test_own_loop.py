@@ -162,6 +162,7 @@ def test_what_a_loop_does_not_take_is_told_once_with_what_to_do(lab: Lab) -> Non
     nested = {"data.workers", "data.prefetchFactor"}
     assert set(fields) == (set(MANIFEST) - {"maxSteps", "data"}) | nested
     assert "name them in spottrain.training_arguments(...)" in line
+    assert run.message.ignoredSettings.split(",") == fields, "and the operator is told"
 
 
 EPOCHS = PLAIN.replace(" max_steps=20,", "").replace(

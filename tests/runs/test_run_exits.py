@@ -39,8 +39,8 @@ def test_a_script_that_raises_is_a_failure_with_last_line_and_place(lab: Lab, sc
 @pytest.mark.parametrize(
     ("script", "code", "outcome"),
     [
-        ("print(1)", 0, Outcome.DONE),
-        ("import sys; sys.exit()", 0, Outcome.DONE),
+        ("print(1)", 0, Outcome.UNTRAINED),
+        ("import sys; sys.exit()", 0, Outcome.UNTRAINED),
         ("import sys; sys.exit(3)", 3, Outcome.FAILED),
         ("import sys; sys.exit('no data')", 1, Outcome.FAILED),
     ],
@@ -51,6 +51,13 @@ def test_a_script_that_ends_without_training_keeps_its_code(
     run = lab.run(script)
     assert run.end() == code
     assert run.message.outcome is outcome
+    assert (run.message.reason == "NotTrained") == (outcome is Outcome.UNTRAINED)
+
+
+def test_a_script_that_leaves_by_os_exit_is_done_once_its_weights_are_stored(lab: Lab) -> None:
+    run = lab.run(f"{SCRIPT}\nimport os\nos._exit(0)")
+    assert run.end(60) == ExitCode.DONE, run.log
+    assert run.message.outcome is Outcome.DONE and run.message.outputURI.endswith("final/")
 
 
 def test_the_script_gets_its_arguments_and_its_folder(lab: Lab) -> None:

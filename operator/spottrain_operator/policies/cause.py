@@ -19,6 +19,7 @@ from spottrain_operator.api import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
 from spottrain_operator.model import Ending, Notice, Observed, PodView
 from spottrain_operator.names import Cause
 from spottrain_operator.names import Reason as OurReason
+from spottrain_operator.policies import runtime
 from spottrain_operator.policies.gone import ended, node_dead
 from spottrain_operator.wire import cut, rfc3339, well_typed
 
@@ -37,8 +38,21 @@ SIGNALLED: Final = frozenset(
 ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
 """The pod broke a limit of its own: storage, activeDeadlineSeconds."""
 MAX_WORDS: Final = 2000
-MESSAGE_LIMITS: Final = {"reason": REASON_LIMIT, "outputURI": URI_LIMIT, "warning": WARNING_LIMIT}
+MESSAGE_LIMITS: Final = {
+    "reason": REASON_LIMIT,
+    "outputURI": URI_LIMIT,
+    "warning": WARNING_LIMIT,
+    "ignoredSettings": WARNING_LIMIT,
+}
 """Of a termination message, what goes into the status whole."""
+
+
+NO_WORD: Final = "exit code 0, and no termination message of the spottrain runtime"
+SILENT_END: Final = (
+    f"{NO_WORD} says that the training is done. The checkpoints are kept. Let the script end by itself, not "
+    "by os._exit() or an exec, and go on in a new job with the same checkpoint.uri and "
+    "checkpoint.onExisting: resume"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,9 +287,23 @@ def _own_outcome(case: Case) -> Ending | None:
     stopped = outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     if stopped or (outcome is None and code in (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST)):
         return Ending(cause=Cause.INTERRUPTED, evidence=_told(case, f"exit code {code}"))
-    if outcome is None and code == ExitCode.DONE:
+    return _exit_0(case) if code == ExitCode.DONE and outcome in (None, Outcome.UNTRAINED) else None
+
+
+def _exit_0(case: Case) -> Ending:
+    """Success only where the image answers for itself, and of a rank that does not decide for its gang."""
+    if not case.managed or case.pod.rank:
         return Ending(cause=Cause.DONE, evidence="exit code 0")
-    return None
+    if case.word is not None:
+        words, reason = f"{case.word.message} {runtime.WAYS_OUT}", case.word.reason
+    elif runtime.attached(case.o.job.status):
+        words, reason = SILENT_END, OurReason.NOT_DONE
+    else:
+        words, reason = (
+            f"{NO_WORD}, and no training with it was seen. {runtime.WAYS_OUT}",
+            OurReason.NO_RUNTIME,
+        )
+    return Ending(cause=Cause.BAD_CONFIGURATION, evidence=words, charged=True, reason=reason)
 
 
 def _peer_out_of_memory(case: Case) -> bool:

@@ -28,6 +28,7 @@ GRAVEST_FIRST: Final = (
     Outcome.STORE_UNREACHABLE,
     Outcome.INTERRUPTED_LOST,
     Outcome.INTERRUPTED,
+    Outcome.UNTRAINED,
     Outcome.DONE,
 )
 LOCK_SECONDS: Final = 1.0

@@ -37,9 +37,11 @@ REAP_SECONDS: Final = 0.5
 """For the kernel to end what was killed; a process stuck in a driver is left behind."""
 SIGNALLED: Final = 128
 """Plus the signal: the exit code that shells give to a process that died of one."""
-OUTCOME_OF: Final = {int(code): outcome for outcome, code in EXIT_CODE_OF.items()}
+OUTCOME_OF: Final = {
+    int(code): outcome for outcome, code in EXIT_CODE_OF.items() if outcome is not Outcome.UNTRAINED
+}
 
-LAST: Final = (Outcome.BAD_CONFIGURATION, Outcome.SUPERSEDED, Outcome.DONE)
+LAST: Final = (Outcome.BAD_CONFIGURATION, Outcome.SUPERSEDED, Outcome.DONE, Outcome.UNTRAINED)
 """Ends of a rank after which no other is started again: it would end so once more."""
 
 BROKEN: Final = (Outcome.FAILED, Outcome.BAD_CONFIGURATION, Outcome.STORE_UNREACHABLE)
@@ -249,7 +251,7 @@ class Launcher:
         self._ended.append(end)
         if not self._alone or status < 0:
             log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
-        if end.outcome is Outcome.DONE:
+        if end.outcome in (Outcome.DONE, Outcome.UNTRAINED):
             return
         broken = end.outcome in BROKEN or self._asked
         if broken and self._stopping_since is None:
@@ -352,6 +354,8 @@ class Launcher:
 
     def _last_words(self, worst: Ended, found: TerminationMessage | None) -> TerminationMessage | None:
         """What the ranks have not told themselves: nothing, too little, or less than the cause."""
+        if found is None and worst.outcome is Outcome.DONE:
+            return None  # an os._exit(0), say: exit code 0 alone does not mean that the training is done
         if found is not None and not lastwords.graver(worst.outcome, found.outcome):
             failed = found.outcome is worst.outcome is Outcome.FAILED
             told = worst.said is not None or found.reason == Reason.NODE_FAULT

@@ -29,6 +29,7 @@ from spottrain.compilecache import CompileCache
 from spottrain.contract import (
     EXIT_CODE_OF,
     HEAD_KEY,
+    PROFILE,
     STORE_WAIT_SECONDS,
     Env,
     ExitCode,
@@ -37,6 +38,7 @@ from spottrain.contract import (
     TerminationMessage,
     gpu_fault,
 )
+from spottrain.diagnosis.window import MADE as PROFILES_MADE
 from spottrain.diagnosis.window import not_made
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.head.document import Head
@@ -223,13 +225,24 @@ class Session:
         if self.completed:
             return self.conclude(Outcome.DONE, self.summary(), reason=self.reason_done)
         if self.unfinished is None:
-            return self.conclude(Outcome.DONE, "The script ended by itself, without training.")
+            return self._end_untrained()
         self.unfinished()
         return self.conclude(
             Outcome.FAILED,
             f"The script ended after {self.board.facts.step} step(s) without saying that the training is "
             "finished, so no final weights were stored: call finish() after the last step.",
             reason=Reason.SCRIPT_FAILED,
+        )
+
+    def _end_untrained(self) -> ExitCode:
+        """Exit code 0, as without `spottrain run`. In a job checkpoint.managed decides if it is success."""
+        if self.env.get(PROFILE) and PROFILES_MADE:
+            return self.conclude(Outcome.DONE, "The script ended by itself; the profile is made.")
+        return self.conclude(
+            Outcome.UNTRAINED,
+            "The script ended by itself without beginning a training with the spottrain runtime (a Trainer, "
+            "a Guard or a callback), so nothing was saved.",
+            reason=Reason.NOT_TRAINED,
         )
 
     def must_leave(self, code: int) -> bool:
@@ -243,7 +256,7 @@ class Session:
         """Writes the termination message, unless there is one, and returns the exit code it calls for."""
         with self._last_words:
             if self.message is None:
-                if outcome is Outcome.DONE and (lack := not_made(self.env)):
+                if outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
                     outcome, text, reason = Outcome.FAILED, lack, Reason.SCRIPT_FAILED
                 if self.world.distributed and outcome is Outcome.FAILED:
                     text = f"Rank {self.world.rank}: {text}"
@@ -269,6 +282,14 @@ class Session:
             durable_seconds=message.durableSeconds,
             message=message.message,
         )
+        self._leave_words(message)
+
+    def note_done(self) -> None:
+        """HEAD says done. So does the termination message from here on, also where the process ends without
+        its last words, such as by os._exit() in the script."""
+        self._leave_words(self.board.message(Outcome.DONE, self.summary(), reason=self.reason_done))
+
+    def _leave_words(self, message: TerminationMessage) -> None:
         path = self.env.get(Env.TERMINATION_MESSAGE)
         grave = message.outcome in (
             Outcome.FAILED,

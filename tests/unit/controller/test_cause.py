@@ -60,7 +60,21 @@ CASES: list[tuple[str, PodView, tuple[NodeView, ...], Cause, bool]] = [
         Cause.INTERRUPTED,
         False,
     ),
-    ("exit 0 unasked is done", ended_pod(code=0), (make_node(),), Cause.DONE, False),
+    (
+        "exit 0 without a word of the runtime is no success",
+        ended_pod(code=0),
+        (make_node(),),
+        Cause.BAD_CONFIGURATION,
+        True,
+    ),
+    (
+        "a script that has not trained",
+        told(Outcome.UNTRAINED, reason=Reason.NOT_TRAINED),
+        (make_node(),),
+        Cause.BAD_CONFIGURATION,
+        True,
+    ),
+    ("rank 0 decides for its gang", ended_pod(code=0, rank=1), (make_node(),), Cause.DONE, False),
     (
         "exit 0 after a deletion is no success",
         ended_pod(code=0, **deleted()),

@@ -12,11 +12,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain.contract import Outcome
+from spottrain.contract import Outcome, Progress
 from spottrain_operator.api import Job, JobKey, Status
 from spottrain_operator.caches import Caches
 from spottrain_operator.memory import Memory
-from spottrain_operator.model import Limits
+from spottrain_operator.model import Limits, Sample
 from spottrain_operator.names import pod_name
 from spottrain_operator.reconcile import AT_ONCE, Reconciler
 from spottrain_operator.resync import resync
@@ -49,14 +49,17 @@ class World:
         self.cluster.add_job(raw_spec(**(spec or {})))
         self.workers = int(str((spec or {}).get("workers", 1)))
         self.most_alive = 0
+        self.runtime_answers = True
+        """Whether trainers that run answer the poll of their progress."""
         self._start()
 
     def _start(self) -> None:
         self.caches = Caches()
+        self.memory = Memory()
         self.reconciler = Reconciler(
             cluster=self.cluster,
             caches=self.caches,
-            memory=Memory(),
+            memory=self.memory,
             default_pool=POOL,
             pools={},
             limits=Limits(),
@@ -66,7 +69,16 @@ class World:
     async def look(self) -> object:
         """One reconcile on fresh caches."""
         await resync(self.cluster, self.caches, KeySet(), ())  # type: ignore[arg-type]
+        self._poll()
         return await self.reconciler(KEY)
+
+    def _poll(self) -> None:
+        """What the poller would have heard by now from trainers that run."""
+        asked = self.runtime_answers and KEY.name in self.cluster.jobs
+        for pod in self.caches.pods.of(KEY) if asked else ():
+            if pod.rank == 0 and pod.running_since and pod.attempt == self.status.attempt:
+                progress = Progress(state="Training", attempt=pod.attempt)
+                self.memory.samples[KEY] = Sample(progress=progress, at=self.cluster.now)
 
     async def settle(self) -> None:
         """Reconciles, restarting the operator where it crashes, until nothing more is written."""
@@ -157,7 +169,7 @@ async def fails_then_works(w: World) -> None:
     await w.settle()
     w.cluster.bind(w.pod(2), "node-a")
     await w.settle()
-    w.cluster.end(w.pod(2), 0)
+    w.cluster.end(w.pod(2), 0, word(Outcome.DONE))
     await w.settle()
 
 
@@ -177,7 +189,7 @@ async def deleted_by_hand(w: World) -> None:
     w.cluster.bind(w.pod(2), "node-a")
     await w.settle()
     w.pass_time(60)
-    w.cluster.end(w.pod(2), 0)
+    w.cluster.end(w.pod(2), 0, word(Outcome.DONE))
     await w.settle()
 
 

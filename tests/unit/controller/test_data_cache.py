@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain.contract import Env
+from spottrain.contract import Env, Outcome
 from spottrain_operator.api import Status
 from spottrain_operator.errors import ApiError
 from spottrain_operator.model import ClaimView, Create, Observed, Plan, Provide
@@ -26,6 +26,7 @@ from tests.builders import (
     notice,
     raw_spec,
     started,
+    word,
 )
 from tests.unit.controller.test_crashes import World
 from tests.unit.controller.test_render import Json, rendered, trainer_of
@@ -286,7 +287,7 @@ async def _reclaimed(w: World) -> None:
     await w.settle()
     w.cluster.bind(w.pod(2), "node-b")
     await w.settle()
-    w.cluster.end(w.pod(2), 0)
+    w.cluster.end(w.pod(2), 0, word(Outcome.DONE))
     await w.settle()
 
 

@@ -270,6 +270,12 @@ ROWS: dict[str, Row] = {
         pod=pod(code=137, reason="Evicted", message="ephemeral storage"), cause=Cause.FAILED, counts=FAILURE
     ),
     "unexplained-sigkill": Row(pod=pod(code=137), cause=Cause.FAILED, counts=FAILURE),
+    "exit-0-in-silence": Row(pod=pod(code=0), cause=Cause.BAD_CONFIGURATION, counts=FAILURE),
+    "untrained": Row(
+        pod=pod(code=0, said=word(Outcome.UNTRAINED, reason="NotTrained")),
+        cause=Cause.BAD_CONFIGURATION,
+        counts=FAILURE,
+    ),
 }
 
 

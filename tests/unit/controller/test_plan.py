@@ -356,7 +356,8 @@ def test_a_deleted_job_makes_nothing_and_lets_its_pods_go() -> None:
 def test_an_interruption_is_over_when_the_next_attempt_trains() -> None:
     status = status_of(plan(make_observed(told(Outcome.INTERRUPTED, pod=deleted()))))
     assert status.is_true(Condition.INTERRUPTED)
-    made = plan(make_observed(make_pod(2), job=make_job(status=status)))
+    trains = sample(attempt=2)
+    made = plan(make_observed(make_pod(2), job=make_job(status=status), sample=trains))
     interrupted = status_of(made).condition(Condition.INTERRUPTED)
     assert interrupted and interrupted.status == "False" and status_of(made).phase == Phase.RUNNING
 

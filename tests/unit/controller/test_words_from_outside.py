@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from spottrain_operator.api import Status, TrainingJobSpec
 from spottrain_operator.caches import Caches
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.memory import Memory
-from spottrain_operator.model import Sample
+from spottrain_operator.model import Sample, Silence
 from spottrain_operator.names import TRAINER_ANNOTATION, Platform
 from spottrain_operator.plan import plan
 from spottrain_operator.policies.cause import word_of
@@ -226,6 +227,45 @@ async def test_only_a_sane_answer_of_the_current_attempt_is_progress(
     assert (KEY in memory.samples) == known
 
 
+@pytest.mark.parametrize(("answer", "silent"), [(GOOD, False), ("<html>", True), ("[]", True)])
+async def test_a_port_that_answers_something_else_has_no_runtime_behind_it(
+    port: int, answer: str, silent: bool
+) -> None:
+    ANSWER[0] = answer
+    assert (await _silence(port)) == (Silence(pod_uid=make_pod().uid, refused=True) if silent else None)
+
+
+async def test_a_port_on_which_nothing_listens_has_no_runtime_behind_it(unused_tcp_port: int) -> None:
+    assert await _silence(unused_tcp_port) == Silence(pod_uid=make_pod().uid, refused=True)
+
+
+async def test_a_pod_from_which_nothing_comes_back_may_have_a_runtime() -> None:
+    nobody = socket.create_server(("127.0.0.1", 0))  # accepts, by its backlog, and never answers
+    try:
+        silence = await _silence(nobody.getsockname()[1])
+    finally:
+        nobody.close()
+    assert silence == Silence(pod_uid=make_pod().uid, refused=False)
+
+
+async def _silence(port: int) -> Silence | None:
+    """What the poller remembers after one question to a pod at this port."""
+    caches, memory, pod = Caches(), Memory(), make_pod(ip="127.0.0.1")
+    caches.jobs.put(make_job(status=started()))
+    poller = Poller(
+        caches=caches,
+        memory=memory,
+        queue=WorkQueue(),
+        interval=0.01,
+        write_interval=timedelta(seconds=60),
+        now=lambda: NOW,
+        port=port,
+    )
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
+        await poller._ask_later(session, pod)
+    return memory.silences.get(KEY)
+
+
 async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: int) -> None:
     ANSWER[0] = Progress(state="S" * 500, attempt=1, durableTime="t" * 500, warning="w" * 9000).to_json()
     poller = Poller(
@@ -239,7 +279,7 @@ async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: in
     )
     async with aiohttp.ClientSession() as session:
         progress = await poller._ask(session, make_pod(ip="127.0.0.1"))
-    assert progress is not None and (len(progress.state), len(progress.durableTime)) == (63, 64)
+    assert isinstance(progress, Progress) and (len(progress.state), len(progress.durableTime)) == (63, 64)
     assert len(progress.warning) == 1024
     seen = Sample(progress=progress, at=NOW)
     first = plan(make_observed(make_pod(), sample=seen)).status

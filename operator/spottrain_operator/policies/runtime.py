@@ -1,0 +1,173 @@
+"""Whether the spottrain runtime trains in a job's containers, and what follows where it does not. Pure.
+
+The operator sees the runtime by its answers on the progress port and by its termination message, both of rank
+0. Once it was seen to train, the condition RuntimeAttached is True for the rest of the job, so this survives
+a restart of the operator. A script without the runtime saves nothing: each attempt begins at step 0, nothing
+orders two attempts, and an exit code of 0 says nothing about the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from spottrain.contract import PROGRESS_PORT, WAITING_FOR_STORE
+
+from spottrain_operator.api import Status
+from spottrain_operator.model import Ending, Observed, PodView
+from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
+from spottrain_operator.policies.gone import over
+
+SOON: Final = timedelta(seconds=60)
+"""Before this, a runtime that does not answer is most likely being imported."""
+LOOK: Final = timedelta(seconds=10)
+"""Between two looks while the progress port of a late runtime has not been tried by this process."""
+STARTING_STATE: Final = "Starting"
+"""Progress of a script that runs under our runtime and has not begun a training with it."""
+NOT_BEGUN: Final = ("", UNKNOWN_STATE, STARTING_STATE, WAITING_FOR_STORE)
+SIGKILLED: Final = 128 + 9
+"""A killed runtime leaves no termination message either."""
+WAYS_OUT: Final = (
+    "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Guard "
+    "or a callback in it), or set spec.checkpoint.managed: false in a new job: the image then saves and "
+    "restores by itself, or starts over, and exit code 0 is success"
+)
+
+Verdict = tuple[bool, str, str]
+"""Value, reason, message of a condition."""
+
+
+def attached(status: Status) -> bool:
+    """Whether the runtime was seen to train, or has saved, in any attempt of the job."""
+    stepped = any(r.start_step is not None or r.durable_step is not None for r in status.attempts)
+    return status.is_true(Condition.RUNTIME_ATTACHED) or status.known_durable_step is not None or stepped
+
+
+def trains(state: str) -> bool:
+    """Whether this `status.progress.state` is of a script that has begun a training with our runtime."""
+    return state not in NOT_BEGUN
+
+
+def managed(o: Observed) -> bool:
+    return o.job.spec is not None and o.job.spec.checkpoint.managed
+
+
+# --- conditions -----------------------------------------------------------------------------------------
+def missed(status: Status, o: Observed) -> Verdict | None:
+    """RuntimeAttached=False, once an import would have had its time; None while nothing new is known."""
+    pod = _first(status, o)
+    if pod is None or not _late(status, o, pod):
+        return None
+    minutes = _spell(o.limits.runtime_patience)
+    state = status.progress.state if status.progress is not None else ""
+    if state == WAITING_FOR_STORE:
+        return None
+    if state == STARTING_STATE:
+        return (
+            False,
+            Reason.NOT_TRAINING,
+            f"the script in pod {pod.name} runs under `spottrain run` and has not begun a training with "
+            f"the runtime within {minutes} of its start. If it still prepares its data, nothing is wrong. If "
+            f"it trains without the runtime, nothing is saved and each attempt begins at step 0. {WAYS_OUT}",
+        )
+    if o.silence is None or o.silence.pod_uid != pod.uid:
+        return None
+    if not o.silence.refused:
+        return (
+            False,
+            Reason.RUNTIME_UNREACHABLE,
+            f"the operator could not reach port {PROGRESS_PORT} of pod {pod.name} within {minutes} of its "
+            "start, so it does not know whether the runtime is in the image. Check that NetworkPolicies let "
+            "the operator's pod connect to that port",
+        )
+    return (
+        False,
+        Reason.NO_RUNTIME,
+        f"no spottrain runtime has answered on port {PROGRESS_PORT} of pod {pod.name} within {minutes} of "
+        "its start: nothing is saved, and the job fails at its first interruption instead of beginning at "
+        f"step 0 again. {WAYS_OUT}. A script that imports or prepares for longer answers at once under "
+        "`spottrain run`",
+    )
+
+
+def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
+    """Why the condition Running does not say Training, while all containers run: reason and sentence."""
+    state = status.progress.state if status.progress is not None else ""
+    pod = _first(status, o)
+    if not managed(o) or trains(state) or pod is None or pod.running_since is None:
+        return None
+    if state == STARTING_STATE:
+        words = f"the runtime of attempt {status.attempt} answers; the script has not begun its training yet"
+        return Reason.WAITING_FOR_TRAINING, words
+    words = f"the container of attempt {status.attempt} runs; its runtime has not answered yet"
+    for limit in (SOON, o.limits.runtime_patience):
+        if o.now - pod.running_since >= limit:
+            words = (
+                f"the container of attempt {status.attempt} runs; no spottrain runtime has answered on port "
+                f"{PROGRESS_PORT} for over {_spell(limit)}, so nothing is known of a training"
+            )
+    return Reason.WAITING_FOR_RUNTIME, words
+
+
+def times(status: Status, o: Observed) -> Iterator[datetime]:
+    """When these sentences change by time alone."""
+    pod = _first(status, o)
+    if pod is None or pod.running_since is None or not managed(o):
+        return
+    if status.progress is None or not trains(status.progress.state):
+        yield pod.running_since + SOON
+        yield pod.running_since + o.limits.runtime_patience
+    if _late(status, o, pod) and missed(status, o) is None:
+        yield o.now + LOOK
+
+
+def _late(status: Status, o: Observed, pod: PodView) -> bool:
+    began = pod.running_since
+    return (
+        managed(o)
+        and not attached(status)
+        and began is not None
+        and o.now - began >= o.limits.runtime_patience
+    )
+
+
+def _first(status: Status, o: Observed) -> PodView | None:
+    """The pod of rank 0 of this status' attempt, while its trainer runs."""
+    found = (p for p in o.pods if p.attempt == status.attempt and p.rank == 0)
+    return next((p for p in found if p.running_since is not None and not over(p, o)), None)
+
+
+def _spell(time: timedelta) -> str:
+    seconds = time.total_seconds()
+    return f"{seconds / 60:.0f} min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:.0f} s"
+
+
+# --- ends -----------------------------------------------------------------------------------------------
+def starts_over(o: Observed, status: Status, ending: Ending, silent_end: bool) -> str:
+    """Why the job fails at this interruption, as a sentence: the next attempt would begin at step 0 again.
+
+    "" where the runtime was seen, or was interrupted before it could have been. `silent_end`: whether rank
+    0's container has ended without a termination message of the runtime's.
+    """
+    if not managed(o) or attached(status):
+        return ""
+    known = status.condition(Condition.RUNTIME_ATTACHED)
+    noticed = known is not None and known.reason == Reason.NO_RUNTIME
+    same_spec = known is not None and known.observed_generation == o.job.generation
+    if not (noticed and same_spec) and not (silent_end and _ran_long_enough(o)):
+        return ""
+    return (
+        f"attempt {status.attempt} was interrupted ({ending.evidence}) without a checkpoint, and no "
+        "spottrain runtime was ever seen in its container, so the next attempt would begin at step 0 again. "
+        f"{WAYS_OUT}"
+    )
+
+
+def _ran_long_enough(o: Observed) -> bool:
+    """So long that a runtime would have answered, or left its message."""
+    first = (p for p in o.pods if p.attempt == o.job.status.attempt and p.rank == 0)
+    end = next((p.ended for p in first), None)
+    if end is None or end.started is None or end.finished is None or end.exit_code == SIGKILLED:
+        return False
+    return end.finished - end.started >= o.limits.runtime_patience
