@@ -164,7 +164,7 @@ class Scene:
 
     def _report(self, pod: Json, phase: str, state: Json) -> None:
         container = {
-            "name": "trainer",
+            "name": pod["spec"]["containers"][0]["name"],
             "image": "x",
             "imageID": "",
             "ready": False,
