@@ -231,9 +231,9 @@ def _store(status: Status) -> Verdict | None:
     shown = status.progress
     if status.terminal:
         return None
-    if shown is not None and shown.state == WAITING_FOR_STORE:
-        words = f"attempt {status.attempt} waits for it: {shown.waiting_for}"
-        return False, Reason.STORE_UNREACHABLE, words
+    if shown is not None and shown.waiting_for:
+        does = "waits for it" if shown.state == WAITING_FOR_STORE else "trains on, and its saves fail"
+        return False, Reason.STORE_UNREACHABLE, f"attempt {status.attempt} {does}: {shown.waiting_for}"
     record, known = status.record(status.attempt), status.condition(Condition.STORE_REACHABLE)
     begun = record is not None and record.start_step is not None and not record.cause
     if known is None or known.status == "True" or not begun:
@@ -296,9 +296,15 @@ def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
     """An interruption is over when the next attempt trains."""
     interrupted = status.is_true(Condition.INTERRUPTED)
     all_run = bool(pods) and all(p.running_since is not None and not over(p, o) for p in pods)
-    if not interrupted or not ((all_run and not _gated(status)) or status.terminal):
+    if not interrupted or not (
+        (all_run and not _gated(status) and not _waits_for_store(status)) or status.terminal
+    ):
         return None
     return False, Reason.RECOVERED, f"attempt {status.attempt} has taken over"
+
+
+def _waits_for_store(status: Status) -> bool:
+    return status.progress is not None and status.progress.state == WAITING_FOR_STORE
 
 
 def _gated(status: Status) -> bool:

@@ -266,6 +266,8 @@ def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
         return True
     if sample.progress.warning and not old.warning:
         return True
+    if bool(sample.progress.waitingFor) != bool(old.waiting_for):
+        return True
     return sample.at - old.time >= interval
 
 

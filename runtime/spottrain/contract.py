@@ -290,7 +290,8 @@ class Progress:
     warning: str = ""
     """As in TerminationMessage."""
     waitingFor: str = ""
-    """In the state WaitingForStore: the store, its endpoint, since when it is silent, and its last error."""
+    """The store that does not answer, its endpoint, since when, and its last error. It is waited for in the
+    state WaitingForStore; in the others the training goes on, and its saves fail."""
     idleSeconds: float | None = None
     """Since the training last got on, by the trainer's own clock."""
     hangSeconds: float | None = None

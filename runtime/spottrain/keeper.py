@@ -129,7 +129,7 @@ class Keeper:
 
     def _started(self) -> None:
         self.session.outage.patient = False  # from here on the training goes on meanwhile
-        self.session.board.update(start_step=self.step, waiting_for="")
+        self.session.board.update(start_step=self.step)
         self._cadence.started(self.step)
         self._advice.begin()
         if self.agreement.begin(self.step, self.total_steps).stop:

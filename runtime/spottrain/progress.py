@@ -46,7 +46,9 @@ class Facts:
     grace_seconds: float | None = None
     warning: str = ""
     waiting_for: str = ""
-    """The store that does not answer, in a sentence; empty while none is waited for."""
+    """The store that does not answer, in a sentence; empty while it does."""
+    waits: bool = False
+    """Whether the run waits for it. In mid-training it goes on, and its saves fail."""
     ignored_settings: str = ""
     first_step_seconds: float | None = None
     startup_seconds: float | None = None
@@ -70,7 +72,7 @@ class Facts:
     @property
     def shown_state(self) -> str:
         """For people and the operator; `state` is what goes on when the store answers again."""
-        return WAITING_FOR_STORE if self.waiting_for else self.state
+        return WAITING_FOR_STORE if self.waiting_for and self.waits else self.state
 
     @property
     def lost_steps(self) -> int:

@@ -172,6 +172,43 @@ def test_peers_of_the_rank_that_waits_say_nothing_that_would_be_charged(lab: Lab
     assert json.loads(runs[0].message.to_json())["outcome"] == Outcome.STORE_UNREACHABLE
 
 
+def test_an_outage_in_mid_training_stops_nothing_and_is_said(
+    lab: Lab, store: tuple[FaultProxy, dict[str, str]]
+) -> None:
+    proxy, env = store
+    cut = Cut("GET", "/run/HEAD")
+    run = lab.run(
+        env=env | {Env.PROGRESS_PORT: "0", "PAUSE": "0.3"}, training='{"maxSteps": 250}', interval="1h"
+    ).until("step=2/", 60)
+    proxy.plan = cut
+    log = run.until("event=store-silent", 90).log
+    assert proxy.endpoint() in log.rpartition("event=store-silent")[2]
+    progress = asked(run)
+    assert progress.state == "Training" and proxy.endpoint() in progress.waitingFor
+    cut.mend()
+    run.until("event=store-answers", 90)
+    assert not asked(run).waitingFor
+    assert run.send().end(60) == ExitCode.INTERRUPTED, "saved, and uncharged"
+
+
+def test_two_ranks_outlive_an_outage_at_their_end(lab: Lab, store: tuple[FaultProxy, dict[str, str]]) -> None:
+    proxy, env = store
+    cut = Cut("PUT", "s000000004")
+    proxy.reset(cut)
+    runs = lab.ranks(2, SCRIPT_OF_RANKS, env=env, interval="1h")
+    told(runs[0], proxy.endpoint())
+    cut.mend()
+    assert [run.end(120) for run in runs] == [ExitCode.DONE] * 2, runs[0].log + runs[1].log
+
+
+def test_the_pod_of_several_ranks_ends_with_the_code_of_the_one_that_waited(lab: Lab) -> None:
+    endpoint = f"http://127.0.0.1:{s3server.free_port()}"
+    run = lab.run(SCRIPT_OF_RANKS, env=at(endpoint) | {Env.STORE_WAIT: "6"}, nproc=2)
+    told(run, endpoint)
+    assert run.end(150) == ExitCode.STORE_UNREACHABLE, run.log
+    assert run.message.outcome is Outcome.STORE_UNREACHABLE and endpoint in run.message.message
+
+
 SCRIPT_OF_RANKS = """\
 import torch, spottrain
 model = torch.nn.Linear(1, 1)

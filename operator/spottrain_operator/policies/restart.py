@@ -167,7 +167,7 @@ def brought_forward(status: Status, policy: FailurePolicy, now: datetime, uid: s
 
 def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str) -> timedelta:
     if ending.cause is Cause.STORE_UNREACHABLE:
-        return _store_wait(status, policy)
+        return _store_wait(status, policy, now)
     times = status.failures if ending.charged else _unexplained_in_a_row(status, now)
     if not ending.charged and ending.cause not in UNCOUNTED:
         times = max(times, status.no_progress - 1)  # the first time may be bad luck, the next are a livelock
@@ -180,12 +180,14 @@ def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, 
     return wait
 
 
-def _store_wait(status: Status, policy: FailurePolicy) -> timedelta:
-    """Doubled with each attempt in a row that did not find the store."""
+def _store_wait(status: Status, policy: FailurePolicy, now: datetime) -> timedelta:
+    """Doubled with each attempt in a row that did not find the store; the last one comes at the bound."""
     ended = [r for r in status.attempts if r.cause]
     times = sum(1 for _ in takewhile(lambda r: r.cause == Cause.STORE_UNREACHABLE, reversed(ended)))
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(max(times, 1) - 1, 16))
-    return min(doubled, LONGEST_STORE_BACKOFF)
+    since = store_silent_since(status) or now
+    left = since + timedelta(seconds=policy.store_outage_seconds) - now
+    return min(doubled, LONGEST_STORE_BACKOFF, max(left, timedelta(0)))
 
 
 def spread(uid: str, attempt: int) -> float:

@@ -150,14 +150,16 @@ class Session:
         where = f"{self.store.uri} at {self.store.endpoint}" if self.store.endpoint else self.store.uri
         if silence is None:
             self._outage_told = float("-inf")
-            self.board.update(waiting_for="")
+            self.board.update(waiting_for="", waits=False)
             return log.event("store-answers", store=where)
         since = log.rfc3339(time.time() - silence.seconds)
-        self.board.update(waiting_for=f"{where} does not answer since {since}: {silence.why}"[:WORDS_OF_WAIT])
+        words = f"{where} does not answer since {since}: {silence.why}"[:WORDS_OF_WAIT]
+        waits = self.outage.patient
+        self.board.update(waiting_for=words, waits=waits)
         if silence.seconds - self._outage_told >= TELL_AGAIN_SECONDS or self._outage_told > silence.seconds:
             self._outage_told = silence.seconds
-            limit = self.store_wait
-            log.event("waiting-for-store", store=where, seconds=silence.seconds, limit=limit, why=silence.why)
+            name, limit = ("waiting-for-store", self.store_wait) if waits else ("store-silent", None)
+            log.event(name, store=where, seconds=silence.seconds, limit=limit, why=silence.why)
 
     def _give_store_up(self, silence: Silence) -> None:
         """The node is given back; the next start asks again."""

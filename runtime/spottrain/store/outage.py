@@ -24,8 +24,8 @@ T = TypeVar("T")
 TELL_SECONDS: Final = 5.0
 """Of silence, after which it is told."""
 LOOK_SECONDS: Final = 0.25
-FORGET_SECONDS: Final = 15.0
-"""After a failure without another request nobody waits any more."""
+FORGET_SECONDS: Final = 45.0
+"""After a failure without another request nothing is known any more. HEAD is read every 30 s."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 3.0
 
@@ -145,7 +145,7 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Runs for ever. Calls `tell` at every look while the store is silent, and once when it answers again.
-    After `limit()` seconds of silence `give_up` is called, which may decline."""
+    After `limit()` seconds of silence, where somebody waits, it calls `give_up`, which may decline."""
     told = False
     while True:
         told = look(outage, tell, give_up, limit(), told)
@@ -160,10 +160,10 @@ def look(
     told: bool,
 ) -> bool:
     """One look of `watch`. Returns whether a silence is told and not over."""
-    silence = outage.silence if outage.patient else None
+    silence = outage.silence
     if silence is not None and silence.seconds >= min(TELL_SECONDS, limit):
         tell(silence)
-        if silence.seconds >= limit:
+        if silence.seconds >= limit and outage.patient:
             give_up(silence)
         return True
     if told:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import WAITING_FOR_STORE, Outcome
-from spottrain_operator.api import ConditionStatus, Job, Status
+from spottrain_operator.api import ConditionStatus, Job, ProgressStatus, Status
 from spottrain_operator.model import PodView
 from spottrain_operator.names import Cause, Condition, Phase, Reason
 from spottrain_operator.plan import plan
@@ -92,6 +92,22 @@ def test_the_outage_has_a_bound_of_its_own() -> None:
     assert status.failures == 0
 
 
+def test_the_last_try_comes_when_the_bound_does() -> None:
+    job = make_job(
+        raw_spec(failurePolicy={"storeOutageSeconds": 100, "backoffSeconds": 300}), status=started()
+    )
+    status = _ended(started(), _gave_up(1), NOW, job)
+    assert status.next_start == after(100)
+
+
+def test_an_interrupted_job_has_not_recovered_while_it_waits_for_its_store() -> None:
+    status = _ended(started(), told(Outcome.INTERRUPTED, 1))
+    assert _condition(status, Condition.INTERRUPTED).status == "True"
+    waits = sample(attempt=2, step=0, state=WAITING_FOR_STORE, waitingFor=SILENT)
+    made = plan(make_observed(make_pod(2), job=make_job(status=status), sample=waits)).status
+    assert made is not None and _condition(made, Condition.INTERRUPTED).status == "True"
+
+
 def test_while_a_pod_waits_for_its_store_the_job_says_so_since_when_and_where() -> None:
     waits = sample(step=0, state=WAITING_FOR_STORE, waitingFor=SILENT)
     made = plan(make_observed(make_pod(), sample=waits))
@@ -103,6 +119,19 @@ def test_while_a_pod_waits_for_its_store_the_job_says_so_since_when_and_where() 
     assert made.status.phase == Phase.RUNNING
     warnings = [event for event in made.events if event.reason == Reason.STORE_UNREACHABLE]
     assert [event.warning for event in warnings] == [True]
+
+
+def test_an_outage_in_mid_training_is_told_at_once_and_its_end_too() -> None:
+    status = started(progress=ProgressStatus(state="Training", step=4, time=NOW))
+    trains = sample(step=5, startStep=0, waitingFor=SILENT)
+    made = plan(make_observed(make_pod(), job=make_job(status=status), sample=trains)).status
+    assert made is not None
+    shown = _condition(made)
+    assert shown.status == "False" and "trains on, and its saves fail" in shown.message
+    assert _condition(made, Condition.RUNNING).reason == Reason.TRAINING
+    back = sample(step=6, startStep=0)
+    made = plan(make_observed(make_pod(), job=make_job(status=made), sample=back)).status
+    assert made is not None and _condition(made).status == "True"
 
 
 @pytest.mark.parametrize(

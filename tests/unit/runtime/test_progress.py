@@ -80,7 +80,7 @@ def test_while_the_store_is_waited_for_that_is_the_state_whatever_comes_after() 
     board = Board()
     changes: list[dict[str, Any]] = [
         {"state": "Gated"},
-        {"waiting_for": "s3://b at x"},
+        {"waiting_for": "s3://b at x", "waits": True},
         {"state": "Restoring"},
     ]
     for change in changes:
@@ -88,5 +88,7 @@ def test_while_the_store_is_waited_for_that_is_the_state_whatever_comes_after() 
     progress = board.progress()
     assert (progress.state, progress.waitingFor) == (WAITING_FOR_STORE, "s3://b at x")
     assert f'spottrain_state{{state="{WAITING_FOR_STORE}"}} 1' in board.metrics()
+    board.update(waits=False)
+    assert board.progress().state == "Restoring" and board.progress().waitingFor, "it goes on, and says so"
     board.update(waiting_for="")
     assert board.progress().state == "Restoring"

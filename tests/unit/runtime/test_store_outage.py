@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +156,11 @@ def test_it_is_told_soon_and_given_up_at_the_limit(outage: Outage, clock: Clock)
     assert not looked(before=True) and told[-1] is None
 
 
-def test_while_it_trains_nothing_is_told_or_given_up(outage: Outage, clock: Clock) -> None:
+def test_while_it_trains_it_is_told_and_never_given_up(outage: Outage, clock: Clock) -> None:
     outage.patient = False
-    calls: list[Any] = []
-    say: Callable[[Any], None] = calls.append
+    told: list[Any] = []
+    given_up: list[Silence] = []
     with outage.request("GET HEAD"):
         clock.now += 1000
-        assert not look(outage, say, say, 60.0, False) and not calls
+        assert look(outage, told.append, given_up.append, 60.0, False)
+    assert told[-1].seconds == 1000 and not given_up
