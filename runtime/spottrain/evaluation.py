@@ -18,7 +18,7 @@ import torch
 from spottrain import device as devices
 from spottrain.data import Dataset, Plan, Position, load
 from spottrain.data.room import Room
-from spottrain.ranks.parallel import earliest, of_first, total
+from spottrain.ranks.parallel import Earliest, of_first, total
 from spottrain.ranks.world import World
 
 Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -84,16 +84,21 @@ class Evaluation:
         if self.room is not None:
             self.room.warn(self.workers)
         self._stream = load(self.dataset, iter(steps), workers=self.workers, collate=self.collate)
+        asked: Earliest | None = None
         for step in steps:
             for share in step.shares:
-                if self._cut(stopping):
+                if not self.world.distributed and stopping():
                     return None
                 batch = next(self._stream)
-                if self._cut(stopping):
+                if not self.world.distributed and stopping():
                     return None
+                asked, before = self._ask(), asked
                 with torch.no_grad(), self.autocast():
                     values = self.measure(model, devices.to_device(batch, self.device))
                 self.alive()
+                if self._heard(before):
+                    self._heard(asked)  # it may be an earlier one, and must not stay on its way
+                    return None
                 samples = share * step.samples
                 items = self._items(batch, samples)
                 counted += items
@@ -105,14 +110,33 @@ class Evaluation:
                     )  # a mean over nothing is no number
                     sums[name] = sums.get(name, 0) + part
         self._stream = None
+        if asked is not None:
+            asked.result()  # all is done: a stop is the next step boundary's
+        return self._over_ranks(sums, counted)
+
+    def _over_ranks(self, sums: Mapping[str, torch.Tensor], counted: float) -> dict[str, float]:
+        """All means at once: the only time that ranks, and the host, wait for what was computed."""
+        names = sorted(sums)
         whole = torch.tensor(counted, dtype=torch.float64, device=self.device)
-        of_loss, count = float(total(whole, self._sharing)), len(self.dataset)
-        means = {
-            name: total(sums[name], self._sharing) / (of_loss if name == "loss" else count)
-            for name in sorted(sums)
-        }
+        every = total(torch.stack([whole, *(sums[name].reshape(()) for name in names)]), self._sharing)
         # What ranks that each did all of it found may differ, and what they do next must not.
-        return {name: float(of_first(mean, self.world)) for name, mean in means.items()}
+        of_loss, *found = of_first(every, self.world).tolist()
+        count = len(self.dataset)
+        return {
+            name: value / (of_loss if name == "loss" else count)
+            for name, value in zip(names, found, strict=True)
+        }
+
+    def _ask(self) -> Earliest | None:
+        """Of several ranks, whether one was told to stop: by a batch later, so that nobody waits for it."""
+        return Earliest(self.until(), self.device) if self.world.distributed else None
+
+    def _heard(self, asked: Earliest | None) -> bool:
+        """Whether a stop cuts it short: for all ranks at the same batch, for a model may need them all."""
+        if asked is None or (found := asked.result()) == math.inf:
+            return False
+        self.deadline = min(self.deadline, found)
+        return True
 
     def _items(self, batch: Any, samples: float) -> float:
         """Over how many items the loss of this batch is the mean; 0 for a filler."""
@@ -136,8 +160,6 @@ class Evaluation:
         )
 
     def _cut(self, stopping: Callable[[], bool]) -> bool:
-        """Whether a stop cuts it short: for all ranks at the same batch, for a model may need them all."""
-        if not self.world.distributed:
-            return stopping()
-        self.deadline = earliest(self.until(), self.world, self.device)
-        return self.deadline < math.inf
+        """Whether it is not to begin: for all ranks."""
+        self.deadline = math.inf
+        return self._heard(self._ask()) if self.world.distributed else stopping()

@@ -9,7 +9,7 @@ guard.finish()
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import torch
 
 from spottrain import averages, log, ownloop
 from spottrain import device as devices
-from spottrain.checkpoint import modelstate
+from spottrain.checkpoint import modelstate, trained
 from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Stored
 from spottrain.checkpoint.restore import Want
@@ -42,7 +42,8 @@ class Guard(Loop):
     """Claims the checkpoint URI and restores what is given, when it is made; `step` then says how far it is.
 
     model, optimizer: as they are trained, wrapped (DDP, FSDP2, torch.compile) or not; or dicts of several.
-        An optimizer may have parameters that are not the model's.
+        An optimizer may have parameters that are not the model's: those of modules in `extra`, and single
+        ones, are saved, and left beside the final weights (`spottrain.load_weights(path, "extra.loss")`).
     scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. Modules in
         `extra`, such as an average of the weights, are stored like the model. All are the same on all ranks,
         but what an object's own_state_dict() gives, as that of `levers.compression.attach` does: this is kept
@@ -83,7 +84,7 @@ class Guard(Loop):
         self._left_out: set[str] = set()
         for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
-        self._loose = self._loose_parameters()
+        self._require_whole(scheduler)
         self._place = averages.Place(self._emas())
         world = session.world
         if world.distributed:
@@ -100,16 +101,23 @@ class Guard(Loop):
         )
         self._begin(Keeper(session, state, total_steps=self.max_steps))
 
-    def _loose_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those that are trained and belong to no module here, such as a learnt temperature of the loss."""
-        modules = [self._model, *self._modules.values()]
-        known = {id(parameter) for module in modules for parameter in module.parameters()}
-        return {
-            f"{name}.{number}": parameter
-            for name, optimizer in self._optimizers.items()
-            for number, parameter in enumerate(p for g in optimizer.param_groups for p in g["params"])
-            if id(parameter) not in known
-        }
+    @property
+    def _loose(self) -> dict[str, torch.nn.Parameter]:
+        """Those that are trained and belong to no module here, such as a learnt temperature of the loss.
+
+        Found anew each time: a group of parameters may be added while the training goes on.
+        """
+        return trained.loose(self._optimizers, [self._model, *self._modules.values()])
+
+    def _require_whole(self, scheduler: Any) -> None:
+        """That what is trained is saved, and all of it. Raises ConfigurationError."""
+        trained.require_no_other_state(
+            self._loose.values(),
+            [self._model, *self._modules.values()],
+            "Give the module to the Guard: extra={'loss': module}, or model={...} with a dict of several",
+        )
+        for each in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
+            trained.require_of(each, self._optimizers.values(), "Guard(scheduler=...)")
 
     def _add(self, kind: str, given: Any) -> None:
         named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
@@ -128,6 +136,8 @@ class Guard(Loop):
                 continue
             if isinstance(each, EarlyStopping):
                 ownloop.agreeing(each, self.session.world)
+            if isinstance(each, Trackers):
+                self.session.close_at_end(each)
             if isinstance(each, torch.nn.Module):
                 self._modules[name] = modelstate.plain(each)
             elif all(hasattr(each, method) for method in STATEFUL):
@@ -248,7 +258,7 @@ class Guard(Loop):
         super()._close()
         for each in self._objects.values():
             if isinstance(each, Trackers):
-                each.close()
+                each.close(self.session.outcome)
 
     def _module(self) -> torch.nn.Module:
         return torch.nn.ModuleList([self._model, *self._modules.values()])
@@ -262,7 +272,20 @@ class Guard(Loop):
             self._place.counted(self.step)
 
     def _final(self) -> Mapping[str, Any]:
-        return averages.final_weights(self._model, self._emas(), tell=self.session.world.first)
+        weights = averages.final_weights(self._model, self._emas(), tell=self.session.world.first)
+        return weights | self._trained_beside()
+
+    def _trained_beside(self) -> dict[str, Any]:
+        """What is trained and not the model's; but not what follows the weights, such as an average."""
+        given = {id(p) for each in self._optimizers.values() for g in each.param_groups for p in g["params"]}
+        found: dict[str, Any] = {f"{trained.LOOSE}.{name}": each for name, each in self._loose.items()}
+        for name, module in self._modules.items():
+            if given.intersection(map(id, module.parameters())):
+                found |= {f"{name}.{n}": each for n, each in modelstate.model_state(module).items()}
+        return found
+
+    def _names_beside(self) -> Collection[str]:
+        return self._trained_beside().keys()
 
     def _early(self) -> str:
         """A reason that was given before the last step. One that the loop has not heeded ends nothing."""

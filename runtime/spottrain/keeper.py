@@ -12,9 +12,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NoReturn
 
 from spottrain import log
@@ -23,9 +22,11 @@ from spottrain.budget import Budget
 from spottrain.cadence import Cadence, Observed, auto_seconds
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.choice import Restored
+from spottrain.checkpoint.modelstate import MODEL
 from spottrain.checkpoint.restore import Want
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here, Process, Transfer
+from spottrain.container import memory
 from spottrain.contract import Env, Outcome
 from spottrain.ends import Ends
 from spottrain.errors import OutOfMemory, PeerLost, RunError
@@ -33,9 +34,9 @@ from spottrain.head.owner import Claim
 from spottrain.process import again
 from spottrain.process.session import Session
 from spottrain.ranks.agreement import Agreement, alone, led
-from spottrain.ranks.control import Control, connect
+from spottrain.ranks.control import Control, connect, hear, say
 from spottrain.store import Cancelled
-from spottrain.weights import final_weights
+from spottrain.weights import FinalWeights, most_bytes, require_room
 
 LOOK_SECONDS: Final = 0.1
 """How soon a stop that this rank was told of is passed on to the others."""
@@ -298,7 +299,7 @@ class Keeper:
 
     def _peer_lost(self, error: PeerLost) -> None:
         """On the thread that hears of it; the training thread may be stuck in a collective for ever."""
-        log.event("peer-lost", error=str(error))
+        log.unhindered("peer-lost", error=str(error))
 
         def end() -> None:
             time.sleep(LAST_SECONDS)
@@ -323,10 +324,13 @@ class Keeper:
         self.session.end_now(outcome, text, reason=error.reason)
 
     # --- end ----------------------------------------------------------------------------------------
-    def finish(self, weights: Callable[[], Mapping[str, Any]]) -> tuple[str, str]:
+    def finish(
+        self, weights: Callable[[], Mapping[str, Any]], beside: Collection[str] = ()
+    ) -> tuple[str, str]:
         """Last checkpoint, final weights, release. Each can be done again by a successor.
 
-        `weights` gives the model's tensors by name; all ranks call it. Answers the weights' URI and digest.
+        `weights` gives the tensors by name; all ranks call it. `beside`: names of those that are not the
+        model's own. Returns the weights' URI and digest.
         """
         self.session.interruption.let_end(None)
         uri = ""
@@ -337,12 +341,10 @@ class Keeper:
             if self.session.board.facts.durable_step != self.step:
                 self._save_last(self.checkpoints)
             self.checkpoints.saver.forget()
-        body, digest = final_weights(
-            weights(), keep=self.session.world.first and self.checkpoints is not None
-        )
+        final = FinalWeights(weights(), beside=beside, most=most_bytes(memory()))
+        digest = self._leave(final)
         if self.checkpoints is not None:
-            write = partial(self.checkpoints.write_final, body, digest, self.step)
-            uri = self.session.outage.through("the final weights", write, brief=False)
+            uri = self.checkpoints.final_uri
             if self.session.compile_cache is not None:
                 self.session.compile_cache.save_if_changed()
             self.checkpoints.release(done=True)
@@ -367,13 +369,29 @@ class Keeper:
             session.store_wait = max(session.run.store_wait, unsaved)
             session.outage.patient = True
 
+    def _leave(self, final: FinalWeights) -> str:
+        """Writes the final weights, a file at a time, on rank 0; the digest, on all."""
+        first = self.session.world.first
+        if self.checkpoints is not None and first:
+            self.checkpoints.write_final(final, self.step)
+        else:
+            for _ in final.files(first=first, keep=False):
+                pass  # the others have their part in each tensor
+        if first:
+            say(self.control, "final", {"digest": final.digest})
+            return final.digest
+        return str(hear(self.control, "final")["digest"])
+
     # --- what depends on the kind of checkpoint -----------------------------------------------------
     def _restore(self, checkpoints: Checkpointer, claim: Claim) -> Restored | None:
         return checkpoints.restore(claim, self.state.want)
 
     def _prepare(self, checkpoints: Checkpointer) -> None:
         """After the first step: what the first save needs."""
-        checkpoints.saver.prepare(self.state.shared(), self.state.own())
+        shared = self.state.shared()
+        if self.session.world.first:
+            require_room(shared.get(MODEL, {}), memory())
+        checkpoints.saver.prepare(shared, self.state.own())
 
     def _save_last(self, checkpoints: Checkpointer) -> None:
         checkpoints.save_now(self.take)

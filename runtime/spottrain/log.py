@@ -9,8 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+PATIENCE: Final = 1.0
+"""Seconds that a line, or a flush, may hold up who must not be held up."""
 
 rank: int | None = None
 """Set by `session` where there are several ranks, whose lines share one stream."""
@@ -25,6 +32,39 @@ def rfc3339(seconds: float) -> str:
 def event(name: str, /, **facts: object) -> None:
     """`event=name key=value ...`; values with blanks are quoted, None is left out."""
     line("event=" + name, **facts)
+
+
+def unhindered(name: str, /, **facts: object) -> None:
+    """An event of whoever ends the process, or watches its deadline: nobody may be reading, and a full pipe
+    would hold it for ever. After PATIENCE it goes on, and the line comes out when it can."""
+    within_patience(partial(event, name, **facts))
+
+
+stuck = False
+"""Whether something could not be written in time: then the interpreter's own end would not come through."""
+
+
+def within_patience(act: Callable[[], object]) -> None:
+    global stuck
+    done = threading.Thread(target=act, name="spottrain-line", daemon=True)
+    try:
+        done.start()
+    except RuntimeError:  # the interpreter ends: no thread may begin any more
+        act()
+        return
+    done.join(PATIENCE)
+    stuck = stuck or done.is_alive()
+
+
+def flush() -> None:
+    """Of what was printed; by whoever ends the process."""
+    within_patience(_flush)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def text(head: str, /, **facts: object) -> str:

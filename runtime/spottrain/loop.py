@@ -6,7 +6,7 @@ and of `integrations.accelerate.Guard`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
@@ -239,7 +239,7 @@ class Loop:
         if ended_early is None and not why and self.max_steps is not None and not self.done:
             self._tell_short(self.max_steps)
         try:
-            return self.keeper.finish(self._final)[0]
+            return self.keeper.finish(self._final, self._names_beside())[0]
         finally:
             self._close()
 
@@ -263,6 +263,10 @@ class Loop:
     def _final(self) -> Mapping[str, Any]:
         """The weights to leave, by name."""
         raise NotImplementedError
+
+    def _names_beside(self) -> Collection[str]:
+        """Names, in the weights to leave, of what is not the model's own."""
+        return ()
 
     def _rate(self) -> float | None:
         """The learning rate."""

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import log
 from spottrain import schedule as schedules
+from spottrain.checkpoint import trained
 from spottrain.errors import ConfigurationError
 from spottrain.levers import optimizers, rates
 from spottrain.settings import WARM_UPS, Settings, told
@@ -39,7 +40,7 @@ def optimizer(
             log.event("override", setting="optimizer", manifest=told(named), script=f"{given} lr={own}")
         made = optimizers.make(
             named.name if named else given,
-            model.parameters(),
+            trained.groups(model),
             learning_rate=rate,
             fused=fused,
             **_said(settings),
@@ -105,6 +106,7 @@ def schedule(
     made: torch.optim.Optimizer, settings: Settings, total_steps: int, steps_per_epoch: int | None
 ) -> schedules.Schedule:
     kind: Any = settings.schedule
+    trained.require_of(kind, [made], "Trainer(schedule=...)")
     warmup = warmup_steps(settings, total_steps, steps_per_epoch)
     if isinstance(kind, str):
         kind = schedules.shape(kind, warmup_steps=warmup, total_steps=total_steps)

@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain import log
+from spottrain.checkpoint import trained
 from spottrain.data import Batches, Dataset, Source
 from spottrain.data.room import Room
 from spottrain.data.source import size_of
@@ -22,6 +23,7 @@ from spottrain.levers import accumulation, compiling, compression
 from spottrain.levers import trackers as trackers_of
 from spottrain.levers.compression import Compression
 from spottrain.levers.ema import EMA
+from spottrain.levers.rehearsing import rehearsal
 from spottrain.levers.stopping import EarlyStopping
 from spottrain.levers.trackers import Tracker
 from spottrain.meter import Meter
@@ -74,12 +76,17 @@ def pinned(settings: Settings, device: torch.device) -> bool:
     return device.type == "cuda" if settings.pin_memory is None else settings.pin_memory
 
 
+def loss_of(trainer: Trainer) -> Callable[[torch.nn.Module, Any], torch.Tensor]:
+    """The loss of the model as the script has it, where more than that is trained."""
+    return lambda model, batch: trainer.loss(trained.inner(model), batch)
+
+
 def fitting(trainer: Trainer) -> Fitting:
     return Fitting(
         trainer.settings,
         model=trainer.model,
         optimizer=trainer.optimizer,
-        loss_of=trainer.loss,
+        loss_of=loss_of(trainer),
         source=trainer.batches,
         precision=trainer.precision,
         device=trainer.device,
@@ -109,11 +116,11 @@ def meter(trainer: Trainer) -> Meter:
 def evaluation(trainer: Trainer, eval_set: Dataset, collate: Any) -> Evaluation:
     if not size_of(eval_set, "eval_set"):
         raise ConfigurationError("Trainer(eval_set=...) is empty: give it samples, or leave it out")
-    settings, session, loss, metrics = trainer.settings, trainer.session, trainer.loss, trainer.metrics
+    settings, session, loss, metrics = trainer.settings, trainer.session, loss_of(trainer), trainer.metrics
     micro, workers = settings.micro_batch_size, settings.workers
 
     def measure(model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        return {"loss": loss(model, batch), **(metrics(model, batch) if metrics else {})}
+        return {"loss": loss(model, batch), **(metrics(trained.inner(model), batch) if metrics else {})}
 
     return Evaluation(
         dataset=eval_set,
@@ -216,7 +223,8 @@ def compile_first(trainer: Trainer, compiled: torch.nn.Module, batch: Any) -> No
             loss = trainer.loss(compiled, batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    compiling.warm_up(step, compiled)
+    with rehearsal(trainer.model):  # it knows of what is trained beside the model, too
+        compiling.warm_up(step, compiled)
 
 
 def watch(trainer: Trainer) -> Watch:
@@ -224,7 +232,7 @@ def watch(trainer: Trainer) -> Watch:
         trainer.settings,
         trainer.session,
         model=trainer.model,
-        loss_of=trainer.loss,
+        loss_of=loss_of(trainer),
         source=trainer.batches,
         fitting=trainer.fitting,
         precision=trainer.precision,

@@ -239,6 +239,13 @@ class _Server(ThreadingHTTPServer):
         if not isinstance(error, OSError):
             log.event("progress-not-told", error=f"{type(error).__name__}: {error}")
 
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:  # no file descriptor is free, say: whoever calls waits, and this fails at once
+            time.sleep(0.5)
+            raise
+
 
 def serve(board: Board, port: int) -> int | None:
     """Serves in a daemon thread and returns the port; None where it is taken, which stops no training."""

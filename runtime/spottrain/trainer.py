@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from spottrain import device as devices
 from spottrain import optimizing, parts, schedule, trainerstate
 from spottrain.arguments import require_kinds, require_own_parameters, require_positive
-from spottrain.checkpoint import modelstate
+from spottrain.checkpoint import modelstate, trained
 from spottrain.data import Batches, Dataset, Stream
 from spottrain.data.source import source
 from spottrain.errors import ConfigurationError, PeerLost
@@ -30,6 +30,7 @@ from spottrain.levers import precision as precisions
 from spottrain.levers.ema import EMA
 from spottrain.levers.stopping import EarlyStopping
 from spottrain.levers.trackers import Tracker, Trackers
+from spottrain.meter import Meter
 from spottrain.parts import Result
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
@@ -55,6 +56,10 @@ class Trainer:
     loss(model, batch): scalar tensor, the mean over the samples of the batch. Called on micro-batches.
     loss_weight(batch): over how many items that mean is, such as tokens, where samples have unequally many.
     metrics(model, batch): further means by name, taken in evaluation only.
+    extra: further modules that are trained, or have buffers, by name, such as a loss with weights; saved,
+        averaged and left with the final weights as `extra.<name>...`, their gradients averaged over ranks.
+        A loss or metrics that is a module itself is one of them. Other parameters of the optimizer that are
+        not the model's are saved too, as `loose.<number>`; but not where their module has buffers besides.
     max_steps, epochs: optimizer steps, or passes over train_set; whichever ends first.
     batch_size: samples of one optimizer step, of all ranks together; a multiple of ranks x micro_batch_size,
         which is the number of samples of one forward pass; "auto" finds the largest that fits.
@@ -80,6 +85,8 @@ class Trainer:
 
     watch: Watch
     """From the first step of an attempt on."""
+    _meter: Meter
+    _replica: parallel.Replica
     _cold: bool
     """Whether this rank is to compile before it waits for another one."""
 
@@ -93,6 +100,7 @@ class Trainer:
         eval_set: Dataset | None = None,
         loss_weight: Callable[[Any], float] | None = None,
         metrics: Metrics | None = None,
+        extra: Mapping[str, torch.nn.Module] | None = None,
         max_steps: int | None = None,
         epochs: int | None = None,
         batch_size: int = 32,
@@ -134,12 +142,14 @@ class Trainer:
         require_positive(log_every=log_every, eval_every=eval_every)
         require_kinds(model, optimizer)
         self.loss, self.metrics, self.loss_weight, self.log_every = loss, metrics, loss_weight, log_every
-        self._place(model, optimizer, learning_rate, device)
+        whole = trained.of_trainer(model, optimizer, extra, {"loss": loss, "metrics": metrics})
+        self._place(whole, optimizer, learning_rate, device)
         self._feed(train_set, shuffle=shuffle, collate=collate, steps_per_epoch=steps_per_epoch)
         self.fitting = parts.fitting(self)
         self.trackers = Trackers(
             parts.trackers(trackers, self.settings, self.session), world=self.session.world
         )
+        self.session.close_at_end(self.trackers)
         self._judge_by(eval_set, collate, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
@@ -155,7 +165,8 @@ class Trainer:
         learning_rate: float | None,
         device: str | torch.device | None,
     ) -> None:
-        """The model and what is made of its parameters, on this rank's device."""
+        """The model, with what is trained beside it, and what is made of the parameters; on this rank's
+        device."""
         settings, world = self.settings, self.session.world
         if settings.deterministic:
             devices.make_deterministic()
@@ -163,9 +174,10 @@ class Trainer:
         parallel.join(world, self.device)
         self.precision = precisions.agreed(settings.precision, self.device, world)
         self.precision.apply()
-        self.model = modelstate.plain(model).to(self.device)
+        self.model = model.to(self.device)
         self.optimizer = optimizing.optimizer(optimizer, self.model, settings, learning_rate)
         require_own_parameters(self.model, self.optimizer)
+        trained.require_unmixed(self.optimizer)
         self.scaler = self.precision.scaler(self.device)
         self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
 
@@ -232,7 +244,7 @@ class Trainer:
     def _close(self) -> None:
         if hasattr(self, "watch"):  # it was made
             self.watch.close()
-        self.trackers.close()
+        self.trackers.close(self.session.outcome)
 
     def _begin(self) -> None:
         self.session.board.update(total_steps=self.total_steps, step=0)
@@ -253,6 +265,7 @@ class Trainer:
         while self.step < self.total_steps and not self._over:
             with watch.split.data():
                 step, micro_batches = self._awaited(lambda: next(steps))
+            self._replica.give_buffers()
             several = len(step.shares) > 1 or self.settings.micro_batch_size == AUTO
             before = devices.Boundary(buffers) if several else None
             loss, failed = torch.zeros((), device=self.device), None
@@ -306,9 +319,10 @@ class Trainer:
     def _update(self) -> bool:
         """One optimizer step with the gradients that were gathered; whether the weights moved."""
         with self.watch.split.compute():
+            self._replica.average_gradients()
             if self.settings.clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_grad_norm)
+                parallel.clip(self.model.parameters(), self.settings.clip_grad_norm)
             self.schedule.before_step(self.step)
             moved = precisions.step(self.scaler, self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
@@ -365,7 +379,7 @@ class Trainer:
     def _finish(self) -> Result:
         last = float(parallel.total(self.last_loss.clone(), self.session.world))
         self.session.board.update(ended_early=self.judge.enough)
-        uri, final = self.keeper.finish(self._weights)
+        uri, final = self.keeper.finish(self._weights, trained.beside(self.model))
         parallel.leave()
         return Result(
             step=self.step,
@@ -390,6 +404,8 @@ class Trainer:
         self.watch = parts.watch(self)
         deterministic = settings.deterministic
         self._replica = parallel.Replica(self.model, world, self.device, deterministic=deterministic)
+        if self.ema is not None and not self.ema.updated:
+            self.ema.begin()  # all ranks have rank 0's weights only now
         self.compression = parts.exchange(self, self._replica, self.watch.split)
         if self.saved_compression is not None:
             self.compression.load_state_dict(*self.saved_compression)

@@ -9,10 +9,11 @@ import torch
 
 from spottrain import device as devices
 from spottrain import log, parts
-from spottrain.checkpoint import modelstate
+from spottrain.checkpoint import modelstate, trained
 from spottrain.errors import CheckpointError
 from spottrain.keeper import State
 from spottrain.meter import require_finite
+from spottrain.weights import BESIDE
 
 if TYPE_CHECKING:
     from spottrain.trainer import Trainer
@@ -35,6 +36,7 @@ def _shared(it: Trainer) -> dict[str, Any]:
     require_finite(float(it.last_loss), it.step)
     return {
         modelstate.MODEL: modelstate.model_state(it.model),
+        BESIDE: trained.beside(it.model),
         modelstate.OPTIMIZER: modelstate.optimizer_state(it.model, it.optimizer),
         "kind": type(it.optimizer).__name__,
         modelstate.EMA: None if it.ema is None else it.ema.state_dict(),

@@ -269,6 +269,15 @@ BAD = {
     "no scheduler": ("scheduler=3", "Guard: scheduler is a int without state_dict()"),
     "no extra": ("extra={'ema': 3}", "Guard: extra.ema is a int without state_dict()"),
     "extra without names": ("extra=model", "Guard(extra=...) is a Sequential: give it a dict of names"),
+    "weights of a module with buffers": (
+        "optimizer=torch.optim.SGD([{'params': model.parameters()}, {'params': NORM.parameters()}])",
+        "the BatchNorm1d that this belongs to has buffers too (running_mean, running_var,",
+    ),
+    "a scheduler of another optimizer": (
+        "optimizer=torch.optim.SGD(model.parameters()), "
+        "scheduler=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 5)",
+        "Guard(scheduler=...) is a StepLR of an optimizer that is not given here",
+    ),
     "no steps": ("max_steps=0", "Guard(max_steps=0, log_every=10): at least 1 each"),
 }
 
@@ -276,7 +285,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
     argument, says = BAD[case]
-    call = f"spottrain.Guard(**dict(model=model, optimizer=optimizer) | dict({argument}))\n"
+    call = "NORM = torch.nn.BatchNorm1d(3)\n"
+    call += f"spottrain.Guard(**dict(model=model, optimizer=optimizer) | dict({argument}))\n"
     run = lab.run(HEAD + call)
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
     assert says in run.message.message

@@ -164,6 +164,13 @@ BAD = {
         "Guard(accelerator, data=loader)\n",
         "Guard(data=...) is a loader that Accelerate has prepared",
     ),
+    "weights that are not stored": (
+        "loss = torch.nn.Bilinear(4, 1, 1)\n"
+        "optimizer.add_param_group({'params': loss.parameters()})\n"
+        "model, optimizer = accelerator.prepare(model, optimizer)\n"
+        "Guard(accelerator)\n",
+        "trains Bilinear.weight of shape (1, 4, 1), Bilinear.bias of shape (1,), which no module",
+    ),
 }
 
 

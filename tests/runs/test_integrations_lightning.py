@@ -214,6 +214,15 @@ BAD = {
         "spot.setup(type('Trainer', (), {'world_size': 2})(), Model(), 'fit')\n",
         "Lightning trains with 2 process(es), and spottrain knows of 1",
     ),
+    "weights that are not stored": (
+        "loss = torch.nn.Bilinear(4, 1, 1)\n"
+        "class Both(Model):\n"
+        "    def configure_optimizers(self):\n"
+        "        return torch.optim.AdamW([*self.parameters(), *loss.parameters()])\n"
+        "spot = SpotCallback()\n"
+        "trainer(spot).fit(Both(), loader, ckpt_path=spot.resume())\n",
+        "trains Bilinear.weight of shape (1, 4, 1), Bilinear.bias of shape (1,), which no module",
+    ),
 }
 
 

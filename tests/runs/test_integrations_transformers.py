@@ -226,6 +226,15 @@ BAD = {
         "trainer(SpotCallback(), save_only_model=True)\n",
         "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints",
     ),
+    "weights that are not stored": (
+        "spot = SpotCallback()\n"
+        "loss = torch.nn.Bilinear(4, 1, 1)\n"
+        "theirs = trainer(spot)\n"
+        "theirs.create_optimizer()\n"
+        "theirs.optimizer.add_param_group({'params': loss.parameters()})\n"
+        "theirs.train(resume_from_checkpoint=spot.resume())\n",
+        "trains Bilinear.weight of shape (1, 4, 1), Bilinear.bias of shape (1,), which no module",
+    ),
 }
 
 

@@ -152,8 +152,8 @@ def test_wandb_sends_nothing_up_to_the_step_that_the_server_has(monkeypatch: pyt
         def log(self, values: dict[str, float], *, step: int) -> None:
             self.rows.append(step)
 
-        def finish(self) -> None:
-            pass
+        def finish(self, exit_code: int) -> None:
+            assert exit_code == 0
 
     class Module:
         given: dict[str, Any]
@@ -175,6 +175,64 @@ def test_wandb_sends_nothing_up_to_the_step_that_the_server_has(monkeypatch: pyt
     assert module.run.rows == [6, 6, 7], "6 has an evaluation as well"
 
 
+ENDS = {
+    "a script that raises": ("raise ValueError('no')", ExitCode.FAILED, "FAILED"),
+    "a script that leaves": ("raise SystemExit(3)", 3, "FAILED"),
+    "a loss that is no number": ("loss = loss * float('nan')", ExitCode.FAILED, "FAILED"),
+    "a signal": ("os.kill(os.getpid(), 15)", ExitCode.INTERRUPTED, "KILLED"),
+    "the end": ("pass", ExitCode.DONE, "FINISHED"),
+}
+LOOP = """\
+import os, time
+import torch, spottrain, spottrain.levers.trackers as of
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+several = [of.MLflow(experiment="tests", tracking_uri=os.environ["MLFLOW"])]
+if "WANDB" in os.environ:
+    several.append(of.WandB(project="tests", mode="offline", folder="."))
+trackers = spottrain.levers.Trackers(several, close_seconds=60)
+trackers.begin("run-1", 0)
+extra = {"trackers": trackers}
+guard = spottrain.Guard(model=model, optimizer=optimizer, extra=extra, max_steps=9, log_every=1)
+while not guard.done:
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+    optimizer.step()
+    if guard.step == 4 and "HERE" not in os.environ:
+        while not all(hasattr(each, "_once") for each in several):  # to import them takes long
+            time.sleep(0.05)
+        ACT
+    trackers.log(guard.step + 1, {"loss": 1.0})
+    guard.advance(loss=loss)
+guard.finish()
+"""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_tracker_s_run_ends_as_the_training_did_and_goes_on_where_it_was_interrupted(
+    lab: Lab, case: str
+) -> None:
+    act, code, status = ENDS[case]
+    uri = f"sqlite:///{lab.folder / 'mlflow.db'}"
+    client = importlib.import_module("mlflow").MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("tests")
+    env = {"MLFLOW": uri, "SPOTTRAIN_GRACE_SECONDS": "600"}
+    ended = lab.run(LOOP.replace("ACT", act), env=env | ({"WANDB": "1"} if case == "a signal" else {}))
+    assert ended.end(120) == code, ended.log
+    assert [run.info.status for run in client.search_runs([experiment])] == [status], ended.log
+    if case != "a signal":
+        return
+    (file,) = lab.folder.glob("wandb/offline-run-*/*.wandb")
+    assert until(lambda: [r for r in records_of(file) if r.HasField("preempting")], rows=1)
+    exits = until(lambda: [r.exit.exit_code for r in records_of(file) if r.HasField("exit")], rows=1)
+    assert exits == [ExitCode.INTERRUPTED]
+    again = lab.run(LOOP, attempt=2, env=env | {"HERE": "1"})
+    assert again.end(120) == ExitCode.DONE, again.log
+    (run,) = client.search_runs([experiment])
+    assert run.info.status == "FINISHED"
+
+
 def until(read: Callable[[], list[Any]], rows: int, seconds: float = 30) -> list[Any]:
     """W&B's own process writes the file, and may still do so when `finish` has come back."""
     give_up = time.monotonic() + seconds
@@ -184,7 +242,13 @@ def until(read: Callable[[], list[Any]], rows: int, seconds: float = 30) -> list
 
 
 def history_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of an offline file: protobuf records in LevelDB's log format, after a header of 7 bytes."""
+    for record in records_of(path):
+        if record.WhichOneof("record_type") == "history":
+            yield {".".join(i.nested_key) or i.key: float(i.value_json) for i in record.history.item}
+
+
+def records_of(path: Path) -> Iterator[Any]:
+    """Of an offline file: protobuf records in LevelDB's log format, after a header of 7 bytes."""
     records = importlib.import_module("wandb.proto.wandb_internal_pb2")
     body, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(body):
@@ -195,7 +259,5 @@ def history_of(path: Path) -> Iterator[dict[str, Any]]:
         whole += body[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # full, last
-            record = records.Record.FromString(whole)
+            yield records.Record.FromString(whole)
             whole = b""
-            if record.WhichOneof("record_type") == "history":
-                yield {".".join(i.nested_key) or i.key: float(i.value_json) for i in record.history.item}

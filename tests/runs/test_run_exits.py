@@ -239,3 +239,38 @@ def test_a_notice_that_is_long_enough_is_told_without_a_warning(lab: Lab) -> Non
     told = next(line for line in run.log.splitlines() if "event=emergency-budget" in line)
     assert "warning" not in told and not run.message.warning
     assert run.message.graceSeconds == 600 and (run.message.emergencySeconds or 600) < 480
+
+
+FULL = """\
+def fill():  # from now on nobody reads what is printed
+    import os, select, threading, time
+    kept = os.dup(1)
+    global ends
+    ends = os.pipe()
+    os.dup2(ends[1], 1)
+    threading.Thread(target=print, args=["x" * 200_000], daemon=True).start()
+    while select.select([], [ends[1]], [], 0)[1]:
+        time.sleep(0.01)
+    os.write(kept, b"full\\n")
+"""
+BLOCKED = {
+    "before the training": FULL + "fill()\nimport time\ntime.sleep(60)\n",
+    "while it trains": FULL + SCRIPT.replace("    time.sleep(PAUSE)\n", "    trainer.step == 3 and fill()\n"),
+    "at its end": FULL + "fill()\nraise SystemExit(3)\n",
+}
+
+
+@pytest.mark.parametrize("when", BLOCKED)
+def test_a_log_that_nobody_reads_holds_up_neither_the_termination_message_nor_the_end(
+    lab: Lab, when: str
+) -> None:
+    run = lab.run(BLOCKED[when], env={Env.GRACE_SECONDS: "6"}).until("full")
+    if when != "at its end":
+        run.send()
+    code = run.end(60)
+    expected = {
+        "before the training": (Outcome.INTERRUPTED, ExitCode.INTERRUPTED),
+        "while it trains": (Outcome.INTERRUPTED_LOST, ExitCode.INTERRUPTED_LOST),
+        "at its end": (Outcome.FAILED, 3),
+    }
+    assert (run.message.outcome, code) == expected[when]

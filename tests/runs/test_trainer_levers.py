@@ -212,8 +212,7 @@ TIED = SCRIPT.replace(
     "        self.again.weight = self.last.weight\n",
 ).replace(
     'print("after fit")',
-    "import glob\n"
-    "found = spottrain.load_weights(glob.glob(os.environ['SPOTTRAIN_CHECKPOINT_URI'] + '/final/*')[0])\n"
+    "found = spottrain.load_weights(os.environ['SPOTTRAIN_CHECKPOINT_URI'] + '/final')\n"
     "print('tied', torch.equal(found['last.weight'], found['again.weight']),"
     " 'averaged', not torch.equal(found['last.weight'], model.last.weight))",
 )
@@ -363,7 +362,7 @@ def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruptio
         "spottrain.seed(3)\n"
         "import spottrain.keeper\n"
         "def hold(*_, **__): print('all is saved', flush=True); time.sleep(60)\n"
-        "spottrain.keeper.final_weights = hold\n",
+        "spottrain.keeper.FinalWeights = hold\n",
     )
     stopping = {"earlyStopping": {"patience": 1, "minDelta": 1e9}}
     first = run(lab, stopping, script=held, env={"EVAL": "1"}).until("all is saved")

@@ -14,6 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ from spottrain.process.session import Session
 from spottrain.ranks.control import Control, hear, say
 from spottrain.store import AlreadyExists, Store
 from spottrain.store.sending import tried
+from spottrain.weights import INDEX, FinalWeights
 
 WATCH_SECONDS: Final = 30.0
 """A superseded process learns of it within this time (design.md section 3, rule 8)."""
@@ -54,7 +56,6 @@ SPARE: Final = 1.5
 """A save is counted on to be done within so many times what it should take."""
 PROBE_BYTES: Final = 8 * CHUNK_BYTES
 """Of the object by which the bandwidth is measured at the start: a part for each connection."""
-MODEL_NAME: Final = "model.safetensors"
 
 
 def seconds_for_running(left: float, *, running: float, one_save: float | None) -> float:
@@ -163,21 +164,22 @@ class Checkpointer:
         try:
             self._write(save, lambda: float("inf"))
         except Abandoned:
-            log.event("save-abandoned", step=save.step)
+            log.unhindered("save-abandoned", step=save.step)
         except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
             self.session.fail_now(error)
         except PeerLost as error:  # the training thread will meet it too, in its own way
             save.failed = True
-            log.event("save-failed", step=save.step, error=str(error))
+            log.unhindered("save-failed", step=save.step, error=str(error))
         except Exception as error:  # whatever else it was, training goes on
             save.failed = True
             self.session.board.save_failed(str(error))
-            log.event("save-failed", step=save.step, error=str(error), next="it will be tried again")
+            log.unhindered("save-failed", step=save.step, error=str(error), next="it will be tried again")
         finally:
             save.finished.set()
+        self._prune(save)
 
     def _write(self, save: Save, left: Callable[[], float], *, again: bool = False) -> None:
-        """Shards, manifest, commit, prune; on the other ranks: shards, and what rank 0 says of the rest.
+        """Shards, manifest, commit; on the other ranks: shards, and what rank 0 says of the rest.
 
         `again`: whether it is tried again where it fails.
         """
@@ -222,14 +224,13 @@ class Checkpointer:
                 bytes=manifest.size + len(body),
                 keptAs=BEST if save.best else "",
             )
-            dropped = self._owner.commit(
+            save.dropped = self._owner.commit(
                 entry,
                 self.session.run.keep,
                 damaged=frozenset(self.choice.damaged),
                 patience=self._patience(),
             )
         self._durable(save, entry.key, bytes=entry.bytes)
-        self._prune(dropped)
 
     def _durable(self, save: Save, key: str, **facts: Any) -> None:
         save.committed = True
@@ -242,15 +243,20 @@ class Checkpointer:
             save_seconds=now - save.started,
         )
         if self.session.world.first:
-            log.event("committed", step=save.step, seconds=now - save.started, **facts, key=key)
+            log.unhindered("committed", step=save.step, seconds=now - save.started, **facts, key=key)
         self.on_durable()
 
-    def _prune(self, dropped: tuple[str, ...]) -> None:
-        """Deletes what the commit dropped from HEAD. What is left is an orphan, swept by a later claim."""
+    def _prune(self, save: Save) -> None:
+        """Deletes what the commit dropped from HEAD. What is left is an orphan, swept by a later claim.
+
+        Nobody waits for it: the save is done. In a notice it is left to the successor.
+        """
+        if self.session.interruption.stopping:
+            return
         try:
-            self._owner.prune(dropped)
+            self._owner.prune(save.dropped)
         except StoreError as error:
-            log.event("prune-failed", error=str(error))
+            log.unhindered("prune-failed", error=str(error))
 
     def measure_bandwidth(self) -> None:
         """Writes a part of the memory of saves to the store, and deletes it again. Raises StoreError."""
@@ -278,7 +284,7 @@ class Checkpointer:
             return
         if not save.finished.wait(None if seconds == float("inf") else seconds):
             save.abandoned = True
-            log.event("abandoning", step=save.step)
+            log.unhindered("abandoning", step=save.step)
             save.finished.wait(RETRY_SECONDS)
 
     def save_now(self, take: Callable[[], Save]) -> None:
@@ -293,6 +299,7 @@ class Checkpointer:
             brief=False,
             between=lambda: self._saver.again(save),
         )
+        self._prune(save)
 
     def save_before_end(self, take: Callable[[], Save], step: int) -> None:
         """Makes the newest step durable within the notice. Raises the last StoreError when time runs out.
@@ -316,7 +323,7 @@ class Checkpointer:
             except Exception as error:
                 if isinstance(error, RunError) and not isinstance(error, StoreUnavailable):
                     raise
-                log.event("save-failed", step=step, error=str(error), seconds_left=left())
+                log.unhindered("save-failed", step=step, error=str(error), seconds_left=left())
                 if left() < 2 * RETRY_SECONDS:
                     raise StoreUnavailable(f"step {step} could not be saved in time: {error}") from error
                 time.sleep(RETRY_SECONDS)
@@ -330,26 +337,41 @@ class Checkpointer:
             return last
         return self._saver.copy_seconds + self._saver.bytes / bandwidth + RETRY_SECONDS
 
-    def write_final(self, weights: memoryview, digest: str, step: int) -> str:
-        """Rank 0 leaves the weights at `final/`. A predecessor that died here is written over."""
-        if self.session.world.first:
-            # HEAD is asked for once at a time; here all of the training would fail for it.
-            tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
-            # Asked first: a DELETE that the network repeats late would take the new weights (chaos found it).
-            if self.store.stat(FINAL_PREFIX + MODEL_NAME) is not None:
-                self.store.delete([FINAL_PREFIX + MODEL_NAME])
-            # Not by `put`, which is one request: S3 takes 5 GiB in one.
-            self.store.upload(FINAL_PREFIX + MODEL_NAME, weights)
-            facts = {
-                "format": 1,
-                "step": step,
-                "digest": digest,
-                "bytes": len(weights),
-                "sha256": hashlib.sha256(weights).hexdigest(),
-                "checkpoint": self.session.board.facts.key,
-            }
-            self.store.put(FINAL_PREFIX + MANIFEST_NAME, json.dumps(facts, indent=1).encode())
-        return self.final_uri
+    def write_final(self, weights: FinalWeights, step: int) -> None:
+        """On rank 0: leaves the weights at `final/`. A predecessor that died here is written over."""
+        # HEAD is asked for once at a time; here all of the training would fail for it.
+        self._through(lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS)))
+        self._through(self._clear_final)
+        files = []
+        for name, body in weights.files(first=True, keep=True):
+            self._through(partial(self._upload_final, FINAL_PREFIX + name, body))
+            files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
+        if (index := weights.index) is not None:
+            self._through(partial(self.store.put, FINAL_PREFIX + INDEX, index))
+        facts = {
+            "format": 1,
+            "step": step,
+            "digest": weights.digest,
+            "files": files,
+            "checkpoint": self.session.board.facts.key,
+        }
+        body_of_facts = json.dumps(facts, indent=1).encode()
+        self._through(partial(self.store.put, FINAL_PREFIX + MANIFEST_NAME, body_of_facts))
+
+    def _through(self, act: Callable[[], None]) -> None:
+        """One file at a time is tried again, for the next one must be gathered by all ranks."""
+        self.session.outage.through("the final weights", act, brief=False)
+
+    def _clear_final(self) -> None:
+        # Asked first: a DELETE that the network repeats late would take the new weights (chaos found it).
+        if left := [key for key in self.store.list(FINAL_PREFIX) if key.startswith(FINAL_PREFIX + "model")]:
+            self.store.delete(left)
+
+    def _upload_final(self, key: str, body: memoryview) -> None:
+        if self.store.stat(key) is not None:  # a try before this one had no answer
+            self.store.delete([key])
+        # Not by `put`, which is one request: S3 takes 5 GiB in one.
+        self.store.upload(key, body)
 
     @property
     def final_uri(self) -> str:
@@ -364,14 +386,14 @@ class Checkpointer:
             waits = done and self.session.outage.patient
             patience = self.session.store_wait + CLAIM_SLACK if waits else self._patience()
             self._owner.release(done, patience=patience)
-            log.event("released", done=done or None)
+            log.unhindered("released", done=done or None)
             if done:  # else the next claim sweeps
                 self._quietly(self._owner.sweep_leftovers)
         except RunError as error:
             if done:
                 self._released = False  # whoever gives up may still let go of it
                 raise
-            log.event("release-failed", error=str(error))
+            log.unhindered("release-failed", error=str(error))
 
     def _patience(self) -> float | None:
         """Seconds to go on asking for HEAD: what is left of a notice, else the owner's own."""

@@ -57,10 +57,9 @@ def like(here: Any, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, on the CPU; for a DTensor every rank must call this."""
-    full = tensor.full_tensor() if is_sharded(tensor) else tensor
-    return full.detach().cpu()
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, where it is; for a DTensor every rank must call this."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def holders(tensor: Any) -> list[int]:

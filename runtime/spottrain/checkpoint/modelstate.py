@@ -18,8 +18,10 @@ from spottrain.checkpoint.manifest import Stored
 from spottrain.contract import Reason
 from spottrain.errors import CheckpointError, ConfigurationError
 
-WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-"""Parts of a name that torch.compile, the checkpoint wrapper and FSDP1 put into it (torch 2.15)."""
+INNER: Final = "_spottrain_model"
+"""Where the model lies in `trained.Together`."""
+WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", f"{INNER}.")
+"""Parts of a name that torch.compile, the checkpoint wrapper and FSDP1 (torch 2.15), and we, put into it."""
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
 EMA: Final = "ema"

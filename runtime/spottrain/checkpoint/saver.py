@@ -55,6 +55,8 @@ class Save:
     abandoned: bool = False
     failed: bool = False
     committed: bool = False
+    dropped: tuple[str, ...] = ()
+    """Keys that its commit took out of HEAD."""
     tries: int = 0
     """That failed."""
     key: str = ""

@@ -18,7 +18,7 @@ from spottrain.cli.answers import Answer
 from spottrain.cli.cooling import FEWEST_DAYS, Cooling, lifecycle
 from spottrain.cli.copying import copy
 from spottrain.cli.deleting import delete
-from spottrain.cli.exporting import export
+from spottrain.cli.exporting import FINAL, export
 from spottrain.cli.listing import listing
 from spottrain.cli.logs import logs
 from spottrain.cli.pruning import Wish, prune
@@ -88,6 +88,10 @@ def _step(text: str) -> str:
     if text not in (NEWEST, BEST, ALL) and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no step; use a number, {NEWEST} or {BEST}")
     return text
+
+
+def _step_or_final(text: str) -> str:
+    return text if text == FINAL else _step(text)
 
 
 def _count(text: str) -> int:
@@ -174,7 +178,8 @@ def _copy(given: argparse.Namespace) -> Answer:
 def _add_export(commands: Commands) -> None:
     command = _command(commands, "export", "Writes the model's weights as one safetensors file.")
     command.add_argument("--to", required=True, type=_file, metavar="FILE")
-    command.add_argument("--step", type=_step, default=NEWEST, help=f"a step, {NEWEST} (default) or {BEST}")
+    about = f"a step, {NEWEST} (default), {BEST}, or {FINAL}: the weights that a finished run has left"
+    command.add_argument("--step", type=_step_or_final, default=NEWEST, help=about)
     command.set_defaults(run=lambda given: export(_store(given), given.step, given.to))
 
 

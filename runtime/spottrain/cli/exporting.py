@@ -6,10 +6,13 @@ No pickle: every framework reads safetensors, and reading it executes nothing.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -17,38 +20,70 @@ from typing import Any, BinaryIO, Final
 from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest, Stored
 from spottrain.cli.answers import Answer, size
 from spottrain.cli.reading import WIDTHS, Shards, choose, head_of, manifest_of
-from spottrain.contract import Reason
+from spottrain.contract import CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, Reason
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.head.document import Entry
-from spottrain.store import Store
+from spottrain.store import KeyMissing, Store, Truncated
 
 MODEL: Final = "model"
 """Where the model's state lies in the tree (`checkpoint/modelstate.py`)."""
 WEIGHTS_FILE: Final = "model.safetensors"
 """Where libraries put it, in a checkpoint of kind folder."""
 ALIGNMENT: Final = 64
+FINAL: Final = "final"
+"""In place of a step: the weights that a finished run has left."""
+BESIDE: Final = "beside"
+"""In a file's metadata: names of tensors that are not the model's own (`weights.py`, which needs torch)."""
 
 
 def export(store: Store, which: str, target: Path) -> Answer:
     """Raises CheckpointError where it is damaged; then there is no file."""
     if target.exists():
         raise ConfigurationError(f"{target} exists already and is not overwritten; name another file")
+    final = _final_of(store)
+    if which == FINAL:
+        if final is None:
+            raise ConfigurationError(f"there are no final weights at {store.uri}: no run there is done")
+        return _exported(target, f"the final weights of step {final.step}", final.step, final.write)
     entry = choose(head_of(store), which)
     try:
         manifest, _ = manifest_of(store, entry.key)
-        shards = Shards(store, entry.key, manifest)
+    except Damaged as error:
+        raise _damaged(f"step {entry.step}", error) from error
+    shards = Shards(store, entry.key, manifest)
+    if manifest.kind != FOLDER:
+        write = partial(_state, manifest, shards, entry)
+    elif WEIGHTS_FILE in {each.path for each in manifest.files} or final is None:
+        write = partial(_folder, manifest, shards, entry)
+    elif final.checkpoint == entry.key:  # the same weights, in a form that all read
+        return _exported(target, f"the final weights of step {entry.step}", entry.step, final.write)
+    else:
+        raise ConfigurationError(
+            f"{_without_weights(manifest, entry)}. The final weights, of step {final.step}, can be exported: "
+            f"--step {FINAL}"
+        )
+    return _exported(target, f"step {entry.step}", entry.step, write)
+
+
+def _exported(target: Path, of: str, step: int, write: Callable[[BinaryIO], int]) -> Answer:
+    """write: returns how many tensors there are; 0: it is not known."""
+    try:
         with _appearing(target) as file:
-            count = (_folder if manifest.kind == FOLDER else _state)(manifest, shards, entry, file)
+            count = write(file)
             written = file.tell()
     except Damaged as error:
-        raise CheckpointError(
-            f"step {entry.step} cannot be exported: {error}; choose another --step (spottrain checkpoints "
-            "verify says which are whole)",
-            reason=Reason.CHECKPOINT_DAMAGED,
-        ) from error
+        raise _damaged(of, error) from error
     what = f"{count} tensors" if count else "the library's file"
-    facts = {"step": entry.step, "file": str(target), "bytes": written, "tensors": count}
-    return Answer(facts=facts, lines=[f"{target}: {what} of step {entry.step}, {size(written)}"])
+    facts = {"step": step, "file": str(target), "bytes": written, "tensors": count}
+    return Answer(facts=facts, lines=[f"{target}: {what} of {of}, {size(written)}"])
+
+
+def _damaged(what: str, error: Damaged) -> CheckpointError:
+    return CheckpointError(
+        f"{what} cannot be exported: {error}; choose another --step (spottrain checkpoints verify says which "
+        "are whole)",
+        reason=Reason.CHECKPOINT_DAMAGED,
+    )
 
 
 @contextlib.contextmanager
@@ -70,14 +105,96 @@ def _appearing(target: Path) -> Iterator[BinaryIO]:
 def _folder(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> int:
     names = {each.path: each.shard for each in manifest.files}
     if WEIGHTS_FILE not in names:
-        raise ConfigurationError(
-            f"step {entry.step} is a folder that a library wrote, and {WEIGHTS_FILE} is not in it; it holds: "
-            f"{', '.join(sorted(names)) or 'nothing'}"
-        )
+        raise ConfigurationError(_without_weights(manifest, entry))
     shard = next(each for each in manifest.shards if each.name == names[WEIGHTS_FILE])
     for number in range(len(shard.chunks)):
         file.write(shards.chunk(shard, number))
     return 0
+
+
+def _without_weights(manifest: Manifest, entry: Entry) -> str:
+    there = ", ".join(sorted(each.path for each in manifest.files)) or "nothing"
+    words = f"step {entry.step} is a folder that a library wrote, and {WEIGHTS_FILE} is not in it"
+    return f"{words}; it holds: {there}"
+
+
+# --- the final weights ----------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """One of the files that they are in."""
+
+    name: str
+    bytes: int
+    sha256: str
+    header: dict[str, Any]
+    start: int
+    """Of the tensors' bytes, after the header."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FinalWeights:
+    store: Store
+    step: int
+    checkpoint: str
+    """Key of the checkpoint with the same weights."""
+    files: list[dict[str, Any]]
+
+    def write(self, file: BinaryIO) -> int:
+        """As one file, whatever they are in. Raises Damaged."""
+        parts = [self._part(**each) for each in self.files]
+        metadata: dict[str, str] = {}
+        entries: dict[str, Any] = {}
+        beside: list[str] = []
+        at = 0
+        for part in parts:
+            for name, words in part.header.items():
+                if name == "__metadata__":
+                    metadata |= words
+                    beside += json.loads(words.get(BESIDE, "[]"))
+                    continue
+                begin, end = words["data_offsets"]
+                entries[name] = words | {"data_offsets": [at + begin, at + end]}
+            at += part.bytes - part.start
+        if beside:
+            metadata[BESIDE] = json.dumps(beside)
+        file.write(header_bytes({"__metadata__": metadata | {"step": str(self.step)}} | entries))
+        for part in parts:
+            self._copy(part, file)
+        return len(entries)
+
+    def _part(self, name: str, bytes: int, sha256: str) -> _Part:
+        size = int.from_bytes(self._read(name, 0, 8), "little")
+        if size > bytes:
+            raise Damaged(f"{FINAL_PREFIX}{name} has no header")
+        header = json.loads(self._read(name, 8, size))
+        return _Part(name=name, bytes=bytes, sha256=sha256, header=header, start=8 + size)
+
+    def _copy(self, part: _Part, file: BinaryIO) -> None:
+        total = hashlib.sha256()
+        for at in range(0, part.bytes, CHUNK_BYTES):
+            body = self._read(part.name, at, min(CHUNK_BYTES, part.bytes - at))
+            total.update(body)
+            file.write(memoryview(body)[max(part.start - at, 0) :])
+        if total.hexdigest() != part.sha256:
+            raise Damaged(f"{FINAL_PREFIX}{part.name} does not fit its checksum")
+
+    def _read(self, name: str, offset: int, count: int) -> bytearray:
+        body = bytearray(count)
+        try:
+            self.store.read_into(FINAL_PREFIX + name, offset, memoryview(body))
+        except (KeyMissing, Truncated):
+            raise Damaged(f"{FINAL_PREFIX}{name} is missing, or too short") from None
+        return body
+
+
+def _final_of(store: Store) -> _FinalWeights | None:
+    found = store.get(FINAL_PREFIX + MANIFEST_NAME)
+    if found is None:
+        return None
+    facts = json.loads(found.body)
+    return _FinalWeights(
+        store=store, step=facts["step"], checkpoint=facts["checkpoint"], files=facts["files"]
+    )
 
 
 # --- our own state --------------------------------------------------------------------------------------
@@ -86,7 +203,8 @@ def _state(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> 
     weights = weights_of(manifest)
     if not weights:
         raise ConfigurationError(f"step {entry.step} holds no model (no tensors under {MODEL!r})")
-    file.write(_header(weights, entry))
+    beside = manifest.tree.get(BESIDE, []) if isinstance(manifest.tree, dict) else []
+    file.write(_header(weights, entry, beside))
     for tensor in weights.values():
         file.write(assemble(tensor, shards))
     return len(weights)
@@ -111,16 +229,20 @@ def _named(plain: Any, path: str) -> Iterator[tuple[str, int]]:
         yield from _named(value, f"{path}.{key}" if path else str(key))
 
 
-def _header(weights: dict[str, Stored], entry: Entry) -> bytes:
-    entries: dict[str, Any] = {
-        "__metadata__": {"format": "pt", "step": str(entry.step), "checkpoint": entry.key}
-    }
+def _header(weights: dict[str, Stored], entry: Entry, beside: list[str]) -> bytes:
+    said = {"format": "pt", "step": str(entry.step), "checkpoint": entry.key}
+    entries: dict[str, Any] = {"__metadata__": said | ({BESIDE: json.dumps(beside)} if beside else {})}
     at = 0
     for name, tensor in weights.items():
         kind, width = WIDTHS[tensor.dtype]
         end = at + width * prod(tensor.shape)
         entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
+    return header_bytes(entries)
+
+
+def header_bytes(entries: dict[str, Any]) -> bytes:
+    """As `checkpoint/layout.py`, which needs torch."""
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

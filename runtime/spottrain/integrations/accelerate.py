@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from spottrain.checkpoint import modelstate
+from spottrain.checkpoint import modelstate, trained
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
 from spottrain.keeper import State
@@ -62,6 +62,7 @@ class Guard(Loop):
                 "give it spottrain.data.loader(...) unprepared, or leave data out"
             )
         self._accelerator = accelerator
+        self._require_whole()
         keeper = FolderKeeper(
             self.session,
             State(shared=lambda: {"progress": self._progress()}, own=self._packed, load=self._load),
@@ -74,6 +75,20 @@ class Guard(Loop):
             keeper.meet()  # nothing of Accelerate's waits until all ranks of the pod have read it
         if keeper.restored is not None and self.session.world.first_here:
             shutil.rmtree(keeper.restored, ignore_errors=True)
+
+    def _require_whole(self) -> None:
+        """That `save_state` stores all that is trained. Raises ConfigurationError."""
+        registered = [each for each in self._accelerator._custom_objects if isinstance(each, torch.nn.Module)]
+        wrapped = [each.optimizer for each in self._accelerator._optimizers]
+        optimizers = [each for each in wrapped if isinstance(each, torch.optim.Optimizer)]
+        trained.require_owned(
+            optimizers,
+            [*self._accelerator._models, *registered],
+            "Give its module to accelerator.prepare(...) or accelerator.register_for_checkpointing(...) too",
+        )
+        known = [*wrapped, *self._accelerator._optimizers]
+        for each in self._accelerator._schedulers:
+            trained.require_of(each.scheduler, known, "the scheduler that accelerator.prepare was given")
 
     def _write(self, folder: Path) -> None:
         self._accelerator.save_state(str(folder))

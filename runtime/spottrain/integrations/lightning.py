@@ -25,7 +25,7 @@ except ImportError:
 from spottrain import device as devices
 from spottrain import log, ownloop
 from spottrain.beside import Beside
-from spottrain.checkpoint import modelstate
+from spottrain.checkpoint import modelstate, trained
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
 from spottrain.keeper import State
@@ -102,6 +102,11 @@ class SpotCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take_signals(trainer)
         keeper, session, step = self._begun(), self.session, trainer.global_step
+        trained.require_owned(
+            [each for each in trainer.optimizers if isinstance(each, torch.optim.Optimizer)],
+            [each for each in (pl_module, trainer.strategy.model) if isinstance(each, torch.nn.Module)],
+            "Make its module an attribute of the LightningModule",
+        )
         if keeper.restored is None:  # then it may go on from a checkpoint that is not of ours
             session.board.update(step=step, start_step=step)
         elif step != keeper.step:

@@ -23,7 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from spottrain import device as devices
 from spottrain import log, ownloop
 from spottrain.beside import Beside
-from spottrain.checkpoint import modelstate
+from spottrain.checkpoint import modelstate, trained
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.saver import Save
 from spottrain.contract import Outcome
@@ -98,9 +98,16 @@ class SpotCallback(TrainerCallback):
         self._take_max_steps(args, lr_scheduler)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module | None = None,
+        optimizer: Any = None,
+        **_: Any,
     ) -> None:
         keeper = self._begun()
+        self._require_whole(model, optimizer)
         if keeper.restored is None:  # then it may go on from a checkpoint that is not of ours
             self.session.board.update(step=state.global_step, start_step=state.global_step)
         elif state.global_step != keeper.step:
@@ -219,6 +226,19 @@ class SpotCallback(TrainerCallback):
                 "trainer.train(resume_from_checkpoint=spot.resume())"
             )
         return self.keeper
+
+    def _require_whole(self, model: torch.nn.Module | None, optimizer: Any) -> None:
+        """That the Trainer's checkpoints hold all that is trained. Raises ConfigurationError."""
+        inner = getattr(optimizer, "optimizer", optimizer)  # what Accelerate has wrapped
+        if model is None or not isinstance(inner, torch.optim.Optimizer):
+            return
+        try:
+            trained.require_owned(
+                [inner], [model], "Make its module a part of the model, such as model.loss = module"
+            )
+        except ConfigurationError:
+            self._begun().ends.give_up()
+            raise
 
     def _finish(self, model: torch.nn.Module | None) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"

@@ -5,6 +5,9 @@
     trackers.log(guard.step + 1, {"loss": 0.25})    # before guard.advance()
     trackers.close()                                # done by a Guard(extra={"trackers": trackers})
 
+How the attempt ended is told to W&B and MLflow: done is finished, a failure is failed, and an interruption is
+preempted (W&B) or killed (MLflow), from which the next attempt goes on with the same run.
+
 An attempt that was killed has logged steps after its last checkpoint, and its successor does them again.
 TensorBoard hides the old ones (`purge_step`); W&B and MLflow are asked for the last step they have, and up
 to it nothing is sent again: there the first attempt's values stand, in deterministic mode the same ones.
@@ -30,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from spottrain import log
+from spottrain.contract import EXIT_CODE_OF, Outcome
 from spottrain.errors import ConfigurationError
 from spottrain.ranks.world import World
 
@@ -39,6 +43,8 @@ GIVE_UP: Final = 10
 """Failures in a row after which a tracker is left alone until the next attempt."""
 CLOSE_SECONDS: Final = 10.0
 """That a tracker has to send what is queued; a notice is short, and the checkpoint is first."""
+INTERRUPTED: Final = (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST, Outcome.SUPERSEDED)
+"""Outcomes after which another attempt goes on with the run."""
 TAG: Final = "spottrain.run"
 """MLflow's tag with the run id."""
 
@@ -54,7 +60,8 @@ class Tracker(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Values after optimizer step `step`, counted from 1; what was logged already is not logged again."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """A tracker that has a method `ended(outcome)` as well is called that just before."""
 
 
 def run_id(job_uid: str) -> str:
@@ -120,15 +127,18 @@ class Trackers:
         for line in self._lines if finite else ():
             line.send(partial(line.tracker.log, step, finite))
 
-    def close(self) -> None:
-        """Sends what is queued, for so long as `close_seconds`; all trackers at once. Nothing comes after."""
+    def close(self, outcome: Outcome = Outcome.DONE, *, within: float = math.inf) -> None:
+        """Sends what is queued, for so long as `close_seconds`; all trackers at once. Nothing comes after.
+
+        outcome: of this attempt. within: seconds that there are at most, such as what is left of a notice.
+        """
         if not self._begun or self._closed:
             return
         self._closed = True
         for line in self._lines:
-            line.end()
+            line.end(outcome)
         for line in self._lines:
-            line.join(self._close_seconds)
+            line.join(max(min(self._close_seconds, within), 0.0))
 
     def _tell_late(self, step: int) -> None:
         if self._lines and not self._late:
@@ -170,8 +180,10 @@ class _Line:
             why = f"{QUEUED} calls wait for it: what comes meanwhile is left out"
             log.event("tracker-slow", tracker=self.tracker.name, why=why)
 
-    def end(self) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Nothing is sent after this."""
+        if hasattr(self.tracker, "ended"):
+            self._queue.put(partial(self.tracker.ended, outcome))
         self._queue.put(self.tracker.close)
         self._queue.put(None)
 
@@ -263,6 +275,7 @@ class WandB:
     """
 
     name = "wandb"
+    _outcome = Outcome.DONE
 
     def __init__(
         self,
@@ -300,8 +313,14 @@ class WandB:
                 self._mark.write_text(str(step))
             self._run.log(new, step=step)
 
+    def ended(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
     def close(self) -> None:
-        self._run.finish()
+        """An exit code makes a run a failed one, or, where it was marked, a preempted one."""
+        if self._outcome in INTERRUPTED:
+            self._run.mark_preempting()
+        self._run.finish(exit_code=int(EXIT_CODE_OF[self._outcome]))
 
 
 class MLflow:
@@ -312,6 +331,7 @@ class MLflow:
     """
 
     name = "mlflow"
+    _outcome = Outcome.DONE
 
     def __init__(
         self, *, experiment: str, tracking_uri: str | None = None, config: Mapping[str, Any] | None = None
@@ -347,8 +367,14 @@ class MLflow:
         if new:
             self._client.log_batch(self._id, metrics=new)
 
+    def ended(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
     def close(self) -> None:
-        self._client.set_terminated(self._id)
+        if self._outcome is Outcome.SUPERSEDED:
+            return  # the attempt that trains now has the same run
+        status = "KILLED" if self._outcome in INTERRUPTED else "FAILED"
+        self._client.set_terminated(self._id, status="FINISHED" if self._outcome is Outcome.DONE else status)
 
 
 def _require(package: str) -> None:

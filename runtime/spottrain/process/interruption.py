@@ -241,7 +241,7 @@ class Interruption:
         """Each way of being told, once: `event=deadline` of the file, `event=sigterm` of the signal."""
         for name in [name for name in self._told if name not in self._announced]:
             self._announced.append(name)
-            log.event(
+            log.unhindered(
                 name,
                 source=self.source,
                 deadline=log.rfc3339(self.deadline),

@@ -250,7 +250,7 @@ class Launcher:
         end = Ended(rank=rank, status=status, killed=killed, told=self._told, said=said)
         self._ended.append(end)
         if not self._alone or status < 0:
-            log.event("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
+            log.unhindered("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
         if end.outcome in (Outcome.DONE, Outcome.UNTRAINED):
             return
         broken = end.outcome in BROKEN or self._asked
@@ -330,7 +330,7 @@ class Launcher:
             self._interrupted(deadline)
         if self._alive and not self._killed and time.time() >= self._kill_at:
             self._killed = True
-            log.event("ranks-killed", ranks=",".join(str(rank) for rank in self._alive.values()))
+            log.unhindered("ranks-killed", ranks=",".join(str(rank) for rank in self._alive.values()))
             for pid in self._alive:
                 _kill_group(pid)
 
@@ -343,13 +343,13 @@ class Launcher:
         path = self._env.get(Env.TERMINATION_MESSAGE)
         if worst.outcome is Outcome.INTERRUPTED and path and self._behind(Path(path)):
             worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]), said=None)
-        if not self._alone or worst.status < 0:
-            log.event("launcher-end", code=worst.code, why=worst.words)
-        if path:
+        if path:  # first: nobody may be reading what is printed
             try:
                 lastwords.revise(Path(path), lambda found: self._last_words(worst, found), since=self._born)
             except OSError as error:
-                log.event("termination-message-not-written", path=path, error=str(error))
+                log.unhindered("termination-message-not-written", path=path, error=str(error))
+        if not self._alone or worst.status < 0:
+            log.unhindered("launcher-end", code=worst.code, why=worst.words)
         return worst.code
 
     def _last_words(self, worst: Ended, found: TerminationMessage | None) -> TerminationMessage | None:

@@ -88,10 +88,17 @@ class _There:
 
 
 def _welcome(server: socket.socket, there: _There) -> None:
+    told = ""
     while True:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = server.accept()
-            threading.Thread(target=_host, args=[connection, there], daemon=True).start()
+        except OSError as error:  # no file descriptor is free, say: who calls waits, and accept fails at once
+            if str(error) != told:
+                told = str(error)
+                log.event("accept-failed", error=told, next="it is tried again")
+            time.sleep(RETRY_SECONDS)
+            continue
+        threading.Thread(target=_host, args=[connection, there], daemon=True).start()
 
 
 def _host(connection: socket.socket, there: _There) -> None:

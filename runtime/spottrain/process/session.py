@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from spottrain import compilecache, config, log, progress
 from spottrain.compilecache import CompileCache
@@ -50,6 +50,9 @@ from spottrain.scribe.outputs import MARK, Outputs, keep, seconds_for_logs
 from spottrain.store import Store
 from spottrain.store import open as open_store
 from spottrain.store.outage import Outage, PatientStore, Silence, watch
+
+if TYPE_CHECKING:
+    from spottrain.levers.trackers import Trackers
 
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 TELL_AGAIN_SECONDS: Final = 30.0
@@ -85,6 +88,8 @@ class Session:
         """The last words; the first ones spoken hold."""
         self.unfinished: Callable[[], None] | None = None
         """Where a training was begun: keeps what there is, if the script ends before it is finished."""
+        self.at_end: list[Callable[[Outcome], None]] = []
+        """Called with the outcome once the termination message is written; they must not take long."""
         self.asked: set[str] = set()
         """Settings of spec.training that the script has asked for itself (`ownloop`)."""
         self.outage = Outage()
@@ -250,7 +255,7 @@ class Session:
     def must_leave(self, code: int) -> bool:
         """Whether the interpreter's own end, which may wait for peers and threads, would take too long."""
         peerless = self.world.distributed and code != ExitCode.DONE
-        return self.interruption.stopping or code == ExitCode.SUPERSEDED or peerless
+        return self.interruption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
 
     def conclude(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
@@ -271,10 +276,28 @@ class Session:
                 )
                 lastwords.tell_launcher(self.env, self.message.outcome)
                 self._write(self.message)
-            return EXIT_CODE_OF[self.message.outcome]
+            outcome = self.message.outcome
+        for each in self.at_end:
+            with contextlib.suppress(Exception):  # the process ends, whatever becomes of it
+                each(outcome)
+        return EXIT_CODE_OF[outcome]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of a training that has ended: where there are no last words yet, an error is on its way."""
+        if self.message is not None:
+            return self.message.outcome
+        return Outcome.DONE if self.completed else Outcome.FAILED
+
+    def close_at_end(self, trackers: Trackers) -> None:
+        """However the run ends, its trackers are told."""
+        left = self.interruption.seconds_left
+        self.at_end.append(lambda outcome: trackers.close(outcome, within=left()))
 
     def _write(self, message: TerminationMessage) -> None:
-        log.event(
+        """The message first: nobody may be reading what is printed."""
+        self._leave_words(message)
+        log.unhindered(
             "end",
             outcome=message.outcome,
             code=int(EXIT_CODE_OF[message.outcome]),
@@ -284,7 +307,6 @@ class Session:
             durable_seconds=message.durableSeconds,
             message=message.message,
         )
-        self._leave_words(message)
 
     def note_done(self) -> None:
         """HEAD says done. So does the termination message from here on, also where the process ends without
@@ -303,7 +325,7 @@ class Session:
             try:
                 lastwords.revise(Path(path), lastwords.outranking(message), since=self._words_since)
             except OSError as error:
-                log.event("termination-message-not-written", path=path, error=str(error))
+                log.unhindered("termination-message-not-written", path=path, error=str(error))
 
     def _begin_of_words(self) -> float:
         """Since when a message in the file is of this run: of a peer, which the same launcher has started."""
@@ -447,9 +469,7 @@ def show(error: BaseException, usual: Callable[[], None]) -> None:
 
 def leave(code: int) -> NoReturn:
     """Ends the process at once: no exit handler, hung thread or wedged peer may eat up the notice."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    log.flush()
     with contextlib.suppress(Exception):
         _finish_outputs()
     os._exit(code)

@@ -118,6 +118,11 @@ def _accept_all(server: socket.socket, world: World, token: str, timeout: float)
             for link in links.values():
                 link.socket.close()
             raise _did_not_come(world, links, timeout) from None
+        except OSError as error:  # no file descriptor is free, say
+            if time.monotonic() >= until:
+                raise _did_not_come(world, links, timeout) from error
+            time.sleep(0.2)
+            continue
         rank = _rank_of(connection, token)
         if rank is None or not 0 < rank < world.size or rank in links:
             connection.close()  # not of this gang: a port scan, or another job's rank

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from spottrain.checkpoint.dtensor import any_sharded
+from spottrain.checkpoint import trained
+from spottrain.checkpoint.dtensor import any_sharded, is_sharded, local
 from spottrain.errors import ConfigurationError, PeerLost
 from spottrain.process.session import current
 from spottrain.ranks.world import World
 
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 """Of one collective. Ranks wait for each other at the gate outside of collectives, so this is work only."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 LOST: Final = (
     "connection closed by peer",
     "connection closed by remote peer",
@@ -49,18 +52,45 @@ def join(world: World, device: torch.device) -> None:
     # Both: checkpoints and stop orders of a GPU run go over the CPU's backend.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    if device.type == "cuda" and torch.cuda.device_count() < world.local_size:
+        found: list[Any] = [None] * world.size
+        gpu = f"{torch.cuda.get_device_properties(device).uuid} of {socket.gethostname()}"
+        dist.all_gather_object(found, gpu)  # over gloo
+        require_own_gpus(found)
 
 
 def default_device(world: World) -> str | None:
     """A GPU of this rank's own, where there is one."""
     if not world.distributed or not torch.cuda.is_available():
         return None
-    if torch.cuda.device_count() < world.local_size:
-        raise ConfigurationError(
-            f"{world.local_size} processes share {torch.cuda.device_count()} GPU(s): NCCL wants one for "
-            "each; set gpusPerWorker, or spottrain run --nproc, to the number of GPUs"
-        )
-    return f"cuda:{world.local_rank}"
+    return f"cuda:{gpu_of(world, torch.cuda.device_count(), os.environ.get(VISIBLE, ''))}"
+
+
+def gpu_of(world: World, count: int, visible: str) -> int:
+    """Which of the `count` GPUs that this rank sees is its own. Raises ConfigurationError.
+
+    visible: CUDA_VISIBLE_DEVICES. A scheduler, such as Slurm's or MPI's, may let each rank see one GPU, its
+    own: `join` looks whether no two see the same.
+    """
+    if count >= world.local_size:
+        return world.local_rank
+    if count == 1 and visible:
+        return 0
+    raise ConfigurationError(
+        f"{world.local_size} processes share {count} GPU(s): NCCL wants one for each; set spottrain run "
+        f"--nproc to the number of GPUs, or {VISIBLE} of each process to a GPU of its own"
+    )
+
+
+def require_own_gpus(gpus: Sequence[str]) -> None:
+    """`gpus`: of each rank, by its machine. Raises ConfigurationError."""
+    for rank, gpu in enumerate(gpus):
+        if (other := gpus.index(gpu)) != rank:
+            raise ConfigurationError(
+                f"ranks {other} and {rank} see the same GPU alone ({gpu}): NCCL wants one for each; set "
+                f"{VISIBLE} of each process to a GPU of its own, or leave it out and set spottrain run "
+                "--nproc to the number of GPUs"
+            )
 
 
 def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) -> torch.nn.Module:
@@ -91,14 +121,21 @@ def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) 
 
 
 class Replica:
-    """The model as the loop calls it. `module` is the plain one."""
+    """The model as the loop calls it: `outer`. `module` is the plain one.
+
+    What is trained beside the model (`trained.Together`) is no part of DDP or FSDP2: its gradients are
+    averaged, and rank 0's parameters and buffers given to all ranks, by the methods here.
+    """
 
     def __init__(
         self, model: torch.nn.Module, world: World, device: torch.device, *, deterministic: bool
     ) -> None:
-        self.module = model
-        self.outer: torch.nn.Module = model
-        sharded = any_sharded(model)
+        self.module = trained.inner(model)
+        self.outer: torch.nn.Module = self.module
+        self._world, self._others = world, trained.others(model)
+        for parameter in self._beside():
+            of_first(parameter.detach(), world)
+        model, sharded = self.module, any_sharded(self.module)
         if world.distributed and not sharded:
             # After the first step DDP sorts its buckets anew, by use, and three or more ranks are then added
             # up in another order than right after a resume; a search for unused parameters prevents it.
@@ -109,6 +146,43 @@ class Replica:
                 gradient_as_bucket_view=True,
                 find_unused_parameters=keep_order,
             )
+
+    def _beside(self) -> list[torch.nn.Parameter]:
+        return [parameter for module in self._others for parameter in module.parameters()]
+
+    def give_buffers(self) -> None:
+        """Rank 0's, of what is beside the model, before each step: as DDP does with the model's."""
+        for module in self._others:
+            give_buffers(module, self._world)
+
+    def average_gradients(self) -> None:
+        """After the last backward pass of a step, of what is beside the model: the mean over ranks."""
+        if not self._world.distributed:
+            return
+        for parameter in (each for each in self._beside() if each.requires_grad):
+            if parameter.grad is None:  # not used in this rank's part of the batch
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(self._world.size)
+
+
+def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
+    """Scales all gradients so that their common norm is at most so much; those of FSDP2 may be among them."""
+    every = list(parameters)
+    sharded = [each for each in every if is_sharded(each)]
+    if not sharded or len(sharded) == len(every):
+        torch.nn.utils.clip_grad_norm_(every, most)
+        return
+    whole = [each for each in every if not is_sharded(each)]
+    norms = [
+        torch.nn.utils.get_total_norm([p.grad for p in of if p.grad is not None]) for of in (sharded, whole)
+    ]
+    norm = torch.linalg.vector_norm(
+        torch.stack([each.full_tensor() if is_sharded(each) else each for each in norms])
+    )
+    factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+    for gradient in (each.grad for each in every if each.grad is not None):
+        local(gradient).mul_(factor.to(local(gradient).device))
 
 
 def total(value: torch.Tensor, world: World) -> torch.Tensor:
@@ -145,11 +219,25 @@ def number_of_first(value: float, world: World) -> float:
 
 def earliest(moment: float, world: World, device: torch.device) -> float:
     """The least of all ranks'; every rank must call it."""
-    if not world.distributed:
-        return moment
-    value = torch.tensor(moment, dtype=torch.float64, device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MIN)
-    return float(value)
+    return Earliest(moment, device).result() if world.distributed else moment
+
+
+class Earliest:
+    """The least of all ranks', on its way; every rank must make one, and ask it for the result.
+
+    Over the CPU's backend where there is one (`join` makes one): then no GPU is waited for.
+    """
+
+    def __init__(self, moment: float, device: torch.device) -> None:
+        kinds = dist.distributed_c10d._get_default_group()._device_types
+        at = torch.device("cpu") if torch.device("cpu") in kinds else device
+        self._value = torch.tensor(moment, dtype=torch.float64, device=at)
+        self._work = dist.all_reduce(self._value, op=dist.ReduceOp.MIN, async_op=True)
+
+    def result(self) -> float:
+        if self._work is not None:
+            self._work.wait()
+        return float(self._value)
 
 
 def peer_lost(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -21,6 +24,7 @@ from spottrain.head.document import Entry, Head
 from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.store import Store
 from spottrain.store import open as open_store
+from spottrain.weights import FinalWeights, digest, load_weights
 
 from tests.support.headcheckpoints import Made, save, sums
 
@@ -202,6 +206,58 @@ def test_an_export_of_a_librarys_folder_is_the_librarys_own_file(
     Made(more=folder | {"files": [{"path": "model.bin", "shard": "f0"}]}).put(source, key)
     assert exported(source, tmp_path / "n") == 1
     assert "it holds: model.bin" in capsys.readouterr().err
+
+
+def final(store: Store, key: str, step: int, most: int = 2**31, beside: tuple[str, ...] = ()) -> Any:
+    """Leaves final weights as a finished run does."""
+    weights = {"w": torch.arange(6.0), "n": torch.tensor(3), "extra.loss.w": torch.ones(2)}
+    made = FinalWeights(weights, beside=beside, most=most)
+    files = []
+    for name, body in made.files(first=True, keep=True):
+        store.put(f"final/{name}", body)
+        files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
+    facts = {"format": 1, "step": step, "digest": made.digest, "files": files, "checkpoint": key}
+    store.put("final/manifest.json", json.dumps(facts).encode())
+    return weights
+
+
+def put_folder(source: Store, key: str) -> None:
+    body = b"a pickle"
+    shards = [{"name": "f0", "bytes": len(body), "chunks": sums(body)}]
+    folder = {"kind": "folder", "tensors": [], "shards": shards}
+    Made(more=folder | {"files": [{"path": "lightning.ckpt", "shard": "f0"}]}).put(source, key)
+    source.put(f"{key}f0", body)
+
+
+@pytest.mark.parametrize("most", [2**31, 20], ids=["one file", "several files"])
+def test_an_export_of_a_folder_without_weights_is_the_final_weights_of_that_step(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int
+) -> None:
+    put_folder(source, entry(source, 9).key)
+    weights = final(source, entry(source, 9).key, 9, most, beside=("extra.loss.w",))
+    assert exported(source, tmp_path / "m") == 0
+    assert "3 tensors of the final weights of step 9" in capsys.readouterr().out
+    assert digest(safetensors.torch.load_file(tmp_path / "m")) == digest(weights)
+    assert load_weights(tmp_path / "m").keys() == {"w", "n"}, (
+        "what is beside the model is still known as that"
+    )
+
+
+def test_final_weights_of_another_step_are_no_stand_in_and_are_named(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_folder(source, entry(source, 7).key)
+    assert exported(source, tmp_path / "m", "--step", "final") == 1
+    assert "there are no final weights" in capsys.readouterr().err
+    final(source, entry(source, 9).key, 9)
+    assert exported(source, tmp_path / "m", "--step", "7") == 1
+    assert "The final weights, of step 9, can be exported: --step final" in capsys.readouterr().err
+    assert exported(source, tmp_path / "m", "--step", "final") == 0
+    found = source.get("final/model.safetensors")
+    assert found is not None
+    source.put("final/model.safetensors", found.body[:-1] + b"x")
+    assert exported(source, tmp_path / "n", "--step", "final") == 1
+    assert "does not fit its checksum" in capsys.readouterr().err and not (tmp_path / "n").exists()
 
 
 @given(st.data())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.modelstate import (
     clean,
     explain_mismatch,
@@ -21,9 +23,10 @@ from spottrain.checkpoint.modelstate import (
     wanted,
 )
 from spottrain.checkpoint.restore import read_manifest
+from spottrain.container import Memory
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.process.gang import LOOPBACK, reserve_port
-from spottrain.weights import digest, final_weights
+from spottrain.weights import FinalWeights, digest, load_weights, most_bytes, require_room
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -246,14 +249,21 @@ def test_a_sharded_model_wants_its_parts_and_a_plain_one_all() -> None:
     assert want(step) is None and wanted(Block())(weight) is None
 
 
+def left(state: dict[str, Any], **more: Any) -> tuple[bytes, str]:
+    """The one file, and the digest."""
+    final = FinalWeights(state)
+    files = [bytes(body) for _, body in final.files(first=True, **({"keep": True} | more))]
+    return (files[0] if files else b""), final.digest
+
+
 # --- final weights --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("wrap", ["plain", "DDP", "FSDP2"])
 def test_the_final_file_is_one_that_the_safetensors_library_reads_with_tied_weights_by_each_name(
     wrap: str,
 ) -> None:
     state = model_state(trained(wrap, 1, 2)[0])
-    file, its_digest = final_weights(state, keep=True)
-    found = safetensors.torch.load(bytes(file))
+    file, its_digest = left(state)
+    found = safetensors.torch.load(file)
     whole = saved(*trained("plain", 1, 2))["model"]
     assert found.keys() == whole.keys() >= {"last.weight", "blocks.1.inner.weight"}
     assert all(same(found[name], tensor) for name, tensor in whole.items())
@@ -272,8 +282,8 @@ def test_tensors_of_every_width_without_shape_and_without_numbers_are_in_the_fin
         "empty too": torch.empty(0, dtype=torch.float64),
         "words": "of no tensor",
     }
-    file, its_digest = final_weights(state, keep=True)
-    found = safetensors.torch.load(bytes(file))
+    file, its_digest = left(state)
+    found = safetensors.torch.load(file)
     tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
     assert found.keys() == tensors.keys()
     assert all(same(found[name], tensor) for name, tensor in tensors.items())
@@ -282,9 +292,33 @@ def test_tensors_of_every_width_without_shape_and_without_numbers_are_in_the_fin
 
 def test_weights_of_a_type_that_safetensors_has_not_are_named() -> None:
     with pytest.raises(CheckpointError, match=r"the model's filter is of type torch.complex128"):
-        final_weights({"filter": torch.ones(2, dtype=torch.complex128)}, keep=True)
+        FinalWeights({"filter": torch.ones(2, dtype=torch.complex128)})
 
 
-def test_who_keeps_no_final_file_has_an_empty_one_and_the_same_digest() -> None:
-    file, its_digest = final_weights(state(w=(2, 3)), keep=False)
-    assert len(file) == 0 and its_digest == digest(state(w=(2, 3)))
+def test_who_keeps_no_final_file_has_none_and_the_same_digest() -> None:
+    file, its_digest = left(state(w=(2, 3)), keep=False)
+    assert file == b"" and its_digest == digest(state(w=(2, 3)))
+
+
+def test_a_file_takes_half_of_what_the_container_has_left() -> None:
+    assert most_bytes(None) == most_bytes(Memory(limit=2**40, used=0)) == SHARD_BYTES
+    assert most_bytes(Memory(limit=2**30, used=2**29)) == 2**28
+
+
+def test_a_tensor_that_could_not_be_left_in_the_end_is_named_before_there_is_anything_to_lose() -> None:
+    room = Memory(limit=2**20, used=2**19)
+    require_room({"embedding": torch.ones(2**16), "words": "of no tensor"}, room)
+    require_room({"embedding": torch.ones(2**40, device="meta")}, None)
+    with pytest.raises(ConfigurationError, match=r"embedding alone has 0\.00 GiB.*raise resources"):
+        require_room({"small": torch.ones(3), "embedding": torch.ones(2**16 + 1)}, room)
+
+
+def test_what_is_beside_the_model_is_read_by_the_name_of_its_module(tmp_path: Path) -> None:
+    weights = {"extra.weight": torch.ones(2), "extra.loss.weight": torch.zeros(3), "loose.4": torch.ones(1)}
+    file = tmp_path / "model.safetensors"
+    final = FinalWeights(weights, beside=["extra.loss.weight", "loose.4"])
+    for _, body in final.files(first=True, keep=True):
+        file.write_bytes(body)
+    assert load_weights(file).keys() == {"extra.weight"}, "a part of the model that is called so"
+    assert load_weights(file, "extra.loss").keys() == {"weight"}
+    assert load_weights(tmp_path, "loose").keys() == {"4"}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from spottrain.process import muster
 from spottrain.process.gang import LOOPBACK, Gang
 from spottrain.process.muster import meet
 
@@ -90,3 +93,33 @@ def test_a_stranger_at_the_port_disturbs_nobody(come: Come, port: int, words: by
     with socket.create_connection((LOOPBACK, port + 1), timeout=SECONDS) as stranger:
         stranger.sendall(words)
         assert come(1, workers=2).result(timeout=SECONDS) and leader.result(timeout=SECONDS)
+
+
+def test_while_no_connection_can_be_taken_the_port_rests_between_two_tries(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """accept() fails at once where no file descriptor is free, and whoever calls stays in the queue."""
+
+    class Full:
+        accepted = 0
+
+        def accept(self) -> None:
+            self.accepted += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    class Enough(Exception):
+        pass
+
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 3:
+            raise Enough
+
+    server: Any = Full()
+    monkeypatch.setattr("spottrain.process.muster.time.sleep", rest)
+    with pytest.raises(Enough):
+        muster._welcome(server, muster._There(2, b"name"))
+    assert server.accepted == len(rests) == 3 and min(rests) > 0
+    assert capsys.readouterr().out.count("event=accept-failed") == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
 from spottrain.store import Body, never
 from spottrain.store.folder import FolderStore
+from spottrain.weights import FinalWeights, digest, load_weights
 
 
 class Faulty(FolderStore):
@@ -177,12 +179,42 @@ def test_final_weights_go_the_way_of_large_files_and_over_those_of_one_that_died
         put(key, body)
 
     monkeypatch.setattr(store, "put", one_request)
-    weights = bytes(range(256)) * 100
-    assert it.write_final(memoryview(weights), "abc", 5) == f"{store.uri}/final/"
-    assert (tmp_path / name).read_bytes() == weights
+    weights = {"a": torch.arange(8000.0), "b": torch.ones(3)}
+    it.write_final(FinalWeights(weights), 5)
+    body = (tmp_path / name).read_bytes()
+    assert load_weights(tmp_path / "final").keys() == weights.keys()
     facts = json.loads((tmp_path / "final" / "manifest.json").read_text())
-    assert facts["bytes"] == len(weights) and facts["sha256"] == hashlib.sha256(weights).hexdigest()
-    assert facts["digest"] == "abc" and facts["step"] == 5
+    file = {"name": "model.safetensors", "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    assert facts["files"] == [file]
+    assert facts["digest"] == digest(weights) and facts["step"] == 5
+    it.release()
+
+
+def test_weights_that_do_not_fit_into_memory_are_left_a_file_at_a_time(tmp_path: Path) -> None:
+    it, _ = make(tmp_path)
+    it.save_now(taking(it, 5))
+    weights = {f"layer.{n}": torch.full((1000,), float(n)) for n in range(5)} | {"large": torch.ones(9000)}
+    gathered: list[str] = []
+
+    class Seen(FinalWeights):
+        def files(self, *, first: bool, keep: bool) -> Iterator[tuple[str, memoryview]]:
+            for name, body in super().files(first=first, keep=keep):
+                assert len(body) < 4 * 9000 + 1000, "the largest tensor has a file of its own"
+                yield name, body
+                gathered.append(name)
+                assert (tmp_path / "final" / name).exists(), "before the next one is gathered"
+
+    it.write_final(Seen(weights, most=9000), 5)
+    assert sorted(gathered) == [f"model-{n:05d}-of-00004.safetensors" for n in range(1, 5)]
+    index = json.loads((tmp_path / "final" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == weights.keys() and set(index["weight_map"].values()) == set(gathered)
+    assert index["metadata"]["total_size"] == 4 * 14000
+    found = load_weights(tmp_path / "final" / "model.safetensors")
+    assert digest(found) == digest(weights)
+
+    it.write_final(FinalWeights(weights), 5)
+    left = {path.name for path in (tmp_path / "final").iterdir()}
+    assert left == {"model.safetensors", "manifest.json"}, "what a predecessor left in other files is gone"
     it.release()
 
 
@@ -322,3 +354,49 @@ def test_a_short_notice_is_shared_out_by_what_a_save_took(
     left: float, running: float, one_save: float | None, gets: float
 ) -> None:
     assert seconds_for_running(left, running=running, one_save=one_save) == gets
+
+
+def test_a_committed_save_is_over_before_what_it_replaces_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, store = make(tmp_path)
+    deleting, may = threading.Event(), threading.Event()
+    delete = store.delete
+
+    def slow(keys: Sequence[str]) -> None:
+        deleting.set()
+        assert may.wait(30), "nobody let it delete"
+        delete(keys)
+
+    monkeypatch.setattr(store, "delete", slow)
+    for step in (1, 2, 3):
+        it.save_now(taking(it, step))
+    save = taking(it, 4)()
+    it.start(save)
+    assert deleting.wait(30), "step 1 falls out of HEAD"
+    assert save.finished.wait(30) and it.busy_with is None, "it is durable, and uses no notice up any more"
+    it.session.interruption._note_signal(15)
+    it.save_before_end(taking(it, 5), 5)
+    assert it.session.board.facts.durable_step == 5, "nor does the one at the end wait for a deletion"
+    it.release()
+    may.set()
+
+
+def test_what_a_commit_in_a_notice_replaces_is_deleted_by_the_successor(tmp_path: Path) -> None:
+    it, store = make(tmp_path)
+    for step in (1, 2, 3):
+        it.save_now(taking(it, step))
+    it.session.interruption._note_signal(15)
+    it.save_before_end(taking(it, 4), 4)
+    it.release()
+    steps = {key.split("-")[1] for key in store.list("checkpoints/")}
+    assert steps == {f"s00000000{n}" for n in (1, 2, 3, 4)}
+    session = Session({}, Interruption(grace=30.0))
+    session.run, session.attempt = it.session.run, 2
+    successor = Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=0.01)
+    successor.claim()
+    give_up = time.monotonic() + 30
+    while len({key.split("-")[1] for key in store.list("checkpoints/")}) > 3:
+        assert time.monotonic() < give_up, "the successor's sweep of step 1 was waited for in vain"
+        time.sleep(0.01)
+    successor.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from spottrain.contract import Outcome
 from spottrain.errors import ConfigurationError
+from spottrain.ranks.parallel import gpu_of, require_own_gpus
 from spottrain.ranks.world import World
 
 
@@ -58,3 +59,20 @@ def test_what_cannot_be_is_refused_in_a_sentence(found: dict[str, str], says: st
         World.from_env(found)
     assert says in str(refused.value)
     assert refused.value.outcome is Outcome.BAD_CONFIGURATION
+
+
+def test_a_rank_takes_the_gpu_of_its_number_or_the_one_that_it_alone_sees() -> None:
+    second = World(rank=1, size=2, local_rank=1, local_size=2)
+    assert gpu_of(second, 8, "") == gpu_of(second, 2, "0,1") == 1
+    assert gpu_of(second, 1, "3") == 0
+    assert gpu_of(World(rank=1, size=2, local_rank=0, local_size=1), 1, "") == 0, "in a pod of its own"
+    with pytest.raises(ConfigurationError, match=r"2 processes share 1 GPU\(s\).*CUDA_VISIBLE_DEVICES"):
+        gpu_of(second, 1, "")
+    with pytest.raises(ConfigurationError, match=r"4 processes share 2 GPU\(s\)"):
+        gpu_of(World(rank=1, size=4, local_rank=1, local_size=4), 2, "0,1")
+
+
+def test_ranks_that_see_the_same_gpu_alone_are_named() -> None:
+    require_own_gpus(["a of x", "b of x", "a of y"])
+    with pytest.raises(ConfigurationError, match="ranks 1 and 2 see the same GPU alone"):
+        require_own_gpus(["a of x", "b of x", "b of x"])

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from spottrain.contract import Outcome
 from spottrain.errors import ConfigurationError
 from spottrain.levers import trackers
 from spottrain.levers.trackers import GIVE_UP, QUEUED, Once, Trackers, run_id
@@ -53,6 +54,20 @@ def test_everything_arrives_in_order() -> None:
     fake = Fake()
     logged(fake, range(1, 4))
     assert fake.calls == [("begin", "run", 0), *((n, {"loss": n / 2}) for n in (1, 2, 3)), "close"]
+
+
+def test_one_that_wants_to_know_is_told_how_the_attempt_ended_before_it_is_closed() -> None:
+    class Told(Fake):
+        def ended(self, outcome: Outcome) -> None:
+            self.calls.append(outcome)
+
+    fake, plain = Told(), Fake()
+    it = Trackers([fake, plain])
+    it.begin("run", 0)
+    it.close(Outcome.FAILED)
+    it.close(Outcome.DONE)
+    assert fake.calls == [("begin", "run", 0), Outcome.FAILED, "close"], "the first word holds"
+    assert plain.calls == [("begin", "run", 0), "close"]
 
 
 def test_only_rank_0_logs_and_all_keep_the_same_state() -> None:
