@@ -74,12 +74,10 @@ def test_values_of_each_kind_render(settings: list[str]) -> None:
         "operator.replicas=2",
         'defaultPool.platform="aws"',
         'defaultPool.tolerations=[{"effects":"NoSchedule"}]',
-        'agent.metadataEndpoint="169.254.169.254"',
         "agent.pollSeconds=0",
         'agent.platform="gcp"',
         "agent.readyPort=65536",
         'agent.nodeSelector={"spot":true}',
-        'watchNamespaces=["ML"]',
         'watchNamespaces="ml"',
         "crds.install=true",
     ],
@@ -88,6 +86,26 @@ def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> 
     done = template(setting)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ('agent.metadataEndpoint="169.254.169.254"', 'agent.metadataEndpoint: "169.254.169.254" is no URL'),
+        ('watchNamespaces=["ml", "ML"]', 'watchNamespaces: "ML" is no name of a namespace: use lower-case'),
+        ('agent.namespace="a b"', 'agent.namespace: "a b" is no name of a namespace: use lower-case'),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_refused_with_a_sentence(setting: str, says: str) -> None:
+    done = template(setting)
+    assert done.returncode != 0
+    assert says in done.stderr and "pattern" not in done.stderr
+
+
+def test_nobody_is_answered_with_a_regular_expression() -> None:
+    assert "pattern" not in json.dumps(SCHEMA)
+    crd = (ROOT / "crds" / "trainingjobs.yaml").read_text()
+    assert "pattern:" not in crd, "a rule with a message says what to write"
 
 
 def closed_objects(schema: Any, path: str = "") -> Iterator[tuple[str, bool]]:

@@ -7,6 +7,25 @@
 {{- end -}}
 {{- end }}
 
+{{/* What values.schema.json could only refuse with a regular expression. */}}
+{{- define "spottrain.check" -}}
+{{- range .Values.watchNamespaces }}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .) }}
+{{- fail (printf "watchNamespaces: %q is no name of a namespace: use lower-case letters, digits and -, 63 at most" .) }}
+{{- end }}
+{{- end }}
+{{- with .Values.agent.namespace }}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .) }}
+{{- fail (printf "agent.namespace: %q is no name of a namespace: use lower-case letters, digits and -, 63 at most" .) }}
+{{- end }}
+{{- end }}
+{{- with .Values.agent.metadataEndpoint }}
+{{- if not (regexMatch "^https?://[^/]+/?$" .) }}
+{{- fail (printf "agent.metadataEndpoint: %q is no URL of a server: write it as http://169.254.169.254" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "spottrain.agentNamespace" -}}
 {{ .Values.agent.namespace | default .Release.Namespace }}
 {{- end }}
