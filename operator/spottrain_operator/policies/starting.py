@@ -134,8 +134,8 @@ def configuration(waiting: Waiting) -> bool:
 def noted(status: Status, o: Observed) -> Status:
     """With the time of the kubelet's first error, which an operator that starts anew must not forget."""
     record = status.record(status.attempt)
-    if record is None or record.cause or status.attempt != o.job.status.attempt:
-        return status
+    if record is None or record.cause or record.stopping or status.attempt != o.job.status.attempt:
+        return status  # once it is being stopped, what its pods do says nothing of the error
     since = record.start_error_since
     if blocked(o) is not None:
         since = since or o.now.replace(microsecond=0)

@@ -154,6 +154,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_attempt_after_the_timeout_and_i
         "it is not the job's fault"
     )
     assert judged.next_start == after(15), "it backs off"
+    assert judged.attempts[0].start_error_since == after(-300), "the record goes on saying when it began"
 
 
 @pytest.mark.parametrize("waiting", [NO_SECRET, replace(IMAGE, reason="InvalidImageName")])
