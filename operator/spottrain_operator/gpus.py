@@ -14,14 +14,16 @@ from typing import Any, Final
 from spottrain_operator.template import judged, trainer_path
 
 KNOWN: Final = re.compile(
-    r"nvidia\.com/(gpu|mig-).*|amd\.com/(gpu|.+_nps[0-9]+)|gpu\.intel\.com/(i915|xe)|habana\.ai/.+"
+    r"nvidia\.com/(gpu|gpu[.-].+|mig-.+)|amd\.com/(gpu|.+_nps[0-9]+)|gpu\.intel\.com/(i915|xe)|habana\.ai/.+"
     r"|aws\.amazon\.com/neuron.*|google\.com/tpu"
 )
 """Extended resources that are GPUs or other devices to train on, whole or in parts."""
 OTHER_DEVICES: Final = re.compile(
     r"gpu\.intel\.com/.*|.*(rdma|hca|efa|sriov|roce|hostdev|network|fuse|kvm|qat|sgx).*"
 )
-"""Extended resources that are something else: network cards, devices of the host, shares of a GPU."""
+"""Extended resources that are something else: network cards, devices of the host."""
+SHARES: Final = re.compile(r".*(mem|core|percent).*")
+"""Extended resources that measure a part of one GPU, as aliyun.com/gpu-mem does: however many, it is one."""
 DEFAULT: Final = 1
 
 
@@ -50,7 +52,7 @@ def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:
     """What template and spec.gpusPerWorker say that cannot be, as a sentence; "" where all is well."""
     trainer, where = judged(pod["containers"]), f"{trainer_path(pod)}.resources"
     limits, requests = _listed(trainer, "limits"), _listed(trainer, "requests")
-    for name in dict.fromkeys(n for n in (*limits, *requests) if _extended(n)):
+    for name in dict.fromkeys(n for n in (*limits, *requests) if _whole_device(n)):
         if name not in limits:
             return (
                 f"{where}.requests has {name} {requests[name]} and {where}.limits does not: Kubernetes "
@@ -88,7 +90,15 @@ def _asked(trainer: Mapping[str, Any], per_worker: int | None) -> dict[str, Any]
     known = {name: value for name, value in limits.items() if KNOWN.fullmatch(name)}
     if known or per_worker == 0:
         return known
-    return {name: value for name, value in limits.items() if not OTHER_DEVICES.fullmatch(name)}
+    devices = {name: value for name, value in limits.items() if _whole_device(name)}
+    shares = [name for name in limits if SHARES.fullmatch(name) and not OTHER_DEVICES.fullmatch(name)]
+    return devices or dict.fromkeys(shares[:1], 1)
+
+
+def _whole_device(resource: str) -> bool:
+    if KNOWN.fullmatch(resource):
+        return True
+    return _extended(resource) and not (OTHER_DEVICES.fullmatch(resource) or SHARES.fullmatch(resource))
 
 
 def _listed(trainer: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -47,6 +47,10 @@ ASKED: list[tuple[Json, int]] = [
     ({"gpu.intel.com/i915": 2, "gpu.intel.com/monitoring": 1}, 2),
     ({"habana.ai/gaudi": 8}, 8),
     ({"example.com/accelerator": 2}, 2),
+    ({NVIDIA: 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}, 1),
+    ({"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": "10k"}, 2),
+    ({"aliyun.com/gpu-mem": 3}, 1),
+    ({"aws.amazon.com/neuroncore": 4}, 4),
     ({NVIDIA: 2, "example.com/card": 1, "rdma/hca_shared": 1}, 2),
 ]
 
