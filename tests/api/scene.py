@@ -18,13 +18,17 @@ from types import TracebackType
 from typing import Any
 
 from spottrain_operator.names import (
+    API_VERSION,
     DEADLINE_ANNOTATION,
+    KIND,
     NOTICE_SEEN_ANNOTATION,
     POD_SELECTOR,
     SOURCE_ANNOTATION,
+    Condition,
+    Reason,
 )
 
-from tests.api.kube import MERGE, Json, Kube, jobs, wait_for
+from tests.api.kube import APPLY, MERGE, Json, Kube, jobs, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -131,6 +135,18 @@ class Scene:
     def report_running(self, pod: Json) -> None:
         """The kubelet's part alone, where a scheduler has bound it."""
         self._report(pod, "Running", {"running": {"startedAt": _now()}})
+
+    def see_runtime(self) -> None:
+        """As if the trainer had answered the operator's poll: nothing serves progress in these pods."""
+        seen = {"type": Condition.RUNTIME_ATTACHED, "status": "True", "reason": Reason.RUNTIME_TRAINS}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": self.job},
+            "status": {"conditions": [seen | {"message": "it trains", "lastTransitionTime": _now()}]},
+        }
+        path = f"{jobs(self.namespace, self.job)}/status?fieldManager=runtime"
+        self.kube.call("PATCH", path, body, kind=APPLY)
 
     def report_waiting(self, pod: Json, reason: str, message: str) -> None:
         self._report(pod, "Pending", {"waiting": {"reason": reason, "message": message}})

@@ -128,6 +128,7 @@ def test_during_a_notice_the_next_pod_waits_where_one_node_has_the_volume(
     old = scene.wait_attempt(1)
     node = scene.bind(old)
     scene.wait_condition("Running", "True")
+    scene.see_runtime()
     scene.give_notice(node, 60)
     wait_for("the old pod's deletion", lambda: "deletionTimestamp" in (scene.pod(1) or {})["metadata"])
     if early:

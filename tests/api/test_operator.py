@@ -46,7 +46,7 @@ def test_a_finished_job_stays_finished_whatever_is_deleted_around_it(scene: Scen
     scene.create()
     pod = scene.wait_attempt(1)
     scene.bind(pod)
-    scene.end(pod, 0)
+    scene.end(pod, 0, word(Outcome.DONE))
     scene.wait_condition("Succeeded", "True")
     wait_for("the finalizer to go", lambda: not (scene.pod(1) or {})["metadata"].get("finalizers"))
     scene.delete(pod, 0)
@@ -55,6 +55,17 @@ def test_a_finished_job_stays_finished_whatever_is_deleted_around_it(scene: Scen
     )
     wait_for("the new spec to be looked at", lambda: scene.status()["observedGeneration"] == 2)
     assert scene.pods() == [] and scene.counters() == (1, 0, 0)
+
+
+def test_exit_0_without_a_word_of_the_runtime_is_no_success_and_names_the_ways_out(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.bind(pod)
+    assert scene.wait_condition("Running", "True")["reason"] == "WaitingForRuntime"
+    scene.end(pod, 0)
+    failed = scene.wait_condition("Failed", "True", "NoRuntime")
+    assert "spottrain run" in failed["message"] and "checkpoint.managed: false" in failed["message"]
+    assert scene.counters() == (1, 1, 0)
 
 
 def test_exit_0_of_a_pod_that_was_deleted_is_no_success(scene: Scene) -> None:
@@ -93,6 +104,7 @@ def test_a_notice_is_passed_on_and_the_successor_waits_behind_its_gate(scene: Sc
     old = scene.wait_attempt(1)
     node = scene.bind(old)
     scene.wait_condition("Running", "True")
+    scene.see_runtime()
     scene.give_notice(node, 60)
     new = scene.wait_attempt(2)
     live = scene.pod(1)

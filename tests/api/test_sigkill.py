@@ -77,6 +77,7 @@ def test_a_kill_after(
         old = scene.wait_attempt(1)
         node = scene.bind(old)
         scene.wait_condition("Running", "True")
+        scene.see_runtime()
         proxy.arm(write, operator.kill)
         scene.give_notice(node, 60)
         _restart(

@@ -9,7 +9,9 @@ import pytest
 from spottrain_operator import names
 from spottrain_operator.cluster import Cluster, Json, KubeCluster
 
-from tests.support.helm import Object, find, render
+from tests.support.helm import ROOT, Object, find, render
+
+SECURITY = ROOT / "docs" / "security.md"
 
 Rights = set[tuple[str, str]]
 """(resource, verb)"""
@@ -123,6 +125,27 @@ def test_the_agent_may_do_what_it_calls(objects: list[Object]) -> None:
 
 def test_the_uninstall_hook_may_do_what_it_calls(objects: list[Object]) -> None:
     assert rights_of(objects, "spottrain-uninstall") == UNINSTALL
+
+
+def rights_in_docs(account: str) -> Rights:
+    """The rights of an account by the table of docs/security.md: `resource verb verb; resource verb`."""
+    cells = [line.split("|")[1:-1] for line in SECURITY.read_text().splitlines() if line.startswith("| ")]
+    rules = [rule.split() for row in cells if row[0].strip() == account for rule in row[2].split(";")]
+    return {(resource, verb) for resource, *verbs in rules for verb in verbs}
+
+
+@pytest.mark.parametrize(
+    ("named", "account"),
+    [
+        ("operator", "spottrain-operator"),
+        ("notice agent", "spottrain-agent"),
+        ("uninstall hook", "spottrain-uninstall"),
+    ],
+)
+def test_the_page_on_security_names_each_right_that_the_chart_grants(
+    objects: list[Object], named: str, account: str
+) -> None:
+    assert rights_in_docs(named) == rights_of(objects, account)
 
 
 def test_nobody_reads_secrets_runs_commands_in_pods_or_has_a_wildcard(objects: list[Object]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from spottrain.contract import term_of_key
@@ -225,6 +226,11 @@ MUTANTS = {
     "a copy takes HEAD from whoever owns it": (COPIED_OVER, Rules(adopting=adopting_anyway)),
     "a copy is written without a condition": (COPIED_ANEW, Rules(request=tools_without_if_match)),
 }
+
+
+def test_the_readme_counts_the_broken_protocols() -> None:
+    readme = Path(__file__).parents[3] / "README.md"
+    assert f"{len(MUTANTS)} deliberately broken variants" in readme.read_text()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
