@@ -81,6 +81,7 @@ def _make_session() -> Session:
 def _run_here(session: Session, script: str, args: list[str]) -> int:
     try:
         session.prepare(script)
+        session.script = script
         _run(script, args)
         code: int = session.end_of_script()
     except SystemExit as exit_:
@@ -164,6 +165,8 @@ def _exit_of_script(session: Session, exit_: SystemExit) -> int:
         return session.conclude(session.message.outcome, "")
     if exit_.code is None or exit_.code == 0:
         return session.end_of_script()
+    if session.broken_by_stop(exit_):
+        return _exit_of_script(session, exit_)
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):
         print(exit_.code, file=sys.stderr)

@@ -57,6 +57,29 @@ class Ends:
         words = self._save_and_release()
         self._session.end(words.outcome, words.text, durable_seconds=words.durable_seconds)
 
+    def broken(self, then: str, *, whole: bool) -> None:
+        """The last words of a script that a stop has broken. `whole`: the newest step can still be saved."""
+        try:
+            words = self._save_and_release() if whole else self._unsaved()
+        except RunError as error:
+            self.give_up()
+            self._session.conclude(error.outcome, f"{error}{then}", reason=error.reason)
+            return
+        self._session.conclude(words.outcome, words.text + then, durable_seconds=words.durable_seconds)
+
+    def _unsaved(self) -> _Words:
+        self.give_up()
+        facts = self._session.board.facts
+        if not facts.lost_steps:
+            return _Words(
+                outcome=Outcome.INTERRUPTED, text=f"Interrupted at step {facts.step}; nothing was lost."
+            )
+        text = (
+            f"Interrupted at step {facts.step}, within the step after it, which cannot be undone; "
+            f"{facts.lost_steps} step(s) since the last commit are lost."
+        )
+        return _Words(outcome=Outcome.INTERRUPTED_LOST, text=text)
+
     def give_up(self) -> None:
         """Leaves an upload under way a while, and releases HEAD."""
         if self._checkpoints is not None:

@@ -9,7 +9,7 @@ guard.finish()
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -93,6 +93,7 @@ class Guard(Loop):
             shared=self._shared,
             own=self._own,
             load=self._load,
+            intact=self._intact,
             want=self._want(),
             of_first=modelstate.buffers(self._model).union(
                 ("loose.", "objects."),
@@ -291,6 +292,9 @@ class Guard(Loop):
         """A reason that was given before the last step. One that the loop has not heeded ends nothing."""
         given = (each.reason for each in self._objects.values() if isinstance(each, EarlyStopping))
         return "" if self.done else next((reason for reason in given if reason), "")
+
+    def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
+        return self._optimizers.values()
 
     def _rate(self) -> float | None:
         groups = next(iter(self._optimizers.values())).param_groups

@@ -28,6 +28,7 @@ from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here, Process, Transfer
 from spottrain.container import memory
 from spottrain.contract import Env, Outcome
+from spottrain.data.fetch import protect_all
 from spottrain.ends import Ends
 from spottrain.errors import OutOfMemory, PeerLost, RunError
 from spottrain.head.owner import Claim
@@ -56,6 +57,8 @@ class State:
     own: Callable[[], dict[str, Any]]
     load: Callable[[Any, Any, bool], None]
     """Takes both again. True: this rank was not there, and gets rank 0's own. Raises CheckpointError."""
+    intact: Callable[[], bool] = lambda: False
+    """Whether, within a step, what `shared` and `own` give is still the state after the step before."""
     want: Want | None = None
     of_first: frozenset[str] = frozenset()
     """Paths, and beginnings of paths that end in a dot, of shared tensors of which rank 0 alone has the right
@@ -94,6 +97,8 @@ class Keeper:
             self.checkpoints.on_durable = self._tell_budget
         self.ends = Ends(session, self.checkpoints, self.take, self.close)
         session.unfinished = self._left
+        session.broken = self._broken
+        protect_all()
 
     @property
     def step(self) -> int:
@@ -407,6 +412,11 @@ class Keeper:
         except Exception as error:  # the script's end is told in any case
             log.event("save-failed", step=self.step, error=str(error))
         self.ends.give_up()
+
+    def _broken(self, then: str) -> None:
+        """A stop has broken the script, maybe within a step. Several ranks cannot save without this one."""
+        whole = not self.session.world.distributed and self.state.intact()
+        self.ends.broken(then, whole=whole)
 
     def close(self) -> None:
         """Parts from the other ranks, in peace: rank 0 when they have, or when the notice is nearly over."""

@@ -121,6 +121,7 @@ class Loop:
         self._log_every = log_every
         self._loss: Any = None
         self._passes = 0
+        self._moved = False
         self._partial: devices.Boundary | None = None
         self._ended = False
 
@@ -175,6 +176,7 @@ class Loop:
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         epoch = self._data.epoch
         self.step += 1
+        self._moved = False
         self._data.advance()
         self._partial = None
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
@@ -276,9 +278,21 @@ class Loop:
         """Why it ends before its last step, where that is known; else ""."""
         return ""
 
+    def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
+        raise NotImplementedError
+
+    def _intact(self) -> bool:
+        """Whether no optimizer has stepped since the last `advance`: such a step is not counted yet."""
+        return not self._moved
+
+    def _note_move(self, *_: Any) -> None:
+        self._moved = True
+
     def _begin(self, keeper: Keeper) -> None:
         session = self.session
         self.keeper = keeper
+        for each in self._optimizers_of_torch():
+            each.register_step_pre_hook(self._note_move)
         session.board.update(total_steps=self.max_steps or 0, step=0)
         ownloop.advise(session, ("max_steps",))
         try:
@@ -387,5 +401,7 @@ class Loop:
         self._ended = True
         if error is not None and (lost := self._peer_lost(error)) is not None:
             self.keeper.end_without(lost)
+        if error is not None:
+            self.session.broken_by_stop(error)
         self.keeper.ends.give_up()
         self._close()

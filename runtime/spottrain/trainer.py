@@ -153,6 +153,8 @@ class Trainer:
         self._judge_by(eval_set, collate, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
+        self.intact = False
+        """Whether the state is still the one after the last step, in the midst of the next one."""
         """The random state, while data are awaited."""
         self.last_loss = torch.tensor(0.0)
         self.saved_compression: tuple[Any, Any] | None = None
@@ -236,6 +238,7 @@ class Trainer:
             except BaseException as error:
                 if (lost := parts.cannot_go_on(self, error)) is not None:
                     self.keeper.end_without(lost)
+                self.session.broken_by_stop(error)
                 self.keeper.ends.give_up()
                 raise
             finally:  # a notice is short: what was trained is safe by now
@@ -263,6 +266,7 @@ class Trainer:
         buffers, watch = devices.saved_buffers(self.model), self.watch
         self._judge()
         while self.step < self.total_steps and not self._over:
+            self.intact = True
             with watch.split.data():
                 step, micro_batches = self._awaited(lambda: next(steps))
             self._replica.give_buffers()
@@ -278,6 +282,8 @@ class Trainer:
             except Exception as error:
                 failed = self.fitting.lacks_memory(error)
                 if not failed:
+                    self._drop(before)
+                    self.intact |= before is not None
                     raise
             if failed:  # out here nothing holds the frames, and they the tensors, any more
                 self._drop(before)
@@ -296,6 +302,7 @@ class Trainer:
             if moved:
                 self.schedule.after_step()
             watch.step_done()
+            self.intact = True
             self._judge()
             if self._over or self._boundary():
                 break
@@ -304,6 +311,7 @@ class Trainer:
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
         """Forward and backward of one micro-batch; its part of the step's loss."""
         split, size = self.watch.split, self.session.world.size
+        self.intact = False
         if self._cold:
             parts.compile_first(self, self._compiled, batch)
             self._cold = False

@@ -26,6 +26,7 @@ def of(trainer: Trainer) -> State:
         shared=partial(_shared, trainer),
         own=partial(_own, trainer),
         load=partial(_load, trainer),
+        intact=lambda: trainer.intact,
         want=modelstate.wanted(trainer.model),
         of_first=modelstate.buffers(trainer.model),
     )

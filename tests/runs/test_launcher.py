@@ -151,7 +151,7 @@ raise RuntimeError("connection closed by peer")
     run = start(BASE + faults)
     assert run.end() == 137, run.log
     assert run.message.message.startswith("Rank 1 was killed (SIGKILL)")
-    assert "Rank 0: RuntimeError: connection closed by peer" in run.message.message
+    assert "RuntimeError: connection closed by peer (train.py:" in run.message.message
 
 
 def test_a_bad_configuration_outranks_what_follows_from_it(start: Start) -> None:

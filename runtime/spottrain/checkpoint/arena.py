@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Arena:
-    """Memory for the files of one layout. `fd`: the anonymous file, for the uploader.
+    """Memory for the files of one layout. `fd`: the anonymous file, for the uploader; -1 where the system has
+    none, and uploads are made by this process.
 
     `freed`: bytes of one before it, which may not be back yet; `ranks_here`: that need as much now.
     """
@@ -42,16 +44,20 @@ class Arena:
         self.layout = layout
         self.size = max(layout.bytes, mmap.PAGESIZE)
         require_memory((self.size - freed) * ranks_here)
-        self.fd = os.memfd_create("spottrain-arena", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.fd)
-        os.ftruncate(self.fd, self.size)
-        self.map = mmap.mmap(self.fd, self.size)
+        self.fd = self._make_file() if hasattr(os, "memfd_create") else -1
+        self.map = mmap.mmap(self.fd, self.size)  # without a file it is this process's own memory
         self._bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self._pin = pin
         self._pinned = False
         self._ready = threading.Event()
         self._targets: dict[int, torch.Tensor] = {}
         threading.Thread(target=self._make_resident, name="spottrain-arena", daemon=True).start()
+
+    def _make_file(self) -> int:
+        fd = os.memfd_create("spottrain-arena", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        os.ftruncate(fd, self.size)
+        return fd
 
     def fill(self, leaves: Sequence[Leaf]) -> None:
         """Copies the leaves to their places. When it returns the caller may change them."""
@@ -105,7 +111,8 @@ class Arena:
     def _touch(self, start: int, length: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)  # its calls let other threads run
         address = ctypes.c_void_p(self._bytes.data_ptr() + start)
-        if libc.madvise(address, ctypes.c_size_t(length), MADV_POPULATE_WRITE) != 0:
+        populates = sys.platform == "linux"  # elsewhere this number has another meaning
+        if not populates or libc.madvise(address, ctypes.c_size_t(length), MADV_POPULATE_WRITE) != 0:
             self._bytes[start : start + length].zero_()  # an older kernel
 
 

@@ -13,8 +13,8 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
 
@@ -105,6 +105,37 @@ def protect(loader: Any) -> None:
         return
     # A partial of a module's function, because a spawned worker gets it pickled.
     loader.worker_init_fn = partial(_ignore_signals_then, own) if own else ignore_signals
+
+
+def protect_all() -> None:
+    """The same with every DataLoader of this process from now on, such as that of an evaluation."""
+    _protect_class(DataLoader)
+    stateful = sys.modules.get("torchdata.stateful_dataloader")
+    if stateful is not None:
+        _protect_class(stateful.StatefulDataLoader)
+
+
+def _protect_class(kind: Any) -> None:
+    start = kind.__dict__.get("_get_iterator")
+    if start is None or getattr(start, "protects", False):
+        return
+
+    @wraps(start)
+    def protected(loader: Any) -> Any:
+        if not loader.num_workers:
+            return start(loader)
+        protect(loader)
+        with signals_held() if _forks(loader) else nullcontext():
+            return end_at_exit(start(loader))
+
+    protected.protects = True  # type: ignore[attr-defined]
+    kind._get_iterator = protected
+
+
+def _forks(loader: Any) -> bool:
+    """A server that forks later would hold the signals for ever, of all that it forks."""
+    context = getattr(loader, "multiprocessing_context", None) or multiprocessing
+    return bool(context.get_start_method() == "fork")
 
 
 def end_workers(*iterators: Any) -> None:

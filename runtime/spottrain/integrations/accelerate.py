@@ -12,7 +12,7 @@ A checkpoint is what `accelerator.save_state` writes, and `load_state` reads it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,12 @@ class Guard(Loop):
         self._require_whole()
         keeper = FolderKeeper(
             self.session,
-            State(shared=lambda: {"progress": self._progress()}, own=self._packed, load=self._load),
+            State(
+                shared=lambda: {"progress": self._progress()},
+                own=self._packed,
+                load=self._load,
+                intact=self._intact,
+            ),
             place=Path(folder or accelerator.project_dir or "."),
             write=self._write,
             total_steps=self.max_steps,
@@ -114,6 +119,9 @@ class Guard(Loop):
     def _final(self) -> Mapping[str, Any]:
         models = self._plain()
         return modelstate.model_state(models[0] if len(models) == 1 else torch.nn.ModuleList(models))
+
+    def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
+        return [getattr(each, "optimizer", each) for each in self._accelerator._optimizers]
 
     def _rate(self) -> float | None:
         optimizers = self._accelerator._optimizers

@@ -194,6 +194,7 @@ class SpotCallback(pl.Callback):
         session = self.session
         if (lost := parallel.peer_lost(exception, session.world, session.peer_gone)) is not None:
             self.keeper.end_without(lost)
+        self.session.broken_by_stop(exception)
         self.keeper.ends.give_up()
         self._close()
 

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -227,23 +227,26 @@ class Launcher:
         signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # held until the rank has its handlers
 
     def _wait(self) -> None:
-        found = signal.sigtimedwait({*SIGNALS, signal.SIGCHLD}, POLL_SECONDS)
-        if found is not None and found.si_signo in SIGNALS:
+        found = _next_signal({*SIGNALS, signal.SIGCHLD})
+        if found in SIGNALS:
             self._interrupted(time.time() + self._grace)
-            self._tell(signal.Signals(found.si_signo))
+            self._tell(signal.Signals(found))
 
     def _reap(self) -> None:
         """Ranks, and at PID 1 whatever else was orphaned."""
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                rank = self._alive.pop(found.si_pid, None)
-                if rank is not None:  # its loaders and uploader, while its number cannot be another's yet
-                    _kill_group(found.si_pid)
-                _, status = os.waitpid(found.si_pid, 0)
+            while (found := _reap_one(before=self._kill_rest)) is not None:
+                pid, status = found
+                rank = self._alive.pop(pid, None)
                 if rank is not None:
-                    self._note(rank, os.waitstatus_to_exitcode(status), self._outcomes.of(found.si_pid))
-                elif self._outputs is not None and found.si_pid == self._outputs.pid:
+                    self._note(rank, os.waitstatus_to_exitcode(status), self._outcomes.of(pid))
+                elif self._outputs is not None and pid == self._outputs.pid:
                     self._outputs.died()
+
+    def _kill_rest(self, pid: int) -> None:
+        """Loaders and uploader of a rank that has ended, while its number cannot be another's yet."""
+        if pid in self._alive:
+            _kill_group(pid)
 
     def _note(self, rank: int, status: int, said: Outcome | None) -> None:
         killed = self._killed and status == -signal.SIGKILL
@@ -374,6 +377,33 @@ class Launcher:
             basis = replace(basis, step=self._lost.step, durableStep=self._lost.durableStep)
             then += f" Before the ranks were started again: {self._lost.message}"
         return replace(basis, outcome=worst.outcome, reason=reason, message=worst.words + then)
+
+
+def _next_signal(awaited: set[signal.Signals]) -> int | None:
+    """One of the blocked signals, taken; None where none comes for a while."""
+    if hasattr(signal, "sigtimedwait"):
+        found = signal.sigtimedwait(awaited, POLL_SECONDS)
+        return None if found is None else found.si_signo
+    give_up = time.monotonic() + POLL_SECONDS  # macOS
+    while not (pending := signal.sigpending() & awaited):
+        if time.monotonic() > give_up:
+            return None
+        time.sleep(0.01)
+    return signal.sigwait(pending)
+
+
+def _reap_one(before: Callable[[int], None]) -> tuple[int, int] | None:
+    """A child that has ended, and its status; None where there is none. Raises ChildProcessError."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            before(pid)
+        return (pid, status) if pid else None
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    before(found.si_pid)
+    return found.si_pid, os.waitpid(found.si_pid, 0)[1]
 
 
 def _name(signum: int) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -61,6 +62,10 @@ WORDS_OF_WAIT: Final = 1000
 """Characters of the sentence about it."""
 CAUSES: Final = 10
 """Errors of a chain that are read."""
+LOOPS: Final = ("keeper", "trainer", "guard", "loop", "integrations", "data", "ownloop")
+"""Modules that a script which trains by spottrain has imported before its first step."""
+GROUP_SIGNAL_SECONDS: Final = 0.2
+"""That a failing script leaves a signal to its process group to arrive here too."""
 
 
 class Session:
@@ -90,6 +95,9 @@ class Session:
         """Where a training was begun: keeps what there is, if the script ends before it is finished."""
         self.at_end: list[Callable[[Outcome], None]] = []
         """Called with the outcome once the termination message is written; they must not take long."""
+        self.broken: Callable[[str], None] | None = None
+        """Of the same: saves what it can and has the last words, where a stop has broken the script. Takes
+        the text that is to be added to them."""
         self.asked: set[str] = set()
         """Settings of spec.training that the script has asked for itself (`ownloop`)."""
         self.outage = Outage()
@@ -99,6 +107,8 @@ class Session:
         self._outage_told = float("-inf")
         self.peer_gone: Callable[[float], bool] = lambda seconds: False
         """Whether another rank is known to be gone; waits so many seconds for the news."""
+        self.script = ""
+        """File that `spottrain run` has begun to execute."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
@@ -211,6 +221,37 @@ class Session:
     def fail_now(self, error: RunError) -> NoReturn:
         self.end_now(error.outcome, str(error), reason=error.reason)
 
+    def broken_by_stop(self, error: BaseException, script: str = "") -> bool:
+        """Whether the script raised `error` because it was told to stop.
+
+        Then this saves what it can, and the run has its last words.
+
+        A signal goes to all processes of a group: a worker of the script dies of it, and the script of that.
+        Whatever is raised after a stop counts as its consequence. A mistake of the script comes again in the
+        next attempt, and is charged there.
+        """
+        known = self.message is not None or isinstance(error, RunError) or _fault(error)
+        if known or not self._was_told_to_stop():
+            return False
+        self._end_broken(f" After that the script raised {_what_was_raised(error, script or sys.argv[0])}")
+        return True
+
+    def _was_told_to_stop(self) -> bool:
+        """A signal to the group may have ended a child a moment before it arrives here."""
+        give_up = time.monotonic() + GROUP_SIGNAL_SECONDS
+        while not self.interruption.stopping and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return self.interruption.stopping
+
+    def _end_broken(self, then: str) -> None:
+        if self.completed:
+            self.conclude(Outcome.DONE, self.summary() + then, reason=self.reason_done)
+        elif self.broken is not None:
+            self.broken(then)
+        else:
+            outcome, text = self._idle_words()
+            self.conclude(outcome, text + then)
+
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """The last words of a script that raised `error`."""
         fault = _fault(error)
@@ -220,11 +261,11 @@ class Session:
             error = peer_lost(error, self.world, self.peer_gone) or error
         if isinstance(error, RunError) and not fault:
             return self.conclude(error.outcome, str(error), reason=error.reason)
-        what = traceback.format_exception_only(error)[-1].strip()
-        text = f"{what} ({_place(error, script)})"
+        text = _what_was_raised(error, script)
         if fault:
             text = f"a GPU of this node has failed: {fault}; {text}"
             return self.conclude(Outcome.FAILED, text, reason=Reason.NODE_FAULT)
+        self.broken_by_stop(error, script)  # its words are the first then, and hold
         return self.conclude(Outcome.FAILED, text, reason=Reason.SCRIPT_FAILED)
 
     def end_of_script(self) -> ExitCode:
@@ -233,6 +274,8 @@ class Session:
             return self.conclude(Outcome.DONE, self.summary(), reason=self.reason_done)
         if self.unfinished is None:
             return self._end_untrained()
+        if self.interruption.stopping:
+            self._end_broken(" The script ended itself then.")
         self.unfinished()
         return self.conclude(
             Outcome.FAILED,
@@ -355,8 +398,17 @@ class Session:
         return Reason.EARLY_STOPPED if self.board.facts.ended_early else ""
 
     def end_idle(self) -> NoReturn:
-        """The end while no training has begun: nothing can be lost."""
-        self.end_now(Outcome.INTERRUPTED, "Interrupted before the training began; nothing was lost.")
+        """The end while no training has begun: nothing of ours can be lost."""
+        self.end_now(*self._idle_words())
+
+    def _idle_words(self) -> tuple[Outcome, str]:
+        if self.script and not uses_spottrain(self.script):
+            return Outcome.INTERRUPTED_LOST, (
+                f"Interrupted, and nothing that {self.script} has done was saved: it does not use spottrain, "
+                "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Guard "
+                "to the loop (docs/own-loop.md)."
+            )
+        return Outcome.INTERRUPTED, "Interrupted before the training began; nothing was lost."
 
     def _forced(self) -> None:
         facts = self.board.facts
@@ -368,6 +420,8 @@ class Session:
                 f"Interrupted at step {facts.step}, and the save did not finish in time; "
                 f"{facts.lost_steps} step(s) since the last commit are lost.",
             )
+        if self.unfinished is None:
+            self.end_idle()
         self.end_now(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
 
     def _next_attempt(self, store: Store) -> int:
@@ -447,6 +501,21 @@ def use(session: Session) -> None:
     session.owns_process = True
 
 
+def uses_spottrain(script: str) -> bool:
+    """Whether the script, or a module of its own, trains by spottrain or is about to."""
+    try:
+        if re.search(r"\bspottrain\b", Path(script).read_text(errors="replace")):
+            return True
+    except OSError:
+        return True  # not known: then nothing is claimed of it
+    if any(f"spottrain.{name}" in sys.modules for name in LOOPS):
+        return True
+    package = sys.modules["spottrain"]
+    ours = ("spottrain.", "runpy")
+    others = [module for name, module in list(sys.modules.items()) if not name.startswith(ours)]
+    return any(getattr(module, "__dict__", {}).get("spottrain") is package for module in others)
+
+
 def install(env: Mapping[str, str]) -> Interruption:
     """Within the grace that the parent leaves."""
     grace = parents.grace_within(config.grace_seconds(env), env, parents.command_of(os.getppid()))
@@ -472,7 +541,22 @@ def leave(code: int) -> NoReturn:
     log.flush()
     with contextlib.suppress(Exception):
         _finish_outputs()
+    with contextlib.suppress(Exception):
+        _kill_children()
     os._exit(code)
+
+
+def _kill_children() -> None:
+    """Those of `multiprocessing`, such as workers of pools and loaders.
+
+    Where the interpreter ends by itself it ends them; here nobody would, and a pool's workers wait for ever
+    for a parent that is gone. This comes last, because a pool replaces its dead.
+    """
+    if "multiprocessing" in sys.modules:
+        import multiprocessing
+
+        for child in multiprocessing.active_children():
+            child.kill()
 
 
 def see_out(session: Session) -> None:
@@ -530,6 +614,11 @@ def _words_of(error: BaseException) -> str:
         words.append(str(seen))
         seen = seen.__cause__ or seen.__context__
     return "\n".join(words)
+
+
+def _what_was_raised(error: BaseException, script: str) -> str:
+    what = traceback.format_exception_only(error)[-1].strip()
+    return f"{what} ({_place(error, script)})"
 
 
 def _place(error: BaseException, script: str) -> str:

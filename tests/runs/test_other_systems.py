@@ -1,0 +1,100 @@
+"""The way without Linux: Python's functions for Linux's own calls are taken away, and /proc is empty. So the
+code that runs is that of macOS, though the kernel is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from spottrain.contract import ExitCode, Outcome
+
+from tests.runs.launched import WAITS, Launched
+from tests.runs.test_first_moments import needs_root
+
+WITHOUT = """\
+import fcntl, os, select, signal, time
+
+for module, names in (
+    (os, "memfd_create MFD_CLOEXEC sched_getaffinity waitid eventfd pipe2 fdatasync posix_fadvise "
+         "posix_fallocate copy_file_range splice sendfile pidfd_open getrandom O_DIRECT O_TMPFILE O_PATH"),
+    (signal, "sigtimedwait sigwaitinfo SIGRTMIN SIGRTMAX SIGPWR pidfd_send_signal"),
+    (time, "CLOCK_BOOTTIME CLOCK_TAI"),
+    (fcntl, "F_SETPIPE_SZ F_GETPIPE_SZ F_ADD_SEALS F_OFD_SETLK"),
+    (select, "epoll"),
+):
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+"""
+EMPTY_PROC = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"']
+TRAINS = """\
+import time, torch, spottrain
+spottrain.seed(1)
+model = torch.nn.Linear(2, 1)
+data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
+
+def loss(model, batch):
+    time.sleep(0.05)
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+spottrain.Trainer(
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    train_set=data,
+    loss=loss,
+    max_steps=30,
+    batch_size=4,
+    log_every=1,
+    workers=1,
+).fit()
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    started: list[Launched] = []
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+
+    def start(script: str, *words: str, before: tuple[str, ...] = ()) -> Launched:
+        (tmp_path / "train.py").write_text(script)
+        command = [*before, sys.executable, "-m", "spottrain", "run", *words, "train.py"]
+        started.append(Launched(tmp_path, command, PYTHONPATH=str(tmp_path)))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.close()
+
+
+@pytest.mark.parametrize("proc", ["proc", pytest.param("no proc", marks=needs_root)])
+def test_a_training_saves_at_a_signal_and_goes_on_to_its_end(
+    start: Callable[..., Launched], proc: str
+) -> None:
+    before = tuple(EMPTY_PROC) if proc == "no proc" else ()
+    run = start(TRAINS, before=before).until("step=3/", seconds=90).send()
+    assert run.end(60) == ExitCode.INTERRUPTED, run.log
+    first = run.message
+    assert first.outcome is Outcome.INTERRUPTED and first.durableStep == first.step
+    again = start(TRAINS, before=before)
+    assert again.end(90) == ExitCode.DONE, again.log
+    assert again.message.startStep == first.step and again.message.step == 30
+
+
+@pytest.mark.parametrize("proc", ["proc", pytest.param("no proc", marks=needs_root)])
+def test_several_ranks_are_started_told_and_ended(start: Callable[..., Launched], proc: str) -> None:
+    before = tuple(EMPTY_PROC) if proc == "no proc" else ()
+    run = start(WAITS, "--nproc", "2", before=before).until("ready-0", "ready-1").send()
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.message == "Saved by rank 0."
+
+
+def test_a_rank_that_fails_ends_the_others(start: Callable[..., Launched]) -> None:
+    run = start(
+        "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('two is odd')\n" + WAITS,
+        "--nproc",
+        "2",
+    )
+    assert run.end() == ExitCode.FAILED, run.log
+    assert "Rank 1: ValueError: two is odd" in run.message.message
