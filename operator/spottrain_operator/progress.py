@@ -81,12 +81,14 @@ class Poller:
         await asyncio.sleep(random.uniform(0, self._interval))
         async with self._slots:
             heard = await self._ask(session, pod)
+        job = self._caches.jobs.get(pod.job)
+        if job is None:
+            return  # it was deleted meanwhile, and nothing of it is to be remembered
         if isinstance(heard, Silence):
             self._memory.silences[pod.job] = heard
             return
         self._memory.silences.pop(pod.job, None)
-        job = self._caches.jobs.get(pod.job)
-        if job is not None and heard.attempt == pod.attempt:
+        if heard.attempt == pod.attempt:
             self._keep(pod, job.status, heard)
 
     async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:

@@ -26,6 +26,9 @@ def wrong_jobs(lab: Lab) -> list[dict[str, Any]]:
         lab.job("missing-secret", checkpoint={"credentialsSecret": "no-such-secret"}),
         lab.job("raises", container={"args": ["/scripts/raises.py"]}, failurePolicy={"maxFailures": 0}),
         lab.job("missing-script", container={"args": ["/scripts/nowhere.py"]}),
+        lab.job("plain-script", container={"command": ["python3", "-c", "print('trained')"], "args": []}),
+        lab.job("untrained", container={"args": ["/scripts/plain.py"]}),
+        lab.job("pause", container={"command": ["sleep", "infinity"], "args": []}),
         lab.job("template-typo", container={"imagePullPolice": "Never"}),
         lab.job("unschedulable", gpusPerWorker=64),
     ]
@@ -45,7 +48,7 @@ def wrong(request: pytest.FixtureRequest, cluster: Any, installed: Any) -> Any:
     bad = credentials_secret("nobody", "wrong")
     bad["metadata"]["name"] = "wrong-credentials"
     kubectl.apply(credentials_secret(cluster.s3_access_key, cluster.s3_secret_key), bad)
-    scripts = {"train.py": TRAIN, "raises.py": RAISES}
+    scripts = {"train.py": TRAIN, "raises.py": RAISES, "plain.py": "print('trained')\n"}
     lab = Lab(cluster=cluster, kubectl=kubectl, uri=f"s3://{BUCKET}/{kubectl.namespace}", scripts=scripts)
     lab.apply(*wrong_jobs(lab))
     yield lab
@@ -126,3 +129,18 @@ def test_an_unknown_field_is_refused_by_a_strict_apply(wrong: Lab) -> None:
 def test_a_negative_number_is_refused_at_once(wrong: Lab) -> None:
     with pytest.raises(RuntimeError, match="gpusPerWorker"):
         wrong.apply(wrong.job("negative", gpusPerWorker=-1))
+
+
+def test_a_script_without_the_runtime_that_exits_0_has_not_succeeded(wrong: Lab) -> None:
+    message = said(wrong, "plain-script", "Failed", "NoRuntime")
+    assert "spottrain run" in message and "checkpoint.managed: false" in message
+    assert wrong.status("plain-script")["attempt"] == 1, "no restart mends it"
+
+
+def test_a_script_that_never_trains_under_spottrain_run_has_not_succeeded(wrong: Lab) -> None:
+    assert "without beginning a training" in said(wrong, "untrained", "Failed", "NotTrained")
+
+
+def test_a_container_that_only_sleeps_is_not_said_to_train(wrong: Lab) -> None:
+    said(wrong, "pause", "Running", "WaitingForRuntime")
+    assert wrong.status("pause")["phase"] == "Starting"
