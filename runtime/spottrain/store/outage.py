@@ -58,6 +58,9 @@ class Outage:
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[float, str]] = {}
         """Requests under way that should have an answer soon: since when, and what they are."""
+        self._retried: dict[int, tuple[float, str]] = {}
+        """What is tried again: since when, and its last error. Answers to others do not end it: a store may
+        read and not write."""
         self._heard = clock()
         self._failed_since: float | None = None
         self._failed_last = 0.0
@@ -96,17 +99,24 @@ class Outage:
 
         `between` is called before each further try. Who gives up at last is `watch`.
         """
-        pause = FIRST_PAUSE
-        while True:
-            try:
-                with self.request(what, brief=brief):
-                    return act()
-            except StoreUnavailable:
-                if not self.patient:
-                    raise
-            self._sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-            between()
+        pause, number = FIRST_PAUSE, next(self._numbers)
+        try:
+            while True:
+                try:
+                    with self.request(what, brief=brief):
+                        return act()
+                except StoreUnavailable as error:
+                    if not self.patient:
+                        raise
+                    with self._lock:
+                        since, _ = self._retried.get(number, (self._clock(), ""))
+                        self._retried[number] = since, str(error)
+                self._sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                between()
+        finally:
+            with self._lock:
+                self._retried.pop(number, None)
 
     @property
     def silence(self) -> Silence | None:
@@ -117,12 +127,16 @@ class Outage:
             failing = self._failed_since
             if failing is not None and now - self._failed_last > FORGET_SECONDS and waiting is None:
                 failing = self._failed_since = None
-            begins = [begin for begin in (failing, waiting[0] if waiting else None) if begin is not None]
-            if not begins:
-                return None
-            seconds = now - max(min(begins), self._heard)
-            unanswered = f"no answer to {waiting[1]}" if waiting else ""
-            return Silence(seconds=seconds, why=self._error if failing is not None else unanswered)
+            found = []
+            if self._retried:
+                since, error = min(self._retried.values())
+                found.append(Silence(seconds=now - since, why=error))
+            if failing is not None:
+                found.append(Silence(seconds=now - max(failing, self._heard), why=self._error))
+            if waiting is not None:
+                why = f"no answer to {waiting[1]}"
+                found.append(Silence(seconds=now - max(waiting[0], self._heard), why=why))
+            return max(found, key=lambda each: each.seconds, default=None)
 
     def _answered(self) -> None:
         with self._lock:

@@ -138,6 +138,30 @@ def test_what_failed_once_and_is_not_asked_for_any_more_is_not_waited_for(
     assert outage.silence is None
 
 
+def test_a_store_that_reads_and_does_not_write_is_not_waited_for_without_end(
+    outage: Outage, clock: Clock
+) -> None:
+    class Enough(Exception):
+        pass
+
+    def act() -> None:
+        with outage.request("GET HEAD"):
+            pass
+        refused()
+
+    def between() -> None:
+        if silent(outage).seconds > 60:
+            raise Enough
+
+    with pytest.raises(Enough):
+        outage.through("the final weights", act, brief=False, between=between)
+    assert clock.now > 160
+    outage.patient = False
+    with outage.request("GET HEAD"):
+        pass
+    assert outage.silence is None, "nobody tries any more"
+
+
 def test_it_is_told_soon_and_given_up_at_the_limit(outage: Outage, clock: Clock) -> None:
     told: list[Any] = []
     given_up: list[Silence] = []
