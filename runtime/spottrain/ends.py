@@ -28,6 +28,22 @@ class _Words:
     durable_seconds: float | None = None
 
 
+def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
+    """Of a job that was done before this attempt.
+
+    total: the last step that the job was to have, which early stopping may not have let it reach; 0: it had
+    none. wanted: the one of this attempt; 0: it has none.
+    """
+    done = f"The job is done already: {trained} steps were trained, and its weights are at {uri}."
+    if wanted <= max(total, trained):
+        return f"{done} To train anew use another checkpoint URI."
+    return (
+        f"{done} {wanted} steps are asked for now, and a job that is done trains no more. To go on from its "
+        "last checkpoint make a new job on this URI with checkpoint.onExisting: resume; without Kubernetes "
+        "copy it (spottrain checkpoints copy --to NEW) and start with --checkpoint NEW --on-existing resume."
+    )
+
+
 class Ends:
     """`take`: copies the state of the present step, the board's. `close`: parts from the other ranks."""
 
@@ -44,13 +60,12 @@ class Ends:
         self._close = close
 
     # --- by the training thread -----------------------------------------------------------------------
-    def done_already(self, uri: str, total_steps: int) -> NoReturn:
+    def done_already(self, uri: str, trained: int, *, total: int, wanted: int) -> NoReturn:
         """A predecessor has finished the job: the script must not go on with untrained weights."""
-        self._session.board.update(state="Done", step=total_steps, output_uri=uri)
-        self._session.end(
-            Outcome.DONE,
-            f"The job is done already; its weights are at {uri}. To train anew use another checkpoint URI.",
+        self._session.board.update(
+            state="Done", step=trained, durable_step=trained, total_steps=total or trained, output_uri=uri
         )
+        self._session.end(Outcome.DONE, words_of_done(uri, trained, total=total, wanted=wanted))
 
     def interrupted(self) -> NoReturn:
         """Saves the newest step within the notice, releases HEAD and leaves."""

@@ -118,7 +118,10 @@ class Keeper:
             return False
         claim = self.checkpoints.claim()
         if claim.done:
-            self.ends.done_already(self.checkpoints.final_uri, self.total_steps or 0)
+            trained, total = self.checkpoints.trained()
+            self.ends.done_already(
+                self.checkpoints.final_uri, trained, total=total, wanted=self.total_steps or 0
+            )
         session.interruption.let_end(self.ends.unchanged)
         session.board.update(state="Restoring")
         found = self._restore(self.checkpoints, claim)

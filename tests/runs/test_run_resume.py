@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import spottrain
-from spottrain.contract import ExitCode, Outcome, Reason
+from spottrain.cli.checkpoints import main
+from spottrain.contract import Env, ExitCode, Outcome, Reason
 from spottrain.weights import digest
 
 from tests.runs.conftest import SCRIPT, Lab
@@ -92,6 +93,25 @@ def test_a_job_that_is_done_ends_with_0_and_trains_nothing(lab: Lab) -> None:
     assert again.end() == ExitCode.DONE
     assert not again.losses and "after fit" not in again.log
     assert again.message.outcome is Outcome.DONE and "done already" in again.message.message
+
+
+def test_a_job_that_is_done_and_is_asked_for_more_steps_says_what_was_trained_and_how_to_go_on(
+    lab: Lab,
+) -> None:
+    first = lab.run(attempt=1)
+    assert first.end() == ExitCode.DONE
+    again = lab.run(attempt=2, training='{"maxSteps": 40}')
+    assert again.end() == ExitCode.DONE and not again.losses
+    words = again.message
+    assert (words.step, words.durableStep) == (24, 24)
+    assert "24 steps were trained" in words.message and "40 steps are asked for now" in words.message
+
+    new = str(lab.folder / "new")
+    assert main(["copy", "--checkpoint", str(lab.folder / "store"), "--to", new]) == 0
+    env: dict[str, str] = {Env.CHECKPOINT_ON_EXISTING: "resume"}
+    on = lab.run(at="new", attempt=1, training='{"maxSteps": 40}', env=env)
+    assert on.end() == ExitCode.DONE, on.log
+    assert set(on.losses) == set(range(25, 41)), "as the message says"
 
 
 def test_a_run_that_died_between_final_weights_and_release_ends_when_started_again(lab: Lab) -> None:

@@ -127,6 +127,18 @@ class Checkpointer:
         say(self._control, "claim", {"term": claim.term, "done": claim.done})
         return claim
 
+    def trained(self) -> tuple[int, int]:
+        """Of a run that is done: the steps that were trained, and the last step that it was to have (0: it is
+        not known). All ranks must call it. Raises StoreError."""
+        if not self.session.world.first:
+            heard = hear(self._control, "trained")
+            return int(heard["step"]), int(heard["total"])
+        found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
+        facts = json.loads(found.body) if found is not None else {}
+        step, total = int(facts.get("step", 0)), int(facts.get("total_steps", 0))
+        say(self._control, "trained", {"step": step, "total": total})
+        return step, total
+
     def _hear_claim(self) -> Claim:
         """Rank 0 may wait at the gate for long; a stop meanwhile ends this process from another thread."""
         heard = hear(self._control, "claim")
@@ -351,6 +363,7 @@ class Checkpointer:
         facts = {
             "format": 1,
             "step": step,
+            "total_steps": self.session.board.facts.total_steps,
             "digest": weights.digest,
             "files": files,
             "checkpoint": self.session.board.facts.key,
