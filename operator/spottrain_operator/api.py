@@ -200,13 +200,26 @@ class TrainingJobSpec:
         if self.capacity.type is not CapacityType.SPOT_FIRST:
             for pool in pools:
                 _type_problem(pool, self.capacity.type)
-            return tuple(replace(pool, type=self.capacity.type) for pool in pools)
+            pools = tuple(replace(pool, type=self.capacity.type) for pool in pools)
+            return self._agreed(pools)
         for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
             if not any(pool.type is kind for pool in pools):
                 raise InvalidSpec(
                     f"spec.capacity.pools has no pool of type {kind}, and capacity.type spotFirst needs one: "
                     f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
                 )
+        return self._agreed(pools)
+
+    def _agreed(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+        """Raises InvalidSpec where a pool and the template ask for different values of one label."""
+        given = self.template["spec"].get("nodeSelector")
+        for pool in pools:
+            for label, value in pool.selector.items() if isinstance(given, dict) else ():
+                if given.get(label, value) != value:
+                    raise InvalidSpec(
+                        f"spec.template.spec.nodeSelector has {label}: {given[label]}, and pool {pool.name} "
+                        f"has {label}: {value}; leave it out of one of them"
+                    )
         return pools
 
     def _of_default(self, default: Pool) -> tuple[Pool, ...]:
@@ -333,6 +346,7 @@ class Status:
     failures: int = 0
     interruptions: int = 0
     interruption_times: tuple[datetime, ...] = ()
+    spot_reclaims: tuple[datetime, ...] = ()
     no_progress: int = 0
     interrupted_at_step: int | None = None
     active_since: datetime | None = None
@@ -420,3 +434,9 @@ def _parse_spec(raw: Any) -> tuple[TrainingJobSpec | None, str]:
         return TrainingJobSpec.parse(raw), ""
     except InvalidSpec as error:
         return None, str(error)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # A template that the schema let through: it must not stop the operator, which serves the other jobs.
+        return (
+            None,
+            f"spec cannot be read ({type(error).__name__}: {error}); compare spec.template with a PodSpec",
+        )

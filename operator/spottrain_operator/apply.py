@@ -66,6 +66,8 @@ RETRY_REFUSED = timedelta(seconds=30)
 """What admission refuses (no such service account yet, a webhook that does not answer) it may accept soon."""
 RETRY_INVALID = timedelta(minutes=5)
 """What is invalid for this cluster today may be valid once an administrator has changed it."""
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+"""The API server's cause in its no to anything new in a namespace that is being deleted."""
 ANNOTATE_SECONDS = 1.0
 MOST_NAMED = 3
 """Failures that one sentence names."""
@@ -347,7 +349,7 @@ def _no_groups(error: ApiError) -> bool:
 
 def _cleanup_refused(action: Provide, error: ApiError, hands: Hands) -> bool:
     """For good where the namespace goes too; a full quota or a webhook that is down may pass."""
-    if error.status == 404 or "terminat" in str(error).lower():
+    if error.status == 404 or NAMESPACE_TERMINATING in error.causes:
         hands.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
         return True
     logger.warning("the cleanup pod is refused, and tried again: %s", error)
@@ -415,7 +417,7 @@ async def _adopt(manifest: dict[str, Any], generation: int, key: JobKey, hands: 
         raise Conflict(f"pod {name} came and went")
     pod = _remember(raw, hands)
     hands.memory.refusals.pop(key, None)
-    if pod is None or pod.job != key:
+    if pod is None or pod.job != key or pod.stray:
         hands.memory.refusals[key] = Refusal(
             generation=generation,
             reason=Reason.POD_NAME_TAKEN,

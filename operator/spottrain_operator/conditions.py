@@ -37,6 +37,7 @@ GATED_STATE = "Gated"
 TRAINING_STATE = "Training"
 OBEYED: Final = timedelta(seconds=5)
 """After which a trainer that was told to end does not train any more, but for a very long step."""
+TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
 
 
 def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
@@ -117,7 +118,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
     if not waiting and len(pods) == size:
         nodes = ", ".join(dict.fromkeys(p.node for p in pods))
         return True, Reason.BOUND, f"attempt {status.attempt} is on node{'s' if size > 1 else ''} {nodes}"
-    count = f"{size - len(waiting) - (size - len(pods))} of {size} pods have a node; " if size > 1 else ""
+    count = f"{len(pods) - len(waiting)} of {size} pods have a node; " if size > 1 else ""
     if held := next((p for p in waiting if p.queued), None):
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
@@ -134,7 +135,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
 
 def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     if status.terminal:
-        return False, Reason.ENDED, "the job has ended"
+        return False, Reason.ENDED, f"the job has ended{edited(status, o)}"
     known = status.condition(Condition.RUNNING)
     record = status.record(status.attempt)
     if record is not None and record.stopping:
@@ -184,6 +185,25 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
         still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
         return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have got the signal"
     return False, Reason.STOPPING, words
+
+
+def edited(status: Status, o: Observed) -> str:
+    """What to know about a spec that was changed after the end; "" where it was not."""
+    ends = (status.condition(kind) for kind in (Condition.SUCCEEDED, Condition.FAILED))
+    end = next((c for c in ends if c is not None and c.status == "True"), None)
+    if end is None or end.observed_generation in (None, o.job.generation):
+        return ""
+    words = (
+        ", and is not started again: of its spec, which was changed since, only ttlSecondsAfterFinished and "
+        "deletionPolicy have an effect"
+    )
+    uri = o.job.spec.checkpoint.uri if o.job.spec is not None else ""
+    if not uri:
+        return f"{words}. Make a new job"
+    return (
+        f"{words}. To go on from its checkpoints, make a new job with checkpoint.uri: {uri} and "
+        "checkpoint.onExisting: resume"
+    )
 
 
 def _coming(status: Status) -> str:
@@ -294,13 +314,25 @@ def _ignored(status: Status, o: Observed, pods: Sequence[PodView]) -> str | None
 
 def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     """An interruption is over when the next attempt trains."""
-    interrupted = status.is_true(Condition.INTERRUPTED)
-    all_run = bool(pods) and all(p.running_since is not None and not over(p, o) for p in pods)
-    if not interrupted or not (
-        (all_run and not _gated(status) and not _waits_for_store(status)) or status.terminal
-    ):
+    if not status.is_true(Condition.INTERRUPTED):
         return None
-    return False, Reason.RECOVERED, f"attempt {status.attempt} has taken over"
+    if status.is_true(Condition.FAILED):
+        return False, Reason.ENDED, "the job has ended"
+    if status.is_true(Condition.SUCCEEDED):
+        return False, Reason.RECOVERED, "the job has succeeded"
+    all_run = bool(pods) and all(p.running_since is not None and not over(p, o) for p in pods)
+    if not all_run or _waits_for_store(status) or not _trains(status, o):
+        return None
+    return False, Reason.RECOVERED, f"attempt {status.attempt} trains"
+
+
+def _trains(status: Status, o: Observed) -> bool:
+    """By the trainer's word; an image without our runtime gives none, and then it is enough that it runs."""
+    if o.job.spec is not None and not o.job.spec.checkpoint.managed:
+        return True
+    record, state = status.record(status.attempt), status.progress.state if status.progress else ""
+    stepped = record is not None and (record.last_step or 0) > (record.start_step or 0)
+    return stepped or state in TRAINING_STATES
 
 
 def _waits_for_store(status: Status) -> bool:

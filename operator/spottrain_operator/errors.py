@@ -43,3 +43,8 @@ class ApiError(OperatorError):
         super().__init__(message)
         self.status = status
         self.details = details or {}
+
+    @property
+    def causes(self) -> set[str]:
+        """The machine-readable reasons that the API server gives, such as NamespaceTerminating."""
+        return {str(cause.get("reason", "")) for cause in self.details.get("causes") or ()}

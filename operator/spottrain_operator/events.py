@@ -6,7 +6,7 @@ import re
 
 from spottrain_operator import render
 from spottrain_operator.api import ConditionStatus, Status
-from spottrain_operator.conditions import TIGHT
+from spottrain_operator.conditions import TIGHT, edited
 from spottrain_operator.model import Event, Observed
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import starting
@@ -25,20 +25,40 @@ WARN_WHEN = {
 LOUD = frozenset({Reason.SIDECAR_CANNOT_START, Reason.NODE_NOT_READY, Reason.STILL_TRAINING})
 """Reasons of Running that are an Event."""
 QUIET = frozenset(
-    {Reason.WAITING_FOR_POD, Reason.VALID, Reason.BOUND, Reason.RECOVERED, Reason.RUNTIME_TRAINS}
+    {
+        Reason.WAITING_FOR_POD,
+        Reason.VALID,
+        Reason.BOUND,
+        Reason.RECOVERED,
+        Reason.RUNTIME_TRAINS,
+        Reason.ENDED,
+    }
 )
+ORDERLY = frozenset({Reason.WAITING_FOR_BACKOFF, Reason.WAITING_FOR_QUEUE, Reason.PREDECESSOR_SAVES})
+"""Reasons of Scheduled=False that ask nobody to act."""
 
 
 def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
     old = o.job.status
-    found = [*_attempt(old, new), *_grace(o, old, new), *_warned(old, new), *_cannot_start(o, old, new)]
+    found = [
+        *_attempt(old, new),
+        *_restored(old, new),
+        *_edited(o, old, new),
+        *_grace(o, old, new),
+        *_warned(old, new),
+        *_cannot_start(o, old, new),
+    ]
     running, before = new.condition(Condition.RUNNING), old.condition(Condition.RUNNING)
     if running is not None and running.reason in LOUD and _differs(before, running):
         found.append(Event(warning=True, reason=running.reason, message=running.message))
     for kind, warn in WARN_WHEN.items():
         before, after = old.condition(kind), new.condition(kind)
-        if after is not None and after.reason not in QUIET and _differs(before, after):
-            found.append(Event(warning=after.status == warn, reason=after.reason, message=after.message))
+        if after is None or after.reason in QUIET or not _differs(before, after):
+            continue
+        if kind is Condition.SCHEDULED and after.reason == Reason.SUSPENDED:
+            continue  # the condition Suspended says it
+        alarming = after.status == warn and after.reason not in ORDERLY
+        found.append(Event(warning=alarming, reason=after.reason, message=after.message))
     return tuple(found)
 
 
@@ -49,8 +69,26 @@ def _differs(before: ConditionStatus | None, after: ConditionStatus) -> bool:
 def _attempt(old: Status, new: Status) -> list[Event]:
     if new.attempt == old.attempt:
         return []
-    since = f", from step {new.known_durable_step}" if new.known_durable_step is not None else ""
-    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{since}")]
+    past = new.record(new.attempt - 1)
+    why = f", after attempt {past.number} ({past.cause}: {past.evidence})" if past and past.cause else ""
+    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{why}")]
+
+
+def _restored(old: Status, new: Status) -> list[Event]:
+    """From which step an attempt goes on is known when it has read its checkpoint, and not before."""
+    before, now = old.record(new.attempt), new.record(new.attempt)
+    if now is None or not now.start_step or (before is not None and before.start_step is not None):
+        return []
+    message = f"attempt {now.number} goes on from step {now.start_step}"
+    return [Event(warning=False, reason=Reason.RESTORED, message=message)]
+
+
+def _edited(o: Observed, old: Status, new: Status) -> list[Event]:
+    """The spec of a job that has ended was changed: each time, for nothing comes of it."""
+    words = edited(new, o)
+    if not words or not old.terminal or old.observed_generation == new.observed_generation:
+        return []
+    return [Event(warning=True, reason=Reason.JOB_HAS_ENDED, message=f"the job has ended{words}")]
 
 
 def _cannot_start(o: Observed, old: Status, new: Status) -> list[Event]:

@@ -69,8 +69,7 @@ NODES_LOOK: Final = timedelta(seconds=30)
 # --- the status -----------------------------------------------------------------------------------------
 def settled(o: Observed, status: Status) -> Status:
     """The status with all that pods and progress tell. Progress alone is written once in a while only."""
-    unseen = not status.attempt and o.job.spec is not None and not o.admitted and o.refusal is None
-    if o.job.deleting or (unseen and not o.job.spec.suspend):  # type: ignore[union-attr]
+    if o.job.deleting or _being_checked(o, status):
         return status
     told = _facts(o, with_unknown_progress(status, o))
     sample = o.sample
@@ -79,6 +78,17 @@ def settled(o: Observed, status: Status) -> Status:
     if told == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
         return told
     return _facts(o, with_progress(status, o, sample))
+
+
+def _being_checked(o: Observed, status: Status) -> bool:
+    """New, and the API server is asked in this look whether it accepts the pod: that brings the next look.
+
+    A job that waits for anything else has a status from its first look on.
+    """
+    spec = o.job.spec
+    if spec is None or spec.suspend or status.attempt or status.terminal:
+        return False
+    return not (o.admitted or o.refusal is not None or capacity.problem(o))
 
 
 def _facts(o: Observed, status: Status) -> Status:
@@ -110,6 +120,11 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
     going = {a.pod.uid for a in before if isinstance(a, Delete)}
     for pod in o.pods:
         yield from _clear(o, status, pod, pod.uid in going)
+    for (
+        pod
+    ) in o.strays:  # somebody's copy of a pod of ours; its finalizer is ours, so nobody else takes it off
+        if pod.deleted is not None and pod.holds_outcome:
+            yield Release(pod=pod)
     if o.job.deleting:
         yield from _clean(o)
     elif not (status.terminal or o.job.spec is None or capacity.problem(o)):
@@ -221,9 +236,13 @@ def advice(o: Observed) -> Iterator[Action]:
 
 
 # --- when to look again ---------------------------------------------------------------------------------
-def recheck_after(o: Observed, status: Status) -> timedelta | None:
+def recheck_after(o: Observed, status: Status, actions: tuple[Action, ...] = ()) -> timedelta | None:
     """When time alone will change the answer."""
     later = [t - o.now for t in _times(o, status) if t is not None and t > o.now]
+    if any(isinstance(a, Create) for a in actions):
+        # The watch tells nothing of a pod that is known from its POST, and one that no scheduler takes has no
+        # other event.
+        later.append(AT_ONCE)
     return min(later) + timedelta(milliseconds=50) if later else None
 
 

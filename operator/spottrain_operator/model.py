@@ -84,6 +84,8 @@ class PodView:
     resource_version: int
     attempt: int
     rank: int = 0
+    stray: bool = False
+    """Whether it only looks like a pod of the job: a copy, which has another name or no owner."""
     created: datetime
     phase: str = "Pending"
     reason: str = ""
@@ -234,6 +236,8 @@ class Observed:
     now: datetime
     job: Job
     pods: tuple[PodView, ...] = ()
+    strays: tuple[PodView, ...] = ()
+    """Pods with the job's labels that are not its own."""
     predecessors: tuple[PodView, ...] = ()
     """Pods of deleted jobs of the same name; looked for before the first attempt only."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -361,7 +365,8 @@ class Event:
 class Ending:
     """Why an attempt ended."""
 
-    cause: Cause
+    cause: Cause | str
+    """A cause that this operator does not know is kept as it was written."""
     evidence: str
     charged: bool = False
     node: str = ""

@@ -34,6 +34,8 @@ ROLE_TRAINER: Final = "trainer"
 POD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{ROLE_LABEL}={ROLE_TRAINER}"
 """Label selector of every pod that trains."""
 
+OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=spottrain,app.kubernetes.io/component=operator"
+"""Label selector of the chart's operators."""
 CHECKPOINTS_FINALIZER: Final = f"{DOMAIN}/checkpoints"
 """On a job with deletionPolicy Delete, until its checkpoints are gone."""
 ROLE_CLEANUP: Final = "cleanup"
@@ -158,6 +160,14 @@ class Cause(StrEnum):
     FAILED = "Failed"
 
 
+def cause_of(text: str) -> Cause | str:
+    """The cause, or the text as it is where a newer operator has written one that this one does not know."""
+    try:
+        return Cause(text)
+    except ValueError:
+        return text
+
+
 class Reason(StrEnum):
     """Reasons of conditions and events that are the operator's own words."""
 
@@ -209,6 +219,8 @@ class Reason(StrEnum):
     DELETING_CHECKPOINTS = "DeletingCheckpoints"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
     ATTEMPT_STARTED = "AttemptStarted"
+    RESTORED = "CheckpointRestored"
+    JOB_HAS_ENDED = "JobHasEnded"
     GRACE_CHANGED = "GracePeriodMismatch"
     CAPACITY_UNKNOWN = "CapacityUnknown"
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"

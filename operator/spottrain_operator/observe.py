@@ -59,9 +59,10 @@ async def observe(
     now: datetime,
 ) -> Observed:
     memory.began = memory.began or now
-    pods = caches.pods.of(job.key)
-    if _seems_lost(job, pods):
-        pods = await live_pods(job.key, caches, cluster)
+    every = caches.pods.of(job.key)
+    if _seems_lost(job, every):
+        every = await live_pods(job.key, caches, cluster)
+    pods = tuple(p for p in every if not p.stray)
     current = [p for p in pods if p.attempt == job.status.attempt]
     predecessors = await _predecessors(job, caches, cluster)
     cleanup = await _cleanup(job, cluster)
@@ -69,6 +70,7 @@ async def observe(
         now=now,
         job=job,
         pods=pods,
+        strays=tuple(p for p in every if p.stray),
         predecessors=predecessors,
         nodes=await _nodes(job, (*pods, *predecessors), caches, cluster),
         default_pool=default_pool,
@@ -155,7 +157,7 @@ def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
     record = job.status.record(job.status.attempt)
     if record is None or record.cause or job.status.terminal:
         return False
-    there = {p.rank for p in pods if p.attempt == job.status.attempt}
+    there = {p.rank for p in pods if p.attempt == job.status.attempt and not p.stray}
     return any(r.rank not in there for r in record.ranks)
 
 

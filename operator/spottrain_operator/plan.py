@@ -65,14 +65,15 @@ def plan(o: Observed) -> Plan:
     status = follow.settled(o, decision.status)
     changed = status != o.job.status
     before = (*follow.stale_first(o), *follow.hold_first(o), *decision.before)
+    actions = tuple(follow.after(o, status, before))
     return Plan(
         reason=decision.reason,
         message=decision.message,
         before=before,
         status=status if changed else None,
-        after=tuple(follow.after(o, status, before)),
+        after=actions,
         events=(*decision.events, *(events_between(o, status) if changed else ())),
-        recheck_after=follow.recheck_after(o, status),
+        recheck_after=follow.recheck_after(o, status, actions),
     )
 
 
@@ -102,7 +103,8 @@ def leaving(o: Observed) -> Decision | None:
     left = cleanup.gives_up(o)
     if not o.job.holds_checkpoints or not (left or cleanup.over_and_out(o)):
         return decision
-    if not cleanup.wanted(o) or cleanup.finished(o):
+    kept = o.job.spec is not None and not cleanup.wanted(o)
+    if kept or cleanup.finished(o):
         return replace(decision, before=(Hold(on=False),))
     if left:
         event = Event(warning=True, reason=Reason.CHECKPOINTS_LEFT, message=left)
@@ -386,6 +388,7 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
     status = _judged(o, with_pods(old, o), old.attempt, ending)
     managed = o.job.spec.checkpoint.managed
     status = restart.counted(status, ending, policy, o.now, managed=managed)
+    status = capacity.with_reclaim(o, status, ending)
     if ending.cause is Cause.STORE_UNREACHABLE:
         status = with_store_unreachable(status, o, old.attempt, ending.evidence)
     stop: tuple[str, str] | None = restart.exhausted(status, policy, ending, o.now)
@@ -393,7 +396,7 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
         stop = (ending.reason or ending.cause, ending.evidence)
     if stop is None and (words := _starts_over(o, status, ending)):
         stop = (Reason.NO_RUNTIME, words)
-    if not ending.charged and ending.cause is not Cause.STORE_UNREACHABLE:
+    if restart.interrupts(ending):
         message = f"attempt {old.attempt}: {ending.evidence}"
         status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
     if stop is not None:

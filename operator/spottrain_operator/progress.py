@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import aiohttp
 from spottrain.contract import PROGRESS_PORT, Progress
 
-from spottrain_operator.api import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Status
+from spottrain_operator.api import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Job, Status
 from spottrain_operator.caches import Caches
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import PodView, Sample, Silence
@@ -87,8 +87,8 @@ class Poller:
         if isinstance(heard, Silence):
             self._memory.silences[pod.job] = heard
             return
-        self._memory.silences.pop(pod.job, None)
-        if heard.attempt == pod.attempt:
+        if _is_of(heard, pod, job):
+            self._memory.silences.pop(pod.job, None)
             self._keep(pod, job.status, heard)
 
     async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
@@ -117,3 +117,13 @@ def _reached(error: Exception) -> bool:
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.errno == errno.ECONNREFUSED
     return not isinstance(error, TimeoutError | OSError)
+
+
+def _is_of(progress: Progress, pod: PodView, job: Job) -> bool:
+    """Whether this pod has answered: its address may be another pod's by now, of this job or another one.
+
+    An image without our runtime may answer in its own way, without the job's UID.
+    """
+    managed = job.spec is None or job.spec.checkpoint.managed
+    named = progress.jobUID == pod.job.uid or (not managed and not progress.jobUID)
+    return named and (progress.attempt, progress.worker) == (pod.attempt, pod.rank)

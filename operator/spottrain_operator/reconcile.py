@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from spottrain_operator.api import JobKey
@@ -16,8 +16,9 @@ from spottrain_operator.apply import SOON, Hands, apply
 from spottrain_operator.caches import Caches
 from spottrain_operator.cluster import Cluster
 from spottrain_operator.errors import ApiError, Conflict, Incomplete
+from spottrain_operator.logs import about
 from spottrain_operator.memory import Memory
-from spottrain_operator.model import Limits, PodView
+from spottrain_operator.model import Limits, Observed, Plan, PodView
 from spottrain_operator.observe import find_job, live_pods, observe
 from spottrain_operator.plan import plan
 from spottrain_operator.pools import Pool
@@ -52,7 +53,7 @@ class Reconciler:
             limits=self.limits,
             now=self.now(),
         )
-        made = plan(observed)
+        made = self._planned(observed)
         hands = Hands(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
         try:
             again = await apply(job, made, hands)
@@ -63,6 +64,19 @@ class Reconciler:
             incomplete.again = incomplete.again or made.recheck_after
             raise
         return AT_ONCE if again else made.recheck_after
+
+    def _planned(self, observed: Observed) -> Plan:
+        """A job of which no plan can be made says so, where it would else be silent for ever."""
+        try:
+            return plan(observed)
+        except Exception as error:
+            job = observed.job
+            logger.exception("%s: no plan can be made", job.key, extra=about(job.key))
+            words = (
+                f"the operator cannot carry this spec out ({type(error).__name__}: {error}); its log has more"
+            )
+            unreadable = replace(job, spec=None, invalid=job.invalid or words)
+            return plan(replace(observed, job=unreadable))
 
     async def _release_orphans(self, key: JobKey) -> None:
         """The job is gone: nobody wants its pods' outcome, and our finalizer would hold them for ever."""

@@ -49,10 +49,15 @@ def with_condition(
         observed_generation=o.job.generation,
     )
     others = tuple(c for c in status.conditions if c.type != kind)
-    order = list(Condition)
-    return replace(
-        status, conditions=tuple(sorted((*others, new), key=lambda c: order.index(Condition(c.type))))
-    )
+    return replace(status, conditions=tuple(sorted((*others, new), key=_place)))
+
+
+ORDER = {str(kind): place for place, kind in enumerate(Condition)}
+
+
+def _place(condition: ConditionStatus) -> int:
+    """Those of others, and of newer operators, come last and stay as they are."""
+    return ORDER.get(condition.type, len(ORDER))
 
 
 def with_store_unreachable(status: Status, o: Observed, attempt: int, words: str) -> Status:
@@ -260,7 +265,8 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
 
 
 def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
-    """Whether progress alone is worth a write: a new state or a warning at once, steps once in a while."""
+    """Whether progress alone is worth a write: a new state, a warning or an attempt's first step at once,
+    further steps once in a while."""
     old = status.progress
     if old is None or old.time is None or old.state != sample.progress.state:
         return True
@@ -268,7 +274,16 @@ def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
         return True
     if bool(sample.progress.waitingFor) != bool(old.waiting_for):
         return True
-    return sample.at - old.time >= interval
+    return _first_news(status, sample.progress) or sample.at - old.time >= interval
+
+
+def _first_news(status: Status, progress: Progress) -> bool:
+    """An attempt's first answer, and the first one that shows a step of its own."""
+    record = status.record(progress.attempt)
+    if record is None or record.last_step is None:
+        return True
+    began = max(record.start_step or 0, progress.startStep or 0)
+    return record.last_step <= began < progress.step
 
 
 def _or(first: N | None, second: N | None) -> N | None:

@@ -16,6 +16,7 @@ from spottrain_operator.names import (
     ATTEMPT_LABEL,
     AVOIDS_ANNOTATION,
     DEADLINE_ANNOTATION,
+    GROUP,
     HOSTNAME_LABEL,
     INSTANCE_TYPE_LABEL,
     JOB_LABEL,
@@ -33,6 +34,7 @@ from spottrain_operator.names import (
     TERMINATING_TAINT,
     TRAINER_ANNOTATION,
     ZONE_LABEL,
+    pod_name,
 )
 from spottrain_operator.pools import of_node
 from spottrain_operator.template import judged
@@ -60,6 +62,7 @@ def pod_view(raw: Raw) -> PodView | None:
         resource_version=int(meta["resourceVersion"]),
         attempt=int(attempt),
         rank=_rank(meta),
+        stray=_stray(meta, job),
         created=timestamp(meta["creationTimestamp"]),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason", ""),
@@ -96,15 +99,26 @@ def _rank(meta: Raw) -> int:
     return int(text) if text.isdecimal() and len(text) < 6 else 0
 
 
+def _stray(meta: Raw, job: JobKey) -> bool:
+    """Ours have an owner, and a name that follows from job, attempt and rank."""
+    owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
+    attempt = int(meta["labels"][ATTEMPT_LABEL])
+    return not owned or meta["name"] != pod_name(job.name, job.uid, attempt, _rank(meta))
+
+
 def _avoids(meta: Raw) -> tuple[str, ...]:
     names = (meta.get("annotations") or {}).get(AVOIDS_ANNOTATION, "")
     return tuple(name for name in names.split(",") if name)
 
 
+def _group(owner: Raw) -> str:
+    return str(owner.get("apiVersion", "")).partition("/")[0]
+
+
 def _owner(meta: Raw) -> JobKey | None:
     owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
     labels = meta.get("labels") or {}
-    if owner is not None and owner.get("kind") == KIND:
+    if owner is not None and owner.get("kind") == KIND and _group(owner) == GROUP:
         return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"])
     if owner is None and OUTCOME_FINALIZER in (meta.get("finalizers") or ()) and JOB_UID_LABEL in labels:
         # Orphaned with its job: nobody but us can take the finalizer off.

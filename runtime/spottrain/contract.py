@@ -273,6 +273,10 @@ class Progress:
     """Starting, WaitingForStore, Downloading, Gated, Restoring, Compiling, Training, Evaluating, Saving,
     Done."""
     attempt: int
+    jobUID: str = ""
+    """Of the job that this trainer belongs to: an IP address may be another pod's by now."""
+    worker: int = 0
+    """Number of its pod in the gang."""
     step: int = 0
     totalSteps: int = 0
     loss: float | None = None

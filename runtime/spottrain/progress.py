@@ -25,6 +25,8 @@ class Facts:
     """One consistent view of a run. Steps are optimizer steps; times are Unix seconds, durations seconds."""
 
     attempt: int = 0
+    job_uid: str = ""
+    worker: int = 0
     state: str = "Starting"
     step: int = 0
     total_steps: int = 0
@@ -115,6 +117,8 @@ class Board:
         return Progress(
             state=facts.shown_state,
             attempt=facts.attempt,
+            jobUID=facts.job_uid,
+            worker=facts.worker,
             step=facts.step,
             totalSteps=facts.total_steps,
             loss=facts.loss if finite else None,  # JSON knows no NaN

@@ -130,6 +130,31 @@ def test_of_a_suspended_job_the_cache_can_change_but_not_the_claim_that_was_made
     assert change(size=None, claimName="datasets") == {"claimName": "datasets", "mountPath": "/datasets"}
 
 
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("suspended", [False, True])
+def test_of_a_job_that_has_ended_nothing_can_change_that_would_need_a_start(
+    kube: Kube, namespace: str, end: str, suspended: bool
+) -> None:
+    kube.create_job(namespace, job_body("over", suspend=suspended))
+    status = {"status": {"attempt": 1, "conditions": [_condition(end)]}}
+    kube.call("PATCH", jobs(namespace, "over") + "/status", status, kind=MERGE)
+    cache = {"dataCache": {"claimName": "datasets"}}
+    for change in (
+        {"template": OTHER},
+        {"training": {"seed": 3}},
+        {"gpusPerWorker": 2},
+        {"workers": 4},
+        cache,
+    ):
+        with pytest.raises(Refused) as refused:
+            kube.call("PATCH", jobs(namespace, "over"), {"spec": change}, kind=MERGE)
+        words = str(refused.value)
+        assert f"so {next(iter(change))} cannot change" in words and "checkpoint.onExisting: resume" in words
+        assert "set suspend to true first" not in words, "it would do nothing"
+    kept = {"ttlSecondsAfterFinished": 60}
+    kube.call("PATCH", jobs(namespace, "over"), {"spec": kept}, kind=MERGE)
+
+
 def test_what_acts_from_the_next_attempt_on_can_change(kube: Kube, namespace: str) -> None:
     kube.create_job(namespace, job_body("open"))
     change = {

@@ -167,6 +167,7 @@ class Pod:
         self.trainer = Trainer(
             attempt=self.attempt,
             rank=self.rank,
+            job_uid=env[Env.JOB_UID],
             gate_until=float(env.get(Env.GATE_UNTIL) or 0),
             known_durable=int(known) if known else None,
         )

@@ -125,6 +125,7 @@ class Trainer:
 
     attempt: Attempt
     rank: int
+    job_uid: str
     gate_until: float
     known_durable: int | None
     told: bool = False
@@ -286,6 +287,8 @@ class Trainer:
         progress = Progress(
             state=state,
             attempt=self.attempt.number,
+            jobUID=self.job_uid,
+            worker=self.rank,
             step=self.step,
             totalSteps=10_000,
             startStep=self.start_step,

@@ -155,6 +155,7 @@ def test_progress_and_metrics_are_served(lab: Lab) -> None:
         progress = Progress.from_json(answer.read().decode())
     assert progress.state == "Training" and progress.step >= 2 and progress.totalSteps == 24
     assert progress.attempt == 1 and progress.loss is not None and progress.etaSeconds is not None
+    assert progress.jobUID.startswith("uid-") and progress.worker == 0, "by which the operator knows it"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         assert "spottrain_total_steps 24" in answer.read().decode()
 

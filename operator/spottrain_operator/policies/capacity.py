@@ -7,6 +7,7 @@ pool is written into the attempt's record before a pod is made, so a crash canno
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -19,6 +20,8 @@ from spottrain_operator.pools import CapacityType, ChosenPool, Pool, as_chosen, 
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that speak of the pool."""
+MOST_RECLAIMS: Final = 1000
+"""As many as onDemandAfter.interruptions may ask for."""
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 COOLING: Final = timedelta(minutes=10)
 """For which a pool that has just interrupted, or had no nodes, comes after the others."""
@@ -107,13 +110,31 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     rule = spec.capacity.on_demand_after
     since = o.now - timedelta(seconds=rule.within_seconds)
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
+    older = [t for t in status.spot_reclaims if t >= since]
     dry = [r for r in _spot(status) if r.cause == Cause.SCHEDULING_TIMEOUT]
     patience = timedelta(seconds=spec.capacity.return_to_spot_after_seconds)
     spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
     all_dry = spots <= {r.pool for r in dry if o.now - _end(r, o.now) < patience}
     if last := _moved_back(status):
         reclaims = [r for r in reclaims if r.number > last]
-    return all_dry or (rule.interruptions is not None and len(reclaims) >= rule.interruptions)
+    many = max(len(reclaims), len(older))
+    return all_dry or (rule.interruptions is not None and many >= rule.interruptions)
+
+
+def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
+    """The times of spot reclaims of late: the records go back 20 attempts only.
+
+    `status` holds the ending already. A move back to spot has answered what came before it.
+    """
+    assert o.job.spec is not None
+    if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST or ending.cause is Cause.MOVED:
+        return replace(status, spot_reclaims=())
+    record, rule = status.record(status.attempt), o.job.spec.capacity.on_demand_after
+    if record is None or record.capacity_type != CapacityType.SPOT or ending.cause not in RECLAIMS:
+        return status
+    since = o.now - timedelta(seconds=rule.within_seconds)
+    times = (*(t for t in status.spot_reclaims if t >= since), o.now.replace(microsecond=0))
+    return replace(status, spot_reclaims=times[-MOST_RECLAIMS:])
 
 
 def _moved_back(status: Status) -> int:

@@ -36,7 +36,14 @@ def finished(o: Observed) -> bool:
 
 def gives_up(o: Observed) -> str:
     """Why the checkpoints are left where they are, as a sentence; "" while they may yet be deleted."""
-    uri = o.job.spec.checkpoint.uri if o.job.spec is not None else ""
+    if o.job.spec is None:
+        shown = o.job.status.progress.checkpoint_uri if o.job.status.progress is not None else ""
+        where = f" at {shown}" if shown else ""
+        return (
+            f"the job's spec cannot be read ({o.job.invalid}), so its checkpoints{where} are left; "
+            "delete them with spottrain checkpoints delete"
+        )
+    uri = o.job.spec.checkpoint.uri
     left = f"the checkpoints at {uri} are left; delete them with spottrain checkpoints delete"
     if o.cleanup_refused:
         return f"no pod can be made to delete them ({o.cleanup_refused}): {left}"

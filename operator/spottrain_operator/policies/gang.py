@@ -12,7 +12,7 @@ from typing import Final
 
 from spottrain_operator.api import Status
 from spottrain_operator.model import Ending, Observed, PodView
-from spottrain_operator.names import Cause
+from spottrain_operator.names import Cause, cause_of
 from spottrain_operator.policies.cause import before_us, why
 from spottrain_operator.policies.gone import over
 
@@ -136,9 +136,9 @@ def verdict(o: Observed) -> Ending:
     record = o.job.status.record(o.job.status.attempt)
     if record is None or not record.stopping:
         return gravest([*_vanishings(o), *(_named(p, o) for p in team(o))])
-    cause = Cause(record.stopping)
+    cause = cause_of(record.stopping)
     first = Ending(cause=cause, evidence=record.evidence, charged=bool(record.charged), reason=record.reason)
-    if cause in OWN:
+    if cause in OWN or not isinstance(cause, Cause):  # what this operator does not know, another has decided
         return first
     endings = [*_vanishings(o), *(_named(before_us(p, o), o) for p in team(o))]
     passed = {Cause.POD_DELETED, *(LATER if first.charged else ())}

@@ -14,7 +14,7 @@ from typing import Final
 
 from spottrain_operator.api import AttemptRecord, FailurePolicy, Status
 from spottrain_operator.model import Ending
-from spottrain_operator.names import Cause, Condition, Reason
+from spottrain_operator.names import Cause, Condition, Reason, cause_of
 from spottrain_operator.wire import rfc3339
 
 CLOCKS: Final = timedelta(seconds=5)
@@ -54,6 +54,11 @@ EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cau
 
 MOST_STARTS: Final = 10
 """Attempts in a row that could not be started; with the longest backoff that is about an hour and a half."""
+
+
+def interrupts(ending: Ending) -> bool:
+    """Whether it is an interruption: nobody asked for it, and it was not a failure of the trainer."""
+    return not ending.charged and ending.cause not in {*UNCOUNTED, Cause.STORE_UNREACHABLE}
 
 
 def counted(
@@ -158,7 +163,7 @@ def brought_forward(status: Status, policy: FailurePolicy, now: datetime, uid: s
     before = status.record(status.attempt - 1)
     if before is None or not before.cause or status.next_start is None:
         return None
-    ending = Ending(cause=Cause(before.cause), evidence=before.evidence, charged=bool(before.charged))
+    ending = Ending(cause=cause_of(before.cause), evidence=before.evidence, charged=bool(before.charged))
     wait = _wait(replace(status, attempt=before.number), policy, ending, now, uid)
     if status.next_start <= now + wait + CLOCKS:
         return None

@@ -121,7 +121,11 @@ class Session:
         """Reads the environment and asks the store: what is bad ends the run early. Raises RunError."""
         self.world = World.from_env(self.env)
         self.run = config.Run.from_env(self.env, script=script)
-        self.board.update(attempt=self.run.attempt or 1)
+        self.board.update(
+            attempt=self.run.attempt or 1,
+            job_uid=self.env.get(Env.JOB_UID, ""),
+            worker=int(self.env.get(Env.WORKER_INDEX) or 0),
+        )
         self._forget_words_of_last_round()
         self._warn_of_agent()
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals PID 1 and nobody else

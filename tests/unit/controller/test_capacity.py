@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api import AttemptRecord, RankRecord, Status
-from spottrain_operator.model import Annotate, Create, Delete, Observed, Plan
+from spottrain_operator.model import Annotate, Create, Delete, Ending, Observed, Plan
 from spottrain_operator.names import Cause, Condition, Phase, Platform
 from spottrain_operator.plan import plan
 from spottrain_operator.policies import capacity
@@ -252,3 +252,30 @@ def test_a_pending_pod_of_it_is_no_error_of_ours() -> None:
     waiting = make_pod(node="", phase="Pending", unschedulable="x", created=after(-9999))
     made = plan(make_observed(waiting, job=make_job(raw_spec(capacity=UNKNOWN), status=started())))
     assert made.status is not None and made.status.condition(Condition.ACCEPTED).status == "False"  # type: ignore[union-attr]
+
+
+def test_more_interruptions_than_attempts_are_kept_still_lead_on_demand() -> None:
+    """The records go back 20 attempts; onDemandAfter.interruptions may be more."""
+    rule = {"interruptions": 30, "withinSeconds": 86400}
+    spec = SPOT_FIRST | {"onDemandAfter": rule}
+    status, kinds = Status(), []
+    for minute in range(40):
+        job = make_job(raw_spec(capacity=spec), status=status)
+        o = make_observed(job=job, now=after(60 * minute))
+        if status.attempt:
+            taken = deleted() | {"disruption": "taken: by the cloud"}
+            pod = told(Outcome.INTERRUPTED, status.attempt, durableStep=minute, pod=taken)
+            o = replace(o, pods=(pod,))
+        made = plan(o)
+        assert made.status is not None
+        status = made.status
+        kinds.append(status.attempts[-1].capacity_type)
+    assert "onDemand" in kinds and kinds.index("onDemand") == 30
+    assert len(status.attempts) == 20 and len(status.spot_reclaims) == 30
+
+
+def test_a_move_back_to_spot_forgets_the_reclaims_before_it() -> None:
+    status = Status(attempt=1, spot_reclaims=(NOW,) * 5)
+    o = observed(status, SPOT_FIRST)
+    moved = capacity.with_reclaim(o, status, Ending(cause=Cause.MOVED, evidence=""))
+    assert moved.spot_reclaims == ()

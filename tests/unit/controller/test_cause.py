@@ -16,6 +16,7 @@ from spottrain_operator.views import pod_view
 from tests.builders import (
     KEY,
     NOW,
+    OWNER,
     deleted,
     ended_pod,
     make_node,
@@ -261,9 +262,8 @@ def test_a_failing_init_container_is_named_with_its_code_and_its_words() -> None
 
 
 def raw_pod(**more: Any) -> dict[str, Any]:
-    owner = {"kind": "TrainingJob", "name": KEY.name, "uid": KEY.uid, "controller": True}
     meta = {"name": "p", "namespace": KEY.namespace, "uid": "p", "resourceVersion": "1"}
     meta |= {"creationTimestamp": "2026-03-01T11:50:00Z"}
-    labels = {"labels": {"spottrain.io/attempt": "1"}, "ownerReferences": [owner]}
+    labels = {"labels": {"spottrain.io/attempt": "1"}, "ownerReferences": [OWNER]}
     spec = {"nodeName": "node-a", "containers": [{"name": "trainer"}]}
     return {"metadata": meta | labels, "spec": spec} | more

@@ -25,7 +25,7 @@ from spottrain_operator.plan import plan
 from spottrain_operator.views import node_view, pod_events, pod_view
 from spottrain_operator.wire import rfc3339
 
-from tests.builders import KEY, NOW, after, make_job, make_observed, raw_spec, started, word
+from tests.builders import KEY, NOW, OWNER, after, make_job, make_observed, raw_spec, started, word
 
 Json = dict[str, Any]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "interruptions.md"
@@ -59,9 +59,7 @@ def pod(*, deleted: float | None = None, code: int | None = None, said: str = ""
         "creationTimestamp": rfc3339(after(-600)),
         "labels": {ATTEMPT_LABEL: "1", RANK_LABEL: "0", JOB_UID_LABEL: KEY.uid},
         "finalizers": [OUTCOME_FINALIZER],
-        "ownerReferences": [
-            {"kind": "TrainingJob", "name": KEY.name, "uid": KEY.uid, "controller": True},
-        ],
+        "ownerReferences": [OWNER],
     }
     if deleted is not None:
         meta |= {"deletionTimestamp": rfc3339(after(deleted)), "deletionGracePeriodSeconds": 110}

@@ -183,7 +183,7 @@ async def port() -> AsyncIterator[int]:
 
 
 ANSWER = [""]
-GOOD = Progress(state="Training", attempt=1, step=7, totalSteps=10, loss=0.5).to_json()
+GOOD = Progress(state="Training", attempt=1, jobUID=KEY.uid, step=7, totalSteps=10, loss=0.5).to_json()
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,9 @@ GOOD = Progress(state="Training", attempt=1, step=7, totalSteps=10, loss=0.5).to
     [
         (GOOD, True),
         (GOOD.replace('"attempt": 1', '"attempt": 2'), False),
+        (GOOD.replace(KEY.uid, "uid-of-another-job"), False),
+        (GOOD.replace(f'"jobUID": "{KEY.uid}", ', ""), False),
+        (GOOD.replace('"worker": 0', '"worker": 1'), False),
         (GOOD.replace("0.5", "NaN"), False),
         (GOOD.replace("0.5", "1" + "0" * 400), False),
         (GOOD.replace("}", ', "warning": ["x"]}'), False),
@@ -264,6 +267,26 @@ async def _silence(port: int) -> Silence | None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
         await poller._ask_later(session, pod)
     return memory.silences.get(KEY)
+
+
+@pytest.mark.parametrize(("uid", "known"), [("", True), (KEY.uid, True), ("uid-of-another-job", False)])
+async def test_an_image_without_our_runtime_need_not_name_its_job(port: int, uid: str, known: bool) -> None:
+    ANSWER[0] = Progress(state="Training", attempt=1, jobUID=uid, step=7).to_json()
+    caches, memory = Caches(), Memory()
+    spec = raw_spec(checkpoint={"managed": False})
+    caches.jobs.put(make_job(spec, status=started()))
+    poller = Poller(
+        caches=caches,
+        memory=memory,
+        queue=WorkQueue(),
+        interval=0.01,
+        write_interval=timedelta(seconds=60),
+        now=lambda: NOW,
+        port=port,
+    )
+    async with aiohttp.ClientSession() as session:
+        await poller._ask_later(session, make_pod(ip="127.0.0.1"))
+    assert (KEY in memory.samples) == known
 
 
 async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: int) -> None:
