@@ -22,6 +22,7 @@ from spottrain_operator.names import (
     FIELD_MANAGER,
     GROUP,
     NODE_POOLS,
+    OPERATOR_SELECTOR,
     OUTCOME_FINALIZER,
     PLURAL,
     POD_SELECTOR,
@@ -34,6 +35,7 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
+SELECTORS = {"pods": POD_SELECTOR, "deployments": OPERATOR_SELECTOR}
 PAGE = 500
 TIMEOUT = 30.0
 """Seconds for one request; a server that takes longer is tried again by the queue."""
@@ -56,7 +58,7 @@ class Cluster(Protocol):
         """Events about one pod."""
 
     def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
-        """All jobs, pods of ours, nodes, or Karpenter's NodePools: page by page."""
+        """All jobs, pods of ours, nodes, Karpenter's NodePools, or operators (deployments): page by page."""
 
     async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json: ...
 
@@ -135,8 +137,8 @@ class KubeCluster:
     async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
         for path in _collections(kind, namespaces):
             query: dict[str, str] = {"limit": str(PAGE)}
-            if kind == "pods":
-                query["labelSelector"] = POD_SELECTOR
+            if kind in SELECTORS:
+                query["labelSelector"] = SELECTORS[kind]
             while True:
                 page = await self._call("GET", path, query=query)
                 for item in page["items"]:
@@ -258,7 +260,7 @@ def _collections(kind: str, namespaces: tuple[str, ...]) -> list[str]:
     """Paths to list: one per watched namespace, or one for the whole cluster."""
     if kind == NODE_POOLS:
         return [f"/apis/karpenter.sh/v1/{kind}"]
-    root = f"/apis/{GROUP}/{VERSION}" if kind == PLURAL else "/api/v1"
+    root = {PLURAL: f"/apis/{GROUP}/{VERSION}", "deployments": "/apis/apps/v1"}.get(kind, "/api/v1")
     if kind == "nodes" or not namespaces:
         return [f"{root}/{kind}"]
     return [f"{root}/namespaces/{namespace}/{kind}" for namespace in namespaces]

@@ -12,6 +12,7 @@ from typing import Any
 
 import kopf
 
+from spottrain_operator.cluster import PAGE
 from spottrain_operator.names import GROUP, PLURAL, POD_SELECTOR, VERSION
 from spottrain_operator.service import Service
 
@@ -67,5 +68,6 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.peering.standalone = True  # a stray peering object pauses every operator
     settings.scanning.disabled = True  # needs no right to list CRDs and namespaces
     settings.watching.server_timeout = SERVER_TIMEOUT
+    settings.watching.chunk_size = PAGE  # else one LIST carries all pods, or all nodes, at once
     settings.watching.label_selectors["pods"] = POD_SELECTOR
     settings.networking.request_timeout = 60

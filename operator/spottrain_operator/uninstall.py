@@ -1,81 +1,129 @@
-"""`python -m spottrain_operator.uninstall`: takes our finalizer off every trainer pod that is left.
+"""`python -m spottrain_operator.uninstall`: takes our finalizers off the trainer pods and jobs that are left.
 
-Run by the chart's post-delete hook, when no operator is there to do it: a pod that keeps the finalizer
-could never be deleted, nor could its namespace. Pods that still train go on training.
+Run by the chart's post-delete hook, when no operator is there to do it: what keeps a finalizer could never be
+deleted, nor could its namespace or the definition. Pods that still train go on training. It looks in all
+namespaces, because an operator may have served more of them before; those that another operator serves are
+left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from spottrain_operator import names
 from spottrain_operator.cluster import Json, KubeCluster
 from spottrain_operator.errors import ApiError
-from spottrain_operator.settings import Settings
+from spottrain_operator.settings import PREFIX
 
 AT_ONCE: Final = 16
 TIME_LIMIT: Final = 200.0
 """Seconds, so that the Job's own limit (240) never cuts off the sentence that says what is left."""
+FINALIZERS: Final = {"pods": names.OUTCOME_FINALIZER, names.PLURAL: names.CHECKPOINTS_FINALIZER}
+WORDS: Final = {"pods": "trainer pods", names.PLURAL: "TrainingJobs"}
 
 
-class Pods(Protocol):
-    """The two calls that are used of `cluster.Cluster`."""
+class Calls(Protocol):
+    """What is used of `cluster.Cluster`."""
 
     def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]: ...
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None: ...
 
+    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json: ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """A pod that carries the finalizer: all that is kept of it, for there may be thousands."""
+    """What carries a finalizer: all that is kept of it, for there may be thousands."""
 
+    kind: str
     namespace: str
     name: str
     uid: str
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
-async def held_pods(pods: Pods, namespaces: tuple[str, ...]) -> list[Held]:
+
+async def others(calls: Calls) -> list[tuple[str, frozenset[str]]]:
+    """Other operators of this cluster, and the namespaces that each serves; none: all. Raises ApiError."""
+    found = []
+    async for raw in calls.every("deployments", ()):
+        meta = raw["metadata"]
+        if "deletionTimestamp" not in meta:
+            found.append((f"{meta['namespace']}/{meta['name']}", _served(raw)))
+    return found
+
+
+def _served(deployment: Json) -> frozenset[str]:
+    containers: Iterable[Json] = deployment["spec"]["template"]["spec"]["containers"]
+    env: Iterable[dict[str, Any]] = (e for c in containers for e in c.get("env") or ())
+    text = next((e.get("value", "") for e in env if e["name"] == f"{PREFIX}NAMESPACES"), "")
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+async def held(calls: Calls, kind: str, served: Iterable[frozenset[str]]) -> list[Held]:
     """Raises ApiError."""
-    held = []
-    async for pod in pods.every("pods", namespaces):
-        meta = pod["metadata"]
-        if names.OUTCOME_FINALIZER in (meta.get("finalizers") or ()):
-            held.append(Held(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]))
-    return held
+    found, theirs = [], list(served)
+    async for raw in calls.every(kind, ()):
+        meta = raw["metadata"]
+        served_still = any(not where or meta["namespace"] in where for where in theirs)
+        if FINALIZERS[kind] in (meta.get("finalizers") or ()) and not served_still:
+            found.append(Held(kind=kind, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]))
+    return found
 
 
-async def release(pods: Pods, held: list[Held]) -> list[str]:
-    """A sentence for each pod that still carries the finalizer afterwards."""
+async def release(calls: Calls, things: list[Held]) -> list[str]:
+    """A sentence for each that still carries its finalizer afterwards."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(pod: Held) -> str:
+    async def one(thing: Held) -> str:
         async with slots:
             try:
-                await pods.release_pod(pod.namespace, pod.name, uid=pod.uid)
+                if thing.kind == "pods":
+                    await calls.release_pod(thing.namespace, thing.name, uid=thing.uid)
+                else:
+                    await calls.hold_job(thing.namespace, thing.name, uid=thing.uid, on=False)
             except ApiError as e:
-                return "" if e.status == 404 else f"{pod.namespace}/{pod.name}: {e}"
+                return "" if e.status == 404 else f"{thing}: {e}"
             return ""
 
-    return [sentence for sentence in await asyncio.gather(*map(one, held)) if sentence]
+    return [sentence for sentence in await asyncio.gather(*map(one, things)) if sentence]
 
 
-async def uninstall(pods: Pods, namespaces: tuple[str, ...]) -> int:
-    """Exit code: 0 where no pod is held any more."""
+async def _strip(calls: Calls, kind: str, served: list[frozenset[str]]) -> list[str]:
+    try:
+        found = await held(calls, kind, served)
+    except ApiError as e:
+        if kind == names.PLURAL and e.status == 404:
+            return []  # the definition is gone, and with it all jobs
+        raise
+    print(f"{len(found)} {WORDS[kind]} carry the finalizer {FINALIZERS[kind]}", flush=True)
+    failed = await release(calls, found)
+    print(f"taken off {len(found) - len(failed)} of them" if found else "nothing to do", flush=True)
+    if found and kind == names.PLURAL:
+        print("their checkpoints are not deleted with them unless an operator is installed again", flush=True)
+    return failed
+
+
+async def uninstall(calls: Calls) -> int:
+    """Exit code: 0 where nothing is held any more."""
+    failed: list[str] = []
     try:
         async with asyncio.timeout(TIME_LIMIT):
-            held = await held_pods(pods, namespaces)
-            print(f"{len(held)} trainer pods carry the finalizer {names.OUTCOME_FINALIZER}", flush=True)
-            failed = await release(pods, held)
+            there = await others(calls)
+            for name, served in there:
+                where = ", ".join(sorted(served)) or "all namespaces"
+                print(f"left alone, because the operator {name} serves it: {where}", flush=True)
+            for kind in FINALIZERS:
+                failed += await _strip(calls, kind, [served for _, served in there])
     except (ApiError, TimeoutError) as e:
         print(f"gave up, run it again: {type(e).__name__} {e}".rstrip(), file=sys.stderr)
         return 1
-    print(f"taken off {len(held) - len(failed)} of them" if held else "nothing to do", flush=True)
     for sentence in failed:
         print(f"still held: {sentence}", file=sys.stderr)
     return 1 if failed else 0
@@ -84,7 +132,7 @@ async def uninstall(pods: Pods, namespaces: tuple[str, ...]) -> int:
 async def _main() -> int:
     cluster = await KubeCluster.connect()
     try:
-        return await uninstall(cluster, Settings.from_env(os.environ).namespaces)
+        return await uninstall(cluster)
     finally:
         await cluster.close()
 

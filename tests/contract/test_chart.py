@@ -339,3 +339,16 @@ def test_the_uninstall_hook_runs_after_the_operators_rights_are_gone_and_leaves_
 
 def test_namespaced_objects_are_in_the_release_namespace_or_say_where(objects: list[Object]) -> None:
     assert {o["metadata"].get("namespace", NAMESPACE) for o in objects} == {NAMESPACE}
+
+
+def test_the_operator_leaves_a_lost_node_as_soon_as_its_trainers_do(objects: list[Object]) -> None:
+    def seconds(rendered: list[Object]) -> dict[str, int]:
+        pod = find(rendered, "Deployment", "spottrain-operator")["spec"]["template"]["spec"]
+        return {t["key"]: t["tolerationSeconds"] for t in pod["tolerations"] if "tolerationSeconds" in t}
+
+    silence = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+    assert seconds(objects) == dict.fromkeys(silence, 30)
+    given = render("operator.lostNodeSeconds=5", 'operator.tolerations=[{"operator": "Exists"}]')
+    assert seconds(given) == dict.fromkeys(silence, 5)
+    pod = find(given, "Deployment", "spottrain-operator")["spec"]["template"]["spec"]
+    assert {"operator": "Exists"} in pod["tolerations"], "a person's own come as well"

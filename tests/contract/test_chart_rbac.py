@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from spottrain_operator import names
 from spottrain_operator.cluster import Cluster, Json, KubeCluster
+from spottrain_operator.uninstall import uninstall
 
 from tests.support.helm import ROOT, Object, find, render
 
@@ -18,7 +19,14 @@ Rights = set[tuple[str, str]]
 
 AGENT: Rights = {("pods", "list"), ("pods", "patch"), ("nodes", "get"), ("nodes", "patch")}
 """The four calls of agent/api.py."""
-UNINSTALL: Rights = {("pods", "list"), ("pods", "patch")}
+UNINSTALL: Rights = {
+    ("pods", "list"),
+    ("pods", "patch"),
+    (names.PLURAL, "get"),
+    (names.PLURAL, "list"),
+    (names.PLURAL, "patch"),
+    ("deployments", "list"),
+}
 WATCHED: Rights = {(r, v) for r in (names.PLURAL, "pods", "nodes") for v in ("list", "watch")}
 """kopf's on.event handlers."""
 OWNING: Rights = {(f"{names.PLURAL}/finalizers", "update")}
@@ -123,8 +131,19 @@ def test_the_agent_may_do_what_it_calls(objects: list[Object]) -> None:
     assert rights_of(objects, "spottrain-agent") == AGENT
 
 
-def test_the_uninstall_hook_may_do_what_it_calls(objects: list[Object]) -> None:
-    assert rights_of(objects, "spottrain-uninstall") == UNINSTALL
+async def test_the_uninstall_hook_may_do_what_it_calls_and_everywhere(
+    objects: list[Object], narrowed: list[Object]
+) -> None:
+    """Where watchNamespaces was longer once, what is held is outside of what it names now."""
+    recorder = Recorder()
+    await uninstall(recorder)
+    await recorder.release_pod("ml", "p", uid="u")
+    await recorder.hold_job("ml", "j", uid="u", on=False)
+    assert recorder.needed == UNINSTALL
+    for rendered in (objects, narrowed):
+        assert rights_of(rendered, "spottrain-uninstall") == UNINSTALL
+        kinds = {o["kind"] for o in rendered if o["metadata"]["name"] == "spottrain-uninstall"}
+        assert "ClusterRole" in kinds and "Role" not in kinds
 
 
 def rights_in_docs(account: str) -> Rights:
@@ -161,7 +180,7 @@ def test_nobody_reads_secrets_runs_commands_in_pods_or_has_a_wildcard(objects: l
     assert "*" not in [g for role in roles for rule in role["rules"] for g in rule["apiGroups"]]
 
 
-@pytest.mark.parametrize("account", ["spottrain-operator", "spottrain-agent", "spottrain-uninstall"])
+@pytest.mark.parametrize("account", ["spottrain-operator", "spottrain-agent"])
 def test_with_namespaces_named_only_nodes_are_reached_outside_them(
     narrowed: list[Object], account: str
 ) -> None:

@@ -64,14 +64,15 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{/*
-A role for one service account: in each of watchNamespaces, or where that is empty in the whole cluster.
+A role for one service account: in each of watchNamespaces, or where that is empty, or "everywhere" is set, in the
+whole cluster.
 (dict "root" . "component" "agent" "namespace" "where the account is" "rules" (list of rules) "annotations" (dict))
 */}}
 {{- define "spottrain.access" -}}
 {{- $name := printf "%s-%s" (include "spottrain.name" .root) .component }}
 {{- $annotations := .annotations }}
 {{- $labels := include "spottrain.labels" . }}
-{{- $scopes := .root.Values.watchNamespaces | default (list "") }}
+{{- $scopes := ternary (list "") (.root.Values.watchNamespaces | default (list "")) (.everywhere | default false) }}
 {{- range $scope := $scopes }}
 {{- $meta := dict "name" $name "labels" ($labels | fromYaml) }}
 {{- if $scope }}{{ $_ := set $meta "namespace" $scope }}{{ end }}

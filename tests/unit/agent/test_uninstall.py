@@ -1,4 +1,4 @@
-"""What the chart's uninstall hook does to trainer pods."""
+"""What the chart's uninstall hook does to trainer pods and TrainingJobs."""
 
 from __future__ import annotations
 
@@ -12,65 +12,116 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.uninstall import uninstall
 
 OURS = [names.OUTCOME_FINALIZER, "theirs/finalizer"]
+HELD = [names.CHECKPOINTS_FINALIZER]
 
 
-def pod(name: str, finalizers: list[str] | None) -> Json:
-    meta: Json = {"namespace": "ml", "name": name, "uid": f"uid-{name}"}
+def thing(name: str, finalizers: list[str] | None, namespace: str = "ml") -> Json:
+    meta: Json = {"namespace": namespace, "name": name, "uid": f"uid-{name}"}
     return {"metadata": meta if finalizers is None else meta | {"finalizers": finalizers}}
 
 
+def operator(name: str, served: str | None, **meta: str) -> Json:
+    """A Deployment of the chart. An empty value is not stored."""
+    variable = {"name": "SPOTTRAIN_OPERATOR_NAMESPACES"} | ({"value": served} if served else {})
+    container = {"name": "operator", "env": [{"name": "OTHER", "value": "x"}, variable]}
+    spec = {"template": {"spec": {"containers": [container]}}}
+    return {"metadata": {"namespace": "system", "name": name} | meta, "spec": spec}
+
+
 @dataclass
-class FakePods:
-    items: list[Json] = field(default_factory=list)
+class FakeCluster:
+    pods: list[Json] = field(default_factory=list)
+    jobs: list[Json] = field(default_factory=list)
+    operators: list[Json] = field(default_factory=list)
     answers: dict[str, int] = field(default_factory=dict)
-    """Status with which the release of a pod is refused."""
-    list_error: int = 0
-    asked: tuple[str, ...] | None = None
+    """Status with which the release of this is refused."""
+    list_errors: dict[str, int] = field(default_factory=dict)
+    asked: set[tuple[str, ...]] = field(default_factory=set)
     released: set[str] = field(default_factory=set)
 
     async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
-        assert kind == "pods"
-        self.asked = namespaces
-        if self.list_error:
-            raise ApiError(self.list_error, "no")
-        for item in self.items:
+        self.asked.add(namespaces)
+        if kind in self.list_errors:
+            raise ApiError(self.list_errors[kind], "no")
+        for item in {"pods": self.pods, names.PLURAL: self.jobs, "deployments": self.operators}[kind]:
             yield item
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        assert (namespace, uid) == ("ml", f"uid-{name}")
+        self._release(name, uid)
+
+    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
+        assert not on
+        self._release(name, uid)
+        return {}
+
+    def _release(self, name: str, uid: str) -> None:
+        assert uid == f"uid-{name}"
         if status := self.answers.get(name):
             raise ApiError(status, "the server's words")
         self.released.add(name)
 
 
-async def test_only_pods_that_carry_our_finalizer_are_touched() -> None:
-    pods = FakePods([pod("a", OURS), pod("b", ["theirs/finalizer"]), pod("c", None)])
-    assert await uninstall(pods, ("ml",)) == 0
-    assert (pods.asked, pods.released) == (("ml",), {"a"})
+async def test_only_what_carries_our_finalizers_is_touched_and_in_all_namespaces() -> None:
+    cluster = FakeCluster(
+        pods=[thing("a", OURS), thing("b", ["theirs/finalizer"]), thing("c", None, "other")],
+        jobs=[thing("j", HELD, "other"), thing("k", ["theirs/finalizer"])],
+    )
+    assert await uninstall(cluster) == 0
+    assert (cluster.asked, cluster.released) == ({()}, {"a", "j"})
 
 
 async def test_thousands_are_freed() -> None:
-    pods = FakePods([pod(f"p{n}", OURS) for n in range(3000)])
-    assert await uninstall(pods, ()) == 0
-    assert len(pods.released) == 3000
+    cluster = FakeCluster(pods=[thing(f"p{n}", OURS) for n in range(3000)])
+    assert await uninstall(cluster) == 0
+    assert len(cluster.released) == 3000
 
 
-async def test_a_pod_that_is_gone_meanwhile_is_no_error() -> None:
-    pods = FakePods([pod("a", OURS), pod("b", OURS)], {"a": 404})
-    assert await uninstall(pods, ()) == 0
+@pytest.mark.parametrize(
+    ("there", "released"),
+    [
+        ([], {"a", "j", "k"}),
+        ([operator("second", "research,  ml")], {"k"}),
+        ([operator("second", "")], set()),
+        ([operator("second", "ml", deletionTimestamp="2026-01-01T00:00:00Z")], {"a", "j", "k"}),
+    ],
+)
+async def test_what_another_operator_serves_is_left_alone(
+    there: list[Json], released: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [thing("j", HELD), thing("k", HELD, "other")]
+    cluster = FakeCluster(pods=[thing("a", OURS)], jobs=jobs, operators=there)
+    assert await uninstall(cluster) == 0
+    assert cluster.released == released
+    assert ("system/second serves it" in capsys.readouterr().out) == (len(released) < 3)
 
 
-async def test_a_pod_that_stays_held_is_named_and_does_not_stop_the_others(
+async def test_what_is_gone_meanwhile_is_no_error() -> None:
+    cluster = FakeCluster(pods=[thing("a", OURS), thing("b", OURS)], answers={"a": 404})
+    assert await uninstall(cluster) == 0
+
+
+async def test_where_the_definition_is_gone_there_are_no_jobs() -> None:
+    cluster = FakeCluster(pods=[thing("a", OURS)], list_errors={names.PLURAL: 404})
+    assert await uninstall(cluster) == 0
+    assert cluster.released == {"a"}
+
+
+async def test_what_stays_held_is_named_and_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pods = FakePods([pod("a", OURS), pod("b", OURS)], {"a": 403})
-    assert await uninstall(pods, ()) == 1
-    assert pods.released == {"b"}
+    cluster = FakeCluster([thing("a", OURS), thing("b", OURS)], [thing("j", HELD)], answers={"a": 403})
+    assert await uninstall(cluster) == 1
+    assert cluster.released == {"b", "j"}
     said = capsys.readouterr()
-    assert said.out == ("2 trainer pods carry the finalizer spottrain.io/outcome\ntaken off 1 of them\n")
+    assert said.out == (
+        "2 trainer pods carry the finalizer spottrain.io/outcome\ntaken off 1 of them\n"
+        "1 TrainingJobs carry the finalizer spottrain.io/checkpoints\ntaken off 1 of them\n"
+        "their checkpoints are not deleted with them unless an operator is installed again\n"
+    )
     assert said.err == "still held: ml/a: the server's words\n"
 
 
-async def test_a_list_that_is_refused_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert await uninstall(FakePods(list_error=403), ()) == 1
+@pytest.mark.parametrize("kind", ["pods", names.PLURAL, "deployments"])
+async def test_a_list_that_is_refused_is_a_sentence(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await uninstall(FakeCluster(list_errors={kind: 403})) == 1
     assert capsys.readouterr().err == "gave up, run it again: ApiError no\n"
