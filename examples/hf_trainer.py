@@ -39,7 +39,7 @@ def main() -> None:
     )
     spot = SpotCallback()
     trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Text(), callbacks=[spot])
-    trainer.train(resume_from_checkpoint=spot.resume())
+    trainer.train(resume_from_checkpoint=spot.resume(trainer))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Stored
 from spottrain.checkpoint.restore import Want
 from spottrain.errors import ConfigurationError
+from spottrain.extra import Values, adapted
 from spottrain.keeper import Keeper, State
 from spottrain.levers.compression import Compression
 from spottrain.levers.ema import EMA
@@ -44,10 +45,13 @@ class Guard(Loop):
     model, optimizer: as they are trained, wrapped (DDP, FSDP2, torch.compile) or not; or dicts of several.
         An optimizer may have parameters that are not the model's: those of modules in `extra`, and single
         ones, are saved, and left beside the final weights (`spottrain.load_weights(path, "extra.loss")`).
-    scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. Modules in
-        `extra`, such as an average of the weights, are stored like the model. All are the same on all ranks,
-        but what an object's own_state_dict() gives, as that of `levers.compression.attach` does: this is kept
-        for each rank, and both parts are given to load_state_dict(state, own), None where the rank is new.
+    scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. `extra` also
+        takes plain values: numbers, strings, tensors, dicts and lists of them, and random generators of
+        torch, Python and NumPy. They are restored in place; a number or a string, which cannot be, is read
+        and written as `guard.extra[name]`. Modules in `extra`, such as an average of the weights, are stored
+        like the model. All are the same on all ranks, but random generators, and what an object's
+        own_state_dict() gives, as that of `levers.compression.attach` does: this is kept for each rank, and
+        both parts are given to load_state_dict(state, own), None where the rank is new.
         By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early; `Trackers` there are
         closed at the end. None in a dict, and scaler=None: left out, and so is what a checkpoint has of it.
         A scaler or a lever (EMA, EarlyStopping, Trackers, compression) that a checkpoint has no state of
@@ -82,6 +86,9 @@ class Guard(Loop):
         self._modules: dict[str, torch.nn.Module] = {}
         self._objects: dict[str, Any] = {}
         self._left_out: set[str] = set()
+        self.extra = Values(extra if isinstance(extra, Mapping) else {})
+        """What was given, by name. A number or a string is read and written here."""
+        self._saves = 0
         for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
         self._require_whole(scheduler)
@@ -135,22 +142,31 @@ class Guard(Loop):
             if each is None:  # an average, say, that the settings do not want
                 self._left_out.add(name)
                 continue
-            if isinstance(each, EarlyStopping):
-                ownloop.agreeing(each, self.session.world)
-            if isinstance(each, Trackers):
-                self.session.close_at_end(each)
-            if isinstance(each, torch.nn.Module):
-                self._modules[name] = modelstate.plain(each)
-            elif all(hasattr(each, method) for method in STATEFUL):
-                self._objects[name] = each
-            else:
-                raise ConfigurationError(
-                    f"Guard: {name} is a {type(each).__name__} without state_dict() and load_state_dict(), "
-                    "so it cannot be saved; give it both, or leave it out"
-                )
+            self._keep(kind, name, each)
+
+    def _keep(self, kind: str, name: str, each: Any) -> None:
+        if isinstance(each, EarlyStopping):
+            ownloop.agreeing(each, self.session.world)
+        if isinstance(each, Trackers):
+            self.session.close_at_end(each)
+        if isinstance(each, torch.nn.Module):
+            self._modules[name] = modelstate.plain(each)
+        elif all(hasattr(each, method) for method in STATEFUL):
+            self._objects[name] = each
+        elif kind == "extra" and (plain := adapted(self.extra, name.removeprefix("extra."))) is not None:
+            self._objects[name] = plain
+        else:
+            raise ConfigurationError(
+                f"Guard: {name} is a {type(each).__name__} without state_dict() and load_state_dict(), "
+                "so it cannot be saved; give it both, or leave it out"
+                + ("; or give what is in it: numbers, tensors, dicts of them" if kind == "extra" else "")
+            )
 
     # --- state --------------------------------------------------------------------------------------
     def _shared(self) -> dict[str, Any]:
+        self._saves += 1
+        if self._saves == 2:  # the first only measures how much there is
+            self._tell_unread()
         return {
             modelstate.MODEL: modelstate.model_state(self._model),
             "optimizers": {
@@ -161,6 +177,15 @@ class Guard(Loop):
             "objects": {name: each.state_dict() for name, each in self._objects.items()},
             "progress": self._progress(),
         }
+
+    def _tell_unread(self) -> None:
+        unread = self.extra.unread
+        if unread and self.session.world.first:
+            text = (
+                "these are numbers or strings, which the Guard cannot put back into a variable, and the "
+                "script has not asked for them: read and write them as guard.extra['NAME']"
+            )
+            log.event("advice", about="extra", names=",".join(unread), text=text)
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         """Raises CheckpointError where the checkpoint is of something else."""
@@ -270,7 +295,7 @@ class Guard(Loop):
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         super()._count(loss, samples)
         if self.session.world.first:
-            self._place.counted(self.step)
+            self._place.counted(self._step)
 
     def _final(self) -> Mapping[str, Any]:
         weights = averages.final_weights(self._model, self._emas(), tell=self.session.world.first)

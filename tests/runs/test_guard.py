@@ -267,7 +267,7 @@ BAD = {
     "no module": ("model=3", "Guard(model=...) is 3; give a torch module, or a dict of modules"),
     "no optimizer": ("optimizer=model", "main is a Sequential; give a torch optimizer"),
     "no scheduler": ("scheduler=3", "Guard: scheduler is a int without state_dict()"),
-    "no extra": ("extra={'ema': 3}", "Guard: extra.ema is a int without state_dict()"),
+    "no extra": ("extra={'ema': object()}", "Guard: extra.ema is a object without state_dict()"),
     "extra without names": ("extra=model", "Guard(extra=...) is a Sequential: give it a dict of names"),
     "weights of a module with buffers": (
         "optimizer=torch.optim.SGD([{'params': model.parameters()}, {'params': NORM.parameters()}])",

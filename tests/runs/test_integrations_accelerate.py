@@ -107,6 +107,66 @@ def test_an_interrupted_loop_ends_with_the_weights_of_one_that_was_not(lab: Lab)
     assert not list(lab.folder.glob(".spottrain-*")), "nothing is left on the disk"
 
 
+EPOCHS = (
+    HEAD.replace("import os, time", "import os, signal, time")
+    + """\
+STOP = int(os.environ.get("STOP", "0"))
+model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+MAKE
+for epoch in guard.epochs(3):
+    for x, y in PASS:
+        with accelerator.accumulate(model):
+            loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            if guard.step + 1 == STOP:
+                os.kill(os.getpid(), signal.SIGTERM)
+            guard.advance(loss=loss)
+    scheduler.step()
+    print("after", epoch, guard.step, scheduler.get_last_lr(), float(torch.rand(())), flush=True)
+guard.finish()
+"""
+)
+LOADERS = {
+    "ours": (
+        "loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2)\n"
+        "guard = Guard(accelerator, data=loader, log_every=1)\n",
+        "loader",
+    ),
+    "prepared": (
+        "loader = accelerator.prepare(torch.utils.data.DataLoader(\n"
+        "    [(torch.full((4,), i / 48), torch.tensor(i / 10)) for i in range(48)], batch_size=4,\n"
+        "    generator=torch.Generator(),\n"
+        "))\n"
+        "guard = Guard(accelerator, log_every=1)\n",
+        "accelerator.skip_first_batches(loader, guard.epoch_step * 2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("step", [8, 12])
+def test_work_after_an_epoch_is_done_by_the_next_attempt(lab: Lab, loader: str, step: int) -> None:
+    """An epoch has six steps."""
+    make, passing = LOADERS[loader]
+    script = EPOCHS.replace("MAKE\n", make).replace("PASS", passing)
+    plain = lab.run(script, at="plain", attempt=1, interval="1h")
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    assert max(plain.losses) == 18
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)})
+    assert first.end(60) == ExitCode.INTERRUPTED, first.log
+    second = lab.run(script, attempt=2, interval="1h")
+    assert second.end(60) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+    assert _after(first, second) == _after(plain)
+
+
+def _after(*runs: Run) -> list[str]:
+    return [line for run in runs for line in run.log.splitlines() if line.startswith("after ")]
+
+
 def test_a_checkpoint_of_another_model_is_refused(lab: Lab) -> None:
     assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
     again = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"})

@@ -129,6 +129,140 @@ def test_a_checkpoint_at_the_very_end_of_an_epoch_goes_on_with_the_next(lab: Lab
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
 
 
+ENDS = HEAD.replace(
+    """    def training_step(self, batch, batch_idx):
+        time.sleep(PAUSE)
+""",
+    """    def training_step(self, batch, batch_idx):
+        if self.global_step + 1 == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+""",
+).replace("import os, time, warnings", "import os, signal, time, warnings").replace(
+    "class Model(",
+    "STOP, HOLD = (int(os.environ.get(name, '0')) for name in ('STOP', 'HOLD'))\n\n\nclass Model(",
+).replace(
+    """    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 5), "interval": "step"}]
+""",
+    """    def on_validation_start(self):
+        if HOLD and self.global_step == HOLD:
+            print("holding", flush=True)
+            time.sleep(60)  # until the test kills it
+
+    def told(self, what):
+        rates = [f"{group['lr']:.9g}" for group in self.trainer.optimizers[0].param_groups]
+        print(what, self.current_epoch, self.global_step, *rates, flush=True)
+
+    def on_validation_epoch_end(self):
+        if not self.trainer.sanity_checking:
+            self.told(f"validated {float(self.trainer.callback_metrics['v']):.9g}")
+
+    def on_train_epoch_start(self):
+        self.told("began")
+
+    def on_train_epoch_end(self):
+        self.told("ended")
+        torch.rand(1)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        steps = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e9)
+        return [optimizer], [steps, {"scheduler": plateau, "monitor": "v"}]
+""",
+).replace("accumulate_grad_batches=2", "accumulate_grad_batches=1").replace(
+    "batch_size=4, accumulation=2", "batch_size=8"
+) + SCRIPT.removeprefix(HEAD)
+MANUAL = ENDS.replace(
+    "        self.inner = ", "        self.automatic_optimization = False\n        self.inner = "
+).replace(
+    """        return torch.nn.functional.mse_loss(self.inner(batch[0]).squeeze(-1), batch[1])
+""",
+    """        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(self.inner(batch[0]).squeeze(-1), batch[1])
+        self.manual_backward(loss)
+        optimizer.step()
+        if self.trainer.is_last_batch:
+            self.lr_schedulers()[0].step()
+        return loss
+""",
+)
+WITHOUT = ENDS.replace(', {"scheduler": plateau, "monitor": "v"}', "")
+KINDS = {
+    "automatic": (ENDS, ""),
+    "manual": (MANUAL, ""),
+    "twice an epoch": (ENDS, "val_check_interval=2"),
+    "every second epoch": (WITHOUT, "check_val_every_n_epoch=2"),
+    "no validation": (WITHOUT, "limit_val_batches=0"),
+    "torch's loader": (
+        ENDS.replace(
+            "held_out = ", "loader = torch.utils.data.DataLoader(Noisy(), batch_size=8)\nheld_out = "
+        ).replace("x + 0.01 * torch.randn(4)", "x"),
+        "",
+    ),
+}
+
+
+def _hooks(*runs: Run) -> list[str]:
+    words = ("validated ", "began ", "ended ")
+    return [line for run in runs for line in run.log.splitlines() if line.startswith(words)]
+
+
+def _ends(lab: Lab, kind: str, **more: str) -> tuple[str, dict[str, str]]:
+    script, arguments = KINDS[kind]
+    return script, {"ARGUMENTS": f"dict(max_epochs=4, max_steps=-1, {arguments})"} | more
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        ("automatic", 10),
+        ("automatic", 12),
+        ("automatic", 20),
+        ("manual", 10),
+        ("manual", 12),
+        ("twice an epoch", 10),
+        ("twice an epoch", 12),
+        ("twice an epoch", 14),
+        ("every second epoch", 5),
+        ("every second epoch", 10),
+        ("no validation", 10),
+        ("torch's loader", 10),
+    ],
+)
+def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
+    lab: Lab, kind: str, step: int
+) -> None:
+    script, env = _ends(lab, kind)
+    plain = lab.run(script, at="plain", attempt=1, interval="1h", env=env)
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    assert max(plain.losses) == 20
+    first = lab.run(script, attempt=1, interval="1h", env=env | {"STOP": str(step)})
+    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    assert first.message.durableStep == step
+    second = lab.run(script, attempt=2, interval="1h", env=env)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses
+    assert _hooks(first, second) == _hooks(plain)
+    assert second.digest == plain.digest
+
+
+@pytest.mark.parametrize("kind", ["automatic", "manual"])
+def test_a_kill_in_a_validation_has_it_done_again(lab: Lab, kind: str) -> None:
+    script, env = _ends(lab, kind)
+    plain = lab.run(script, at="plain", attempt=1, interval="1h", env=env)
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    first = lab.run(script, attempt=1, interval="10steps", env=env | {"HOLD": "10"})
+    first.until("committed step=10 ", 120).until("holding", 120).send(signal.SIGKILL).end()
+    second = lab.run(script, attempt=2, interval="1h", env=env)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses
+    assert _hooks(first, second) == _hooks(plain)
+    assert second.digest == plain.digest
+
+
 def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_them(lab: Lab) -> None:
     first = lab.run(SCRIPT, attempt=1)
     assert first.end(60) == ExitCode.DONE, first.log

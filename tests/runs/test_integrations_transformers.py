@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +70,7 @@ SCRIPT = (
     + """\
 spot = SpotCallback()
 theirs = trainer(spot, **eval(os.environ.get("ARGUMENTS", "{}")))
-theirs.train(resume_from_checkpoint=spot.resume())
+theirs.train(resume_from_checkpoint=spot.resume(theirs))
 print("after train")
 """
 )
@@ -99,6 +100,117 @@ def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: 
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.message.outputURI and "after train" in third.log
     assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
+
+
+ENDS = (
+    SCRIPT.replace("import os, time", "import os, signal, time")
+    .replace(
+        "spot = SpotCallback()\n",
+        """\
+from transformers import TrainerCallback
+
+STOP, HOLD = (int(os.environ.get(name, "0")) for name in ("STOP", "HOLD"))
+
+
+class Told(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        if state.global_step + 1 == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_epoch_end(self, args, state, control, **_):
+        print("ended", state.epoch, state.global_step, flush=True)
+
+    def on_prediction_step(self, args, state, control, **_):
+        if HOLD and state.global_step == HOLD:
+            print("holding", flush=True)
+            time.sleep(60)  # until the test kills it
+
+    def on_log(self, args, state, control, logs, **_):
+        told = {name: value for name, value in logs.items() if "runtime" not in name and "second" not in name}
+        told.pop("grad_norm", None)  # what is logged at an epoch's end after a resume does not know it
+        told.pop("train_loss", None), told.pop("total_flos", None)  # of one call of train()
+        if told.keys() > {"epoch"}:
+            print("logged", state.global_step, sorted(told.items()), flush=True)
+
+
+spot = SpotCallback()
+""",
+    )
+    .replace("trainer(spot, ", "trainer(Told(), spot, ")
+)
+KINDS = {
+    "epochs": "eval_strategy='epoch', logging_steps=3, lr_scheduler_type='reduce_lr_on_plateau', "
+    "metric_for_best_model='loss'",
+    "steps": "eval_strategy='steps', eval_steps=3, logging_steps=5",
+    "logs by epoch": "eval_strategy='epoch', logging_strategy='epoch', save_strategy='epoch'",
+}
+
+
+def _told(*runs: Run) -> list[str]:
+    words = ("logged ", "ended ")
+    return [line for run in runs for line in run.log.splitlines() if line.startswith(words)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("epochs", 8), ("epochs", 10), ("steps", 9), ("steps", 12), ("logs by epoch", 8)],
+)
+def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
+    lab: Lab, kind: str, step: int
+) -> None:
+    env = {"ARGUMENTS": f"dict(num_train_epochs=4, max_steps=-1, {KINDS[kind]})"}
+    plain = lab.run(ENDS, at="plain", attempt=1, interval="1h", env=env)
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    shutil.rmtree(lab.folder / "output")
+    first = lab.run(ENDS, attempt=1, interval="1h", env=env | {"STOP": str(step)})
+    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    assert first.message.durableStep == step
+    shutil.rmtree(lab.folder / "output")
+    second = lab.run(ENDS, attempt=2, interval="1h", env=env)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert _told(first, second) == _told(plain)
+    assert second.digest == plain.digest
+
+
+def test_a_save_at_an_epochs_last_step_comes_after_its_evaluation(lab: Lab) -> None:
+    arguments = "dict(num_train_epochs=4, max_steps=-1, eval_strategy='epoch', logging_steps=3)"
+    env = {"ARGUMENTS": arguments}
+    plain = lab.run(ENDS, at="plain", attempt=1, interval="1h", env=env)
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    first = lab.run(ENDS, attempt=1, interval="4steps", env=env | {"HOLD": "8"})
+    first.until("holding", 120).send(signal.SIGKILL).end()
+    assert "committed step=4 " in first.log and "committed step=8 " not in first.log
+    second = lab.run(ENDS, attempt=2, interval="4steps", env=env)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert sorted({*_told(first), *_told(second)}) == sorted(_told(plain))
+    assert _told(second) == [
+        line for line in _told(plain) if int(line.split()[1 if line[0] == "l" else 2]) > 4
+    ]
+    assert second.digest == plain.digest
+
+
+def test_an_evaluation_that_was_left_out_may_end_the_training(lab: Lab) -> None:
+    stopping = ENDS.replace(
+        "trainer(Told(), spot, ", "trainer(EarlyStoppingCallback(1, 1e9), Told(), spot, "
+    ).replace(
+        "from transformers import TrainerCallback",
+        "from transformers import EarlyStoppingCallback, TrainerCallback",
+    )
+    env = {"ARGUMENTS": "dict(eval_strategy='steps', eval_steps=3, metric_for_best_model='loss')"}
+    first = lab.run(stopping, attempt=1, interval="1h", env=env | {"STOP": "6"})
+    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    second = lab.run(stopping, attempt=2, interval="1h", env=env)
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert (second.message.reason, second.message.step) == (Reason.EARLY_STOPPED, 6)
+
+
+def test_a_resume_that_is_not_given_the_trainer_says_what_stays_undone(lab: Lab) -> None:
+    script = SCRIPT.replace("spot.resume(theirs)", "spot.resume()")
+    first = lab.run(script, attempt=1, env={"PAUSE": "0.02"}).until("step=6/", 60)
+    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    second = lab.run(script, attempt=2)
+    assert second.end(60) == ExitCode.DONE, second.log
+    assert "event=advice about=resume" in second.log and "spot.resume(trainer)" in second.log
 
 
 def test_what_the_trainer_saves_for_itself_stays_as_it_wants_and_what_we_asked_for_is_gone(lab: Lab) -> None:

@@ -8,7 +8,9 @@ or, with both set and randomness that depends on the position alone:
     loader = spottrain.data.loader(dataset, batch_size=32)
 
 `guard` calls `advance()` at each optimizer step, and keeps `state_dict()`. A pass over the loader is what is
-left of an epoch, so a loop over epochs goes on in the middle of one by itself.
+left of an epoch, so a loop over epochs goes on in the middle of one by itself. After an epoch's last step the
+position stays at the end of that epoch until the next pass begins: what the loop does between two epochs
+belongs to the first. A position restored from there gives one empty pass, so that this work is done again.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_c
 """Options that torch refuses where there are no workers."""
 
 
-class _Cursor:
+class Cursor:
     """Position in a plan. The same on all ranks, so any number of ranks may go on from it.
 
     data: the dataset, or its length.
@@ -80,19 +82,50 @@ class _Cursor:
         )
         self.position = Position()
         end_at_exit()  # the workers of a DataLoader that was given `ignore_signals`
-        self._unused: Position | None = None
-        """Where the last pass began that was given out whole."""
+        self.ahead = False
+        """Whether batches are drawn before they are used, so that a pass begins while the last step of the
+        epoch before is not done (`Loop.ahead`)."""
+        self.counted = False
+        """Whether the loop counts its epochs by `position`: no pass may be left early then."""
         self.ended: int | None = None
         """The epoch whose pass has ended, which only a `Loader` knows: workers ask ahead."""
+        self._forget_passes()
+
+    def _forget_passes(self) -> None:
+        self._unused: Position | None = None
+        """Where the last pass began that was given out whole."""
+        self.begun: int | None = None
+        """The epoch of the last pass."""
+        self._empty = False
+        """Whether the next pass is empty: the position was restored at the end of an epoch."""
+        self.ended = None
 
     def advance(self, steps: int = 1) -> None:
         """So many optimizer steps were done with what was given."""
-        self.position = self.plan.after(self.position, steps)
+        for _ in range(steps):
+            start = self._next
+            after = self.plan.after(start)
+            self.position = after if after.epoch == start.epoch else Position(start.epoch, self.plan.size)
+        self._empty = False
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps of the position's epoch are done."""
+        return self.position.sample >= self.plan.samples_per_epoch
+
+    @property
+    def _next(self) -> Position:
+        """Where the next step begins."""
+        return Position(self.position.epoch + 1, 0) if self.over else self.position
+
+    def begin_epoch(self) -> None:
+        """Moves on from the end of an epoch: the loop has done all that belongs to it."""
+        self.position, self._empty = self._next, False
 
     @property
     def shares(self) -> list[float]:
-        """Weight of each batch of this rank in the step that begins at the position; over all ranks 1."""
-        return self.plan.shares(self.position)
+        """Weight of each batch of this rank in the next step; over all ranks 1."""
+        return self.plan.shares(self._next)
 
     def state_dict(self) -> dict[str, Any]:
         return self.plan.state(self.position)
@@ -100,7 +133,8 @@ class _Cursor:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Takes effect at the next pass. Raises CheckpointError."""
         self.plan, self.position = self.plan.resumed(state)
-        self._unused = self.ended = None
+        self._forget_passes()
+        self._empty = self.over
 
     @property
     def _of_accumulation(self) -> str:
@@ -112,8 +146,29 @@ class _Cursor:
         )
 
     def steps(self) -> Iterator[Step]:
-        """From the position to the end of its epoch."""
+        """Begins a pass: from the position to the end of its epoch. Raises ConfigurationError."""
+        if self._empty:
+            self._empty = False
+            return iter(())
+        self.begin_epoch()
         start = self.position
+        if self.ahead and start.epoch == self.ended:
+            start = Position(start.epoch + 1, 0)  # the last step of the one before is still to be counted
+        else:
+            self._require_used(start)
+        self.begun = start.epoch
+        return self._of_epoch(start)
+
+    def _of_epoch(self, start: Position) -> Iterator[Step]:
+        for step in self.plan.steps(start):
+            if step.epoch != start.epoch:
+                break
+            yield step
+            if step.after.epoch != start.epoch:
+                self._unused = start
+
+    def _require_used(self, start: Position) -> None:
+        """Raises ConfigurationError where samples would come twice, or epochs be counted wrongly."""
         if start == self._unused:
             raise ConfigurationError(
                 f"epoch {start.epoch} was given out from sample {start.sample} to its end, and nobody called "
@@ -124,17 +179,20 @@ class _Cursor:
             raise ConfigurationError(
                 f"epoch {start.epoch} has ended, and advance() was not called for all of its steps, so what "
                 f"was given out from sample {start.sample} on would come again: call it after each step, the "
-                f"epoch's last too, also where the optimizer has left one out{self._of_accumulation}"
+                "epoch's last too, also where the optimizer has left one out; a loop that draws its next "
+                f"batch before it calls advance() iterates over guard.ahead(loader){self._of_accumulation}"
             )
-        for step in self.plan.steps(start):
-            if step.epoch != start.epoch:
-                break
-            yield step
-            if step.after.epoch != start.epoch:
-                self._unused = start
+        if self.counted and start.sample and start.epoch == self.begun:
+            raise ConfigurationError(
+                f"the loop over epoch {start.epoch} was left after {start.sample} of its "
+                f"{self.plan.samples_per_epoch} samples, and the next pass goes on there, so guard.epoch "
+                "does not count the loop's epochs: iterate `for epoch in guard.epochs(n, steps=...)` and "
+                "`for batch in guard.batches(loader)`, which ends each epoch after so many steps, and "
+                "leave out the break"
+            )
 
 
-class BatchSampler(_Cursor, torch.utils.data.Sampler[list[int]]):
+class BatchSampler(Cursor, torch.utils.data.Sampler[list[int]]):
     """This rank's batches, for `DataLoader(batch_sampler=...)`."""
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -146,7 +204,7 @@ class BatchSampler(_Cursor, torch.utils.data.Sampler[list[int]]):
         return self.plan.micro_batches_per_epoch
 
 
-class Sampler(_Cursor, torch.utils.data.Sampler[int]):
+class Sampler(Cursor, torch.utils.data.Sampler[int]):
     """This rank's samples, for `DataLoader(sampler=..., batch_size=...)` with the same batch size as here."""
 
     def __iter__(self) -> Iterator[int]:
@@ -214,25 +272,28 @@ class Loader(DataLoader[Any]):
             self._trial = measuring.Trial(clock=clock, available=available)
 
     def __iter__(self) -> Any:
+        """Begins with the first batch, so that a position that is restored before that counts."""
+        steps = self.requests.steps()
+        if self.requests.over:
+            return
+        epoch = self.requests.begun
         if self._trial is not None:
-            return self._whole(self._measured(self._trial), self.position.epoch)
-        if getattr(self, "_iterator", None) is None:  # else its workers are there, and their copies in use
-            self._room.warn(self.num_workers)
-        return self._whole(self._pass(), self.position.epoch)
-
-    def _whole(self, stream: Any, epoch: int) -> Iterator[Any]:
-        yield from stream
+            yield from self._measured(self._trial, steps)
+        else:
+            if getattr(self, "_iterator", None) is None:  # else its workers are there, their copies in use
+                self._room.warn(self.num_workers)
+            yield from self._pass(steps)
         self.requests.ended = epoch
 
-    def _pass(self, steps: Iterator[Step] | None = None) -> Any:
+    def _pass(self, steps: Iterator[Step]) -> Any:
         self.requests.next = steps
         with signals_held():
             return end_at_exit(super().__iter__())
 
-    def _measured(self, trial: measuring.Trial) -> Iterator[Any]:
+    def _measured(self, trial: measuring.Trial, steps: Iterator[Step]) -> Iterator[Any]:
         """A pass without workers until the trial knows how many there should be. One may begin it, and the
         next may end it."""
-        asked, given = tee(self.requests.steps())
+        asked, given = tee(steps)
         stream = self._pass(asked)
         for step in given:
             found = trial.step()

@@ -130,17 +130,28 @@ def link_tree(source: Path, target: Path) -> None:
                 shutil.copy2(path, link)
 
 
-# --- random state without tensors -------------------------------------------------------------------------
+# --- a rank's own state without tensors ---------------------------------------------------------------------
 def packed(value: Any) -> Any:
-    """`device.random_state()` as plain values, which fit into the manifest: there are no shards of ours."""
+    """A rank's own state as plain values, which fit into the manifest: there are no shards of ours."""
     if isinstance(value, torch.Tensor):
-        return {"bytes of a tensor": value.numpy().tobytes()}
+        bytes_of = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"bytes of a tensor": bytes_of, "dtype": dtype, "shape": list(value.shape)}
+    if isinstance(value, list | tuple):
+        items = [packed(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return {key: packed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def unpacked(value: Any) -> Any:
     if isinstance(value, Mapping):
         if "bytes of a tensor" in value:
-            return torch.frombuffer(bytearray(value["bytes of a tensor"]), dtype=torch.uint8)
+            body = bytearray(value["bytes of a tensor"])
+            found = torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
+            dtype = getattr(torch, value.get("dtype", "uint8"))
+            return found.view(dtype).reshape(value.get("shape", [-1]))
         return {key: unpacked(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [unpacked(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return value

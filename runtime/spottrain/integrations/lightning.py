@@ -5,8 +5,9 @@
     trainer.fit(model, ckpt_path=spot.resume())
 
 A checkpoint is what `trainer.save_checkpoint` writes, with the random state of each rank, which Lightning
-leaves out. Lightning's own handling of SIGTERM is switched off: its handler does collectives, and it leaves
-without a save.
+leaves out. It is made right after a step, before a validation that is due there and before the end of its
+epoch. Lightning itself leaves both out after a restart; here they are done (`_before_validation`). Its own
+handling of SIGTERM is switched off: its handler does collectives, and it leaves without a save.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from spottrain.checkpoint import modelstate, trained
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, packed, unpacked
 from spottrain.keeper import State
+from spottrain.loop import cursor_of
 from spottrain.meter import Meter
 from spottrain.process.interruption import SIGNALS
 from spottrain.process.session import current
@@ -54,6 +56,10 @@ class SpotCallback(pl.Callback):
         self._unvalidated: Any = None
         """Random state before a validation: one that falls after a checkpoint is not made up for."""
         self._finished = False
+        self._resumed = False
+        """Whether the run goes on from a checkpoint of ours, until its first epoch is over."""
+        self._metrics: dict[str, torch.Tensor] = {}
+        """By which a scheduler may go at the epoch's end, of a validation before the checkpoint."""
         self._beside: Beside | None = None
 
     # --- of the person's script -----------------------------------------------------------------------
@@ -99,8 +105,19 @@ class SpotCallback(pl.Callback):
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take_signals(trainer)
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self.keeper is not None and self.keeper.restored is not None:
+            self._resumed = True
+            _before_validation(checkpoint["loops"]["fit_loop"])
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take_signals(trainer)
+        if self._resumed:
+            trainer._logger_connector._callback_metrics.update(self._metrics)
+            if _go_on(trainer):
+                self._restore_random()
         keeper, session, step = self._begun(), self.session, trainer.global_step
         trained.require_owned(
             [each for each in trainer.optimizers if isinstance(each, torch.optim.Optimizer)],
@@ -132,9 +149,7 @@ class SpotCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self._random is not None:
-            devices.set_random_state(self._random)
-            self._random = None
+        self._restore_random()
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -175,6 +190,13 @@ class SpotCallback(pl.Callback):
     ) -> None:
         self.session.board.pulse.beat()
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._resumed:
+            self._resumed = False
+            trainer.fit_loop.epoch_loop.on_iteration_done()  # of which there was none where nothing was left
+            if _has_monitored(trainer):  # else ReduceLROnPlateau would miss this epoch
+                trainer.fit_loop._restarting = False
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._unvalidated is not None:  # whatever it drew, the training goes on as without it
             devices.set_random_state(self._unvalidated)
@@ -199,6 +221,12 @@ class SpotCallback(pl.Callback):
         self._close()
 
     # --- inside ---------------------------------------------------------------------------------------
+    def _restore_random(self) -> None:
+        """Before the first thing that the uninterrupted run would have done after the checkpoint's step."""
+        if self._random is not None:
+            devices.set_random_state(self._random)
+            self._unvalidated, self._random = self._random, None
+
     def _begun(self) -> FolderKeeper:
         assert self.keeper is not None, "setup() looks"
         return self.keeper
@@ -237,17 +265,61 @@ class SpotCallback(pl.Callback):
         self._trainer.save_checkpoint(folder / FILE)
 
     def _shared(self) -> dict[str, Any]:
-        return {"trained": self._begun().trained}
+        assert self._trainer is not None
+        logged = self._trainer.callback_metrics
+        metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
+        return {"trained": self._begun().trained, "metrics": metrics}
 
     def _own(self) -> dict[str, Any]:
         return {"random": packed(devices.random_state())}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._begun().trained = shared["trained"]
+        self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         if new_rank:
             log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
         else:
             self._random = unpacked(own["random"])
+
+
+def _before_validation(loops: dict[str, Any]) -> None:
+    """Has Lightning go on between a step and the validation that may be due after it, or the epoch's end.
+
+    loops: the state of its fit loop, which is changed. By it the last batch is complete, and a validation has
+    begun of which no batch is done: one that is not due Lightning does not begin.
+    """
+    for batches in loops["epoch_loop.batch_progress"].values():
+        if isinstance(batches, dict):
+            batches["completed"] = batches["processed"]
+    validated = loops["epoch_loop.val_loop.batch_progress"]
+    total = validated["total"]
+    total["ready"] = total["started"] = total["processed"] + 1
+    total["completed"] = total["processed"]
+    validated["current"] = dict.fromkeys(validated["current"], 0)
+
+
+def _go_on(trainer: pl.Trainer) -> bool:
+    """The rest of `_before_validation`: what Lightning asks for when it begins to train.
+
+    Whether there is something to do before the next batch.
+    """
+    epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    due = fetcher is not None and epoch_loop._should_check_val_fx(fetcher)
+    over = epoch_loop._num_ready_batches_reached()
+    if not due:
+        epoch_loop._batches_that_stepped += 1  # by which loggers count: else done after the validation
+        epoch_loop.val_loop._has_run = over
+    if over:
+        for loader in _counting(trainer):  # nothing of this epoch is left to give
+            if (cursor := cursor_of(loader)) is not None:
+                cursor.begin_epoch()
+    return due or over
+
+
+def _has_monitored(trainer: pl.Trainer) -> bool:
+    """Whether there is a figure for each scheduler that goes by one."""
+    wanted = {each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau}
+    return wanted <= set(trainer.callback_metrics)
 
 
 def _counting(trainer: pl.Trainer) -> list[Any]:

@@ -2,20 +2,27 @@
 
     spot = SpotCallback()
     trainer = Trainer(..., callbacks=[spot])
-    trainer.train(resume_from_checkpoint=spot.resume())
+    trainer.train(resume_from_checkpoint=spot.resume(trainer))
 
 The Trainer writes its checkpoint into its output_dir as ever; we have it do so when a save is due or a stop
 was asked for, at the same step on all ranks, and send it to the checkpoint URI. The files are linked, not
 copied, so that save_total_limit may delete them meanwhile. Those that the Trainer would not have written
 without us are deleted from output_dir.
+
+At an epoch's last step a periodic save comes after the epoch's end: its evaluation may follow. A stop cannot
+wait for that, nor for an evaluation at any other step: it leaves them out, and the next attempt does them
+before its first step (`_Owed`). For this, and for the loss of a logging window that was begun before, the
+callback needs the Trainer.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -34,6 +41,18 @@ from spottrain.meter import Meter
 from spottrain.process.session import current
 from spottrain.ranks import parallel
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Owed:
+    """What a stop has left out at its step."""
+
+    evaluation: bool = False
+    epoch_end: bool = False
+    """With the evaluation, the log and the save that the Trainer does there."""
+
 
 class SpotCallback(TrainerCallback):
     """Saves, stops and resumes. One for each process and Trainer."""
@@ -47,10 +66,25 @@ class SpotCallback(TrainerCallback):
         self._beside: Beside | None = None
         self._evaluated: int | None = None
         """Step of the last evaluation."""
+        self._trainer: Trainer | None = None
+        self._owed = _Owed()
+        self._restored: Mapping[str, Any] = {}
+        """This rank's own part of the checkpoint."""
+        self._over = False
+        """Whether an evaluation that the attempt before had left out has ended the training."""
+        self._rate: float | None = None
+        """The learning rate of the last step, as the Trainer logs it."""
+        self._random: Any = None
+        """At the end of the last step. What an evaluation draws leaves the training as it was: one that is
+        done by the next attempt could not give it another one."""
 
     # --- of the person's script -----------------------------------------------------------------------
-    def resume(self) -> str | None:
-        """Claims the checkpoint URI; the folder to go on from, None at the first start. Raises RunError."""
+    def resume(self, trainer: Trainer | None = None) -> str | None:
+        """Claims the checkpoint URI; the folder to go on from, None at the first start. Raises RunError.
+
+        trainer: without it what a stop has left out at an evaluation's step or an epoch's last one stays
+        undone, and the loss of the logging window in which it fell is another one. Both are told.
+        """
         if self._args is None:
             raise ConfigurationError(
                 "spot.resume() was called before the Trainer was made: make Trainer(callbacks=[spot]) first"
@@ -58,12 +92,13 @@ class SpotCallback(TrainerCallback):
         if self.keeper is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         session, world = self.session, self.session.world
+        self._trainer = trainer
         if world.distributed:
             parallel.join(world, devices.choose(parallel.default_device(world)))
         session.board.update(step=0)
         self.keeper = _Keeper(
             session,
-            State(shared=self._shared, own=dict, load=self._load),
+            State(shared=self._shared, own=self._own, load=self._load),
             place=Path(self._args.output_dir or "."),
             write=self._link,
             target=self._folder,
@@ -113,7 +148,7 @@ class SpotCallback(TrainerCallback):
         elif state.global_step != keeper.step:
             raise ConfigurationError(
                 f"the training begins at step {state.global_step}, and the newest checkpoint is of step "
-                f"{keeper.step}: call trainer.train(resume_from_checkpoint=spot.resume())"
+                f"{keeper.step}: call trainer.train(resume_from_checkpoint=spot.resume(trainer))"
             )
         session = self.session
         keeper.total_steps = state.max_steps
@@ -127,6 +162,8 @@ class SpotCallback(TrainerCallback):
         )
         ownloop.advise(session, ("max_steps",))
         self._beside = self._make_beside(args, state)
+        if keeper.restored is not None:
+            self._make_up(args, state, control)
 
     def on_step_begin(
         self,
@@ -136,14 +173,22 @@ class SpotCallback(TrainerCallback):
         model: torch.nn.Module | None = None,
         **_: Any,
     ) -> None:
-        if state.global_step >= state.max_steps:  # it was ended before it could leave the weights
+        over = state.global_step >= state.max_steps  # it was ended before it could leave the weights
+        if over or self._over:
+            self._tell_early(state.global_step)
             self._finish(model)
-            self.session.end(Outcome.DONE, self.session.summary())
+            self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self.session.interruption.let_end(None)  # from here on there is work to lose
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._trainer is not None:
+            self._rate = self._trainer._get_learning_rate()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -152,17 +197,23 @@ class SpotCallback(TrainerCallback):
         self._meter.count(step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
         if self._beside is not None:
             self._beside.step()
+        last_of_epoch = state.epoch is not None and float(state.epoch).is_integer()
         if keeper.boundary(step):
             keeper.stopping = True
+            self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
             control.should_evaluate = False  # it could outlast the notice
-        if keeper.wanted or keeper.stopping or step >= state.max_steps:
-            self._ours = None if control.should_save else step
-            control.should_save = True
+        wanted = keeper.wanted and not last_of_epoch  # else at the epoch's end
+        if wanted or keeper.stopping or step >= state.max_steps:
+            self._save_too(step, control)
+        self._random = devices.random_state() if control.should_evaluate else None
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._evaluated = state.global_step
+        self._begun().due_since()
+        if self._random is not None:
+            devices.set_random_state(self._random)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -176,6 +227,10 @@ class SpotCallback(TrainerCallback):
         keeper = self._begun()
         if keeper.checkpoints is not None and keeper.checkpoints.busy_with == state.global_step:
             keeper.checkpoints.settle()
+        if keeper.wanted:
+            keeper.due_since()
+            self._save_too(state.global_step, control)
+        self._random = devices.random_state() if control.should_evaluate else None
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -219,11 +274,61 @@ class SpotCallback(TrainerCallback):
         self._finish(model)
 
     # --- inside ---------------------------------------------------------------------------------------
+    def _save_too(self, step: int, control: TrainerControl) -> None:
+        self._ours = None if control.should_save else step
+        control.should_save = True
+
+    def _make_up(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Before the first step: what the attempt before has left out at its last one."""
+        owed, window, trainer = self._owed, self._restored.get("window"), self._trainer
+        self._owed = _Owed()
+        if trainer is None or not hasattr(trainer, "_tr_loss"):
+            if owed != _Owed() or window is None:
+                text = (
+                    "what was due after the step of the stop (an evaluation, the end of an epoch) stays "
+                    "undone, and the loss that is logged next is of the steps since then: call "
+                    "trainer.train(resume_from_checkpoint=spot.resume(trainer)), with transformers 5"
+                )
+                log.event("advice", about="resume", text=text)
+            return
+        if window is not None:
+            trainer._tr_loss.fill_(window["loss"])
+            trainer._globalstep_last_logged = window["since"]
+            trainer._total_loss_scalar -= window["loss"]  # of this call of train() alone, as ever
+        if owed == _Owed():
+            return
+        trainer._load_rng_state(str(self._begun().restored))
+        self._rate = self._restored.get("rate")
+        control.should_save = control.should_log = False
+        if owed.evaluation:
+            control.should_evaluate = True
+            self._random = devices.random_state()
+            self._log_save_evaluate(trainer, state)
+        if owed.epoch_end:
+            control.should_evaluate = control.should_save = control.should_log = False
+            trainer.callback_handler.on_epoch_end(args, state, control)
+            self._log_save_evaluate(trainer, state)
+        control.should_evaluate = False
+        self._over = control.should_training_stop
+
+    def _log_save_evaluate(self, trainer: Trainer, state: TrainerState) -> None:
+        epoch = int(state.epoch or 0)
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            None,
+            trainer.model_wrapped,
+            None,
+            epoch,
+            None,
+            time.time(),
+            learning_rate=self._rate,
+        )
+
     def _begun(self) -> _Keeper:
         if self.keeper is None:
             raise ConfigurationError(
                 "SpotCallback was not asked where to go on: call "
-                "trainer.train(resume_from_checkpoint=spot.resume())"
+                "trainer.train(resume_from_checkpoint=spot.resume(trainer))"
             )
         return self.keeper
 
@@ -297,10 +402,19 @@ class SpotCallback(TrainerCallback):
                 shutil.rmtree(written, ignore_errors=True)
 
     def _shared(self) -> dict[str, Any]:
-        return {"trained": self._begun().trained}
+        return {"trained": self._begun().trained, "owed": asdict(self._owed)}
+
+    def _own(self) -> dict[str, Any]:
+        trainer = self._trainer
+        if trainer is None or not hasattr(trainer, "_tr_loss"):
+            return {}
+        window = {"loss": float(trainer._tr_loss), "since": trainer._globalstep_last_logged}
+        return {"window": window, "rate": self._rate}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._begun().trained = shared["trained"]
+        self._owed = _Owed(**shared.get("owed", {}))
+        self._restored = {} if new_rank else own
 
 
 class _Keeper(FolderKeeper):
@@ -314,6 +428,10 @@ class _Keeper(FolderKeeper):
         self.wanted = True
         self._since = time.perf_counter()
         return None
+
+    def due_since(self) -> None:
+        """What was before was no standing still for a save."""
+        self._since = time.perf_counter()
 
     def send(self) -> None:
         self.wanted = False

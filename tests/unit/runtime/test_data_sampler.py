@@ -282,6 +282,7 @@ def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
     made, left = new(), list(stops)
     while len(taken) < 16:
         parts: list[Any] = []
+        before = len(taken)
         wanted = len(taken) + left.pop(0) if left else 16
         for batch in made:
             parts.append(batch)
@@ -293,7 +294,7 @@ def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
                 made.advance()
             if len(taken) == 16:
                 break
-        if resumed:
+        if resumed and len(taken) > before:  # the pass after a resume at the end of an epoch is empty
             state, made = made.state_dict(), new()
             made.load_state_dict(state)
     for a, b in zip(taken, whole, strict=True):
@@ -340,7 +341,89 @@ def test_parts_of_a_loader_advance_over_every_step_of_every_epoch() -> None:
         for part in parts(made, 2, count=len):
             if part.last:
                 made.advance()
-    assert made.position == (3, 0)
+    assert made.position == (2, 18), "the end of the third, until the fourth begins"
+
+
+# --- the end of an epoch ------------------------------------------------------------------------------
+def epochs_of(made: Any, sampler: Any, count: int) -> list[list[list[int]]]:
+    """The samples of so many epochs, or of what is left of the first of them."""
+    taken: list[list[list[int]]] = []
+    for _ in range(count):
+        taken.append([])
+        for batch in made:
+            taken[-1].append(batch[:, 0].int().tolist())
+            sampler.advance()
+    return taken
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["ours", "theirs"])
+def test_a_position_at_the_end_of_an_epoch_gives_one_empty_pass_and_then_the_next_epoch(
+    kind: str, workers: int, drop: bool
+) -> None:
+    def make() -> tuple[Any, Any]:
+        more: dict[str, Any] = {"batch_size": 4, "seed": 2, "drop_last": drop, "world": World()}
+        if kind == "ours":
+            made = loader(Numbers(18), num_workers=workers, **more)
+            return made, made.requests
+        sampler = BatchSampler(Numbers(18), **more)
+        options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": ignore_signals}
+        return DataLoader(Numbers(18), batch_sampler=sampler, **options), sampler
+
+    made, sampler = make()
+    whole = epochs_of(made, sampler, 2)
+    assert sampler.position == (1, 18)
+    again, resumed = make()
+    resumed.load_state_dict(sampler.state_dict())
+    assert resumed.position.epoch == 1
+    assert epochs_of(again, resumed, 3)[0] == []
+    assert resumed.position == (3, 18)
+    third, fourth = epochs_of(*make(), 4)[2:]
+    again, resumed = make()
+    resumed.load_state_dict(sampler.state_dict())
+    assert epochs_of(again, resumed, 3) == [[], third, fourth]
+    assert len({str(each) for each in (*whole, third, fourth)}) == 4
+
+
+def test_the_next_epoch_counts_from_its_first_batch_on_and_not_from_the_call_of_iter() -> None:
+    made = loader(Numbers(18), batch_size=6, world=World())
+    epochs_of(made, made, 1)
+    batches = iter(made)
+    assert made.position == (0, 18)
+    next(batches)
+    assert made.position == (1, 0)
+
+
+def test_a_position_that_is_restored_after_the_call_of_iter_counts() -> None:
+    plain = loader(Numbers(18), batch_size=6, seed=3, world=World(), num_workers=2)
+    (first,) = epochs_of(plain, plain, 1)
+    state = loader(Numbers(18), batch_size=6, seed=3, world=World())
+    state.advance()
+    made = loader(Numbers(18), batch_size=6, seed=3, world=World(), num_workers=2)
+    batches = iter(made)
+    made.load_state_dict(state.state_dict())
+    assert [batch[:, 0].int().tolist() for batch in batches] == first[1:]
+
+
+def test_another_batch_size_at_the_end_of_an_epoch_does_not_open_it_again() -> None:
+    state = loader(Numbers(18), batch_size=4, drop_last=True, world=World())
+    state.advance(4)
+    made = loader(Numbers(18), batch_size=6, drop_last=True, world=World())
+    made.load_state_dict(state.state_dict())
+    assert [len(each) for each in epochs_of(made, made, 2)] == [0, 3]
+
+
+def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted() -> None:
+    made = loader(Numbers(18), batch_size=6, world=World())
+    made.requests.counted = True
+    for _ in made:
+        made.advance()
+        break
+    with pytest.raises(
+        ConfigurationError, match=r"epoch 0 was left after 6 of its 18 samples.*guard\.epochs\(n, steps="
+    ):
+        next(iter(made))
 
 
 # --- the seed -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,3 +123,14 @@ def test_a_process_forked_while_the_stores_lock_is_held_does_not_keep_it(store: 
     finally:
         stay.set()
         child.join(10)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.bool, torch.uint8])
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4)])
+def test_a_batch_that_is_kept_comes_back_in_its_shape_and_type(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    batch: Any = {"x": [torch.ones(shape).to(dtype)], "n": (1, "a")}
+    back = unpacked(packed(batch))
+    assert back["n"] == (1, "a") and torch.equal(back["x"][0], batch["x"][0])
+    assert back["x"][0].dtype == dtype and back["x"][0].shape == shape

@@ -1,0 +1,170 @@
+"""Plain values in `Guard(extra={...})`: numbers, tensors, dicts and lists of them, random generators.
+
+What can be changed in place (a tensor, a dict, a list, a deque, an array, a generator) is restored in place,
+so the script's own name for it stays good. A number or a string cannot be: it is read and written as
+`guard.extra[name]`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+SCALARS: Final = (bool, int, float, str)
+
+
+class Values(dict[str, Any]):
+    """`guard.extra`: what was given by name; `read`: which of it the script has asked for."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.read.add(name)
+        super().__setitem__(name, value)
+
+    @property
+    def unread(self) -> list[str]:
+        """Names of numbers and strings that the script has neither read nor written here."""
+        return sorted(n for n, each in self.items() if isinstance(each, SCALARS) and n not in self.read)
+
+
+class Plain:
+    """A value under its name in `values`, the same on all ranks."""
+
+    def __init__(self, values: Values, name: str) -> None:
+        self._values, self._name = values, name
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": _stored(self._values.get(self._name))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError where it is of another kind or shape."""
+        here = self._values.get(self._name)
+        dict.__setitem__(self._values, self._name, _restored(here, state["value"]))
+
+
+class Generator:
+    """A random generator; each rank has its own state, and a rank that is new keeps the one it has."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def own_state_dict(self) -> dict[str, Any]:
+        it = self._generator
+        if isinstance(it, torch.Generator):
+            return {"torch": it.get_state()}
+        if isinstance(it, random.Random):
+            return {"python": it.getstate()}
+        if hasattr(it, "bit_generator"):
+            return {"numpy": _lists(it.bit_generator.state)}
+        return {"numpy": _lists(it.get_state(legacy=False))}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        """Raises KeyError or ValueError where it is of another kind."""
+        it = self._generator
+        if own is None:
+            return
+        if isinstance(it, torch.Generator):
+            it.set_state(own["torch"])
+        elif isinstance(it, random.Random):
+            it.setstate(own["python"])
+        elif hasattr(it, "bit_generator"):
+            it.bit_generator.state = own["numpy"]
+        else:
+            it.set_state(own["numpy"])
+
+
+def adapted(values: Values, name: str) -> Plain | Generator | None:
+    """What saves and restores it; None where it is nothing of this kind."""
+    given = values.get(name)
+    if _is_generator(given):
+        return Generator(given)
+    return Plain(values, name) if _is_plain(given) else None
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, torch.Generator | random.Random) or (
+        type(value).__module__.startswith("numpy.random")
+        and (hasattr(value, "bit_generator") or hasattr(value, "get_state"))
+    )
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, SCALARS) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple | deque):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (*SCALARS, torch.Tensor)) or _is_array(value)
+
+
+def _stored(value: Any) -> Any:
+    """As a checkpoint can hold it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, Mapping):  # in its order, by which a script may go through it
+        return {"items": [[key, _stored(item)] for key, item in value.items()]}
+    if isinstance(value, list | deque):
+        return [_stored(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_stored(item) for item in value)
+    return torch.from_numpy(value) if _is_array(value) else value
+
+
+def _restored(here: Any, saved: Any) -> Any:
+    """`saved`, in place of `here` and, where that can be changed, inside of it. Raises ValueError."""
+    if isinstance(here, torch.Tensor):
+        return _copied(here, saved)
+    if _is_array(here):
+        here[...] = _like(here.shape, saved).numpy()
+        return here
+    if isinstance(saved, Mapping) and (here is None or isinstance(here, dict)):
+        here = {} if here is None else here
+        items = {key: _restored(here.get(key), item) for key, item in saved["items"]}
+        here.clear()
+        here.update(items)
+        return here
+    if isinstance(here, list | deque) and isinstance(saved, list):
+        befores = [*here, *[None] * len(saved)]
+        found = [_restored(before, item) for before, item in zip(befores, saved, strict=False)]
+        here.clear()
+        here.extend(found)
+        return here
+    if here is not None and isinstance(saved, SCALARS) != isinstance(here, SCALARS) and saved is not None:
+        raise ValueError(f"it is a {type(saved).__name__} there and a {type(here).__name__} here")
+    return saved
+
+
+def _copied(here: torch.Tensor, saved: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return here.copy_(_like(here.shape, saved))
+
+
+def _like(shape: Any, saved: Any) -> torch.Tensor:
+    if not isinstance(saved, torch.Tensor) or saved.shape != shape:
+        was = f"shape {tuple(saved.shape)}" if isinstance(saved, torch.Tensor) else type(saved).__name__
+        raise ValueError(f"it is a {was} there and a tensor of shape {tuple(shape)} here")
+    return saved
+
+
+def _lists(value: Any) -> Any:
+    """The state of a generator of NumPy's without its arrays, in whose place it takes lists."""
+    if isinstance(value, Mapping):
+        return {key: _lists(item) for key, item in value.items()}
+    return value.tolist() if _is_array(value) else value

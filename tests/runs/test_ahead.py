@@ -1,0 +1,267 @@
+"""Batches that are drawn before they are used, and plain values in `extra`, over a stop and a resume."""
+
+from __future__ import annotations
+
+import pytest
+from spottrain.contract import ExitCode
+
+from tests.runs.conftest import Lab
+
+# The loop of karpathy's nanoGPT (train.py), with a small model, without what it does about files and GPUs.
+NANO = """\
+import os, signal
+import torch, spottrain
+
+spottrain.seed(1337)
+torch.use_deterministic_algorithms(True)
+STOP = int(os.environ.get("STOP", "0"))
+gradient_accumulation_steps, batch_size, block_size = 3, 4, 8
+eval_interval, eval_iters, max_iters = 5, 2, 18
+train_data, val_data = torch.arange(500) % 17, torch.arange(400) % 13
+
+
+class GPT(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(
+            torch.nn.Embedding(17, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 17)
+        )
+
+    def forward(self, idx, targets):
+        logits = self.inner(idx)
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def get_batch(split):
+    data = train_data if split == "train" else val_data
+    ix = torch.randint(len(data) - block_size, (batch_size,))
+    x = torch.stack([data[i : i + block_size] for i in ix])
+    y = torch.stack([data[i + 1 : i + 1 + block_size] for i in ix])
+    return x, y
+
+
+model = GPT()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+@torch.no_grad()
+def estimate_loss():
+    model.eval()
+    found = {}
+    for split in ("train", "val"):
+        found[split] = sum(float(model(*get_batch(split))[1]) for _ in range(eval_iters))
+    model.train()
+    return found
+
+
+guard = spottrain.Guard(model=model, optimizer=optimizer, max_steps=max_iters, log_every=1)
+BATCHES
+X, Y = next(batches)  # fetch the very first batch
+while True:
+    if guard.step % eval_interval == 0:
+        losses = estimate_loss()
+        print("estimated", guard.step, losses, flush=True)
+    for micro_step in range(gradient_accumulation_steps):
+        guard.poll()
+        logits, loss = model(X, Y)
+        loss = loss / gradient_accumulation_steps
+        # immediately async prefetch next batch while model is doing the forward pass on the GPU
+        X, Y = next(batches)
+        loss.backward()
+        if guard.step + 1 == STOP and micro_step == int(os.environ.get("STOP_IN", "2")):
+            os.kill(os.getpid(), signal.SIGTERM)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if not guard.advance(loss=loss):
+        break
+guard.finish()
+"""
+DRAWN = 'batches = guard.ahead(lambda: get_batch("train"))'
+SOURCES = {
+    "a function": DRAWN,
+    "an iterator": (
+        "def drawn():\n    while True:\n        yield get_batch('train')\n\nbatches = guard.ahead(drawn())"
+    ),
+}
+
+
+def _estimated(*logs: str) -> list[str]:
+    return [line for log in logs for line in log.splitlines() if line.startswith("estimated ")]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("step", "inside"), [(8, "2"), (10, "2"), (9, "0")])
+def test_a_batch_that_was_drawn_and_not_used_comes_first_in_the_next_attempt(
+    lab: Lab, source: str, step: int, inside: str
+) -> None:
+    """Step 10 ends where an evaluation draws numbers too; step 9 is dropped after its first micro-batch."""
+    script = NANO.replace("BATCHES", SOURCES[source])
+    plain = lab.run(script, at="plain", attempt=1, interval="1h")
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step), "STOP_IN": inside})
+    assert first.end(60) == ExitCode.INTERRUPTED, first.log
+    assert first.message.durableStep == (step if inside == "2" else step - 1)
+    second = lab.run(script, attempt=2, interval="1h")
+    assert second.end(60) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses
+    assert _estimated(first.log, second.log) == _estimated(plain.log)
+    assert second.digest == plain.digest
+
+
+LOADERS = {
+    "ours": "loader = spottrain.data.loader(Numbers(), batch_size=4, num_workers=2)\n",
+    "a sampler of ours": (
+        "sampler = spottrain.data.BatchSampler(Numbers(), batch_size=4)\n"
+        "loader = torch.utils.data.DataLoader(\n"
+        "    Numbers(), batch_sampler=sampler, generator=torch.Generator()\n"
+        ")\n"
+    ),
+    "a stream": (
+        "from torchdata.stateful_dataloader import StatefulDataLoader\n"
+        "loader = StatefulDataLoader(Numbers(), batch_size=4, shuffle=True)\n"
+    ),
+}
+BY_LOADER = """\
+import os, signal
+import torch, spottrain
+
+spottrain.seed(3)
+STOP = int(os.environ.get("STOP", "0"))
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i), 1.0])
+
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+LOADER
+guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=17, log_every=1)
+batches = guard.ahead(loader)
+batch = next(batches)
+while not guard.done:
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    print("used", guard.step, sorted(int(x) for x in batch[:, 0]), flush=True)
+    batch = next(batches)
+    loss.backward()
+    optimizer.step()
+    if guard.step + 1 == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    guard.advance(loss=loss)
+guard.finish()
+"""
+
+
+def _used(*logs: str) -> list[str]:
+    return [line for log in logs for line in log.splitlines() if line.startswith("used ")]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("step", [4, 5, 6])
+def test_a_loader_is_drawn_from_over_the_end_of_an_epoch_and_loses_nothing(
+    lab: Lab, loader: str, step: int
+) -> None:
+    """An epoch has five steps: the stop is before its last one, at it, and at the first of the next."""
+    script = BY_LOADER.replace("LOADER", LOADERS[loader])
+    plain = lab.run(script, at="plain", attempt=1, interval="1h")
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    numbers = [int(each) for line in _used(plain.log)[:5] for each in line.split("[")[1][:-1].split(",")]
+    assert sorted(numbers) == list(range(20)), "the first epoch has each once"
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)})
+    assert first.end(60) == ExitCode.INTERRUPTED, first.log
+    second = lab.run(script, attempt=2, interval="1h")
+    assert second.end(60) == ExitCode.DONE, second.log
+    assert _used(first.log, second.log) == _used(plain.log)
+    assert second.digest == plain.digest
+
+
+def test_a_loader_that_is_drawn_from_ahead_without_the_guard_is_told_how(lab: Lab) -> None:
+    by_hand = BY_LOADER.replace("LOADER", LOADERS["ours"]).replace(
+        "guard.ahead(loader)", "(batch for _ in range(9) for batch in loader)"
+    )
+    run = lab.run(by_hand, interval="1h")
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert "iterates over guard.ahead(loader)" in run.message.message
+
+
+PLAIN = """\
+import collections, os, random, signal
+import numpy, torch, spottrain
+
+spottrain.seed(3)
+STOP = int(os.environ.get("STOP", "0"))
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+seen = {"samples": 0, "sums": torch.zeros(2), "by": {}}
+recent = collections.deque(maxlen=3)
+counts = numpy.zeros(2)
+dice, coins = random.Random(5), torch.Generator().manual_seed(6)
+cards, old = numpy.random.default_rng(7), numpy.random.RandomState(8)
+mean = torch.zeros(())
+guard = spottrain.Guard(
+    model=model,
+    optimizer=optimizer,
+    extra={
+        "best": float("inf"), "name": "none", "seen": seen, "recent": recent, "counts": counts,
+        "nothing": None, "mean": mean, "dice": dice, "coins": coins, "cards": cards, "old": old,
+    },
+    max_steps=12,
+    log_every=1,
+)
+while not guard.done:
+    x = torch.rand(4, 2, generator=coins) + dice.random() + cards.random() + old.rand()
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    seen["samples"] += len(x)
+    seen["sums"] += x.sum(0)
+    seen["by"][str(guard.step)] = float(loss)
+    recent.append(float(loss))
+    counts[guard.step % 2] += 1
+    mean.lerp_(loss.detach(), 0.1)
+    if float(loss) < guard.extra["best"]:
+        guard.extra["best"], guard.extra["name"] = float(loss), f"step {guard.step}"
+    if guard.step + 1 == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    guard.advance(loss=loss)
+guard.finish()
+print("AT THE END", dict(guard.extra) | {name: None for name in ("dice", "coins", "cards", "old")})
+"""
+
+
+def _end(log: str) -> str:
+    return log.split("AT THE END", 1)[1].split("\n")[0]
+
+
+def test_plain_values_and_generators_in_extra_go_on_where_they_were(lab: Lab) -> None:
+    plain = lab.run(PLAIN, at="plain", attempt=1, interval="1h")
+    assert plain.end(60) == ExitCode.DONE, plain.log
+    first = lab.run(PLAIN, attempt=1, interval="1h", env={"STOP": "7"})
+    assert first.end(60) == ExitCode.INTERRUPTED, first.log
+    second = lab.run(PLAIN, attempt=2, interval="1h")
+    assert second.end(60) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses
+    assert _end(second.log) == _end(plain.log)
+    assert "about=extra" not in first.log + second.log
+
+
+def test_a_number_that_the_script_keeps_in_a_variable_of_its_own_is_told(lab: Lab) -> None:
+    forgetful = PLAIN.replace('"best": float("inf")', '"other": 0, "best": float("inf")')
+    run = lab.run(forgetful, interval="1h", env={"STOP": "7"})
+    assert run.end(60) == ExitCode.INTERRUPTED, run.log
+    assert "event=advice about=extra names=other " in run.log and "guard.extra['NAME']" in run.log
+
+
+def test_a_value_of_another_kind_or_shape_is_refused(lab: Lab) -> None:
+    assert lab.run(PLAIN, attempt=1, interval="1h", env={"STOP": "7"}).end(60) == ExitCode.INTERRUPTED
+    other = lab.run(PLAIN.replace("mean = torch.zeros(())", "mean = torch.zeros(3)"), attempt=2)
+    assert other.end(60) == ExitCode.BAD_CONFIGURATION, other.log
+    assert "its extra.mean does not fit (it is a shape () there and a tensor of shape (3,) here)" in (
+        other.message.message
+    )

@@ -1,0 +1,394 @@
+"""The end of an epoch: an attempt that was ended at an epoch's last step does what the loop has after it.
+
+Real processes that are told to stop, or killed, at that very step, against one that was left alone: every
+loss, every learning rate and every validation.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from spottrain.contract import ExitCode
+
+from tests.runs.conftest import Lab
+from tests.runs.zygote import Run
+
+HEAD = """\
+import os, signal, time
+import torch, spottrain
+
+spottrain.seed(3)
+torch.use_deterministic_algorithms(True)
+STOP = int(os.environ.get("STOP", "0"))
+HOLD = int(os.environ.get("HOLD", "0"))
+WORKERS = int(os.environ.get("WORKERS", "0"))
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        return x + NOISE * torch.randn(4), x.sum()
+
+
+NOISE = 0.01
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+held_out = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True)  # draws from torch's random state
+
+
+def train(batch, more=0.0):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(batch[0]).squeeze(-1), batch[1]) + more
+    loss.backward()
+    optimizer.step()
+    if guard.step + 1 == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return loss
+
+
+def validate(epoch):
+    if HOLD and guard.step == HOLD:
+        print("holding", flush=True)
+        time.sleep(60)  # until the test kills it
+    model.eval()
+    with torch.no_grad():
+        loss = sum(torch.nn.functional.mse_loss(model(x).squeeze(-1), y) for x, y in held_out)
+    model.train()
+    lr = optimizer.param_groups[0]["lr"]
+    print(f"validated {epoch} step {guard.step} lr {lr:.9g} {loss:.9g}", flush=True)
+"""
+
+LOADER = "loader = spottrain.data.loader(Noisy(), batch_size=8, num_workers=WORKERS)\n"
+SAMPLER = (
+    "sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8)\n"
+    "loader = torch.utils.data.DataLoader(\n"
+    "    Noisy(), batch_sampler=sampler, num_workers=WORKERS\n"
+    ")\n"
+)
+STATEFUL = (
+    "from torchdata.stateful_dataloader import StatefulDataLoader\n"
+    "NOISE = 0.0\n"
+    "loader = StatefulDataLoader(\n"
+    "    Noisy(), batch_size=8, shuffle=True, num_workers=WORKERS\n"
+    ")\n"
+)
+GUARD = (
+    "guard = spottrain.Guard(\n"
+    "    model=model, optimizer=optimizer, scheduler=scheduler, data=loader, log_every=1\n"
+    ")\n"
+)
+RANGE = """\
+for epoch in range(guard.epoch, 4):
+    for batch in loader:
+        guard.advance(loss=train(batch))
+    scheduler.step()
+    validate(epoch)
+guard.finish()
+"""
+EPOCHS = RANGE.replace("range(guard.epoch, 4)", "guard.epochs(4)")
+PULLED = """\
+for epoch in guard.epochs(4):
+    for number, batch in enumerate(guard.batches(loader), guard.epoch_step):
+        guard.advance(loss=train(batch, number / 100))
+    scheduler.step()
+    validate(epoch)
+guard.finish()
+"""
+# Epochs of 3 steps over passes of 5.
+STEPS = PULLED.replace("epochs(4)", "epochs(6, steps=3)")
+LATE = """\
+while guard.step < 20:
+    for batch in loader:
+        guard.advance(loss=train(batch))
+    scheduler.step()
+    validate(guard.epoch)
+guard.finish()
+"""
+
+LOOPS = {
+    "range": HEAD + LOADER + GUARD + RANGE,
+    "epochs": HEAD + LOADER + GUARD + EPOCHS,
+    "batches": HEAD + LOADER + GUARD + PULLED,
+    "while": HEAD + LOADER + GUARD + LATE,
+    "sampler": HEAD + SAMPLER + GUARD + EPOCHS,
+    "stateful": HEAD + STATEFUL + GUARD + PULLED,
+}
+
+
+def validated(*runs: Run) -> list[str]:
+    return [line for run in runs for line in run.log.splitlines() if line.startswith("validated ")]
+
+
+def rates(*runs: Run) -> dict[int, str]:
+    found = [re.findall(r" step=(\d+).* lr=(\S+)", run.log) for run in runs]
+    return {int(step): rate for each in found for step, rate in each}
+
+
+def left_alone(lab: Lab, script: str, env: Mapping[str, str]) -> Run:
+    plain = lab.run(script, at="plain", attempt=1, interval="1h", env=dict(env))
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    assert len(plain.losses) >= 18 and len(validated(plain)) >= 4, plain.log
+    return plain
+
+
+def the_same(first: Run, second: Run, plain: Run) -> None:
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses
+    assert rates(first, second) == rates(plain)
+    assert validated(first, second) == validated(plain)
+    assert second.digest == plain.digest
+
+
+def stopped(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
+    first = lab.run(script, attempt=1, interval="1h", env={**env, "STOP": str(step)})
+    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    assert first.message.durableStep == step
+    return first
+
+
+def killed(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
+    """In the work after an epoch, when its last step is durable."""
+    first = lab.run(script, attempt=1, interval=f"{step}steps", env={**env, "HOLD": str(step)})
+    first.until(f"committed step={step} ", 120).until("holding", 120)
+    first.send(signal.SIGKILL).end()
+    return first
+
+
+@pytest.mark.parametrize(
+    ("loop", "workers"),
+    [*((loop, "0") for loop in LOOPS), *((loop, "2") for loop in ("epochs", "sampler", "stateful"))],
+)
+def test_work_after_an_epochs_last_step_is_done_by_the_next_attempt(
+    lab: Lab, loop: str, workers: str
+) -> None:
+    script, env = LOOPS[loop], {"WORKERS": workers}
+    plain = left_alone(lab, script, env)
+    the_same(stopped(lab, script, 10, env), lab.run(script, attempt=2, interval="1h", env=env), plain)
+
+
+@pytest.mark.parametrize(("loop", "step"), [("range", 10), ("epochs", 20), ("stateful", 10)])
+def test_a_kill_in_the_work_after_an_epochs_last_step_has_it_done_again(
+    lab: Lab, loop: str, step: int
+) -> None:
+    script = LOOPS[loop]
+    plain = left_alone(lab, script, {})
+    the_same(killed(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
+
+
+@pytest.mark.parametrize("step", [11, 12])
+def test_a_stop_after_the_first_steps_of_an_epoch_does_no_work_of_the_one_before_again(
+    lab: Lab, step: int
+) -> None:
+    script = LOOPS["batches"]
+    plain = left_alone(lab, script, {})
+    the_same(stopped(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
+
+
+@pytest.mark.parametrize("step", [6, 10])
+def test_epochs_of_so_many_steps_are_counted_right_over_a_resume(lab: Lab, step: int) -> None:
+    """Step 6 ends an epoch of three steps inside of a pass of five, and step 10 a pass inside of an epoch."""
+    script = HEAD + LOADER + GUARD + STEPS
+    plain = left_alone(lab, script, {})
+    assert len(plain.losses) == 18 and len(validated(plain)) == 6
+    the_same(stopped(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
+
+
+OWN = (
+    HEAD
+    + GUARD.replace(" data=loader,", "")
+    + """\
+for epoch in guard.epochs(4):
+    torch.manual_seed(epoch)
+    order = torch.randperm(40).split(8)
+    torch.manual_seed(100 * epoch + guard.epoch_step)
+    for number in range(guard.epoch_step, 5):
+        batch = [torch.stack(each) for each in zip(*(Noisy()[int(i)] for i in order[number]))]
+        guard.advance(loss=train(batch))
+        torch.manual_seed(100 * epoch + guard.epoch_step)
+    scheduler.step()
+    validate(epoch)
+guard.finish()
+"""
+)
+
+
+@pytest.mark.parametrize("step", [7, 10])
+def test_a_loop_over_data_that_the_guard_does_not_know_counts_its_epochs_right(lab: Lab, step: int) -> None:
+    plain = left_alone(lab, OWN, {})
+    assert len(plain.losses) == 20
+    the_same(stopped(lab, OWN, step, {}), lab.run(OWN, attempt=2, interval="1h"), plain)
+
+
+REFUSED = {
+    "epoch without data": (
+        GUARD.replace(" data=loader,", "") + "print(guard.epoch)\n",
+        "guard.epoch is not known: Guard(data=...) was not given spottrain.data.loader(...)",
+    ),
+    "epoch of a stream": (STATEFUL + GUARD + RANGE, "guard.epoch is not known"),
+    "no question": (
+        GUARD.replace(" data=loader,", "")
+        + "for epoch in range(4):\n    for batch in held_out:\n        guard.advance(loss=torch.ones(()))\n",
+        "the loop does not ask the Guard how far the training is",
+    ),
+    "no question with data": (
+        LOADER
+        + GUARD
+        + "for epoch in range(4):\n    for batch in loader:\n        guard.advance(loss=torch.ones(()))\n",
+        "the loop does not ask the Guard how far the training is",
+    ),
+    "break": (
+        LOADER + GUARD + RANGE.replace("(batch))\n", "(batch))\n        if guard.step % 3 == 0: break\n"),
+        "the loop over epoch 0 was left after 24 of its 40 samples",
+    ),
+    "break in epochs": (
+        LOADER + GUARD + EPOCHS.replace("(batch))\n", "(batch))\n        if guard.step % 3 == 0: break\n"),
+        "the loop over epoch 0 was left after 24 of its 40 samples",
+    ),
+    "epochs begun anew": (
+        GUARD.replace(" data=loader,", "") + EPOCHS.replace("in loader", "in held_out"),
+        "the loop does not ask where in the epoch it is",
+    ),
+    "a step of no epoch": (LOADER + GUARD + "guard.epoch_step\n", "iterate `for epoch in guard.epochs(n)`"),
+    "no end": (LOADER + GUARD + "next(guard.batches(loader))\n", "Guard.batches needs an end"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_loop_that_would_count_wrongly_after_an_interruption_is_refused_before_one(
+    lab: Lab, case: str
+) -> None:
+    code, says = REFUSED[case]
+    run = lab.run(HEAD + code, interval="1h")
+    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert says in run.message.message
+
+
+def test_a_loop_that_counts_steps_may_leave_a_pass_early(lab: Lab) -> None:
+    script = (
+        HEAD
+        + LOADER
+        + GUARD
+        + LATE.replace("(batch))\n", "(batch))\n        if guard.step % 3 == 0 or guard.step == 20: break\n")
+    )
+    plain = left_alone(lab, script, {})
+    assert len(plain.losses) == 20
+
+
+POLLED = (
+    HEAD
+    + LOADER
+    + GUARD
+    + EPOCHS.replace(
+        "    scheduler.step()\n    validate(epoch)\n",
+        """\
+    for number in range(3):
+        guard.poll()
+        torch.rand(1)
+        if guard.step == int(os.environ.get("STOP_AFTER", "0")) and number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    validate(epoch)
+    scheduler.step()
+""",
+    )
+)
+
+
+def test_a_poll_in_the_work_after_an_epoch_leaves_and_the_next_attempt_does_all_of_it(lab: Lab) -> None:
+    plain = left_alone(lab, POLLED, {})
+    first = lab.run(POLLED, attempt=1, interval="1h", env={"STOP_AFTER": "10"})
+    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    assert len(validated(first)) == 1 and first.message.durableStep == 10
+    the_same(first, lab.run(POLLED, attempt=2, interval="1h"), plain)
+
+
+TRAINER = (
+    HEAD.split("scheduler = ")[0]
+    + """\
+def loss(model, batch):
+    if model.training and trainer.step + 1 == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return torch.nn.functional.mse_loss(model(batch[0]).squeeze(-1), batch[1])
+
+
+trainer = spottrain.Trainer(
+    model=model, optimizer=optimizer, train_set=Noisy(), eval_set=Noisy(), loss=loss, epochs=4, batch_size=8,
+    log_every=1, schedule="cosine", deterministic=True, workers=WORKERS,
+)
+trainer.fit()
+"""
+)
+
+
+@pytest.mark.parametrize("step", [10, 11])
+def test_a_trainer_that_is_stopped_at_an_epochs_last_step_evaluates_once(lab: Lab, step: int) -> None:
+    def evaluated(*runs: Run) -> list[tuple[str, ...]]:
+        return [
+            found for run in runs for found in re.findall(r"evaluated step=(\d+) eval_loss=(\S+)", run.log)
+        ]
+
+    plain = lab.run(TRAINER, at="plain", attempt=1, interval="1h")
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    assert [each[0] for each in evaluated(plain)] == ["5", "10", "15", "20"]
+    first = stopped(lab, TRAINER, step, {})
+    second = lab.run(TRAINER, attempt=2, interval="1h")
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert first.losses | second.losses == plain.losses and rates(first, second) == rates(plain)
+    assert evaluated(first, second) == evaluated(plain) and second.digest == plain.digest
+
+
+# --- docs/own-loop.md -------------------------------------------------------------------------------------
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
+WITH = (
+    HEAD.replace('print(f"validated {epoch}', 'print(f"validated {guard.step}').replace(
+        "def validate(epoch)", "def validate(model)"
+    )
+    + """\
+dataset = Noisy()
+loader = spottrain.data.loader(dataset, batch_size=8)
+
+
+def get_batch(split):
+    return next(iter(torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True)))
+
+
+def loss_of(model, batch):
+    if guard.step + 1 == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return torch.nn.functional.mse_loss(model(batch[0]).squeeze(-1), batch[1])
+
+
+"""
+)
+
+
+def listings() -> dict[str, str]:
+    """The loops of the page, by what only one of them has."""
+    found = re.findall(r"```python\n(.*?)```", DOCS.read_text().split("### Settings of the job")[0], re.S)
+    marks = {
+        "steps": "in place of",
+        "epochs": "guard.epochs(",
+        "ahead": "guard.ahead(",
+        "extra": "extra=extra",
+    }
+    return {name: next(each for each in found if mark in each) for name, mark in marks.items()}
+
+
+@pytest.mark.parametrize("name", ["steps", "epochs", "ahead", "extra"])
+def test_the_loops_of_the_page_are_exact_as_they_stand(lab: Lab, name: str) -> None:
+    script = WITH + listings()[name].replace("1000", "12").replace("epochs(10)", "epochs(6)")
+    plain = lab.run(script, at="plain", attempt=1, interval="1h")
+    assert plain.end(120) == ExitCode.DONE, plain.log
+    assert plain.message.step == 12
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": "8"})
+    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    second = lab.run(script, attempt=2, interval="1h")
+    assert second.end(120) == ExitCode.DONE, second.log
+    assert validated(first, second) == validated(plain) and second.digest == plain.digest

@@ -1,0 +1,124 @@
+"""Plain values in `Guard(extra=...)`: what is stored, what is restored in place, what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from spottrain.checkpoint.tree import Flattened, unflatten
+from spottrain.extra import Generator, Plain, Values, adapted
+
+
+def stored(value: Any) -> Any:
+    """As a checkpoint gives it back."""
+    flat = Flattened(value)
+    tensors = [leaf.tensor.clone() for leaf in flat.leaves]
+    return unflatten(json.loads(json.dumps(flat.plain, sort_keys=True)), tensors.__getitem__)
+
+
+def over(value: Any, fresh: Any) -> Any:
+    """What `fresh` is after the state of `value` was put into it."""
+    before, after = Values({"it": value}), Values({"it": fresh})
+    saving, loading = adapted(before, "it"), adapted(after, "it")
+    assert isinstance(saving, Plain) and isinstance(loading, Plain)
+    loading.load_state_dict(stored(saving.state_dict()))
+    return after["it"]
+
+
+@pytest.mark.parametrize(
+    ("value", "fresh"),
+    [
+        (3, 0),
+        (2.5, 0),
+        (float("inf"), 0.0),
+        (True, False),
+        ("a", ""),
+        ((1, "b"), (0, "")),
+        (None, 5),
+        (5, None),
+    ],
+)
+def test_a_number_or_a_string_comes_back_by_its_name(value: Any, fresh: Any) -> None:
+    assert adapted(Values({"it": None}), "other") is not None
+    assert over(value, fresh) == value
+
+
+def test_what_can_be_changed_is_restored_in_place_and_in_its_order() -> None:
+    fresh: Any = {"b": {}, "a": torch.zeros(2), "list": [torch.zeros(1)], "deque": deque([1], maxlen=2)}
+    value: Any = {
+        "b": {"z": 1, "y": {3: "three"}, "x": torch.ones(1)},
+        "a": torch.ones(2),
+        "list": [torch.ones(1), 7],
+        "deque": deque([4, 5, 6], maxlen=2),
+    }
+    names = {name: fresh[name] for name in fresh}
+    inner = fresh["list"][0]
+    back = over(value, fresh)
+    assert back is fresh and all(back[name] is names[name] for name in names) and back["list"][0] is inner
+    assert list(back) == ["b", "a", "list", "deque"] and list(back["b"]) == ["z", "y", "x"]
+    assert back["b"]["y"] == {3: "three"} and torch.equal(back["a"], torch.ones(2))
+    assert torch.equal(inner, torch.ones(1)) and back["list"][1] == 7
+    assert back["deque"] == deque([5, 6], maxlen=2) and back["deque"].maxlen == 2
+
+
+def test_an_array_is_restored_in_place() -> None:
+    fresh = numpy.zeros((2, 2))
+    assert over(numpy.eye(2), fresh) is fresh and (fresh == numpy.eye(2)).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        random.Random,
+        lambda seed: torch.Generator().manual_seed(seed),
+        numpy.random.default_rng,
+        numpy.random.RandomState,
+        lambda seed: numpy.random.Generator(numpy.random.MT19937(seed)),
+        lambda seed: numpy.random.Generator(numpy.random.Philox(seed)),
+        lambda seed: numpy.random.Generator(numpy.random.SFC64(seed)),
+    ],
+)
+def test_a_generator_goes_on_where_it_was_and_a_new_rank_keeps_its_own(make: Any) -> None:
+    def draw(it: Any) -> float:
+        return float(torch.rand((), generator=it)) if isinstance(it, torch.Generator) else float(it.random())
+
+    if make is numpy.random.RandomState:
+
+        def draw(it: Any) -> float:
+            return float(it.normal())  # of which it keeps a second one
+
+    first, second, third = make(1), make(2), make(2)
+    draw(first)
+    saving, loading, new = (adapted(Values({"it": each}), "it") for each in (first, second, third))
+    assert isinstance(saving, Generator) and isinstance(loading, Generator) and isinstance(new, Generator)
+    own = stored(saving.own_state_dict())
+    loading.load_state_dict(stored(saving.state_dict()), own)
+    new.load_state_dict({}, None)
+    assert [draw(second) for _ in range(5)] == [draw(first) for _ in range(5)]
+    assert draw(third) == draw(make(2))
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, [{1, 2}], lambda: 1])
+def test_what_cannot_be_stored_is_nothing_of_this_kind(value: Any) -> None:
+    assert adapted(Values({"it": value}), "it") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "fresh"),
+    [(torch.ones(2), torch.ones(3)), (3, torch.ones(())), (torch.ones(()), 3), ({"a": 1}, 3), ([1], "a")],
+)
+def test_another_kind_or_shape_is_refused(value: Any, fresh: Any) -> None:
+    with pytest.raises(ValueError, match=r"it is a .* there and a .* here"):
+        over(value, fresh)
+
+
+def test_a_number_that_was_never_asked_for_is_known() -> None:
+    values = Values({"asked": 1, "set": 2.0, "forgotten": "a", "dict": {}, "tensor": torch.ones(1)})
+    assert values["asked"] == 1
+    values["set"] = 3.0
+    assert values.unread == ["forgotten"]
