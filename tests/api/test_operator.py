@@ -115,11 +115,13 @@ def test_a_notice_is_passed_on_and_the_successor_waits_behind_its_gate(scene: Sc
     scene.end(old, 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
     wait_for("the old pod to go", lambda: scene.pod(1) is None)
     scene.bind(new)
-    scene.wait_condition("Interrupted", "False")
+    scene.wait_condition("Running", "True")
+    assert scene.condition("Interrupted")["status"] == "True", "no trainer has said yet that it trains"
     first = scene.status()["attempts"][0]
     assert (first["cause"], first["exitCode"], first["durableStep"]) == ("SpotNotice", 75, 9)
     scene.end(new, 0, word(Outcome.DONE, startStep=9))
     scene.wait_condition("Succeeded", "True")
+    scene.wait_condition("Interrupted", "False", "Recovered")
     assert scene.counters() == (2, 0, 1)
 
 
