@@ -13,10 +13,11 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import aiohttp
-from spottrain.contract import PROGRESS_PORT, Progress
+from spottrain.contract import PROGRESS_PORT, STOP_PATH, Progress, Stop
 
 from spottrain_operator.api import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Job, Status
 from spottrain_operator.caches import Caches
+from spottrain_operator.conditions import OBEYED
 from spottrain_operator.memory import Memory
 from spottrain_operator.model import PodView, Sample, Silence
 from spottrain_operator.policies.gone import ended
@@ -48,6 +49,14 @@ NO_ANSWER = (
 )
 AT_ONCE = 64
 """Trainers that are asked at the same time."""
+
+
+def missed_the_signal(pod: PodView, now: datetime) -> bool:
+    """Of a trainer that answers: whether its pod was deleted so long ago that it should be saving or gone.
+
+    The kernel throws a SIGTERM to PID 1 away while there is no handler, and the kubelet sends no second one.
+    """
+    return pod.deleted is not None and now > pod.deleted - timedelta(seconds=pod.deletion_grace) + OBEYED
 
 
 class Poller:
@@ -90,11 +99,28 @@ class Poller:
         if _is_of(heard, pod, job):
             self._memory.silences.pop(pod.job, None)
             self._keep(pod, job.status, heard)
+            if missed_the_signal(pod, self._now()):
+                await self._stop(session, pod)
+
+    async def _stop(self, session: aiohttp.ClientSession, pod: PodView) -> None:
+        """In each round again, which changes nothing where the trainer has heard it."""
+        assert pod.deleted is not None
+        order = Stop(jobUID=pod.job.uid, attempt=pod.attempt, deadline=pod.deleted.timestamp())
+        try:
+            async with session.post(self._url(pod, STOP_PATH), data=order.to_json()) as reply:
+                known = reply.status == 204
+        except NO_ANSWER:
+            return  # it is ending, maybe
+        words = "it has been told to stop" if known else "it refuses to stop, for it is another attempt's"
+        logger.info("pod %s was deleted, and its trainer still answers: %s", pod.name, words)
+
+    def _url(self, pod: PodView, path: str) -> str:
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        return f"http://{host}:{self._port}{path}"
 
     async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         try:
-            async with session.get(f"http://{host}:{self._port}/progress", allow_redirects=False) as reply:
+            async with session.get(self._url(pod, "/progress"), allow_redirects=False) as reply:
                 text = (await reply.content.read(LIMIT)).decode()
             progress = Progress.from_json(text)
         except NO_ANSWER as error:  # it may not listen yet, be gone, or be no program of ours

@@ -7,6 +7,7 @@ place where either side may spell such a word (design.md section 3).
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum, StrEnum
@@ -323,6 +324,33 @@ STORE_WAIT_SECONDS: Final = 300
 WAITING_FOR_STORE: Final = "WaitingForStore"
 """`state` while the checkpoint store does not answer."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """Body of a POST to STOP_PATH of the progress port.
+
+    The operator sends it to a trainer whose pod was deleted and that trains on, because it has missed the
+    signal. Another job's or attempt's trainer refuses it.
+    """
+
+    jobUID: str
+    attempt: int
+    deadline: float
+    """Unix seconds of the kubelet's SIGKILL."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Stop:
+        """Raises ValueError, KeyError or TypeError where `text` is none."""
+        raw = json.loads(text)
+        deadline = float(raw["deadline"])
+        if not math.isfinite(deadline):
+            raise ValueError("deadline is no time")
+        return cls(jobUID=str(raw["jobUID"]), attempt=int(raw["attempt"]), deadline=deadline)
+
+
 # --- keys below the checkpoint URI -----------------------------------------------------------------
 HEAD_KEY: Final = "HEAD"
 CHECKPOINTS_PREFIX: Final = "checkpoints/"
@@ -377,6 +405,7 @@ OUTCOMES_FILE: Final = "SPOTTRAIN_OUTCOMES_FILE"
 """Environment of ranks that our launcher has started: a file into which each writes the outcome that it ends
 with, so that what becomes of the process afterwards changes nothing."""
 PROGRESS_PORT: Final = 9477
+STOP_PATH: Final = "/stop"
 PODINFO_DIR: Final = "/etc/spottrain"
 DEADLINE_NAME: Final = "termination-deadline"
 SAVE_ADVISED_NAME: Final = "save-advised"

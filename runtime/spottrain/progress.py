@@ -10,14 +10,17 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from spottrain import log
-from spottrain.contract import WAITING_FOR_STORE, Outcome, Progress, TerminationMessage
+from spottrain.contract import STOP_PATH, WAITING_FOR_STORE, Outcome, Progress, Stop, TerminationMessage
 from spottrain.pulse import Pulse
+
+STOP_LIMIT: Final = 4096
+"""Bytes of an order to stop that are read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,6 +218,22 @@ class Board:
 
 class _Handler(BaseHTTPRequestHandler):
     board: ClassVar[Board]
+    stop: ClassVar[Callable[[Stop], bool]]
+    timeout = 5.0
+    """Seconds for whoever has connected to say what is wanted."""
+
+    def do_POST(self) -> None:
+        """204 where this trainer stops, 403 where it is not the one that is meant."""
+        length = self.headers.get("Content-Length", "")
+        if self.path != STOP_PATH:
+            return self.send_error(404)
+        try:
+            order = Stop.from_json(self.rfile.read(min(int(length), STOP_LIMIT)).decode())
+        except (ValueError, KeyError, TypeError):
+            return self.send_error(400)
+        self.send_response(204 if type(self).stop(order) else 403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def do_GET(self) -> None:
         if self.path == "/progress":
@@ -251,9 +270,12 @@ class _Server(ThreadingHTTPServer):
             raise
 
 
-def serve(board: Board, port: int) -> int | None:
-    """Serves in a daemon thread and returns the port; None where it is taken, which stops no training."""
-    handler = type("Handler", (_Handler,), {"board": board})
+def serve(board: Board, port: int, stop: Callable[[Stop], bool] = lambda _: False) -> int | None:
+    """Serves in a daemon thread and returns the port; None where it is taken, which stops no training.
+
+    `stop`: takes the operator's order to end; False where it is not meant for this trainer.
+    """
+    handler = type("Handler", (_Handler,), {"board": board, "stop": staticmethod(stop)})
     try:
         server = _Server(("", port), handler)
     except OSError as error:

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode, Outcome
+from spottrain.contract import Env, ExitCode, Outcome, Stop
 
 from tests.runs.launched import WAITS, Launched
 
@@ -155,3 +158,29 @@ def test_a_command_other_than_run_still_ends_at_a_signal(start: Start, tmp_path:
     (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("NAME", "spottrain.cli.checkpoints"))
     run = start(["env", *HELD, "-m", "spottrain", "checkpoints", "list", "x"], PYTHONPATH=str(tmp_path))
     assert run.end() == -signal.SIGTERM, run.log
+
+
+def post(port: str, body: str, path: str = "/stop") -> int:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body.encode(), method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+def test_the_operators_word_by_the_progress_port_stops_this_trainer_and_no_other(start: Start) -> None:
+    env = {Env.JOB_UID: "uid", Env.ATTEMPT: "3", Env.PROGRESS_PORT: "0"}
+    run = start([sys.executable, *RUN], **env).until("ready-0")
+    port = run.log.split("event=progress-served port=")[1].split()[0]
+    deadline = time.time() + 25
+    right = Stop(jobUID="uid", attempt=3, deadline=deadline)
+    assert post(port, replace(right, jobUID="other").to_json()) == 403
+    assert post(port, replace(right, attempt=2).to_json()) == 403
+    assert post(port, right.to_json(), path="/else") == 404
+    bad = ["", "[]", "{}", '{"jobUID": "uid", "attempt": 3, "deadline": NaN}']
+    assert [post(port, body) for body in bad] == [400] * len(bad)
+    assert "event=stop" not in run.log
+    assert post(port, right.to_json()) == 204
+    assert run.end() == ExitCode.INTERRUPTED, run.log

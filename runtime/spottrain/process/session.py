@@ -36,6 +36,7 @@ from spottrain.contract import (
     ExitCode,
     Outcome,
     Reason,
+    Stop,
     TerminationMessage,
     gpu_fault,
 )
@@ -131,7 +132,7 @@ class Session:
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals PID 1 and nobody else
             parents.warn_if_init_is_deaf()
         if self.run.progress_port is not None and self.world.first_here:
-            port = progress.serve(self.board, self.run.progress_port)
+            port = progress.serve(self.board, self.run.progress_port, self._stop)
             log.event("progress-served", port=port)
         self._use_cache_dir()
         self.board.pulse.timeout = self.run.hang_timeout
@@ -196,6 +197,13 @@ class Session:
         self.end_now(Outcome.STORE_UNREACHABLE, text, reason=Reason.STORE_UNAVAILABLE)
 
     # --- the end ----------------------------------------------------------------------------------------
+    def _stop(self, order: Stop) -> bool:
+        """The operator's word in place of a signal that was lost: at PID 1, before there was a handler."""
+        meant = order.jobUID == self.env.get(Env.JOB_UID) and order.attempt == self.run.attempt
+        if meant:
+            self.interruption.stop_by(order.deadline, "operator")
+        return meant
+
     def end(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> NoReturn:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from spottrain.contract import Outcome, Progress
+from spottrain.contract import Outcome, Progress, Stop
 from spottrain_operator import render, wire
 from spottrain_operator.api import Status, TrainingJobSpec
 from spottrain_operator.caches import Caches
@@ -172,8 +172,13 @@ async def port() -> AsyncIterator[int]:
             raise web.HTTPFound("http://169.254.169.254/")
         return web.Response(text=ANSWER[0])
 
+    async def stop(request: web.Request) -> web.StreamResponse:
+        ORDERS.append(Stop.from_json(await request.text()))
+        return web.Response(status=204)
+
+    ORDERS.clear()
     app = web.Application()
-    app.add_routes([web.get("/progress", answer)])
+    app.add_routes([web.get("/progress", answer), web.post("/stop", stop)])
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -183,6 +188,8 @@ async def port() -> AsyncIterator[int]:
 
 
 ANSWER = [""]
+ORDERS: list[Stop] = []
+"""That were posted to it."""
 GOOD = Progress(state="Training", attempt=1, jobUID=KEY.uid, step=7, totalSteps=10, loss=0.5).to_json()
 
 
@@ -315,3 +322,36 @@ def test_names_in_json_are_camel_case() -> None:
         "uri",
         "checkpointURI",
     ]
+
+
+@pytest.mark.parametrize(
+    ("deleted", "attempt", "told"),
+    [
+        (None, 1, False),
+        (timedelta(seconds=-4), 1, False),  # the signal may just have come
+        (timedelta(seconds=-6), 1, True),
+        (timedelta(seconds=-6), 2, False),
+    ],
+    ids=["not deleted", "deleted just now", "deleted a while ago", "another attempt answers"],
+)
+async def test_a_trainer_that_goes_on_though_its_pod_was_deleted_is_told_by_its_port(
+    port: int, deleted: timedelta | None, attempt: int, told: bool
+) -> None:
+    ANSWER[0] = Progress(state="Training", attempt=attempt, jobUID=KEY.uid, step=7).to_json()
+    caches = Caches()
+    caches.jobs.put(make_job(status=started()))
+    ends = None if deleted is None else NOW + deleted + timedelta(seconds=30)
+    pod = make_pod(ip="127.0.0.1", deleted=ends, deletion_grace=30)
+    poller = Poller(
+        caches=caches,
+        memory=Memory(),
+        queue=WorkQueue(),
+        interval=0.01,
+        write_interval=timedelta(seconds=60),
+        now=lambda: NOW,
+        port=port,
+    )
+    async with aiohttp.ClientSession() as session:
+        await poller._ask_later(session, pod)
+    assert [(each.jobUID, each.attempt) for each in ORDERS] == [(KEY.uid, 1)] * told
+    assert all(ends is not None and each.deadline == ends.timestamp() for each in ORDERS)
