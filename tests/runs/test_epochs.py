@@ -68,9 +68,10 @@ def validate(epoch):
 
 LOADER = "loader = spottrain.data.loader(Noisy(), batch_size=8, num_workers=WORKERS)\n"
 SAMPLER = (
+    "NOISE = 0.0\n"  # with workers it is another one after a resume
     "sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8)\n"
     "loader = torch.utils.data.DataLoader(\n"
-    "    Noisy(), batch_sampler=sampler, num_workers=WORKERS\n"
+    "    Noisy(), batch_sampler=sampler, generator=torch.Generator(), num_workers=WORKERS\n"
     ")\n"
 )
 STATEFUL = (
