@@ -18,12 +18,17 @@ CELLS: Final = (
     (Cell(precision="bf16", accumulation=4, ranks=2), 2),
     (Cell(precision="fp16", accumulation=4, ranks=2, evaluation=True), 1),
     (Cell(precision="bf16", accumulation=1, ranks=2, workers=2), 1),
+    (Cell(own_loop=True), 4),
+    (Cell(own_loop=True, workers=2), 1),
 )
 """With weights."""
-OF_COMMIT: Final = ("before manifest", "before HEAD", "after HEAD", "pruning", "release")
-PLACES: Final = ("micro-step", "evaluation", "upload", *OF_COMMIT)
+OF_COMMIT: Final = ("before manifest", "before HEAD", "after HEAD", "pruning", "release", "after release")
+PLACES: Final = ("micro-step", "upload", *OF_COMMIT)
 RACES: Final = 0.2
+OUTAGES: Final = 0.15
+"""Share of the scenes on S3 in which the store cannot be reached while an attempt starts."""
 ON_S3: Final = 0.25
+OUTAGE_SECONDS: Final = (3.0, 10.0, 40.0)
 STARTUP_SECONDS: Final = 1.5
 """In which a blow by the clock falls: about what a start takes, and a part of the training."""
 
@@ -33,6 +38,7 @@ def scene(seed: int, number: int, *, s3: bool = True) -> Scene:
     cell = chance.choices([cell for cell, _ in CELLS], [weight for _, weight in CELLS])[0]
     race = chance.random() < RACES
     on_s3 = s3 and chance.random() < ON_S3
+    dark = on_s3 and not race and chance.random() < OUTAGES
     count = chance.choices([1, 2, 3], [65, 30, 5])[0]
     steps = sorted(chance.sample(range(1, STEPS), count))
     attempts = [blows(chance, cell, step) for step in steps]
@@ -47,7 +53,15 @@ def scene(seed: int, number: int, *, s3: bool = True) -> Scene:
         keep=chance.choice([2, 3]),
         interval=chance.choice(["3steps", "5steps", "8steps"]),
         pause=chance.choice([0.002, 0.004]),
+        outage=chance.choice(OUTAGE_SECONDS) if dark else 0.0,
+        outage_at=chance.randint(1, count + 1),
     )
+
+
+def places(cell: Cell) -> list[str]:
+    if cell.own_loop:  # a place that most resumes went wrong at is drawn more often
+        return [*PLACES, "evaluation", *["epoch's last step"] * 4]
+    return [*PLACES, "evaluation"] if cell.evaluation else list(PLACES)
 
 
 def targets(cell: Cell, sign: str) -> list[str]:
@@ -76,7 +90,7 @@ def _first(chance: random.Random, cell: Cell, sign: str, step: int) -> Blow:
         return Blow(
             signal=sign, target=target, at="step", step=step, rank=rank, delay=chance.uniform(0, 0.01)
         )
-    at = chance.choice([p for p in PLACES if cell.evaluation or p != "evaluation"])
+    at = chance.choice(places(cell))
     return Blow(
         signal=sign,
         target=target,

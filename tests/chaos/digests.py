@@ -32,6 +32,18 @@ def shared_parts(plain: Mapping[str, Any], leaf: Leaf) -> dict[str, str]:
     }
 
 
+def of_guard(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The shared part of a Guard's state, under the names that a Trainer's has."""
+    objects, progress = plain["objects"], plain["progress"]
+    return {
+        "model": plain["model"],
+        "optimizer": plain["optimizers"],
+        "schedule": objects.get("scheduler"),
+        "scaler": objects.get("scaler"),
+        "data": progress["data"],
+    }
+
+
 def own_parts(plain: Mapping[str, Any], leaf: Leaf) -> dict[str, str]:
     """Of one rank."""
     return {"random": digest(plain["random"], leaf), "stream": digest(plain["data"], leaf)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from typing import Final
 
 from spottrain.contract import HEAD_KEY
@@ -35,5 +37,16 @@ def plan(seed: str) -> Plan:
         weights = OF_HEAD if is_head(request) else OF_OTHERS
         fault = chance.choices(list(weights), list(weights.values()))[0]
         return Treatment(fault=fault, delay=chance.uniform(0, 0.012), late=chance.uniform(0, 0.12))
+
+    return treat
+
+
+def with_outages(otherwise: Plan, dark_until: Callable[[], float]) -> Plan:
+    """Until that moment of the monotonic clock the store is down: connections end, or a proxy says 503."""
+
+    def treat(request: Request) -> Treatment:
+        if time.monotonic() >= dark_until():
+            return otherwise(request)
+        return Treatment(fault=Fault.REQUEST_LOST if request.number % 2 else Fault.ERROR_503)
 
     return treat

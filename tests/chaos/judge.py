@@ -87,7 +87,8 @@ def _state(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
     def leaf(number: int) -> str:
         return _tensor(manifest["tensors"][number], shards)
 
-    parts = digests.shared_parts(manifest["tree"], leaf)
+    tree = manifest["tree"]
+    parts = digests.shared_parts(digests.of_guard(tree) if "optimizers" in tree else tree, leaf)
     for rank, tree in enumerate(manifest["ranks"]):
         parts |= {f"{name}/{rank}": found for name, found in digests.own_parts(tree, leaf).items()}
     return parts

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from spottrain.contract import Env, TerminationMessage
 
-from tests.chaos.faults import plan
+from tests.chaos.faults import plan, with_outages
 from tests.chaos.judge import Found, look
 from tests.chaos.order import VARIABLE
 from tests.chaos.scene import Blow, Cell, Scene
@@ -28,7 +28,8 @@ from tests.support import s3server
 from tests.support.faultproxy import FaultProxy, plain
 from tests.support.s3server import S3Server
 
-SCRIPT: Final = Path(__file__).with_name("script.py")
+SCRIPTS: Final = {False: Path(__file__).with_name("script.py"), True: Path(__file__).with_name("own_loop.py")}
+"""By whether the loop is a custom one."""
 BUCKET: Final = "chaos"
 PATIENCE: Final = 120.0
 """Seconds for an attempt: many times what one takes on a busy machine."""
@@ -91,6 +92,7 @@ class Player:
         self._env: dict[str, str] = dict(env or {})
         self._open = contextlib.ExitStack()
         self._proxy: FaultProxy | None = None
+        self._outage_ends = 0.0
         if server is not None:
             self._proxy = self._open.enter_context(FaultProxy(server.port).running(clients=2))
 
@@ -113,7 +115,7 @@ class Player:
         if not scene.on_s3:
             return folder / "store"
         assert self._server is not None and self._proxy is not None, "scenes on S3 want a server"
-        self._proxy.reset(plan(scene.faults) if scene.faults else plain)
+        self._proxy.reset(with_outages(plan(scene.faults) if scene.faults else plain, self._dark_until))
         return self._server.folder / BUCKET / f"{self._folder.name}-{folder.name}"
 
     def _play(self, scene: Scene, folder: Path, root: Path) -> Played:
@@ -143,6 +145,9 @@ class Player:
             proxy=self._proxy if scene.on_s3 else None,
         )
 
+    def _dark_until(self) -> float:
+        return self._outage_ends
+
     def _look(self, scene: Scene, root: Path) -> Found:
         if scene.on_s3 and self._proxy is not None:
             self._proxy.settle()
@@ -161,8 +166,13 @@ class Player:
         env = scene.environment(number, uri, f"{record}.message") | more | self._env
         env[VARIABLE] = order.to_json()
         before = Found() if scene.race else look(root)
+        self._outage_ends = time.monotonic() + scene.outage if number == scene.outage_at else 0.0
         pod = next(self._zygotes).start(
-            SCRIPT, env, folder=folder, log=Path(f"{record}.log"), nproc=scene.cell.ranks
+            SCRIPTS[scene.cell.own_loop],
+            env,
+            folder=folder,
+            log=Path(f"{record}.log"),
+            nproc=scene.cell.ranks,
         )
         return Attempt(number=number, pod=pod, folder=folder, before=before)
 

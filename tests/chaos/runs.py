@@ -6,6 +6,7 @@ Called by the matrices and by bench/chaos_runtime.py, once a scene is over.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import signal
 from collections.abc import Iterator, Mapping
@@ -32,10 +33,13 @@ KILLED: Final = 128 + signal.SIGKILL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """The uninterrupted run: lines by rank and step."""
+    """The uninterrupted run: lines by rank and step; of a custom loop what it did after each epoch, by epoch,
+    and the state in which it called `finish`."""
 
     lines: Mapping[int, Mapping[int, Line]]
     final: str
+    epochs: Mapping[int, Line]
+    finished: tuple[Line, ...]
 
     @classmethod
     def of(cls, played: Played) -> Reference:
@@ -46,7 +50,9 @@ class Reference:
         lines = {rank: {line["step"]: line for line in lines_of(attempt, rank)} for rank in range(cell.ranks)}
         if any(sorted(found) != list(range(cell.steps + 1)) for found in lines.values()):
             raise RuntimeError(f"{played.scene.name} has not recorded every step:\n{attempt.log}")
-        return cls(lines=lines, final=played.found.final)
+        epochs = {line["epoch"]: line for line in lines_of(attempt, 0, "epochs")}
+        finished = tuple(lines_of(attempt, 0, "finished"))
+        return cls(lines=lines, final=played.found.final, epochs=epochs, finished=finished)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,6 +90,7 @@ def judge(played: Played, reference: Reference) -> Verdict:
             verdict.mismatches += differing(attempt, rank, lines, reference)
         verdict.ends += _end(attempt, played)
     verdict.mismatches += _whole(played, reference)
+    verdict.mismatches += _epochs(played, reference)
     _judge_losses(played, verdict)
     _judge_head(played, verdict)
     return verdict
@@ -114,7 +121,8 @@ def _stored(found: Found, reference: Reference) -> Iterator[str]:
     for step, parts in found.states.items():
         for name, value in parts.items():
             part, _, rank = name.partition("/")
-            if value != reference.lines[int(rank or 0)][step][part]:
+            at_the_end = [line[part] for line in reference.finished if line["step"] == step]
+            if value not in (reference.lines[int(rank or 0)][step][part], *at_the_end):
                 yield f"the checkpoint of step {step}: {name} differs"
 
 
@@ -134,6 +142,20 @@ def _whole(played: Played, reference: Reference) -> Iterator[str]:
                 f"attempt {attempt.number} went on from step {lines[0]['step']}, "
                 f"and HEAD named {attempt.before.newest}"
             )
+
+
+def _epochs(played: Played, reference: Reference) -> Iterator[str]:
+    """What follows an epoch's last step is done for each epoch, and always with the same result."""
+    done: set[int] = set()
+    for attempt in played.attempts:
+        for line in lines_of(attempt, 0, "epochs"):
+            done.add(line["epoch"])
+            if line != reference.epochs.get(line["epoch"]):
+                yield f"attempt {attempt.number}: the work after epoch {line['epoch']} differs: {line}"
+                return
+    missing = set(reference.epochs) - done
+    if missing and played.attempts[-1].code == ExitCode.DONE:
+        yield f"no attempt has done the work after epochs {sorted(missing)}"
 
 
 def _judge_losses(played: Played, verdict: Verdict) -> None:
@@ -167,8 +189,20 @@ def _end(attempt: Attempt, played: Played) -> Iterator[str]:
     said = EXIT_CODE_OF[message.outcome] if message else None
     if attempt.code in EXIT_CODE_OF.values() and said != attempt.code:
         yield f"{what} ended with {attempt.code}, and its message is {message}"
+    if _done_by(attempt) and attempt.code not in (ExitCode.DONE, -signal.SIGKILL, KILLED):
+        yield f"{what} ended with {attempt.code} after HEAD had said that the job is done"
     if attempt.code == ExitCode.INTERRUPTED and message is not None and message.signalledAt is None:
         yield f"{what} does not say when it was told to stop"
+
+
+def _done_by(attempt: Attempt) -> bool:
+    """Whether this attempt is known to have written to HEAD that the job is done."""
+    lines = lines_of(attempt, 0, "heads")
+    writes = itertools.pairwise(lines)
+    return any(
+        "etag" in after and json.loads(line.get("body", "{}")).get("state") == "done"
+        for line, after in writes
+    )
 
 
 def lawful_codes(attempt: Attempt, played: Played) -> set[int]:

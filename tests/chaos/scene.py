@@ -24,6 +24,8 @@ class Cell:
     ranks: int = 1
     evaluation: bool = False
     steps: int = 60
+    own_loop: bool = False
+    """A custom loop with work after each epoch (`own_loop.py`), else a Trainer (`script.py`)."""
 
     @property
     def name(self) -> str:
@@ -34,7 +36,7 @@ class Cell:
             f"{self.workers} workers",
             f"{self.ranks} rank{'s' * (self.ranks > 1)}",
         ]
-        return ", ".join(words + ["evaluated"] * self.evaluation)
+        return ", ".join(words + ["evaluated"] * self.evaluation + ["custom loop"] * self.own_loop)
 
     @property
     def training(self) -> str:
@@ -99,6 +101,9 @@ class Scene:
     interval: str = "3steps"
     keep: int = 3
     pause: float = 0.003
+    outage: float = 0.0
+    """Seconds from the start of attempt `outage_at` in which the store cannot be reached."""
+    outage_at: int = 1
     env: dict[str, str] = field(default_factory=dict)
 
     @property
