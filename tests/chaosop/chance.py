@@ -24,6 +24,8 @@ WEIGHTS: Final = {blow: 2.0 if CHARGES[blow] is Charge.INTERRUPTION else 1.5 for
     Blow.REFUSED_BARE: 0.7,
     Blow.LOST_AT_DONE: 1.0,
 }
+WEBHOOK_FAILS: Final = 0.15
+"""Share of the scenes."""
 FAREWELLS: Final = {
     Farewell.SAVES: 10.0,
     Farewell.LOSES: 2.0,
@@ -50,7 +52,9 @@ def scene(seed: int, number: int, *, workers: int = 1) -> Scene:
         grace=random.choice((3, 6, 12)),
         replace_early=random.random() < 0.7,
     )
-    return replace(made, acts=_acts(random, made), kills=_kills(random), edited=random.random() < 0.5)
+    acts, kills, edited = _acts(random, made), _kills(random), random.random() < 0.5
+    down = random.uniform(3, 20) if random.random() < WEBHOOK_FAILS else 0.0
+    return replace(made, acts=acts, kills=kills, edited=edited, webhook_down=down)
 
 
 def _acts(random: Random, scene: Scene) -> tuple[Act, ...]:

@@ -29,6 +29,8 @@ class Fault(StrEnum):
     ANSWER_500 = "500 after the fact"
     TWICE = "twice"
     """The server does it twice; the second answer counts."""
+    WEBHOOK = "refused by a webhook"
+    """Each UPDATE of a pod, for a while (`Scene.webhook_down`)."""
     CUT = "watch cut"
     DROPPED = "event dropped"
     DELAYED = "event delayed"

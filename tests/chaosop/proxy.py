@@ -37,6 +37,7 @@ from tests.chaosop.scene import Scene
 from tests.chaosop.trainer import heard
 
 NAMESPACED: Final = re.compile(r"/namespaces/([^/]+)/")
+POD: Final = re.compile(r"/namespaces/[^/]+/pods/[^/]+$")
 NODE: Final = re.compile(r"^(chaos-\d+)-n\d+$")
 QUIET: Final = ("/api", "/apis", "/version")
 """Discovery: kopf waits whole seconds after a refusal of these, and they are no part of the work."""
@@ -70,6 +71,10 @@ class Asked:
         return "write" if self.writes else "list" if "limit" in self.query else "read"
 
     @property
+    def updates_pod(self) -> bool:
+        return self.method in ("PATCH", "PUT") and POD.search(self.path) is not None
+
+    @property
     def watches(self) -> bool:
         return self.query.get("watch") == "true"
 
@@ -91,6 +96,7 @@ class FaultProxy:
     def __post_init__(self) -> None:
         self._numbers: dict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._owed: dict[str, bool] = {}
+        self._webhook_up_at: dict[str, float] = {}
         self._down = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -127,6 +133,9 @@ class FaultProxy:
             return _cut(request)
         if fate.fault in REFUSALS:
             return _refusal(*REFUSALS[fate.fault])
+        if self._webhook_fails(asked):
+            self._tell(asked.place, Fate(fault=Fault.WEBHOOK), f"{asked.method} {asked.raw_path[:120]}")
+            return _refusal(500, "InternalError")
         await asyncio.sleep(fate.seconds if fate.fault is Fault.LATE else 0)
         if asked.watches:
             return await self._watch(request, asked)
@@ -142,6 +151,13 @@ class FaultProxy:
             return SPARED
         count = next(self._numbers[f"{asked.place}/{asked.kind}"])
         return request_fate(self.seed, asked.place, asked.kind, count)
+
+    def _webhook_fails(self, asked: Asked) -> bool:
+        scene = self.scenes.get(asked.place)
+        if scene is None or not scene.webhook_down or not asked.updates_pod:
+            return False
+        now = asyncio.get_running_loop().time()
+        return now < self._webhook_up_at.setdefault(asked.place, now + scene.webhook_down)
 
     def _dies(self, asked: Asked) -> bool | None:
         """A kill that came too soon after another waits for the scene's next write."""
