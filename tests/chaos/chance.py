@@ -29,12 +29,17 @@ OUTAGES: Final = 0.15
 """Share of the scenes on S3 in which the store cannot be reached while an attempt starts."""
 ON_S3: Final = 0.25
 OUTAGE_SECONDS: Final = (3.0, 10.0, 40.0)
+FRESH: Final = 0.1
+"""Share of the scenes in which real processes are hit in their first two seconds."""
+FIRST_SECONDS: Final = 2.0
 STARTUP_SECONDS: Final = 1.5
 """In which a blow by the clock falls: about what a start takes, and a part of the training."""
 
 
 def scene(seed: int, number: int, *, s3: bool = True) -> Scene:
     chance = random.Random(f"{seed}/{number}")
+    if chance.random() < FRESH:
+        return fresh(chance, number)
     cell = chance.choices([cell for cell, _ in CELLS], [weight for _, weight in CELLS])[0]
     race = chance.random() < RACES
     on_s3 = s3 and chance.random() < ON_S3
@@ -56,6 +61,16 @@ def scene(seed: int, number: int, *, s3: bool = True) -> Scene:
         outage=chance.choice(OUTAGE_SECONDS) if dark else 0.0,
         outage_at=chance.randint(1, count + 1),
     )
+
+
+def fresh(chance: random.Random, number: int) -> Scene:
+    """Told to stop as soon as it starts, or soon after, once or twice in a row."""
+    cell = Cell(own_loop=chance.random() < 0.5)
+    hits = tuple(
+        (Blow(signal="TERM", at="start", delay=chance.uniform(0, FIRST_SECONDS)),)
+        for _ in range(chance.choice([1, 2]))
+    )
+    return Scene(name=f"run {number}", cell=cell, blows=hits, fresh=True)
 
 
 def places(cell: Cell) -> list[str]:

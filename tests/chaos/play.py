@@ -23,7 +23,7 @@ from tests.chaos.faults import plan, with_outages
 from tests.chaos.judge import Found, look
 from tests.chaos.order import VARIABLE
 from tests.chaos.scene import Blow, Cell, Scene
-from tests.chaos.zygote import Pod, Zygote
+from tests.chaos.zygote import FreshPod, Pod, Zygote
 from tests.support import s3server
 from tests.support.faultproxy import FaultProxy, plain
 from tests.support.s3server import S3Server
@@ -167,13 +167,11 @@ class Player:
         env[VARIABLE] = order.to_json()
         before = Found() if scene.race else look(root)
         self._outage_ends = time.monotonic() + scene.outage if number == scene.outage_at else 0.0
-        pod = next(self._zygotes).start(
-            SCRIPTS[scene.cell.own_loop],
-            env,
-            folder=folder,
-            log=Path(f"{record}.log"),
-            nproc=scene.cell.ranks,
-        )
+        script, log = SCRIPTS[scene.cell.own_loop], Path(f"{record}.log")
+        if scene.fresh and blows:
+            pod: Pod = FreshPod(script, env, folder=folder, log=log)
+        else:
+            pod = next(self._zygotes).start(script, env, folder=folder, log=log, nproc=scene.cell.ranks)
         return Attempt(number=number, pod=pod, folder=folder, before=before)
 
 

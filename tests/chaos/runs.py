@@ -208,6 +208,8 @@ def _done_by(attempt: Attempt) -> bool:
 def lawful_codes(attempt: Attempt, played: Played) -> set[int]:
     """A kill that comes when all is done may meet nothing."""
     told = [blow.signal for blow in attempt.struck if blow.signal in ("TERM", "KILL")]
+    if played.scene.fresh and told == ["TERM"]:
+        return {ExitCode.INTERRUPTED}  # long before the training's end: done means that the signal was lost
     lawful: set[int] = {ExitCode.DONE}
     if played.scene.race:
         lawful.add(ExitCode.SUPERSEDED)

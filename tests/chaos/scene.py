@@ -101,6 +101,8 @@ class Scene:
     interval: str = "3steps"
     keep: int = 3
     pause: float = 0.003
+    fresh: bool = False
+    """Whether attempts that are hit start as real processes; the signal comes in their first two seconds."""
     outage: float = 0.0
     """Seconds from the start of attempt `outage_at` in which the store cannot be reached."""
     outage_at: int = 1

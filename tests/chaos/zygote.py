@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tests.support import pid1
+
 ROOT: Final = Path(__file__).parents[2]
 PR_SET_PDEATHSIG: Final = 1
 ALONE: Final = {
@@ -86,10 +88,14 @@ class Pod:
         if bell in ready and bell is not None:
             return os.read(bell, 4096)
         if self._end in ready:
-            self.code = self._zygote.ask(wait=self.pid)
+            self.code = self._reap()
             os.close(self._end)
             return None
         return b""
+
+    def _reap(self) -> int:
+        code: int = self._zygote.ask(wait=self.pid)
+        return code
 
     @property
     def ranks(self) -> list[int]:
@@ -132,6 +138,36 @@ class Pod:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
+
+
+class FreshPod(Pod):
+    """One attempt as a process of its own from its first instruction on: PID 1 of a namespace where this user
+    may make one. Takes signals to the pod alone."""
+
+    def __init__(self, script: Path, env: Mapping[str, str], *, folder: Path, log: Path) -> None:
+        namespace = pid1.NAMESPACE if pid1.can_be_pid_1() else []
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*namespace, "env", *pid1.HELD, "-m", "spottrain", "run", str(script)],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": _path(), **ALONE} | dict(env),
+            )
+        self.pid, self.log, self.code = self._process.pid, log, None
+        self._end = os.pidfd_open(self.pid)
+        self._first = pid1.pid_1_below(self.pid) if namespace else self.pid
+        pid1.once(lambda: pid1.holds_signals(self._first), "held SIGTERM")
+
+    def _reap(self) -> int:
+        return self._process.wait()
+
+    def send(self, signum: signal.Signals, target: str) -> None:
+        assert target == "pod"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._first, signum)
 
 
 def _path() -> str:
