@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,22 +18,11 @@ import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Stop
 
 from tests.runs.launched import WAITS, Launched
+from tests.support.pid1 import HELD, NAMESPACE, can_be_pid_1, holds_signals, once, pid_1_below
 
 Start = Callable[..., Launched]
-HELD = [*re.findall(r"#!/usr/bin/env -S (\S+) /opt", Path("Dockerfile").read_text()), sys.executable]
-"""How the image starts the interpreter of `spottrain`: by `env --block-signal`."""
 RUN = ["-m", "spottrain", "run", "train.py"]
-NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 DELAYS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0]
-SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
-
-
-def can_be_pid_1() -> bool:
-    try:
-        return subprocess.run([*NAMESPACE, "true"], check=False).returncode == 0
-    except OSError:
-        return False
-
 
 needs_root = pytest.mark.skipif(
     not can_be_pid_1(), reason="needs the right to make a process namespace (root)"
@@ -55,31 +43,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.close()
 
 
-def once(find: Callable[[], int | None], what: str, seconds: float = 20) -> int:
-    give_up = time.monotonic() + seconds
-    while (found := find()) is None:
-        assert time.monotonic() < give_up, f"no {what} within {seconds} s"
-        time.sleep(0.001)
-    return found
-
-
-def pid_1_of(run: Launched) -> int:
-    """The process that is PID 1 of the namespace that `unshare` has made."""
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
-    return int(
-        once(lambda: int(children.read_text().split()[0]) if children.read_text().split() else None, "PID 1")
-    )
-
-
-def holds_signals(pid: int) -> int | None:
-    """Whether it blocks SIGTERM or has a handler. `unshare` blocks it too, before it starts the command."""
-    if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "unshare":
-        return None
-    lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    masks = int(lines["SigBlk"], 16) | int(lines["SigCgt"], 16)
-    return pid if masks & SIGTERM_BIT else None
-
-
 def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
     assert HELD[:-1] == ["--block-signal=TERM,INT"]
     shows = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
@@ -94,7 +57,7 @@ def test_a_signal_at_any_point_of_the_first_two_seconds_ends_it_with_75(
 ) -> None:
     command = ["env", *HELD, *RUN]
     run = start([*NAMESPACE, *command] if how == "PID 1" else command, **{Env.JOB_UID: "uid"})
-    pid = pid_1_of(run) if how == "PID 1" else run.pid
+    pid = pid_1_below(run.pid) if how == "PID 1" else run.pid
     once(lambda: holds_signals(pid), "held SIGTERM")
     time.sleep(after)
     os.kill(pid, signal.SIGTERM)
@@ -113,7 +76,7 @@ def test_a_signal_that_the_kernel_threw_away_is_made_up_for_by_the_deadline_file
     words = ["-m", "spottrain", "run", "--nproc", nproc, "train.py"]
     env = {Env.JOB_UID: "uid", Env.DEADLINE_FILE: str(deadline)}
     run = start([*NAMESPACE, sys.executable, *words], **env)
-    pid = pid_1_of(run)
+    pid = pid_1_below(run.pid)
     time.sleep(after)
     deadline.write_text((datetime.now(UTC) + timedelta(seconds=25)).isoformat())
     os.kill(pid, signal.SIGTERM)
