@@ -226,10 +226,8 @@ class _Requests(BatchSampler):
     next: Iterator[Step] | None = None
 
     def __iter__(self) -> Iterator[Request]:  # type: ignore[override]
+        """Takes its steps when first asked: with workers torch makes two iterators, and uses the second."""
         steps, self.next = self.next or self.steps(), None
-        return self._of(steps)
-
-    def _of(self, steps: Iterator[Step]) -> Iterator[Request]:
         for step in steps:
             for samples in step.micro_batches:
                 yield request(self.plan.seed, step.epoch, samples)

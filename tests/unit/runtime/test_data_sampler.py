@@ -414,6 +414,18 @@ def test_another_batch_size_at_the_end_of_an_epoch_does_not_open_it_again() -> N
     assert [len(each) for each in epochs_of(made, made, 2)] == [0, 3]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_counted_epoch_is_gone_on_with_in_its_middle(workers: int) -> None:
+    """With workers torch makes two iterators of the sampler and uses the second: no pass was left early."""
+    first = loader(Numbers(), batch_size=16, num_workers=0)
+    wanted = [batch[:, 0].tolist() for batch in loader(Numbers(), batch_size=16, num_workers=0)][2:]
+    first.advance(2)
+    resumed = loader(Numbers(), batch_size=16, num_workers=workers)
+    resumed.load_state_dict(first.state_dict())
+    resumed.requests.counted = True
+    assert [batch[:, 0].tolist() for batch in resumed] == wanted
+
+
 def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted() -> None:
     made = loader(Numbers(18), batch_size=6, world=World())
     made.requests.counted = True
