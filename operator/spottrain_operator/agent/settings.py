@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from spottrain_operator.agent.sources.choose import AUTO
 from spottrain_operator.agent.sources.client import DEFAULT_ENDPOINT
 from spottrain_operator.names import Platform
 
 READY_PORT: Final = 19734
 """Neither a node port nor an ephemeral one, and no known service's."""
-_PLATFORMS: Final = (AUTO, *Platform)
 
 
 class AgentEnv(StrEnum):
@@ -32,7 +30,7 @@ class AgentEnv(StrEnum):
 class Settings:
     node: str
     """Name of the node that this agent runs on and speaks for."""
-    platform: str = AUTO
+    platform: str = Platform.AUTO
     """A Platform, or `auto`: the one whose metadata service answers."""
     metadata_endpoint: str = DEFAULT_ENDPOINT
     namespaces: tuple[str, ...] = ()
@@ -50,7 +48,7 @@ class Settings:
             raise ValueError(f"{AgentEnv.NODE} must hold the name of this node (downward API: spec.nodeName)")
         return cls(
             node=environ[AgentEnv.NODE],
-            platform=_platform(environ.get(AgentEnv.PLATFORM) or AUTO),
+            platform=_platform(environ.get(AgentEnv.PLATFORM) or Platform.AUTO),
             metadata_endpoint=environ.get(AgentEnv.METADATA_ENDPOINT) or DEFAULT_ENDPOINT,
             namespaces=tuple(n.strip() for n in environ.get(AgentEnv.NAMESPACES, "").split(",") if n.strip()),
             poll_seconds=_seconds(environ.get(AgentEnv.POLL_SECONDS) or "1"),
@@ -60,8 +58,8 @@ class Settings:
 
 
 def _platform(text: str) -> str:
-    if text not in _PLATFORMS:
-        raise ValueError(f"{AgentEnv.PLATFORM} must be one of {', '.join(_PLATFORMS)}, not {text!r}")
+    if text not in set(Platform):
+        raise ValueError(f"{AgentEnv.PLATFORM} must be one of {', '.join(Platform)}, not {text!r}")
     return text
 
 

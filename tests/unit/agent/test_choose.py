@@ -10,7 +10,7 @@ from aiohttp import web
 from spottrain_operator.agent.sources import Source
 from spottrain_operator.agent.sources.aws import Aws
 from spottrain_operator.agent.sources.azure import Azure
-from spottrain_operator.agent.sources.choose import AUTO, source_of
+from spottrain_operator.agent.sources.choose import source_of
 from spottrain_operator.agent.sources.client import Client, Unanswered
 from spottrain_operator.agent.sources.gcp import Gcp
 from spottrain_operator.names import Platform
@@ -26,7 +26,7 @@ Choose = Callable[..., Awaitable[Source]]
 @pytest.fixture
 async def choose() -> AsyncIterator[Choose]:
     async with aiohttp.ClientSession() as session:
-        yield lambda url, platform=AUTO: source_of(platform, Client(session, endpoint=url, timeout=0.3))
+        yield lambda url, platform=Platform.AUTO: source_of(platform, Client(session, endpoint=url, timeout=0.3))
 
 
 @pytest.mark.parametrize(("fake", "kind"), [(fake_imds, Aws), (fake_gcp, Gcp), (fake_azure, Azure)])

@@ -18,7 +18,7 @@ from spottrain_operator.agent.log import utc_now
 from spottrain_operator.agent.sources import Source
 from spottrain_operator.agent.sources.aws import Aws
 from spottrain_operator.agent.sources.azure import Azure
-from spottrain_operator.agent.sources.choose import AUTO, source_of
+from spottrain_operator.agent.sources.choose import source_of
 from spottrain_operator.agent.sources.client import Client
 from spottrain_operator.agent.sources.gcp import Gcp
 
@@ -92,7 +92,7 @@ async def test_azures_event_is_acknowledged_when_no_trainer_is_left(
 
 async def test_it_is_taken_for_aws_where_nobody_says_what_it_is(endpoint: Endpoint) -> None:
     async with aiohttp.ClientSession() as session:
-        assert type(await source_of(AUTO, Client(session, endpoint=endpoint.url))) is Aws
+        assert type(await source_of(names.Platform.AUTO, Client(session, endpoint=endpoint.url))) is Aws
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from spottrain_operator.agent.sources.client import Client, Unanswered
 from spottrain_operator.agent.sources.gcp import Gcp, get
 from spottrain_operator.names import Platform
 
-AUTO: Final = "auto"
 _INSTANCE_ID: Final = "instance/id"
 
 
