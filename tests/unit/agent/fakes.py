@@ -203,7 +203,7 @@ def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Waits for a condition; the bound only ends a test that hangs."""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
     except TimeoutError:

@@ -97,7 +97,7 @@ def test_outside_a_cluster_it_ends_with_a_sentence() -> None:
         cwd=ROOT / "operator",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("the notice agent cannot start")
@@ -105,7 +105,7 @@ def test_outside_a_cluster_it_ends_with_a_sentence() -> None:
 
 async def _run(stalls: str, token: Path) -> tuple[int, str]:
     token.write_text("t")
-    async with fake_imds() as imds, fake_api() as api, asyncio.timeout(30):
+    async with fake_imds() as imds, fake_api() as api, asyncio.timeout(90):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -138,7 +138,7 @@ async def test_readyz_tells_whether_a_metadata_service_answers(tmp_path: Path) -
     async with (
         fake_imds() as imds,
         fake_api() as api,
-        asyncio.timeout(30),
+        asyncio.timeout(90),
         aiohttp.ClientSession() as session,
     ):
         imds.token_status = 503
