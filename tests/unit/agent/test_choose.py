@@ -26,7 +26,9 @@ Choose = Callable[..., Awaitable[Source]]
 @pytest.fixture
 async def choose() -> AsyncIterator[Choose]:
     async with aiohttp.ClientSession() as session:
-        yield lambda url, platform=Platform.AUTO: source_of(platform, Client(session, endpoint=url, timeout=0.3))
+        yield lambda url, platform=Platform.AUTO: source_of(
+            platform, Client(session, endpoint=url, timeout=0.3)
+        )
 
 
 @pytest.mark.parametrize(("fake", "kind"), [(fake_imds, Aws), (fake_gcp, Gcp), (fake_azure, Azure)])
