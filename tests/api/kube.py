@@ -21,7 +21,7 @@ from spottrain_operator.names import API_VERSION, GROUP, PLURAL, VERSION
 Json = dict[str, Any]
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
 NONE: Mapping[str, str] = MappingProxyType({})
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Bound of every wait; nothing here takes a tenth of it."""
 
 
