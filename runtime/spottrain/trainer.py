@@ -78,7 +78,7 @@ class Trainer:
     drop_last: leave out an epoch's last batch where it would be smaller.
     profile: a `spottrain.Profile`. trackers: of `spottrain.levers.trackers`.
     seed: of the order of samples; None: what `spottrain.seed()` was given.
-    deterministic: repeatable kernels only, so that a resumed run equals an uninterrupted one bit by bit.
+    deterministic: repeatable kernels only, so that a resumed run equals an uninterrupted one bit for bit.
 
     `spec.training` of the manifest wins over these arguments. Raises ConfigurationError.
     """

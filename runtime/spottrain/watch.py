@@ -128,7 +128,7 @@ class Watch:
         """The work of an optimizer step: one micro-batch is done once more, without a trace.
 
         By the model as it is before DDP and torch.compile, not within a step of the training: a step that is
-        counted runs uncompiled, and the run would no longer be the same bit by bit as one without it.
+        counted runs uncompiled, and the run would no longer be the same bit for bit as one without it.
         """
         if not isinstance(self._source, Batches) or self._settings.deterministic or self._sharded:
             return Work()  # a forward pass may leave traces in a model that only its author knows of

@@ -40,9 +40,8 @@ def export(store: Store, which: str, target: Path) -> Answer:
     """Raises CheckpointError where it is damaged; then there is no file."""
     if target.exists():
         raise ConfigurationError(f"{target} exists already and is not overwritten; name another file")
-    final = _final_of(store)
     if which == FINAL:
-        if final is None:
+        if (final := _final_of(store)) is None:
             raise ConfigurationError(f"there are no final weights at {store.uri}: no run there is done")
         return _exported(target, f"the final weights of step {final.step}", final.step, final.write)
     entry = choose(head_of(store), which)
@@ -53,7 +52,7 @@ def export(store: Store, which: str, target: Path) -> Answer:
     shards = Shards(store, entry.key, manifest)
     if manifest.kind != FOLDER:
         write = partial(_state, manifest, shards, entry)
-    elif WEIGHTS_FILE in {each.path for each in manifest.files} or final is None:
+    elif WEIGHTS_FILE in {each.path for each in manifest.files} or (final := _final_of(store)) is None:
         write = partial(_folder, manifest, shards, entry)
     elif final.checkpoint == entry.key:  # the same weights, in a form that all read
         return _exported(target, f"the final weights of step {entry.step}", entry.step, final.write)
@@ -188,13 +187,22 @@ class _FinalWeights:
 
 
 def _final_of(store: Store) -> _FinalWeights | None:
+    """Raises ConfigurationError where another version of spottrain has written them in another way."""
     found = store.get(FINAL_PREFIX + MANIFEST_NAME)
     if found is None:
         return None
-    facts = json.loads(found.body)
-    return _FinalWeights(
-        store=store, step=facts["step"], checkpoint=facts["checkpoint"], files=facts["files"]
-    )
+    try:
+        facts = json.loads(found.body)
+        return _FinalWeights(
+            store=store, step=facts["step"], checkpoint=facts["checkpoint"], files=facts["files"]
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{FINAL_PREFIX}{MANIFEST_NAME} at {store.uri} does not name the files of the final weights: "
+            "another version of spottrain wrote it, or it is damaged. "
+            f"If {FINAL_PREFIX}{WEIGHTS_FILE} is there, copy it as it is; or export a checkpoint: "
+            "--step N (spottrain checkpoints list shows them)"
+        ) from error
 
 
 # --- our own state --------------------------------------------------------------------------------------

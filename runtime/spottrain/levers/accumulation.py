@@ -100,7 +100,7 @@ class Reweighed(Generic[Batch]):
     it: one without anything to count, whose mean loss would be 0 / 0, is another one with share 0 instead.
     spare: asked for that other one, once, where none of this rank's in the step counts. By itself it is the
     last that did, which another attempt does not know: only with a spare that depends on nothing else does
-    a model with batch norm, which sees it, go on bit by bit.
+    a model with batch norm, which sees it, go on bit for bit.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ def parts(
 
     A filler has weight 0. Where a micro-batch of this rank counts in the step, it is that one, else the first
     of the loader's set that counts: a model with batch norm or dropout sees it, and only so another attempt
-    goes on bit by bit. spare: gives it where that cannot be found, for `loader` is no DataLoader over all of
+    goes on bit for bit. spare: gives it where that cannot be found, for `loader` is no DataLoader over all of
     a map-style set. Without it such a step is left out, in each attempt, and told; and a rank that has
     nothing while others have goes on with the last that counted, which another attempt does not know.
     Raises ConfigurationError.

@@ -83,7 +83,7 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the average while inside, and afterwards bit by bit what it had before.
+        """The model has the average while inside, and afterwards bit for bit what it had before.
 
         With FSDP2 every rank must enter. Inside, neither `update` nor `state_dict` works: what would be the
         weights of a checkpoint are the average's.

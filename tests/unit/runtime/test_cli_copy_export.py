@@ -260,6 +260,18 @@ def test_final_weights_of_another_step_are_no_stand_in_and_are_named(
     assert "does not fit its checksum" in capsys.readouterr().err and not (tmp_path / "n").exists()
 
 
+@pytest.mark.parametrize("body", [b'{"format": 1, "step": 9, "checkpoint": "k", "digest": "d"}', b"[]", b"{"])
+def test_final_weights_that_another_version_wrote_are_refused_and_hold_up_no_other_export(
+    source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
+) -> None:
+    source.put("final/manifest.json", body)
+    assert exported(source, tmp_path / "m", "--step", "final") == 1
+    said = capsys.readouterr().err
+    assert "does not name the files of the final weights" in said and "copy it as it is" in said
+    assert not (tmp_path / "m").exists()
+    assert exported(source, tmp_path / "m", "--step", "9") == 0
+
+
 @given(st.data())
 def test_pieces_of_any_cut_come_together_as_the_tensor_they_were(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(min_value=1, max_value=4), max_size=4))

@@ -59,7 +59,15 @@ SHOWN = ("if stop:", "checkpointing=s", "spottrain profile", "lambda batch", "dr
 
 def session(manifest: dict[str, Any], ranks: int = 1) -> Any:
     run = SimpleNamespace(training=Training.from_json(json.dumps(manifest)), job_uid="uid")
-    return SimpleNamespace(run=run, world=World(size=ranks, local_size=ranks), asked=set(), env={})
+    closing: list[Any] = []
+    return SimpleNamespace(
+        run=run,
+        world=World(size=ranks, local_size=ranks),
+        asked=set(),
+        env={},
+        closing=closing,
+        close_at_end=closing.append,
+    )
 
 
 def arguments(manifest: dict[str, Any], ranks: int = 1, **own: Any) -> Any:
@@ -313,7 +321,8 @@ def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> 
         "max_steps": 2,
         "session": SimpleNamespace(store=None, **vars(session({}))),
     }
-    spottrain.Trainer(**trained | {"trackers": None})
+    made = spottrain.Trainer(**trained | {"trackers": None})
+    assert trained["session"].closing == [made.trackers], "however the run ends, they are told"
     with pytest.raises(ConfigurationError, match=r"^Trainer\(trackers=...\) is 'wandb': give it a list of"):
         spottrain.Trainer(**trained | {"trackers": "wandb"})
 
