@@ -233,7 +233,7 @@ class KubeCluster:
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, verb, body)
         try:
             reply = await self._rest.request(verb, url, headers=headers, body=body, _request_timeout=_TIMEOUT)
-            answer = json.loads(await reply.read() or b"{}")
+            answer = _parsed(reply.status, await reply.read())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             REQUESTS.labels(verb, "none").inc()
             raise ApiError(0, f"{verb} {path}: {type(error).__name__} {error}") from error
@@ -246,6 +246,20 @@ class KubeCluster:
 
 
 _TIMEOUT = aiohttp.ClientTimeout(total=TIMEOUT)
+
+
+def _parsed(status: int, body: bytes) -> Json:
+    """Raises ValueError where it is no answer of the API server's, as a load balancer's page is none.
+
+    The API server itself refuses in plain text what it does not serve, such as a kind whose CRD is not there.
+    """
+    try:
+        answer = json.loads(body or b"{}")
+    except ValueError:
+        if not 400 <= status < 500:
+            raise
+        answer = None
+    return answer if isinstance(answer, dict) else {}
 
 
 def _pods(namespace: str, name: str = "") -> str:

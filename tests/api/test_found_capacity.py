@@ -42,3 +42,4 @@ def test_a_job_is_pinned_to_what_the_nodes_tell_and_its_status_holds_it(
             "noticeSeconds": 110,
             "nodeLabels": ["eks.amazonaws.com/capacityType=SPOT"],
         }
+        assert "NodePools" not in operator.log.read_text(), "a cluster without Karpenter is fine"

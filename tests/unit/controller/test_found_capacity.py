@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from kubernetes.aio import client
 from spottrain_operator.api import Status
 from spottrain_operator.caches import Caches
+from spottrain_operator.cluster import KubeCluster
 from spottrain_operator.discovery import discover_node_pools
 from spottrain_operator.errors import ApiError
 from spottrain_operator.memory import Memory
@@ -18,6 +21,7 @@ from spottrain_operator.pools import NOTHING, Found, Pool, of_node, of_node_pool
 from spottrain_operator.views import node_view
 
 from tests.builders import NOW, make_job, make_node, make_observed, make_pod, raw_spec
+from tests.support.loopback import on_loopback
 from tests.unit.controller.fake_cluster import FakeCluster
 
 Json = dict[str, Any]
@@ -302,3 +306,26 @@ async def test_node_pools_that_may_not_be_read_are_said_once(caplog: pytest.LogC
     assert [r.getMessage() for r in caplog.records] == [
         "Karpenter's NodePools cannot be read, so only nodes tell of capacity: nodepools is forbidden"
     ]
+
+
+async def test_the_api_servers_plain_404_is_no_error_and_a_load_balancers_page_is_no_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers = [(404, "404 page not found\n"), (502, "<html>Bad Gateway</html>")]
+
+    async def answer(_: web.Request) -> web.Response:
+        status, text = answers.pop(0)
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with on_loopback(app) as url:
+        cluster = KubeCluster(client.ApiClient(client.Configuration(host=url)))
+        try:
+            await discover_node_pools(cluster, Memory())
+            assert not caplog.records
+            with pytest.raises(ApiError, match="GET /apis/x: JSONDecodeError") as refused:
+                await cluster.served("x")
+            assert refused.value.status == 0
+        finally:
+            await cluster.close()
