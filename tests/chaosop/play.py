@@ -262,7 +262,7 @@ class Play:
             self.say(f"attempt {attempt.number}: not struck: {error}")
 
     def _bound(self, attempt: Attempt) -> bool:
-        pods = [p for p in self.pods.values() if p.attempt is attempt]
+        pods = self.pods_of(attempt)
         return len(pods) == self.scene.workers and all(p.node for p in pods)
 
     def _did(self, attempt: Attempt) -> None:
@@ -278,8 +278,7 @@ class Play:
         """The pod that the act is to hit."""
 
         def look() -> Pod | None:
-            pods = (p for p in self.pods.values() if p.attempt is attempt and p.rank == attempt.act.rank)
-            return next(pods, None)
+            return next((p for p in self.pods_of(attempt) if p.rank == attempt.act.rank), None)
 
         await self.until(lambda: look() is not None, "the pod that is to be hit", seconds=PATIENCE)
         found = look()
@@ -290,17 +289,19 @@ class Play:
         """Whether the job's status tells of the pod that the act is to hit."""
         return self._rank_record(attempt) is not None
 
-    def has_seen_node(self, attempt: Attempt) -> bool:
-        return bool((self._rank_record(attempt) or {}).get("node"))
+    def has_seen_nodes(self, attempt: Attempt) -> bool:
+        """Whether it tells of a node for each of the attempt's pods."""
+        return sum(bool(rank.get("node")) for rank in self._ranks(attempt)) == self.scene.workers
 
     def _rank_record(self, attempt: Attempt) -> Json | None:
-        ranks = (
-            rank
-            for record in self.status.get("attempts") or ()
-            for rank in record.get("ranks") or ()
-            if record["number"] == attempt.number and rank["rank"] == attempt.act.rank
-        )
-        return next(ranks, None)
+        return next((rank for rank in self._ranks(attempt) if rank["rank"] == attempt.act.rank), None)
+
+    def _ranks(self, attempt: Attempt) -> list[Json]:
+        records = (r for r in self.status.get("attempts") or () if r["number"] == attempt.number)
+        return [rank for record in records for rank in record.get("ranks") or ()]
+
+    def pods_of(self, attempt: Attempt) -> list[Pod]:
+        return [p for p in self.pods.values() if p.attempt is attempt]
 
     async def predecessors_word(self, attempt: Attempt) -> None:
         """While an earlier attempt may still say that it is done, nothing is done to this one."""

@@ -231,10 +231,11 @@ async def _at_its_time(play: Play, attempt: Attempt) -> Pod:
         await asyncio.sleep(attempt.act.after)
     pod = await play.pod_of(attempt)
     await play.until(lambda: bool(pod.node), "a node for the pod")
-    if (
-        pod.pinned
-    ):  # while nobody has seen it on its node, it waits for one that goes: that is no interruption
-        await play.until(lambda: play.has_seen_node(attempt), "the operator to have seen the pod's node")
+    if attempt.number > 1 and attempt.workers > 1:
+        await play.until(lambda: len(play.pods_of(attempt)) == attempt.workers, "all pods of the gang")
+        # A rank that is pinned to a node that goes has the attempt replaced, which is no interruption.
+        if any(p.pinned for p in play.pods_of(attempt)):
+            await play.until(lambda: play.has_seen_nodes(attempt), "the operator to have seen all nodes")
     await play.predecessors_word(attempt)
     return pod
 
