@@ -62,7 +62,10 @@ class Lab:
     scripts: dict[str, str] = field(default_factory=lambda: {"train.py": TRAIN})
 
     def job(self, name: str = "job", **changes: Any) -> Raw:
-        """A TrainingJob: 100 steps of a tiny network in about ten seconds; changes to `spec` by keyword."""
+        """A TrainingJob: 100 steps of a tiny network in about ten seconds; changes to `spec` by keyword.
+
+        `grace` is the pod's terminationGracePeriodSeconds: a short one where nothing can be saved anyway.
+        """
         container: Raw = {
             "name": "trainer",
             "image": RUNTIME_IMAGE,
@@ -86,6 +89,8 @@ class Lab:
             "capacity": {"type": "spot", "pools": [local_pool()]},
             "failurePolicy": {"maxFailures": 1, "backoffSeconds": 1},
         }
+        if (grace := changes.pop("grace", None)) is not None:
+            spec["template"]["spec"]["terminationGracePeriodSeconds"] = grace
         for key, change in changes.items():
             spec[key] = {**spec.get(key, {}), **change} if isinstance(change, dict) else change
         api = {"apiVersion": "spottrain.io/v1alpha1", "kind": "TrainingJob"}

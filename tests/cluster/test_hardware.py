@@ -23,7 +23,7 @@ def processes_of(lab: Lab) -> list[int]:
 
 
 def test_a_node_that_is_silent_is_told_at_once_and_its_attempt_ends_as_a_lost_node(lab: Lab) -> None:
-    lab.apply(lab.slow_job())
+    lab.apply(lab.slow_job(grace=10))
     lab.wait_for_step(40)
     lab.cluster.vanish(lab.node_of(), delete_node=False)
     condition = lab.wait(
@@ -54,7 +54,7 @@ def test_a_failing_liveness_probe_is_named_and_charged(lab: Lab) -> None:
 
 def test_a_trainer_that_is_stopped_is_said_to_answer_no_more(lab: Lab) -> None:
     policy = {"maxFailures": 0, "backoffSeconds": 1, "hangTimeoutSeconds": 20}
-    lab.apply(lab.slow_job(failurePolicy=policy))
+    lab.apply(lab.slow_job(failurePolicy=policy, grace=10))
     lab.wait_for_step(40)
     lab.wait("an answer of the trainer", lambda: lab.status().get("progress", {}).get("step"), seconds=120)
     stopped = processes_of(lab)

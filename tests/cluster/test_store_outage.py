@@ -41,8 +41,8 @@ def cut(lab: Lab) -> None:
 
 def test_a_store_that_is_cut_off_while_an_attempt_starts_costs_nothing(lab: Lab) -> None:
     endpoint = attach(lab)
-    policy = {"maxFailures": 0, "maxInterruptions": 5, "storeOutageSeconds": 600}
-    lab.apply(lab.slow_job(checkpoint={"endpoint": endpoint}, failurePolicy=policy))
+    policy = {"maxFailures": 0, "maxInterruptions": 5, "storeOutageSeconds": 200}
+    lab.apply(lab.slow_job(checkpoint={"endpoint": endpoint}, failurePolicy=policy, grace=20))
     lab.wait("a durable step", lambda: lab.status().get("knownDurableStep"))
     cut(lab)
     lab.kubectl.run("delete", "pod", lab.pods()[-1]["metadata"]["name"], "--wait=false")
@@ -68,7 +68,7 @@ def test_a_store_that_is_cut_off_while_an_attempt_starts_costs_nothing(lab: Lab)
 def test_a_store_that_does_not_come_back_fails_the_job_at_its_own_bound(lab: Lab) -> None:
     endpoint = attach(lab)
     cut(lab)
-    policy = {"maxFailures": 0, "backoffSeconds": 1, "storeOutageSeconds": 60}
+    policy = {"maxFailures": 0, "backoffSeconds": 1, "storeOutageSeconds": 20}
     lab.apply(lab.job(checkpoint={"endpoint": endpoint}, failurePolicy=policy))
     lab.wait_for_phase("Failed", seconds=300)
     failed = lab.condition("Failed")
