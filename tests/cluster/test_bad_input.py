@@ -56,13 +56,13 @@ def wrong(request: pytest.FixtureRequest, cluster: Any, installed: Any) -> Any:
 
 
 def said(lab: Lab, name: str, kind: str, reason: str) -> str:
-    """The condition's sentence once it has that reason."""
+    """The condition's sentence once it has that reason; they all import torch at the same time."""
 
     def found() -> str:
         condition = lab.condition(kind, name)
         return str(condition["message"]) if condition.get("reason") == reason else ""
 
-    return str(lab.wait(f"{kind} with reason {reason} on {name}", found, name=name))
+    return str(lab.wait(f"{kind} with reason {reason} on {name}", found, name=name, seconds=180))
 
 
 def test_a_field_that_the_template_does_not_have_is_named_by_its_path(wrong: Lab) -> None:

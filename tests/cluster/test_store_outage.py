@@ -43,7 +43,8 @@ def test_a_store_that_is_cut_off_while_an_attempt_starts_costs_nothing(lab: Lab)
     endpoint = attach(lab)
     policy = {"maxFailures": 0, "maxInterruptions": 5, "storeOutageSeconds": 200}
     lab.apply(lab.slow_job(checkpoint={"endpoint": endpoint}, failurePolicy=policy, grace=20))
-    lab.wait("a durable step", lambda: lab.status().get("knownDurableStep"))
+    lab.wait_for_step(40)
+    lab.wait("a durable step", lambda: lab.status().get("knownDurableStep"), seconds=120)
     cut(lab)
     lab.kubectl.run("delete", "pod", lab.pods()[-1]["metadata"]["name"], "--wait=false")
     waits = lab.wait(
