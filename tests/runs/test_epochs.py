@@ -63,7 +63,7 @@ def validate(epoch):
         loss = sum(torch.nn.functional.mse_loss(model(x).squeeze(-1), y) for x, y in held_out)
     model.train()
     lr = optimizer.param_groups[0]["lr"]
-    print(f"validated {epoch} step {guard.step} lr {lr:.9g} {loss:.9g}", flush=True)
+    print(f"validated {epoch} step {guard.step} lr {lr:.9g} {loss:.9g}\\n", end="", flush=True)
 """
 
 LOADER = "loader = spottrain.data.loader(Noisy(), batch_size=8, num_workers=WORKERS)\n"

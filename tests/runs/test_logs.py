@@ -204,7 +204,7 @@ def test_a_scribe_that_dies_is_replaced_and_no_line_is_lost_to_the_training(lab:
     assert scribe_of(run.pid) is None
     (lab.folder / "enough").touch()
     assert run.end() == ExitCode.DONE, run.log
-    assert "event=end outcome=done" in run.log
+    assert "event=end outcome=untrained" in run.log
 
 
 def _last(log: str) -> int:

@@ -231,7 +231,8 @@ def test_a_window_past_the_end_of_a_guards_run_is_refused_before_the_first_step(
 
 
 def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> None:
-    run = done(lab.run(EPOCHS, training='{"profile": {"wait": 100}}'))
+    asking = EPOCHS.replace("range(3)", "guard.epochs(3)")
+    run = done(lab.run(asking, training='{"profile": {"wait": 100}}'))
     assert "event=profile-cut-short" in run.log and "event=profile-not-made" in run.log
     assert run.message.outcome is Outcome.DONE
 

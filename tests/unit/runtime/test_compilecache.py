@@ -330,7 +330,7 @@ def compile_in_a_new_pod(tmp_path: Path, name: str) -> dict[str, Any]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=env, stdout=subprocess.PIPE, text=True, timeout=240, check=True
+        [sys.executable, "-c", COMPILE], env=env, stdout=subprocess.PIPE, text=True, timeout=600, check=True
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -12,6 +12,7 @@ from spottrain.contract import Env, ExitCode, Outcome, Reason, TerminationMessag
 from spottrain.diagnosis.nvml import lost_gpu
 from spottrain.errors import PeerLost
 from spottrain.process import lastwords
+from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
 
 FAULTS = [
@@ -87,7 +88,7 @@ def test_a_launch_failure_of_a_gpu_that_is_lost_is_a_fault_of_the_node(
 
 def last_words(tmp_path: Path, error: BaseException) -> TerminationMessage:
     path = tmp_path / "message"
-    session = Session({str(Env.TERMINATION_MESSAGE): str(path)})
+    session = Session({str(Env.TERMINATION_MESSAGE): str(path)}, Interruption(grace=30.0))
     assert session.fail(error, "train.py") == ExitCode.FAILED
     found = TerminationMessage.from_json(path.read_text())
     assert found is not None
