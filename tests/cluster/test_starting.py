@@ -66,3 +66,31 @@ def test_a_configmap_that_comes_in_time_is_enough(lab: Lab) -> None:
     lab.kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nowhere"}, "data": {}})
     lab.wait_for_phase("Succeeded", seconds=240)
     assert "startErrorSince" not in lab.status()["attempts"][0]
+
+
+def test_a_restricted_namespace_says_what_a_silent_template_lacks_and_takes_one_that_says_it(
+    lab: Lab,
+) -> None:
+    """The restricted Pod Security Standard, by the API server's own admission."""
+    namespace = lab.kubectl.namespace
+    lab.kubectl.run("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    complete = lab.job("complete", training={"maxSteps": 5})
+    complete["spec"]["template"]["spec"]["securityContext"] = {"runAsNonRoot": True}
+    lab.apply(lab.job("silent"), complete)
+    refused = lab.wait(
+        "the refusal",
+        lambda: (c := lab.condition("Accepted", "silent")).get("reason") == "RefusedByAdmission" and c,
+        name="silent",
+    )
+    assert refused["status"] == "False"
+    assert "set spec.template.spec.securityContext.runAsNonRoot to true" in refused["message"]
+    assert lab.pods("silent") == []
+    lab.wait_for_phase("Succeeded", name="complete")
+
+
+def test_a_silent_template_trains_as_root(lab: Lab) -> None:
+    """Most published images run as root."""
+    job = lab.job(training={"maxSteps": 5}, container={"securityContext": {"runAsUser": 0}})
+    lab.apply(job)
+    lab.wait_for_phase("Succeeded")
+    assert (lab.status().get("failures", 0), lab.status()["attempt"]) == (0, 1)
