@@ -6,7 +6,7 @@ Called by the caches, for every event and every list.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from spottrain_operator import native, signals
@@ -188,6 +188,9 @@ CONTAINERS_BEGIN: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
 
 IMAGE_EVENTS: Final = frozenset({"Pulling", "Pulled", "Failed", "BackOff", "Created"})
 PROBE_KILLS: Final = ("failed liveness probe", "failed startup probe")
+PROBE_TO_KILL: Final = timedelta(seconds=5)
+"""Within which the kubelet stops a container after its probe has failed. Where no other container runs on,
+the kubelet stops the whole pod, and its Event does not name the probe."""
 LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -233,13 +236,19 @@ def _only_slow(failed: Waiting) -> bool:
 def _failed_probe(events: Iterable[Raw], trainer: str) -> str:
     """That the kubelet killed the trainer for a probe, and what the probe said; "" where it did not."""
     killed, said = "", ""
+    stopped = failed = LONG_AGO
     for event in events:
         words = event.get("message", "")
         if event.get("reason") == "Killing" and words.startswith(f"Container {trainer} "):
             killed = next((kill for kill in PROBE_KILLS if kill in words), killed)
+        if event.get("reason") == "Killing" and words == f"Stopping container {trainer}":
+            stopped = _last_seen(event)
         of = (event.get("involvedObject") or {}).get("fieldPath", "")
-        if event.get("reason") == "Unhealthy" and of in ("", f"spec.containers{{{trainer}}}"):
-            said = words if words.startswith(("Liveness", "Startup")) else said
+        ours = event.get("reason") == "Unhealthy" and of in ("", f"spec.containers{{{trainer}}}")
+        if ours and words.startswith(("Liveness", "Startup")):
+            said, failed = words, _last_seen(event)
+    if not killed and said and abs(stopped - failed) <= PROBE_TO_KILL:
+        killed = PROBE_KILLS[said.startswith("Startup")]
     return f"it {killed} ({said[:MAX_WORDS]})" if killed and said else f"it {killed}" if killed else ""
 
 

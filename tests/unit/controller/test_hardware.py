@@ -155,6 +155,18 @@ def test_events_say_which_probe_has_killed_the_trainer() -> None:
     assert pod_events([event("Killing", "Stopping container trainer")], "trainer").probe == ""
 
 
+def test_a_pod_that_is_stopped_within_seconds_of_its_failed_probe_was_stopped_for_it() -> None:
+    """What kubelet 1.34 writes where no other container runs on: the Event does not name the probe."""
+    failed = event("Unhealthy", "Liveness probe failed: ", at=-30)
+    stopped = event("Killing", "Stopping container trainer", at=-29)
+    assert (
+        pod_events([stopped, failed], "trainer").probe == "it failed liveness probe (Liveness probe failed: )"
+    )
+    later = event("Killing", "Stopping container trainer", at=-5)
+    assert pod_events([failed, later], "trainer").probe == ""
+    assert pod_events([stopped], "trainer").probe == ""
+
+
 @pytest.mark.parametrize("code", [75, 79, 0, 143, 137])
 def test_a_failed_probe_is_named_and_charged_whatever_the_exit_code(code: int) -> None:
     pod = ended_pod(code=code)
