@@ -65,11 +65,11 @@ def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None
     zygote.ask(preload="torch._inductor.compile_fx")
     training, env = '{"compile": true}', {"DROP_LAST": "1", "PAUSE": "0.01"}
     plain = lab.run(at="plain", attempt=1, training=training, env=env)
-    assert plain.end(120) == ExitCode.DONE, plain.log
-    first = lab.run(attempt=1, training=training, env=env).until("step=9/", 120)
+    assert plain.end(300) == ExitCode.DONE, plain.log
+    first = lab.run(attempt=1, training=training, env=env).until("step=9/", 300)
     assert first.send().end() == ExitCode.INTERRUPTED, first.log
     second = lab.run(attempt=2, training=training, env=env)
-    assert second.end(120) == ExitCode.DONE, second.log
+    assert second.end(300) == ExitCode.DONE, second.log
     assert first.losses | second.losses == plain.losses
     assert second.digest == plain.digest
 
