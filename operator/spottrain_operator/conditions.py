@@ -181,7 +181,12 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
         f"{rfc3339(pod.deleted, timespec='seconds')} to save and end"
     )
     trains = sample is not None and sample.progress.attempt == pod.attempt and pod.rank == 0
-    if trains and sample is not None and sample.progress.state == "Training" and sample.at > asked + OBEYED:
+    if (
+        trains
+        and sample is not None
+        and sample.progress.state == TRAINING_STATE
+        and sample.at > asked + OBEYED
+    ):
         still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
         return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have got the signal"
     return False, Reason.STOPPING, words

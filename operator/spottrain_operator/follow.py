@@ -120,9 +120,8 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
     going = {a.pod.uid for a in before if isinstance(a, Delete)}
     for pod in o.pods:
         yield from _clear(o, status, pod, pod.uid in going)
-    for (
-        pod
-    ) in o.strays:  # somebody's copy of a pod of ours; its finalizer is ours, so nobody else takes it off
+    # Somebody's copies of pods of ours; their finalizer is ours, so nobody else takes it off.
+    for pod in o.strays:
         if pod.deleted is not None and pod.holds_outcome:
             yield Release(pod=pod)
     if o.job.deleting:
