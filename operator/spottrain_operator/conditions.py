@@ -253,15 +253,18 @@ def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
 def _store(status: Status) -> Verdict | None:
     """False from the first sign of an outage until an attempt has got past the store: a store that answers
     the first request and no other has not come back."""
-    shown = status.progress
+    known = status.condition(Condition.STORE_REACHABLE)
+    silent = known is not None and known.status == "False"
     if status.terminal:
-        return None
+        saved = silent and status.is_true(Condition.SUCCEEDED)
+        return (True, Reason.STORE_ANSWERS, "the store holds the finished training") if saved else None
+    shown = status.progress
     if shown is not None and shown.waiting_for:
         does = "waits for it" if shown.state == WAITING_FOR_STORE else "trains on, and its saves fail"
         return False, Reason.STORE_UNREACHABLE, f"attempt {status.attempt} {does}: {shown.waiting_for}"
-    record, known = status.record(status.attempt), status.condition(Condition.STORE_REACHABLE)
+    record = status.record(status.attempt)
     begun = record is not None and record.start_step is not None and not record.cause
-    if known is None or known.status == "True" or not begun:
+    if not silent or not begun:
         return None
     return True, Reason.STORE_ANSWERS, "the checkpoint store answers again"
 

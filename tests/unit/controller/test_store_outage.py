@@ -153,6 +153,14 @@ def test_the_store_is_back_when_a_start_has_got_past_it(
     assert shown.last_transition_time == (now if back else NOW)
 
 
+def test_a_job_that_ends_between_two_polls_leaves_no_outage_behind() -> None:
+    status = _ended(started(), _gave_up(1))
+    done = _ended(status, told(Outcome.DONE, 2, startStep=40, step=200, durableStep=200), after(100))
+    assert done.phase is Phase.SUCCEEDED
+    shown = _condition(done)
+    assert (shown.status, shown.reason) == ("True", Reason.STORE_ANSWERS)
+
+
 def test_an_attempt_that_trained_and_could_not_store_its_end_counts_as_an_interruption() -> None:
     """Else a store that is read and never written would have it trained again and again."""
     status = _ended(started(), _gave_up(1, startStep=0, step=100, durableStep=0))
