@@ -14,7 +14,6 @@ from demo.timeline import Timeline, unix
 Raw = dict[str, Any]
 PAIR = re.compile(r"(\S+?)=(\S+)")
 SHOWN = {
-    "gated": "waits at the gate for its predecessor",
     "claimed": "owns HEAD",
     "restored": "restored its state",
     "first-step": "first step done",

@@ -105,13 +105,13 @@ class Poller:
     async def _stop(self, session: aiohttp.ClientSession, pod: PodView) -> None:
         """In each round again, which changes nothing where the trainer has heard it."""
         assert pod.deleted is not None
-        order = Stop(jobUID=pod.job.uid, attempt=pod.attempt, deadline=pod.deleted.timestamp())
+        order = Stop(podUID=pod.uid, deadline=pod.deleted.timestamp())
         try:
             async with session.post(self._url(pod, STOP_PATH), data=order.to_json()) as reply:
                 known = reply.status == 204
         except NO_ANSWER:
             return  # it is ending, maybe
-        words = "it has been told to stop" if known else "it refuses to stop, for it is another attempt's"
+        words = "it has been told to stop" if known else "it refuses to stop, for it is another pod's"
         logger.info("pod %s was deleted, and its trainer still answers: %s", pod.name, words)
 
     def _url(self, pod: PodView, path: str) -> str:

@@ -275,8 +275,8 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
     silent = _CACHES | writable | datacache.homes(spec.data_cache, trainer)
     silent[PROCESSES] = _processes(spec.gpus.count)
     defaults = {k: v for k, v in silent.items() if k not in given}
-    kept = [e for e in trainer.get("env") or () if e.get("name") not in told]
-    trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items())]
+    kept = [e for e in trainer.get("env") or () if e.get("name") not in {*told, Env.POD_UID}]
+    trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items()), _POD_UID]
     if secret := spec.checkpoint.credentials_secret:
         trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret}}]
     ports = trainer.get("ports") or []
@@ -288,6 +288,7 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
             resources[kind] = (resources.get(kind) or {}) | {GPU_RESOURCE: str(added)}
 
 
+_POD_UID: Final = {"name": str(Env.POD_UID), "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 PROCESSES: Final = "PET_NPROC_PER_NODE"
 """torchrun's flag, as an environment variable."""
 _WRITABLE: Final = {"HOME": volumes.HOME_DIR, "TMPDIR": volumes.TMP_DIR}

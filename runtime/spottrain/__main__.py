@@ -101,7 +101,9 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
     about = "run a training script and profile some of its steps"
     profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
-    commands.add_parser("checkpoints", help="list, verify, prune, copy or export checkpoints, show logs")
+    commands.add_parser(
+        "checkpoints", help="list, verify, prune, copy, export, delete; logs; storage lifecycle"
+    )
     commands.add_parser("release", help="free a checkpoint URI whose owner is gone")
     names = _add_flags(run)
     profile.add_flags(profiled)
@@ -117,7 +119,10 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[Env]:
     """Returns the names of those that go into the environment."""
     on_existing = "where another job left checkpoints at the URI: fail (default), resume from them, or fresh"
     flags = {
-        "--checkpoint": (Env.CHECKPOINT_URI, "folder or s3://bucket/prefix (default: checkpoints/<script>)"),
+        "--checkpoint": (
+            Env.CHECKPOINT_URI,
+            "folder, s3://bucket/prefix or gs://... (default: checkpoints/<script>)",
+        ),
         "--endpoint": (Env.CHECKPOINT_ENDPOINT, "URL of an S3-compatible server"),
         "--interval": (Env.CHECKPOINT_INTERVAL, "between saves: auto, 500steps, 90s, 10m (default) or 1h"),
         "--keep": (Env.CHECKPOINT_KEEP, "checkpoints to keep, at least 2 (default 3)"),

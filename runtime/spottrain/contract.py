@@ -20,6 +20,8 @@ class Env(StrEnum):
     JOB_NAME = "SPOTTRAIN_JOB_NAME"
     JOB_NAMESPACE = "SPOTTRAIN_JOB_NAMESPACE"
     JOB_UID = "SPOTTRAIN_JOB_UID"
+    POD_UID = "SPOTTRAIN_POD_UID"
+    """UID of this pod: `POST /stop` must name it. Never in what the progress port tells."""
     ATTEMPT = "SPOTTRAIN_ATTEMPT"
     """Number of this start, from 1. Fences a stale pod out of HEAD."""
     CHECKPOINT_URI = "SPOTTRAIN_CHECKPOINT_URI"
@@ -330,11 +332,11 @@ class Stop:
     """Body of a POST to STOP_PATH of the progress port.
 
     The operator sends it to a trainer whose pod was deleted and that trains on, because it has missed the
-    signal. Another job's or attempt's trainer refuses it.
+    signal. Another pod's trainer refuses it.
     """
 
-    jobUID: str
-    attempt: int
+    podUID: str
+    """Known to whoever may read pods in the API server, and not told by the progress port."""
     deadline: float
     """Unix seconds of the kubelet's SIGKILL."""
 
@@ -348,7 +350,7 @@ class Stop:
         deadline = float(raw["deadline"])
         if not math.isfinite(deadline):
             raise ValueError("deadline is no time")
-        return cls(jobUID=str(raw["jobUID"]), attempt=int(raw["attempt"]), deadline=deadline)
+        return cls(podUID=str(raw["podUID"]), deadline=deadline)
 
 
 # --- keys below the checkpoint URI -----------------------------------------------------------------

@@ -223,12 +223,14 @@ class _Handler(BaseHTTPRequestHandler):
     """Seconds for whoever has connected to say what is wanted."""
 
     def do_POST(self) -> None:
-        """204 where this trainer stops, 403 where it is not the one that is meant."""
-        length = self.headers.get("Content-Length", "")
+        """204 where this trainer stops, 403 where another pod's is meant."""
         if self.path != STOP_PATH:
             return self.send_error(404)
         try:
-            order = Stop.from_json(self.rfile.read(min(int(length), STOP_LIMIT)).decode())
+            length = int(self.headers.get("Content-Length", ""))
+            if not 0 <= length <= STOP_LIMIT:  # read(-1) would read without end
+                return self.send_error(413)
+            order = Stop.from_json(self.rfile.read(length).decode())
         except (ValueError, KeyError, TypeError):
             return self.send_error(400)
         self.send_response(204 if type(self).stop(order) else 403)

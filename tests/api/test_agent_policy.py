@@ -114,6 +114,7 @@ def test_an_agent_may_taint_its_own_node_and_take_the_taint_off(guarded: Kube) -
         (OWN, {"metadata": {"labels": {"x": "1"}}}),
         (OWN, {"spec": {"unschedulable": True}}),
         (OWN, {"spec": {"taints": []}}),
+        (OWN_POD, {"metadata": {"annotations": {"spottrain.io/trainer-container": "sidecar"}}}),
         (OWN_POD, {"metadata": {"labels": {"x": "1"}}}),
         (OWN_POD, {"metadata": {"finalizers": ["theirs.io/x"]}}),
         (OWN_POD, {"spec": {"activeDeadlineSeconds": 1}}),

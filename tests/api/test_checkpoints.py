@@ -29,7 +29,7 @@ def test_a_pod_with_a_ca_bundle_is_restricted_all_the_same(scene: Scene) -> None
     pod = scene.wait_attempt(1)
     volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "spottrain-ca")
     assert volume["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
-    env = {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
+    env = {e["name"]: e.get("value", "") for e in pod["spec"]["containers"][0]["env"]}
     assert env["AWS_CA_BUNDLE"] == "/etc/spottrain-ca/ca.crt"
 
 

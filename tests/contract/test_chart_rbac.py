@@ -207,7 +207,8 @@ def test_the_policies_speak_of_the_agents_account_and_of_the_marks_that_the_code
     binding = find(objects, "ValidatingAdmissionPolicyBinding", f"spottrain-agent-{resource}")
     text = json.dumps(policy)
     assert "system:serviceaccount:spottrain-system:spottrain-agent" in text
-    assert f"startsWith('{names.DOMAIN}/')" in text
+    marks = (names.DEADLINE_ANNOTATION, names.SOURCE_ANNOTATION, names.NOTICE_SEEN_ANNOTATION)
+    assert all(f"'{mark}'" in text for mark in (*marks, names.SAVE_ADVISED_ANNOTATION))
     assert (f"'{names.TERMINATING_TAINT}'" in text) is (resource == "nodes")
     assert policy["spec"]["failurePolicy"] == "Fail"
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}

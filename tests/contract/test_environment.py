@@ -101,7 +101,7 @@ def environment() -> dict[str, str]:
     )
     status = Status(attempt=2, gate_until=after(100.2), known_durable_step=9)
     pod = render.pod(Job.parse(raw_job(spec)), status, POOL, render.Placement(rank=1))
-    return {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
+    return {e["name"]: e.get("value", "") for e in pod["spec"]["containers"][0]["env"]}
 
 
 def test_every_name_of_the_contract_is_set_and_no_other(environment: dict[str, str]) -> None:

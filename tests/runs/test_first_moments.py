@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -123,8 +124,11 @@ def test_a_command_other_than_run_still_ends_at_a_signal(start: Start, tmp_path:
     assert run.end() == -signal.SIGTERM, run.log
 
 
-def post(port: str, body: str, path: str = "/stop") -> int:
+def post(port: str, body: str, path: str = "/stop", length: str | None = None) -> int:
+    """length: of the header Content-Length, where it is to be another than the body's."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body.encode(), method="POST")
+    if length is not None:
+        request.add_header("Content-Length", length)
     try:
         with urllib.request.urlopen(request, timeout=10) as reply:
             return int(reply.status)
@@ -134,16 +138,19 @@ def post(port: str, body: str, path: str = "/stop") -> int:
 
 
 def test_the_operators_word_by_the_progress_port_stops_this_trainer_and_no_other(start: Start) -> None:
-    env = {Env.JOB_UID: "uid", Env.ATTEMPT: "3", Env.PROGRESS_PORT: "0"}
+    env = {Env.JOB_UID: "job", Env.POD_UID: "uid", Env.ATTEMPT: "3", Env.PROGRESS_PORT: "0"}
     run = start([sys.executable, *RUN], **env).until("ready-0")
     port = run.log.split("event=progress-served port=")[1].split()[0]
     deadline = time.time() + 25
-    right = Stop(jobUID="uid", attempt=3, deadline=deadline)
-    assert post(port, replace(right, jobUID="other").to_json()) == 403
-    assert post(port, replace(right, attempt=2).to_json()) == 403
+    right = Stop(podUID="uid", deadline=deadline)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=10) as reply:
+        assert "uid" not in json.loads(reply.read()).values(), "whoever can ask must not be able to stop"
+    for other in ("other", "job", ""):
+        assert post(port, replace(right, podUID=other).to_json()) == 403
     assert post(port, right.to_json(), path="/else") == 404
-    bad = ["", "[]", "{}", '{"jobUID": "uid", "attempt": 3, "deadline": NaN}']
+    bad = ["", "[]", "{}", '{"podUID": "uid", "deadline": NaN}']
     assert [post(port, body) for body in bad] == [400] * len(bad)
+    assert post(port, " " * 5000) == post(port, "", length="-1") == 413
     assert "event=stop" not in run.log
     assert post(port, right.to_json()) == 204
     assert run.end() == ExitCode.INTERRUPTED, run.log

@@ -26,7 +26,8 @@ from spottrain.head.document import Entry
 from spottrain.store import KeyMissing, Store, Truncated
 
 MODEL: Final = "model"
-"""Where the model's state lies in the tree (`checkpoint/modelstate.py`)."""
+EMA: Final = "ema"
+"""Where the model's state, and the average of its weights, lie in the tree (`checkpoint/modelstate.py`)."""
 WEIGHTS_FILE: Final = "model.safetensors"
 """Where libraries put it, in a checkpoint of kind folder."""
 ALIGNMENT: Final = 64
@@ -219,9 +220,15 @@ def _state(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> 
 
 
 def weights_of(manifest: Manifest) -> dict[str, Stored]:
-    """By name; wide types first, so that each tensor is aligned to its own width without holes."""
-    tree = manifest.tree.get(MODEL) if isinstance(manifest.tree, dict) else None
-    named = {name: manifest.tensors[number] for name, number in _named(tree, "")}
+    """By name; wide types first, so that each tensor is aligned to its own width without holes.
+
+    Where the training averages its weights they are the averages, as evaluations and final weights are.
+    """
+    tree = manifest.tree if isinstance(manifest.tree, dict) else {}
+    numbers = dict(_named(tree.get(MODEL), ""))
+    averages = dict(_named((tree.get(EMA) or {}).get("average"), ""))
+    average_of = {numbers[name]: average for name, average in averages.items() if name in numbers}
+    named = {name: manifest.tensors[average_of.get(number, number)] for name, number in numbers.items()}
     return dict(sorted(named.items(), key=lambda item: (-WIDTHS[item[1].dtype][1], item[0])))
 
 

@@ -199,7 +199,7 @@ class Session:
     # --- the end ----------------------------------------------------------------------------------------
     def _stop(self, order: Stop) -> bool:
         """The operator's word in place of a signal that was lost: at PID 1, before there was a handler."""
-        meant = order.jobUID == self.env.get(Env.JOB_UID) and order.attempt == self.run.attempt
+        meant = bool(order.podUID) and order.podUID == self.env.get(Env.POD_UID)
         if meant:
             self.interruption.stop_by(order.deadline, "operator")
         return meant

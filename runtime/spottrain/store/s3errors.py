@@ -37,8 +37,8 @@ DENIED: Final[Mapping[str, str]] = {
     "RequestTimeTooSkewed": "the clock of this node and the store's differ too much; check its time service",
 }
 KMS: Final = (
-    "check checkpoint.kmsKey, that the key is enabled and in the bucket's region, and that the role may "
-    "kms:GenerateDataKey and kms:Decrypt with it"
+    "check checkpoint.encryption.kmsKey, that the key is enabled and in the bucket's region, and that the "
+    "role may kms:GenerateDataKey and kms:Decrypt with it"
 )
 WEB_IDENTITY: Final = (
     "check AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, and that the role trusts this service account"

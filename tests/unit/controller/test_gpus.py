@@ -34,7 +34,7 @@ def trainer_of(made: Job) -> Json:
 
 
 def told(made: Job) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in trainer_of(made)["env"]}
+    return {e["name"]: e.get("value", "") for e in trainer_of(made)["env"]}
 
 
 ASKED: list[tuple[Json, int]] = [

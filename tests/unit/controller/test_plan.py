@@ -205,7 +205,7 @@ def test_an_interruption_is_not_charged_and_the_next_attempt_starts_at_once() ->
     assert kinds(made.after) == [Release, Create]
     create = made.after[-1]
     assert isinstance(create, Create)
-    env = {e["name"]: e["value"] for e in create.manifest["spec"]["containers"][0]["env"]}
+    env = {e["name"]: e.get("value", "") for e in create.manifest["spec"]["containers"][0]["env"]}
     assert env["SPOTTRAIN_KNOWN_DURABLE_STEP"] == "9" and env["SPOTTRAIN_GATE_UNTIL"] == "0"
     assert env["SPOTTRAIN_ATTEMPT"] == "2"
 
@@ -236,7 +236,7 @@ def test_under_notice_the_pod_is_deleted_and_replaced_off_the_doomed_node() -> N
     assert kinds(made.after) == [Create]
     create = made.after[0]
     assert isinstance(create, Create)
-    env = {e["name"]: e["value"] for e in create.manifest["spec"]["containers"][0]["env"]}
+    env = {e["name"]: e.get("value", "") for e in create.manifest["spec"]["containers"][0]["env"]}
     assert env["SPOTTRAIN_GATE_UNTIL"] == str(int(after(108).timestamp()))
     assert "node-a" in str(create.manifest["spec"]["affinity"])
 

@@ -142,7 +142,7 @@ def test_places_to_write_are_added_only_where_there_are_none() -> None:
 def test_the_environment_of_the_template_stays() -> None:
     given = [{"name": "HOME", "value": "/data"}, {"name": "A", "value": "b"}]
     env = trainer_of(rendered(trainer={"env": given}))["env"]
-    values = {e["name"]: e["value"] for e in env}
+    values = {e["name"]: e.get("value", "") for e in env}
     assert len(values) == len(env)
     assert (values["HOME"], values["A"], values["SPOTTRAIN_ATTEMPT"]) == ("/data", "b", "1")
     assert values["TRITON_CACHE_DIR"] == "/cache/triton"

@@ -353,5 +353,5 @@ async def test_a_trainer_that_goes_on_though_its_pod_was_deleted_is_told_by_its_
     )
     async with aiohttp.ClientSession() as session:
         await poller._ask_later(session, pod)
-    assert [(each.jobUID, each.attempt) for each in ORDERS] == [(KEY.uid, 1)] * told
+    assert [each.podUID for each in ORDERS] == [pod.uid] * told
     assert all(ends is not None and each.deadline == ends.timestamp() for each in ORDERS)

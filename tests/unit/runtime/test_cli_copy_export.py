@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from spottrain.checkpoint.manifest import Piece, Stored
+from spottrain.checkpoint.manifest import Manifest, Piece, Stored
 from spottrain.cli.checkpoints import main
-from spottrain.cli.exporting import assemble
+from spottrain.cli.exporting import assemble, weights_of
 from spottrain.cli.reading import Shards
 from spottrain.contract import OnExisting
 from spottrain.head.document import Entry, Head
@@ -311,3 +312,15 @@ def test_facts_are_told_as_json(source: Store, tmp_path: Path, capsys: pytest.Ca
     facts = json.loads(capsys.readouterr().out)
     assert (facts["step"], facts["tensors"]) == (9, 2)
     assert facts["bytes"] == (tmp_path / "m").stat().st_size
+
+
+def test_where_the_weights_are_averaged_the_average_is_exported_under_all_names() -> None:
+    """As evaluations and the final weights have it. Tied weights are one tensor with two names."""
+    tensors = tuple(Stored(name=str(n), dtype="float32", shape=(1,), pieces=()) for n in range(4))
+    model = {"tied": {"$tensor": 0}, "head": {"$tensor": 0}, "buffer": {"$tensor": 1}}
+    ema = {"average": {"tied": {"$tensor": 3}}, "updated": 5}
+    manifest = Manifest(step=1, tree={"model": model, "ema": ema}, tensors=tensors)
+    found = {name: tensor.name for name, tensor in weights_of(manifest).items()}
+    assert found == {"tied": "3", "head": "3", "buffer": "1"}
+    without = {name: t.name for name, t in weights_of(replace(manifest, tree={"model": model})).items()}
+    assert without == {"tied": "0", "head": "0", "buffer": "1"}

@@ -56,7 +56,7 @@ def test_the_help_shows_all_three_commands(capsys: pytest.CaptureFixture[str]) -
     assert left.value.code == 0
     out = capsys.readouterr().out
     assert "run a training script" in out
-    assert "list, verify, prune, copy or export checkpoints" in out
+    assert "list, verify, prune, copy, export, delete" in out
     assert "free a checkpoint URI whose owner is gone" in out
 
 
