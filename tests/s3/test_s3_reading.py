@@ -203,7 +203,7 @@ def test_a_kms_key_goes_with_every_new_object(proxy: FaultProxy, direct: S3Store
 def test_a_kms_key_that_is_disabled_has_its_sentence(patient: S3Store, proxy: FaultProxy) -> None:
     answer = error(400, "KMS.DisabledException")
     proxy.reset(first(ALWAYS, is_create, Treatment(fault=Fault.ANSWER, answer=answer)))
-    with pytest.raises(StoreDenied, match=r"checkpoint\.kmsKey"):
+    with pytest.raises(StoreDenied, match=r"checkpoint\.encryption\.kmsKey"):
         patient.upload("k", memoryview(BODY))
 
 
