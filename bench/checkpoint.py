@@ -26,7 +26,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from spottrain import store as stores
 from spottrain.cadence import Observed, auto_seconds
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.reports import manifest
@@ -38,6 +37,7 @@ from spottrain.contract import Env
 from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
 from spottrain.ranks.world import World
+from spottrain.store.open import open_store
 
 from bench.clients import BUCKET, CONNECTIONS, Child
 from bench.state import Training, ratio, spread, timed
@@ -105,7 +105,7 @@ def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
     saver = Saver(World(), None, lambda: Process({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint}))
     save = saver.snapshot(training.tree(), {}, 1)
     assert save.layout is not None
-    store = stores.open(f"s3://{BUCKET}/ours", endpoint)
+    store = open_store(f"s3://{BUCKET}/ours", endpoint)
     bare = Child("bare", endpoint, str(training.bytes))
     times: dict[str, list[float]] = {"up": [], "bare_up": [], "down": [], "bare_down": []}
     for number in range(rounds + 1):  # the first warms connections and pages, and does not count
@@ -152,7 +152,7 @@ class Ours:
         self.training = training
         where = self.session.run.where
         self.checkpoints = Checkpointer(
-            self.session, stores.open(uri, endpoint), transfer=lambda: Process(where)
+            self.session, open_store(uri, endpoint), transfer=lambda: Process(where)
         )
         self.checkpoints.claim()
         self.checkpoints.saver.prepare(training.tree(), {})

@@ -41,13 +41,14 @@ def child(spawned: float) -> dict[str, Any]:
         now = time.time()
         marks[part], last = now - last, now
 
-    from spottrain import compilecache, store
+    from spottrain import compilecache
     from spottrain.config import Run
     from spottrain.contract import Env
+    from spottrain.store.open import open_store
 
     compilecache.use_folder(Path(os.environ[Env.CACHE_DIR]), os.environ)
     run = Run.from_env(os.environ, script="train.py")
-    cache = compilecache.CompileCache.of(store.open(**run.where), run, os.environ, 1)
+    cache = compilecache.CompileCache.of(open_store(**run.where), run, os.environ, 1)
     assert cache is not None
     restored: list[compilecache.Restored | None] = []
     thread = threading.Thread(target=lambda: restored.append(cache.restore()))

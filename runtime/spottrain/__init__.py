@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from spottrain.guard import Guard
     from spottrain.levers.stopping import EarlyStopping
     from spottrain.ownloop import training_arguments
-    from spottrain.parts import Result
-    from spottrain.ranks.parallel import shard
-    from spottrain.trainer import Trainer
+    from spottrain.replica import shard
+    from spottrain.trainer import Result, Trainer
     from spottrain.training import ActivationCheckpointing, LearningRateScaling, Profile
     from spottrain.weights import load_weights
 
@@ -48,18 +47,18 @@ __all__ = [
 
 _MODULES = ("data", "diagnosis", "levers", "schedule")
 _HOME = {
-    "ActivationCheckpointing": "training",
-    "EarlyStopping": "levers.stopping",
-    "Guard": "guard",
-    "LearningRateScaling": "training",
-    "Profile": "training",
-    "Trainer": "trainer",
-    "Result": "parts",
-    "cached": "data.cache",
-    "seed": "device",
-    "shard": "ranks.parallel",
-    "load_weights": "weights",
-    "training_arguments": "ownloop",
+    "ActivationCheckpointing": "spottrain.training",
+    "EarlyStopping": "spottrain.levers.stopping",
+    "Guard": "spottrain.guard",
+    "LearningRateScaling": "spottrain.training",
+    "Profile": "spottrain.training",
+    "Trainer": "spottrain.trainer",
+    "Result": "spottrain.trainer",
+    "cached": "spottrain.data.cache",
+    "seed": "spottrain.device",
+    "shard": "spottrain.replica",
+    "load_weights": "spottrain.weights",
+    "training_arguments": "spottrain.ownloop",
 }
 
 # spottrain.data.loader, without a second import

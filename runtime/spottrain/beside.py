@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from spottrain.data.fetch import worker_pids
 from spottrain.diagnosis.loadermemory import watched
 from spottrain.diagnosis.nvml import sampled
 from spottrain.diagnosis.profiling import of_run
 from spottrain.process.session import Session
+from spottrain.process.worker_signals import worker_pids
 
 
 class Beside:

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 from spottrain import log
 from spottrain.contract import STORE_WAIT_SECONDS, CompileCacheMode, Env, OnExisting, library_homes
 from spottrain.errors import ConfigurationError
-from spottrain.store import is_path
 from spottrain.training import Training
+from spottrain.uri import is_path
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def where(self) -> dict[str, Any]:
-        """Arguments of `store.open`, which the uploader process is given too."""
+        """Arguments of `open_store`, which the uploader process is given too."""
         uri = self.checkpoint_uri
         return {
             "uri": str(self.folder / uri) if uri and is_path(uri) else uri,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.reports import Save
 from spottrain.contract import Outcome, Reason
 from spottrain.errors import RunError, StoreError
 from spottrain.process.session import Session

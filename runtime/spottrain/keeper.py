@@ -23,20 +23,20 @@ from spottrain.cadence import Cadence, Observed, auto_seconds
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.choice import Restored
 from spottrain.checkpoint.modelstate import MODEL
+from spottrain.checkpoint.reports import Save
 from spottrain.checkpoint.restore import Want
-from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here, Process, Transfer
 from spottrain.container import memory
 from spottrain.contract import Env, Outcome
-from spottrain.data.fetch import protect_all
 from spottrain.ends import Ends
 from spottrain.errors import OutOfMemory, PeerLost, RunError
 from spottrain.head.owner import Claim
 from spottrain.process import again
 from spottrain.process.session import Session
+from spottrain.process.worker_signals import protect_all
 from spottrain.ranks.agreement import Agreement, alone, led
 from spottrain.ranks.control import Control, connect, hear, say
-from spottrain.store import Cancelled
+from spottrain.store.base import Cancelled
 from spottrain.weights import FinalWeights, most_bytes, require_room
 
 LOOK_SECONDS: Final = 0.1

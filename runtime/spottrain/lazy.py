@@ -8,13 +8,13 @@ from typing import Any
 
 
 def names(package: str, home: Mapping[str, str], modules: Collection[str] = ()) -> Callable[[str], Any]:
-    """A module's `__getattr__`. home: the submodule in which each name is; modules: submodules themselves."""
+    """A module's `__getattr__`. home: the module that defines each name; modules: submodules themselves."""
 
     def get(name: str) -> Any:
         if name in modules:
             return import_module(f"{package}.{name}")
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home[name]}"), name)
+        return getattr(import_module(home[name]), name)
 
     return get

@@ -20,12 +20,12 @@ from spottrain import log, ownloop
 from spottrain.beside import Beside
 from spottrain.checkpoint import modelstate
 from spottrain.contract import Outcome
-from spottrain.data.fetch import protect
 from spottrain.data.sampler import Cursor
 from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
 from spottrain.keeper import Keeper
 from spottrain.meter import Meter, require_finite
 from spottrain.process.session import Session
+from spottrain.process.worker_signals import protect
 from spottrain.ranks import parallel
 from spottrain.ranks.world import World
 

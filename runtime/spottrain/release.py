@@ -14,7 +14,7 @@ from spottrain.contract import HEAD_KEY
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.head.document import Head, State
 from spottrain.head.owner import HeadOwner, Identity
-from spottrain.store import Store
+from spottrain.store.base import Store
 from spottrain.words import counted
 
 

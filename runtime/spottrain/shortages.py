@@ -16,7 +16,7 @@ from typing import Any
 from spottrain import log
 from spottrain.contract import out_of_memory_key, out_of_memory_policy_key
 from spottrain.errors import StoreError
-from spottrain.store import AlreadyExists, Store
+from spottrain.store.base import AlreadyExists, Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

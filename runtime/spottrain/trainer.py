@@ -11,37 +11,65 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import device as devices
-from spottrain import optimizing, parts, schedule, trainerstate
+from spottrain import log, optimizing, parts, schedule
 from spottrain.arguments import require_kinds, require_own_parameters, require_positive
 from spottrain.checkpoint import modelstate, trained
 from spottrain.data import Batches, Dataset, Stream
-from spottrain.data.source import source
-from spottrain.errors import ConfigurationError, PeerLost
+from spottrain.data.room import Room
+from spottrain.data.source import size_of, source
+from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
+from spottrain.evaluation import Evaluation
+from spottrain.fitting import Fitting
 from spottrain.judge import Judge
-from spottrain.keeper import Keeper
-from spottrain.levers import accumulation, compiling
+from spottrain.keeper import Keeper, State
+from spottrain.levers import accumulation, compiling, compression
 from spottrain.levers import precision as precisions
+from spottrain.levers.compression import Compression
 from spottrain.levers.ema import EMA
+from spottrain.levers.rehearsing import rehearsal
 from spottrain.levers.stopping import EarlyStopping
 from spottrain.levers.trackers import Tracker, Trackers
-from spottrain.meter import Meter
-from spottrain.parts import Result
+from spottrain.meter import Meter, require_finite
 from spottrain.process.session import Session, current
 from spottrain.ranks import parallel
+from spottrain.replica import Replica, clip
 from spottrain.settings import ARGUMENTS, resolve
+from spottrain.shortages import Shortages
 from spottrain.training import AUTO, ActivationCheckpointing, LearningRateScaling, Profile
 from spottrain.watch import Watch
+from spottrain.weights import BESIDE
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
+Weighing = Callable[[list[tuple[Any, float]]], list[tuple[Any, float]]]
+COMPRESSION: Final = "compression"
 POLL_SHARE: Final = 0.1
 """Share of a notice that the training thread has to come back from the data, before another one saves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What `fit` returns."""
+
+    step: int
+    loss: float
+    """Of the last optimizer step."""
+    best: float | None
+    """Lowest evaluation loss; None without an eval_set."""
+    digest: str
+    """SHA-256 of the final weights (`weights.digest`)."""
+    output_uri: str
+    """Where they are; empty without a checkpoint URI."""
+    ended_early: str = ""
+    """Why, where early stopping ended it."""
 
 
 class Trainer:
@@ -86,7 +114,7 @@ class Trainer:
     watch: Watch
     """From the first step of an attempt on."""
     _meter: Meter
-    _replica: parallel.Replica
+    _replica: Replica
     _cold: bool
     """Whether this rank is to compile before it waits for another one."""
 
@@ -145,7 +173,7 @@ class Trainer:
         whole = trained.of_trainer(model, optimizer, extra, {"loss": loss, "metrics": metrics})
         self._place(whole, optimizer, learning_rate, device)
         self._feed(train_set, shuffle=shuffle, collate=collate, steps_per_epoch=steps_per_epoch)
-        self.fitting = parts.fitting(self)
+        self.fitting = self._make_fitting()
         self.trackers = Trackers(
             parts.trackers(trackers, self.settings, self.session), world=self.session.world
         )
@@ -206,7 +234,7 @@ class Trainer:
     def _judge_by(self, eval_set: Dataset | None, collate: Any, eval_every: int | None) -> None:
         evaluates, more = eval_set is not None, self.metrics is not None
         self.judge = Judge(
-            None if eval_set is None else parts.evaluation(self, eval_set, collate),
+            None if eval_set is None else self._make_evaluation(eval_set, collate),
             model=self.model,
             every=eval_every or self.batches.steps_per_epoch or self.total_steps,
             total_steps=self.total_steps,
@@ -226,7 +254,7 @@ class Trainer:
         """
         if self.session.completed:
             raise ConfigurationError("fit() was called a second time: a run trains once; make it two scripts")
-        self.keeper = Keeper(self.session, trainerstate.of(self), total_steps=self.total_steps)
+        self.keeper = Keeper(self.session, self.checkpoint_state(), total_steps=self.total_steps)
         with closing(iter(self.batches)) as steps:  # last, for to end its workers takes time
             try:
                 self._begin()
@@ -236,7 +264,7 @@ class Trainer:
             except PeerLost as error:
                 self.keeper.end_without(error)
             except BaseException as error:
-                if (lost := parts.cannot_go_on(self, error)) is not None:
+                if (lost := self._meaning_of(error)) is not None:
                     self.keeper.end_without(lost)
                 self.session.broken_by_stop(error)
                 self.keeper.ends.give_up()
@@ -256,7 +284,7 @@ class Trainer:
         self.trackers.begin(parts.run_id(self.session), self.step)
         self.session.board.update(state="Compiling" if self.settings.compile else "Training")
         self.fitting.fit()
-        parts.keep_up(self)
+        self._use_findings()
         self.judge.require()
 
     def _train(self, steps: Stream) -> bool:
@@ -288,7 +316,7 @@ class Trainer:
             if failed:  # out here nothing holds the frames, and they the tensors, any more
                 self._drop(before)
                 self.fitting.shrink()
-                self._weighing = parts.weighing(self)  # its stand-in was larger
+                self._weighing = self._make_weighing()  # its stand-in was larger
                 continue
             stopping.let_end(None)  # from here on there is work to lose
             moved = self._update()
@@ -313,7 +341,7 @@ class Trainer:
         split, size = self.watch.split, self.session.world.size
         self.intact = False
         if self._cold:
-            parts.compile_first(self, self._compiled, batch)
+            self._compile_first(batch)
             self._cold = False
         with accumulation.sync(self._replica.outer, last=last):
             with split.h2d():
@@ -330,7 +358,7 @@ class Trainer:
             self._replica.average_gradients()
             if self.settings.clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
-                parallel.clip(self.model.parameters(), self.settings.clip_grad_norm)
+                clip(self.model.parameters(), self.settings.clip_grad_norm)
             self.schedule.before_step(self.step)
             moved = precisions.step(self.scaler, self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
@@ -374,7 +402,7 @@ class Trainer:
 
     def _judge(self) -> None:
         if self.judge.due(self.step):
-            parts.keep_up(self)
+            self._use_findings()
         if self.judge.judge(self.step, self.keeper):
             self._meter.restart()
             self.watch.split.restart()
@@ -404,21 +432,237 @@ class Trainer:
         averages = {} if self.ema is None else self.ema.by_weight()  # tied ones have several names
         return {name: averages.get(id(value), value) for name, value in weights.items()}
 
+    # --- what a checkpoint holds ---------------------------------------------------------------------
+    def checkpoint_state(self) -> State:
+        """What the next step depends on."""
+        return State(
+            shared=self._shared_state,
+            own=self._own_state,
+            load=self._load_state,
+            intact=lambda: self.intact,
+            want=modelstate.wanted(self.model),
+            of_first=modelstate.buffers(self.model),
+        )
+
+    def _shared_state(self) -> dict[str, Any]:
+        """Everything that is equal on all ranks."""
+        require_finite(float(self.last_loss), self.step)
+        return {
+            modelstate.MODEL: modelstate.model_state(self.model),
+            BESIDE: trained.beside(self.model),
+            modelstate.OPTIMIZER: modelstate.optimizer_state(self.model, self.optimizer),
+            "kind": type(self.optimizer).__name__,
+            modelstate.EMA: None if self.ema is None else self.ema.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            COMPRESSION: self.compression.state_dict(),
+            "data": None if self.batches.per_rank else self.batches.state_dict(),
+            "progress": {
+                "step": self.step,
+                "trained": self.keeper.trained,
+                "trackers": self.trackers.state_dict(),
+                "micro_batch_size": self.fitting.size,
+                "micro_batch_room": self.fitting.room,
+                **self.judge.state_dict(),
+            },
+        }
+
+    def _own_state(self) -> dict[str, Any]:
+        """The rest of it, which each rank has of its own."""
+        return {
+            "random": self.waiting or devices.random_state(),
+            "loss": float(self.last_loss),
+            "data": self.batches.state_dict() if self.batches.per_rank else None,
+            COMPRESSION: self.compression.own_state_dict(),
+        }
+
+    def _load_state(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
+        """Raises CheckpointError where the checkpoint is of another model, optimizer or data."""
+        was, now = tree.get("kind"), type(self.optimizer).__name__
+        mismatch = None if was in (None, now) else f"its optimizer is {was}, and here it is {now}"
+        mismatch = mismatch or modelstate.load_model(self.model, tree[modelstate.MODEL])
+        mismatch = mismatch or modelstate.load_optimizer(
+            self.model, self.optimizer, tree[modelstate.OPTIMIZER]
+        )
+        if mismatch is not None:
+            raise self._incompatible(mismatch)
+        try:
+            self.schedule.load_state_dict(tree["schedule"])
+            if self.scaler.is_enabled() and tree["scaler"]:
+                self.scaler.load_state_dict(tree["scaler"])
+        except (ValueError, KeyError) as error:
+            raise self._incompatible(f"its schedule does not fit ({error})") from error
+        self._load_techniques(tree, own, new_rank)
+        self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
+        progress = tree["progress"]
+        self.step, self.keeper.trained = progress["step"], progress["trained"]
+        self.judge.load_state_dict(progress)
+        self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
+        self.fitting.before = progress.get("micro_batch_size")
+        self.fitting.room_before = progress.get("micro_batch_room")
+        if new_rank:
+            log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
+            devices.seed_rank(self.session.world.rank)
+        else:
+            devices.set_random_state(own["random"])
+
+    def _load_techniques(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
+        """A checkpoint may be older than a technique, or of a run without it."""
+        if self.ema is not None:
+            try:
+                parts.restore_average(self.ema, tree.get(modelstate.EMA))
+            except ValueError as error:
+                raise self._incompatible(str(error)) from error
+        if tree.get(COMPRESSION) is not None:  # laid out when DDP is there
+            self.saved_compression = (tree[COMPRESSION], None if new_rank else own.get(COMPRESSION))
+        if tree["progress"].get("trackers") is not None:
+            self.trackers.load_state_dict(tree["progress"]["trackers"])
+
+    def _incompatible(self, why: str) -> CheckpointError:
+        return modelstate.incompatible(self.session.run.checkpoint_uri, why)
+
     # --- parts --------------------------------------------------------------------------------------
     def _assemble(self) -> None:
         """What needs the restored model: the replica, what ranks send each other, the compiled model."""
         world, settings = self.session.world, self.settings
-        self._stopped, self._weighing = False, parts.weighing(self)
-        self.watch = parts.watch(self)
+        self._stopped, self._weighing = False, self._make_weighing()
+        self.watch = self._make_watch()
         deterministic = settings.deterministic
-        self._replica = parallel.Replica(self.model, world, self.device, deterministic=deterministic)
+        self._replica = Replica(self.model, world, self.device, deterministic=deterministic)
         if self.ema is not None and not self.ema.updated:
             self.ema.begin()  # all ranks have rank 0's weights only now
-        self.compression = parts.exchange(self, self._replica, self.watch.split)
+        self.compression = self._compress_gradients()
         if self.saved_compression is not None:
             self.compression.load_state_dict(*self.saved_compression)
         self._compiled: Any = self._replica.outer
         if settings.compile:
             self._compiled = compiling.compiled(self._replica.outer, settings.compile_mode)
         self._cold = settings.compile and world.distributed
-        self._meter = parts.meter(self)
+        self._meter = self._make_meter()
+
+    def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The loss of the model as the script has it, where more than that is trained."""
+        return self.loss(trained.inner(model), batch)
+
+    def _make_fitting(self) -> Fitting:
+        return Fitting(
+            self.settings,
+            model=self.model,
+            optimizer=self.optimizer,
+            loss_of=self._loss_of,
+            source=self.batches,
+            precision=self.precision,
+            device=self.device,
+            world=self.session.world,
+            shortages=Shortages(store=self.session.store, job_uid=self.session.run.job_uid),
+        )
+
+    def _make_evaluation(self, eval_set: Dataset, collate: Any) -> Evaluation:
+        if not size_of(eval_set, "eval_set"):
+            raise ConfigurationError("Trainer(eval_set=...) is empty: give it samples, or leave it out")
+        settings, session, metrics = self.settings, self.session, self.metrics
+        micro, workers = settings.micro_batch_size, settings.workers
+
+        def measure(model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
+            more = metrics(trained.inner(model), batch) if metrics else {}
+            return {"loss": self._loss_of(model, batch), **more}
+
+        return Evaluation(
+            dataset=eval_set,
+            measure=measure,
+            batch_size=micro if isinstance(micro, int) else settings.batch_size // session.world.size,
+            device=self.device,
+            autocast=lambda: self.precision.autocast(self.device),
+            workers=workers if isinstance(workers, int) else 0,
+            collate=collate,
+            weight=self.loss_weight,
+            room=Room(eval_set, collate, name="eval_set", ranks=session.world.local_size),
+            world=session.world,
+            until=lambda: session.interruption.deadline,  # infinite while nobody has asked for an end
+            alive=session.board.pulse.beat,
+        )
+
+    def _make_meter(self) -> Meter:
+        return Meter(
+            self.session.board,
+            born=self.session.born,
+            total_steps=self.total_steps,
+            log_every=self.log_every,
+            world=self.session.world,
+            told=self.trackers.log,
+        )
+
+    def _make_watch(self) -> Watch:
+        return Watch(
+            self.settings,
+            self.session,
+            model=self.model,
+            loss_of=self._loss_of,
+            source=self.batches,
+            fitting=self.fitting,
+            precision=self.precision,
+            device=self.device,
+            start=self.step,
+            total_steps=self.total_steps,
+        )
+
+    def _compress_gradients(self) -> Compression:
+        """How ranks exchange gradients, timed."""
+        outer, kind = self._replica.outer, self.settings.gradient_compression
+        around: Callable[..., Any] = self.watch.split.timed
+        if kind == "none" and isinstance(outer, DistributedDataParallel):
+            outer.register_comm_hook(None, around())
+        return compression.attach(
+            outer,
+            kind,
+            start_step=compression.start(self.total_steps, self.schedule.warmup_steps),
+            precision=self.precision.name,
+            around=around,
+        )
+
+    def _make_weighing(self) -> Weighing | None:
+        """Weighs the micro-batches of a step by `loss_weight`; None: by samples, as they come."""
+        count, batches = self.loss_weight, self.batches
+        if count is None:
+            return None
+
+        def spare() -> Any:
+            """The first micro-batch of the set that counts: the same in each attempt."""
+            assert isinstance(batches, Batches)
+            size = batches.plan.micro_batch_size
+            for start in range(0, len(batches.dataset), size):
+                batch = self.fitting.sample(size, start=start)
+                if count(batch):
+                    return batch
+                self.session.board.pulse.beat()  # it may be far
+            return None
+
+        made = spare if isinstance(batches, Batches) else None
+        return accumulation.Reweighed(count, self.session.world, spare=made)
+
+    def _compile_first(self, batch: Any) -> None:
+        """Compiles before the first collective, so that no rank waits in one while another compiles."""
+        batch = devices.to_device(batch, self.device)
+
+        def step() -> None:
+            with self.precision.autocast(self.device):
+                loss = self.loss(self._compiled, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+        with rehearsal(self.model):  # it knows of what is trained beside the model, too
+            compiling.warm_up(step, self._compiled)
+
+    def _use_findings(self) -> None:
+        """Has the evaluation use what was found by trial since it was made."""
+        if self.judge.evaluation is not None:
+            parts.use_findings(
+                self.judge.evaluation,
+                micro_batch_size=self.fitting.size,
+                workers=self.batches.workers if self.settings.workers == AUTO else None,
+            )
+
+    def _meaning_of(self, error: BaseException) -> RunError | None:
+        """What an error means that ends this rank alone, and then the others; None: just itself."""
+        if self.step < self.total_steps and (short := self.fitting.out_of_memory(error, self.step)):
+            return short
+        return parallel.peer_lost(error, self.session.world, self.session.peer_gone)

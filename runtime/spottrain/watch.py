@@ -14,7 +14,6 @@ import torch
 from spottrain import log
 from spottrain.checkpoint.dtensor import any_sharded
 from spottrain.data import Batches, Source
-from spottrain.data.fetch import worker_pids
 from spottrain.data.workers import cores
 from spottrain.device import to_device
 from spottrain.diagnosis import profiling, watch
@@ -29,6 +28,7 @@ from spottrain.levers.memory import memory_of
 from spottrain.levers.precision import Precision, facts_of
 from spottrain.levers.rehearsing import rehearsal, release
 from spottrain.process.session import Session
+from spottrain.process.worker_signals import worker_pids
 from spottrain.settings import Settings
 from spottrain.training import AUTO
 

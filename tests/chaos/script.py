@@ -11,7 +11,6 @@ from typing import Any
 
 import spottrain
 import torch
-from spottrain import trainerstate
 from spottrain.checkpoint.tree import Flattened
 from spottrain.process.session import current
 
@@ -28,7 +27,7 @@ class Watched(spottrain.Trainer):
         super()._judge()
         if self.judge.due(self.step):  # a stop has cut it short
             return
-        state = trainerstate.of(self)
+        state = self.checkpoint_state()
         shared, own = Flattened(state.shared()), Flattened(state.own())
         TELLER.write(
             "states",

@@ -228,9 +228,9 @@ def _be_pod(command: dict[str, Any]) -> None:
     os.environ.update(command["env"])
     if command["nproc"] == 1:
         _run(command["script"])
-    from spottrain.entry import hold_signals
     from spottrain.process.born import process_start
     from spottrain.process.gang import LOOPBACK, Gang
+    from spottrain.startup_signals import hold_signals
 
     hold_signals()
     gang = Gang(nproc=command["nproc"], host=LOOPBACK)
@@ -239,7 +239,7 @@ def _be_pod(command: dict[str, Any]) -> None:
 
 def _run(script: str) -> NoReturn:
     """Ends as the interpreter would, but for taking all modules down, which in a fork copies all memory."""
-    from spottrain.__main__ import main
+    from spottrain.main import main
 
     code = main(["run", script])
     threading._shutdown()  # type: ignore[attr-defined]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from spottrain import store
 from spottrain.errors import StoreDenied
+from spottrain.store.open import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -67,7 +67,7 @@ def test_each_store_that_a_manifest_may_name_has_its_library_in_the_runtime_imag
 def test_the_runtime_opens_each_store_that_a_manifest_may_name(scheme: str, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}" if scheme == "file" else f"{scheme}://bucket/prefix"
     with contextlib.suppress(StoreDenied):  # no credentials here
-        assert store.open(uri, "http://127.0.0.1:9").uri.startswith(scheme)
+        assert open_store(uri, "http://127.0.0.1:9").uri.startswith(scheme)
 
 
 def test_the_build_of_the_image_ends_where_nvml_cannot_be_imported() -> None:

@@ -149,7 +149,7 @@ def test_ours_the_last_commit_wins_whatever_it_was_made_for(tmp_path: Path) -> N
     store = FolderStore(tmp_path)
     first = claimed(store, 1)
     first.save_now(state_at(first, 500))
-    first.session.interruption._note_signal(signal.SIGTERM)
+    first.context.interruption._note_signal(signal.SIGTERM)
     first.save_before_end(state_at(first, 700), 700)
     first.release()
     second = claimed(store, 2)
@@ -162,7 +162,7 @@ def test_ours_a_save_at_a_notice_that_was_cut_off_leaves_the_one_before(tmp_path
     store = Cut(tmp_path)
     first = claimed(store, 1)
     first.save_now(state_at(first, 500))
-    first.session.interruption._note_signal(signal.SIGTERM)
+    first.context.interruption._note_signal(signal.SIGTERM)
     store.cutting = True
     with pytest.raises(Killed):
         first.save_before_end(state_at(first, 700), 700)
@@ -336,7 +336,7 @@ def steps_in_head(store: FolderStore) -> list[int]:
 def test_ours_training_goes_on_at_once_and_a_step_is_durable_when_head_names_it(tmp_path: Path) -> None:
     store = Gated(tmp_path)
     it = claimed(store, 1)
-    board = it.session.board
+    board = it.context.board
     save = state_at(it, 500)()
     it.start(save)  # returns while nothing is uploaded yet
     board.update(step=520)
@@ -361,13 +361,13 @@ def test_ours_a_commit_that_fails_makes_nothing_durable(tmp_path: Path) -> None:
     with pytest.raises(Superseded):
         it.save_now(state_at(it, 500))
     assert list(tmp_path.glob("checkpoints/*/manifest.json")), "all of it is there but for the commit"
-    assert it.session.board.facts.durable_step in (None, 0)
+    assert it.context.board.facts.durable_step in (None, 0)
 
 
 def test_ours_the_age_of_what_is_durable_is_shown(tmp_path: Path) -> None:
     it = claimed(FolderStore(tmp_path), 1)
     it.save_now(state_at(it, 500))
-    board = it.session.board
+    board = it.context.board
     assert board.facts.durable_time is not None
     board.update(durable_time=board.facts.durable_time - 90)
     shown = board.metrics().split("\nspottrain_durable_age_seconds ")[1].split()[0]

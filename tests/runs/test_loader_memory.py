@@ -11,8 +11,8 @@ import pytest
 from spottrain.container import Memory
 from spottrain.contract import ExitCode
 from spottrain.data import Batches, Plan, copies
-from spottrain.data.fetch import worker_pids
 from spottrain.diagnosis.loadermemory import Look, private_bytes, warning
+from spottrain.process.worker_signals import worker_pids
 
 from tests.runs.conftest import SCRIPT, Lab
 

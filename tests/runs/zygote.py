@@ -130,7 +130,7 @@ def _serve() -> None:
 
 
 def _be_run(command: dict[str, Any]) -> None:
-    from spottrain.__main__ import main
+    from spottrain.main import main
 
     os.setsid()
     os.chdir(command["folder"])

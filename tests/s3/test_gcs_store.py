@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
-from spottrain import store
 from spottrain.errors import (
     BucketNotFound,
     ConfigurationError,
@@ -21,8 +20,9 @@ from spottrain.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from spottrain.store import AlreadyExists, Cancelled, KeyMissing, Object, PreconditionFailed, Truncated
+from spottrain.store.base import AlreadyExists, Cancelled, KeyMissing, Object, PreconditionFailed, Truncated
 from spottrain.store.gcs import GCSStore
+from spottrain.store.open import open_store
 
 from tests.support import gcsserver
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment, error
@@ -330,16 +330,16 @@ CREATED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:
 def test_no_credentials_are_denied_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
     with pytest.raises(StoreDenied, match="GOOGLE_APPLICATION_CREDENTIALS"):
-        store.open("gs://bucket/p")
+        open_store("gs://bucket/p")
 
 
 def test_a_key_file_that_is_none_is_denied_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key.json").write_text("{}")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     with pytest.raises(StoreDenied, match="no credentials for gs://bucket/p"):
-        store.open("gs://bucket/p")
+        open_store("gs://bucket/p")
 
 
 def test_a_uri_without_a_bucket_is_a_bad_configuration() -> None:
     with pytest.raises(ConfigurationError, match="names no bucket"):
-        store.open("gs:///p")
+        open_store("gs:///p")

@@ -14,7 +14,7 @@ from spottrain.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from spottrain.store import AlreadyExists, Cancelled
+from spottrain.store.base import AlreadyExists, Cancelled
 from spottrain.store.s3 import S3Store
 from spottrain.store.s3upload import MAX_PARTS, part_bytes
 

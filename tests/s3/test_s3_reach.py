@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from spottrain import store
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.store import AlreadyExists, PreconditionFailed
+from spottrain.store.base import AlreadyExists, PreconditionFailed
+from spottrain.store.open import open_store
 from spottrain.store.s3 import S3Store
 
 from tests.support import s3server
@@ -87,8 +87,8 @@ def test_a_ca_bundle_that_cannot_be_used_is_told_at_the_start(
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     monkeypatch.setenv(variable, str(path))
     with pytest.raises(ConfigurationError, match=f"the CA bundle {path}"):
-        store.open(f"s3://{bucket}/p", "https://127.0.0.1:9")
-    store.open(f"s3://{bucket}/p", "http://127.0.0.1:9")  # no TLS, no bundle
+        open_store(f"s3://{bucket}/p", "https://127.0.0.1:9")
+    open_store(f"s3://{bucket}/p", "http://127.0.0.1:9")  # no TLS, no bundle
 
 
 def test_a_clock_that_is_wrong_has_its_sentence(

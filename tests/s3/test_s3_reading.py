@@ -13,7 +13,7 @@ from spottrain.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from spottrain.store import KeyMissing, Stat, Truncated
+from spottrain.store.base import KeyMissing, Stat, Truncated
 from spottrain.store.s3 import S3Store
 
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from spottrain import store
 from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable, StoreUnsuitable
-from spottrain.store import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.store.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.store.open import open_store
 from spottrain.store.s3 import S3Store
 
 from tests.support import s3server
@@ -34,7 +34,7 @@ def proxied(proxy: FaultProxy, bucket: str) -> S3Store:
 
 
 def test_a_store_opened_by_uri_passes_the_probe_and_leaves_nothing(server: S3Server, bucket: str) -> None:
-    it = store.open(f"s3://{bucket}/some/prefix/", server.endpoint)
+    it = open_store(f"s3://{bucket}/some/prefix/", server.endpoint)
     it.probe()
     assert it.list("") == []
     assert it.uri == f"s3://{bucket}/some/prefix"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from spottrain.contract import MANIFEST_NAME
 from spottrain.head.document import Entry
 from spottrain.head.owner import HeadOwner
-from spottrain.store import Store
+from spottrain.store.base import Store
 
 CHUNK: Final = 16
 """`chunkBytes` here, so that a few numbers fill several chunks."""

@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.reports import Save
 from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
 from spottrain.errors import StoreDenied
 from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
-from spottrain.store import Object, never
+from spottrain.store.base import Object, never
 from spottrain.store.folder import FolderStore
 from torch.utils._python_dispatch import TorchDispatchMode
 

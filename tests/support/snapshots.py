@@ -15,7 +15,7 @@ from spottrain.checkpoint.manifest import Manifest, Piece, Shard, Stored
 from spottrain.checkpoint.restore import Want, read_manifest, read_trees
 from spottrain.checkpoint.tree import Flattened
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME
-from spottrain.store import Body, KeyMissing, Object, Stat, Truncated, never
+from spottrain.store.base import Body, KeyMissing, Object, Stat, Truncated, never
 
 KEY: Final = "checkpoints/t000001-s000000003-abc/"
 

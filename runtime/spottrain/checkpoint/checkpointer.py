@@ -22,10 +22,11 @@ import torch
 
 from spottrain import log
 from spottrain.checkpoint.choice import Choice, Restored
+from spottrain.checkpoint.context import RunContext
 from spottrain.checkpoint.manifest import Manifest
-from spottrain.checkpoint.reports import Abandoned
+from spottrain.checkpoint.reports import Abandoned, Save
 from spottrain.checkpoint.restore import Want
-from spottrain.checkpoint.saver import Save, Saver
+from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.transfer import Outgoing, Transfer
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.errors import (
@@ -39,9 +40,8 @@ from spottrain.errors import (
 )
 from spottrain.head.document import BEST
 from spottrain.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
-from spottrain.process.session import Session
 from spottrain.ranks.control import Control, hear, say
-from spottrain.store import AlreadyExists, Store
+from spottrain.store.base import AlreadyExists, Store
 from spottrain.store.sending import tried
 from spottrain.weights import INDEX, FinalWeights
 
@@ -78,26 +78,26 @@ class Checkpointer:
 
     def __init__(
         self,
-        session: Session,
+        context: RunContext,
         store: Store,
         *,
         transfer: Callable[[], Transfer],
         control: Control | None = None,
         watch_seconds: float = WATCH_SECONDS,
     ) -> None:
-        run = session.run
-        self.session = session
+        run = context.run
+        self.context = context
         self.store = store
         self._control = control
         self._watch_seconds = watch_seconds
         self._owner = HeadOwner(
             store,
-            Identity(job_uid=run.job_uid, job=run.job, attempt=session.attempt),
+            Identity(job_uid=run.job_uid, job=run.job, attempt=context.attempt),
             ClaimPolicy(on_existing=run.on_existing, known_durable_step=run.known_durable_step),
         )
-        self._saver = Saver(session.world, control, transfer, pin=torch.cuda.is_available())
-        self._released = not session.world.first  # the others have nothing to release
-        self.choice = Choice(session, store, control)
+        self._saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
+        self._released = not context.world.first  # the others have nothing to release
+        self.choice = Choice(context, store, control)
         self.on_durable: Callable[[], None] = lambda: None
         """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
@@ -106,19 +106,19 @@ class Checkpointer:
     # --- start --------------------------------------------------------------------------------------
     def claim(self) -> Claim:
         """Waits at the gate, then becomes the owner of HEAD. Raises RunError."""
-        self.session.board.update(state="Gated")
-        if not self.session.world.first:
+        self.context.board.update(state="Gated")
+        if not self.context.world.first:
             return self._hear_claim()
-        run, interruption = self.session.run, self.session.interruption
+        run, interruption = self.context.run, self.context.interruption
         self._owner.wait_at_gate(run.gate_until, lambda: interruption.stopping)
         interruption.let_end(None)  # nobody may end the process between a claim and its answer
         claim = self._owner.claim(
-            lambda: interruption.stopping, patience=self.session.store_wait + CLAIM_SLACK
+            lambda: interruption.stopping, patience=self.context.store_wait + CLAIM_SLACK
         )
         if claim is None:
             with contextlib.suppress(StoreUnavailable):  # a silent store holds up no end
                 self._owner.release(patience=self._patience())
-            self.session.end_idle()
+            self.context.end_idle()
         self._released = claim.done  # then nothing was claimed
         if not claim.done:
             newest = claim.resume[0] if claim.resume else None
@@ -130,7 +130,7 @@ class Checkpointer:
     def trained(self) -> tuple[int, int]:
         """Of a run that is done: the steps that were trained, and the last step that it was to have (0: it is
         not known). All ranks must call it. Raises StoreError."""
-        if not self.session.world.first:
+        if not self.context.world.first:
             heard = hear(self._control, "trained")
             return int(heard["step"]), int(heard["total"])
         found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
@@ -178,13 +178,13 @@ class Checkpointer:
         except Abandoned:
             log.unhindered("save-abandoned", step=save.step)
         except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
-            self.session.fail_now(error)
+            self.context.fail_now(error)
         except PeerLost as error:  # the training thread will meet it too, in its own way
             save.failed = True
             log.unhindered("save-failed", step=save.step, error=str(error))
         except Exception as error:  # whatever else it was, training goes on
             save.failed = True
-            self.session.board.save_failed(str(error))
+            self.context.board.save_failed(str(error))
             log.unhindered("save-failed", step=save.step, error=str(error), next="it will be tried again")
         finally:
             save.finished.set()
@@ -195,7 +195,7 @@ class Checkpointer:
 
         `again`: whether it is tried again where it fails.
         """
-        if self.session.world.first:
+        if self.context.world.first:
             try:
                 self._saver.write(save, new_key=self._owner.new_key, commit=self._commit, left=left)
                 self._saver.say_result(save, committed=True)
@@ -238,7 +238,7 @@ class Checkpointer:
             )
             save.dropped = self._owner.commit(
                 entry,
-                self.session.run.keep,
+                self.context.run.keep,
                 damaged=frozenset(self.choice.damaged),
                 patience=self._patience(),
             )
@@ -246,7 +246,7 @@ class Checkpointer:
 
     def _durable(self, save: Save, key: str, **facts: Any) -> None:
         save.committed = True
-        now, board = time.time(), self.session.board
+        now, board = time.time(), self.context.board
         board.update(
             durable_step=save.step,
             durable_time=save.started,
@@ -254,7 +254,7 @@ class Checkpointer:
             saves=board.facts.saves + 1,
             save_seconds=now - save.started,
         )
-        if self.session.world.first:
+        if self.context.world.first:
             log.unhindered("committed", step=save.step, seconds=now - save.started, **facts, key=key)
         self.on_durable()
 
@@ -263,7 +263,7 @@ class Checkpointer:
 
         Nobody waits for it: the save is done. In a notice it is left to the successor.
         """
-        if self.session.interruption.stopping:
+        if self.context.interruption.stopping:
             return
         try:
             self._owner.prune(save.dropped)
@@ -274,14 +274,14 @@ class Checkpointer:
         """Writes a part of the memory of saves to the store, and deletes it again. Raises StoreError."""
         if (folder := self._probe_folder()) is None:
             return  # a save shows it too
-        key = f"{folder}r{self.session.world.rank:05d}-probe"
+        key = f"{folder}r{self.context.world.rank:05d}-probe"
         size = min(PROBE_BYTES, self._saver.bytes)
-        self._saver.send([Outgoing(key=key, bytes=size)], lambda: self.session.interruption.stopping)
+        self._saver.send([Outgoing(key=key, bytes=size)], lambda: self.context.interruption.stopping)
         self.store.delete([key])
 
     def _probe_folder(self) -> str | None:
         """Rank 0 decides for all. Of this term, so that a later claim sweeps it if this is killed here."""
-        if not self.session.world.first:
+        if not self.context.world.first:
             return hear(self._control, "probe").get("key")
         known = self.busy_with is not None or self._saver.bandwidth is not None
         key = None if known or not self._saver.bytes else self._owner.new_key(0)
@@ -304,7 +304,7 @@ class Checkpointer:
 
         While the session is patient a store that does not answer is waited for, by all ranks alike.
         """
-        save, outage = take(), self.session.outage
+        save, outage = take(), self.context.outage
         outage.through(
             f"the save of step {save.step}",
             lambda: self._write(save, lambda: float("inf"), again=outage.patient),
@@ -318,14 +318,14 @@ class Checkpointer:
 
         `take` copies the state; the copy's place is free when no other save is on its way.
         """
-        left = self.session.interruption.seconds_left
-        board = self.session.board
+        left = self.context.interruption.seconds_left
+        board = self.context.board
         if self.busy_with == step:
             self.settle(left())
         elif self._save is not None and self.busy_with is not None:
             running = time.time() - self._save.started
             may = seconds_for_running(left(), running=running, one_save=self.expected_seconds)
-            self.settle(may if self.session.world.first else left())  # rank 0 decides for all
+            self.settle(may if self.context.world.first else left())  # rank 0 decides for all
         if board.facts.durable_step == step:
             return
         save = take()
@@ -344,7 +344,7 @@ class Checkpointer:
     @property
     def expected_seconds(self) -> float | None:
         """That one save takes, by the last one or by the measured bandwidth."""
-        last, bandwidth = self.session.board.facts.save_seconds, self._saver.bandwidth
+        last, bandwidth = self.context.board.facts.save_seconds, self._saver.bandwidth
         if last is not None or bandwidth is None:
             return last
         return self._saver.copy_seconds + self._saver.bytes / bandwidth + RETRY_SECONDS
@@ -363,17 +363,17 @@ class Checkpointer:
         facts = {
             "format": 1,
             "step": step,
-            "total_steps": self.session.board.facts.total_steps,
+            "total_steps": self.context.board.facts.total_steps,
             "digest": weights.digest,
             "files": files,
-            "checkpoint": self.session.board.facts.key,
+            "checkpoint": self.context.board.facts.key,
         }
         body_of_facts = json.dumps(facts, indent=1).encode()
         self._through(partial(self.store.put, FINAL_PREFIX + MANIFEST_NAME, body_of_facts))
 
     def _through(self, act: Callable[[], None]) -> None:
         """One file at a time is tried again, for the next one must be gathered by all ranks."""
-        self.session.outage.through("the final weights", act, brief=False)
+        self.context.outage.through("the final weights", act, brief=False)
 
     def _clear_final(self) -> None:
         # Asked first: a DELETE that the network repeats late would take the new weights (chaos found it).
@@ -396,8 +396,8 @@ class Checkpointer:
             return
         self._released = True
         try:
-            waits = done and self.session.outage.patient
-            patience = self.session.store_wait + CLAIM_SLACK if waits else self._patience()
+            waits = done and self.context.outage.patient
+            patience = self.context.store_wait + CLAIM_SLACK if waits else self._patience()
             self._owner.release(done, patience=patience)
             log.unhindered("released", done=done or None)
             if done:  # else the next claim sweeps
@@ -410,7 +410,7 @@ class Checkpointer:
 
     def _patience(self) -> float | None:
         """Seconds to go on asking for HEAD: what is left of a notice, else the owner's own."""
-        interruption = self.session.interruption
+        interruption = self.context.interruption
         return max(interruption.seconds_left() - RETRY_SECONDS, 0.0) if interruption.stopping else None
 
     def _watch(self) -> None:
@@ -426,6 +426,6 @@ class Checkpointer:
         try:
             act()
         except Superseded as error:
-            self.session.fail_now(error)
+            self.context.fail_now(error)
         except RunError as error:
             log.event("watch-failed", error=str(error))

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from spottrain import log
+from spottrain.checkpoint.context import RunContext
 from spottrain.checkpoint.manifest import FOLDER, STATE, Damaged, Manifest
 from spottrain.checkpoint.restore import Want, fetch_folder, read_manifest, read_trees
 from spottrain.contract import Reason
 from spottrain.errors import CheckpointError, PeerLost
 from spottrain.head.owner import Claim, Entry
-from spottrain.process.session import Session
 from spottrain.ranks.control import Control, hear, say
-from spottrain.store import Store
+from spottrain.store.base import Store
 from spottrain.words import counted
 
 
@@ -35,8 +35,8 @@ class Restored:
 class Choice:
     """All ranks call the same method. `damaged`: keys of what could not be read."""
 
-    def __init__(self, session: Session, store: Store, control: Control | None) -> None:
-        self.session = session
+    def __init__(self, context: RunContext, store: Store, control: Control | None) -> None:
+        self.context = context
         self.store = store
         self._control = control
         self.damaged: set[str] = set()
@@ -54,14 +54,14 @@ class Choice:
         """The same for the files of a library, in each pod: into the folder `place(step)`, all or nothing."""
 
         def read(entry: Entry, manifest: Manifest) -> Restored:
-            if self.session.world.first_here:
-                fetch_folder(self.store, entry.key, manifest, place(entry.step), self.session.world.rank)
+            if self.context.world.first_here:
+                fetch_folder(self.store, entry.key, manifest, place(entry.step), self.context.world.rank)
             return self._trees(entry, manifest, None)
 
         return self._newest_whole(claim, FOLDER, read)
 
     def _trees(self, entry: Entry, manifest: Manifest, want: Want | None) -> Restored:
-        rank = self.session.world.rank
+        rank = self.context.world.rank
         shared, own = read_trees(self.store, entry.key, manifest, rank=rank, want=want)
         return Restored(entry=entry, shared=shared, own=own, new_rank=rank >= manifest.world)
 
@@ -69,7 +69,7 @@ class Choice:
         self, claim: Claim, kind: str, read: Callable[[Entry, Manifest], Restored]
     ) -> Restored | None:
         reasons: list[str] = []
-        for number in range(len(claim.resume) + 1 if self.session.world.first else 10**6):
+        for number in range(len(claim.resume) + 1 if self.context.world.first else 10**6):
             entry = self._choice(claim, number)
             if entry is None:
                 break
@@ -93,7 +93,7 @@ class Choice:
 
     def _choice(self, claim: Claim, number: int) -> Entry | None:
         """Rank 0 chooses, and all ranks try exactly that one."""
-        if not self.session.world.first:
+        if not self.context.world.first:
             heard = hear(self._control, f"restore/{number}")
             return Entry(**heard) if heard else None
         entry = claim.resume[number] if number < len(claim.resume) else None
@@ -123,7 +123,7 @@ class Choice:
             return why
         name = f"restored/{number}"
         self._control.gather(name, why.encode())
-        if not self.session.world.first:
+        if not self.context.world.first:
             return str(hear(self._control, f"{name}/verdict")["why"])
         answers = self._control.collect(name, math.inf)
         if self._control.lost is not None:

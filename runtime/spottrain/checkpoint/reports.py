@@ -1,24 +1,51 @@
-"""What the ranks say of their parts of a save, and the manifest made of it. Used by `saver`."""
+"""One save: its state, what the ranks report about their parts, and the manifest made of the reports."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import threading
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from spottrain.checkpoint.layout import Layout
 from spottrain.checkpoint.manifest import FOLDER, STATE, File, Manifest, Shard, Stored, shard, stored
 from spottrain.checkpoint.tree import renumber
 from spottrain.contract import Reason
 from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 from spottrain.ranks.world import World
 
-if TYPE_CHECKING:
-    from spottrain.checkpoint.saver import Save
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Save:
+    """One save on its way. `own`, `tree`: plain (see `tree.py`)."""
+
+    number: int
+    step: int
+    best: bool = False
+    tree: Any = None
+    own: Any = None
+    shared: list[Stored] = field(default_factory=list)
+    private: list[Stored] = field(default_factory=list)
+    layout: Layout | None = None
+    files: list[File] = field(default_factory=list)
+    folder: Path | None = None
+    started: float = field(default_factory=time.time)
+    finished: threading.Event = field(default_factory=threading.Event)
+    abandoned: bool = False
+    failed: bool = False
+    committed: bool = False
+    dropped: tuple[str, ...] = ()
+    """Keys that its commit took out of HEAD."""
+    tries: int = 0
+    """That failed."""
+    key: str = ""
 
 
 class Abandoned(Exception):

@@ -22,7 +22,7 @@ from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.manifest import Damaged, File, Manifest, Piece, Shard, Stored
 from spottrain.checkpoint.tree import unflatten
 from spottrain.contract import MANIFEST_NAME
-from spottrain.store import KeyMissing, Store, Truncated
+from spottrain.store.base import KeyMissing, Store, Truncated
 
 CONNECTIONS: Final = 8
 

@@ -8,25 +8,24 @@ is the commit, and says what became of it.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from spottrain import log
 from spottrain.checkpoint.arena import Arena
-from spottrain.checkpoint.layout import Layout, describe, divide, plan, signature
-from spottrain.checkpoint.manifest import File, Manifest, Stored
+from spottrain.checkpoint.layout import describe, divide, plan, signature
+from spottrain.checkpoint.manifest import File, Manifest
 from spottrain.checkpoint.modelstate import MODEL
-from spottrain.checkpoint.reports import Abandoned, fingerprint, manifest, raise_first_error
+from spottrain.checkpoint.reports import Abandoned, Save, fingerprint, manifest, raise_first_error
 from spottrain.checkpoint.transfer import Outgoing, Sent, Transfer, UploaderDied
 from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.errors import StoreUnavailable, TrainingFailed
 from spottrain.ranks.control import Control, say
 from spottrain.ranks.world import World
-from spottrain.store import Cancelled
+from spottrain.store.base import Cancelled
 
 WAIT_SECONDS: Final = 1.0
 """How long a rank waits for another at once, before it looks whether it should."""
@@ -34,32 +33,6 @@ WEIGHTS: Final = f"{MODEL}."
 """What the paths of weights begin with."""
 REPORT_SECONDS: Final = 3600.0
 """Longest difference between the uploads of two ranks; without a stop nothing else bounds it."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Save:
-    """One save on its way. `own`, `tree`: plain (see `tree.py`)."""
-
-    number: int
-    step: int
-    best: bool = False
-    tree: Any = None
-    own: Any = None
-    shared: list[Stored] = field(default_factory=list)
-    private: list[Stored] = field(default_factory=list)
-    layout: Layout | None = None
-    files: list[File] = field(default_factory=list)
-    folder: Path | None = None
-    started: float = field(default_factory=time.time)
-    finished: threading.Event = field(default_factory=threading.Event)
-    abandoned: bool = False
-    failed: bool = False
-    committed: bool = False
-    dropped: tuple[str, ...] = ()
-    """Keys that its commit took out of HEAD."""
-    tries: int = 0
-    """That failed."""
-    key: str = ""
 
 
 class Saver:

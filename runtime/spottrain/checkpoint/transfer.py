@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from spottrain import errors, store
+from spottrain import errors
 from spottrain.checkpoint.arena import Arena
 from spottrain.checkpoint.uploader import upload
 from spottrain.errors import StoreUnavailable
 from spottrain.process.children import import_path
-from spottrain.store import Store
+from spottrain.store import base as stores
+from spottrain.store.base import Cancelled, Store
 
 POLL_SECONDS: Final = 0.05
 
@@ -66,7 +67,7 @@ class Transfer(Protocol):
 
 
 class Process:
-    """`where`: arguments of `store.open`."""
+    """`where`: arguments of `open_store`."""
 
     def __init__(self, where: Mapping[str, Any]) -> None:
         self._sock, theirs = socket.socketpair()
@@ -108,7 +109,7 @@ class Process:
             while (answer := self._answer()) is None or answer["put"] != self._number:
                 if cancelled():  # a part may be under way for long; its end is not waited for
                     self._say({"abandon": self._number})
-                    raise store.Cancelled("the upload was abandoned")
+                    raise Cancelled("the upload was abandoned")
         if "error" in answer:
             raise _error(answer)
         return {key: Sent(bytes=size, chunks=tuple(chunks)) for key, (size, chunks) in answer["sent"].items()}
@@ -181,9 +182,9 @@ class Here:
 def _error(answer: dict[str, Any]) -> Exception:
     """The very error that the store raised over there."""
     name, message = answer["error"], answer["message"]
-    kind = getattr(errors, name, None) or getattr(store, name, None) or getattr(builtins, name, None)
+    kind = getattr(errors, name, None) or getattr(stores, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.RunError):
         return kind(message, reason=answer["reason"] or None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == store.__name__:
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == stores.__name__:
         return kind(message)
     return StoreUnavailable(f"the upload failed with {name}: {message}")

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from spottrain.contract import CHUNK_BYTES
-from spottrain.store import AlreadyExists, Store
-from spottrain.store import open as open_store
+from spottrain.store.base import AlreadyExists, Store
+from spottrain.store.open import open_store
 
 SMALL_AT_ONCE: Final = 8
 """Files of at most one chunk in flight; a larger one has the connections to itself."""

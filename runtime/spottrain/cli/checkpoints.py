@@ -25,8 +25,9 @@ from spottrain.cli.pruning import Wish, prune
 from spottrain.cli.reading import BEST, NEWEST, open_existing
 from spottrain.cli.verifying import ALL, verify
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.store import Store, is_path
-from spottrain.store import open as open_store
+from spottrain.store.base import Store
+from spottrain.store.open import open_store
+from spottrain.uri import is_path
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -19,7 +19,7 @@ from spottrain.cli.listing import Inventory, look
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.errors import ConfigurationError
 from spottrain.head.document import folder_of
-from spottrain.store import KeyMissing, Store
+from spottrain.store.base import KeyMissing, Store
 from spottrain.words import counted
 
 TAG: Final = "spottrain"

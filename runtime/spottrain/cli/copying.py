@@ -13,7 +13,7 @@ from spottrain.errors import CheckpointError, ConfigurationError, StoreError
 from spottrain.head.care import Adopting, term_for_copy
 from spottrain.head.document import Entry
 from spottrain.head.owner import Walker, fresh_nonce
-from spottrain.store import Store
+from spottrain.store.base import Store
 
 
 def copy(source: Store, target: Store, which: str) -> Answer:

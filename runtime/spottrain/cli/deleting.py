@@ -18,7 +18,7 @@ from spottrain.contract import (
 from spottrain.head.care import Deleting, leftovers
 from spottrain.head.document import folder_of
 from spottrain.head.owner import Walker
-from spottrain.store import Store
+from spottrain.store.base import Store
 from spottrain.words import counted
 
 

@@ -23,7 +23,7 @@ from spottrain.cli.reading import WIDTHS, Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, Reason
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.head.document import Entry
-from spottrain.store import KeyMissing, Store, Truncated
+from spottrain.store.base import KeyMissing, Store, Truncated
 
 MODEL: Final = "model"
 EMA: Final = "ema"

@@ -13,7 +13,7 @@ from spottrain.contract import CHECKPOINTS_PREFIX, MANIFEST_NAME
 from spottrain.head.care import leftovers
 from spottrain.head.document import Entry, Head, folder_of
 from spottrain.head.owner import Walker
-from spottrain.store import Stat, Store
+from spottrain.store.base import Stat, Store
 from spottrain.words import counted
 
 ASKING: Final = 16

@@ -9,7 +9,7 @@ from typing import Any
 from spottrain.cli.answers import Answer
 from spottrain.contract import LOGS_PREFIX, part_of_log
 from spottrain.errors import ConfigurationError
-from spottrain.store import Store
+from spottrain.store.base import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

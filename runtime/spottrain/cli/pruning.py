@@ -13,7 +13,7 @@ from spottrain.errors import ConfigurationError
 from spottrain.head.care import Pruning, leftovers, prunable, require_idle
 from spottrain.head.document import Entry, Head
 from spottrain.head.owner import Walker
-from spottrain.store import Store
+from spottrain.store.base import Store
 from spottrain.words import counted
 
 

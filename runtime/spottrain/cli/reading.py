@@ -13,8 +13,9 @@ from spottrain.contract import MANIFEST_NAME, Reason
 from spottrain.errors import ConfigurationError
 from spottrain.head.document import Entry, Head
 from spottrain.head.owner import Walker
-from spottrain.store import KeyMissing, Store, Truncated, is_path
-from spottrain.store import open as open_store
+from spottrain.store.base import KeyMissing, Store, Truncated
+from spottrain.store.open import open_store
+from spottrain.uri import is_path
 
 NEWEST: Final = "newest"
 BEST: Final = "best"

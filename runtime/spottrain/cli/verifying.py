@@ -11,7 +11,7 @@ from spottrain.cli.reading import Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, Reason
 from spottrain.errors import CheckpointArchived, CheckpointError
 from spottrain.head.document import Entry
-from spottrain.store import Store
+from spottrain.store.base import Store
 from spottrain.words import counted
 
 ALL: Final = "all"

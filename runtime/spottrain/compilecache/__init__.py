@@ -38,7 +38,7 @@ from spottrain.compilecache.folders import (
 )
 from spottrain.config import Run
 from spottrain.contract import COMPILE_CACHE_PREFIX, CompileCacheMode
-from spottrain.store import Store
+from spottrain.store.base import Store
 
 __all__ = ["CompileCache", "Facts", "Mode", "Restored", "folders_of", "header_folder", "use_folder"]
 

@@ -45,10 +45,11 @@ from spottrain import lazy
 if TYPE_CHECKING:
     from spottrain.data.adapters import Skipping, Streaming
     from spottrain.data.batches import Batches
-    from spottrain.data.fetch import ignore_signals, load
+    from spottrain.data.fetch import load
     from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream
     from spottrain.data.sampler import BatchSampler, Loader, Sampler, loader
     from spottrain.data.stream import Resumable, StreamBatches
+    from spottrain.process.worker_signals import ignore_signals
 
 __all__ = [
     "BatchSampler",
@@ -71,23 +72,23 @@ __all__ = [
 ]
 
 _HOME = {
-    "BatchSampler": "sampler",
-    "Batches": "batches",
-    "Dataset": "plan",
-    "Loader": "sampler",
-    "Plan": "plan",
-    "Position": "plan",
-    "Resumable": "stream",
-    "Sampler": "sampler",
-    "Skipping": "adapters",
-    "Source": "plan",
-    "Step": "plan",
-    "Stream": "plan",
-    "StreamBatches": "stream",
-    "Streaming": "adapters",
-    "ignore_signals": "fetch",
-    "load": "fetch",
-    "loader": "sampler",
+    "BatchSampler": "spottrain.data.sampler",
+    "Batches": "spottrain.data.batches",
+    "Dataset": "spottrain.data.plan",
+    "Loader": "spottrain.data.sampler",
+    "Plan": "spottrain.data.plan",
+    "Position": "spottrain.data.plan",
+    "Resumable": "spottrain.data.stream",
+    "Sampler": "spottrain.data.sampler",
+    "Skipping": "spottrain.data.adapters",
+    "Source": "spottrain.data.plan",
+    "Step": "spottrain.data.plan",
+    "Stream": "spottrain.data.plan",
+    "StreamBatches": "spottrain.data.stream",
+    "Streaming": "spottrain.data.adapters",
+    "ignore_signals": "spottrain.process.worker_signals",
+    "load": "spottrain.data.fetch",
+    "loader": "spottrain.data.sampler",
 }
 
 # On first use: the loaders import torch, and `cache` must not.

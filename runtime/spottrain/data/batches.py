@@ -14,9 +14,10 @@ from typing import Any, Literal
 from spottrain import device as devices
 from spottrain import log
 from spottrain.data import workers as measuring
-from spottrain.data.fetch import Collate, end_workers, load
+from spottrain.data.fetch import Collate, load
 from spottrain.data.plan import Dataset, Plan, Position, Step, Stream
 from spottrain.data.room import Room
+from spottrain.process.worker_signals import end_workers
 
 
 class Batches:

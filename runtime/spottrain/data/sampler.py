@@ -26,19 +26,11 @@ from torch.utils.data import DataLoader, default_collate
 from spottrain import device as devices
 from spottrain import log
 from spottrain.data import workers as measuring
-from spottrain.data.fetch import (
-    Collate,
-    Repeatable,
-    Request,
-    as_it_is,
-    end_at_exit,
-    ignore_signals,
-    request,
-    signals_held,
-)
+from spottrain.data.fetch import Collate, Repeatable, Request, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
 from spottrain.data.room import Room
 from spottrain.errors import ConfigurationError
+from spottrain.process.worker_signals import end_at_exit, ignore_signals, signals_held
 from spottrain.ranks.world import World
 from spottrain.training import AUTO
 

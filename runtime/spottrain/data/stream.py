@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from spottrain.contract import Reason
 from spottrain.data.adapters import resumable, samples_in
-from spottrain.data.fetch import end_at_exit, end_workers, protect, seeded, signals_held
+from spottrain.data.fetch import seeded
 from spottrain.data.plan import Position, Step, Stream
 from spottrain.data.room import Room
 from spottrain.data.shuffle import mix
 from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.process.worker_signals import end_at_exit, end_workers, protect, signals_held
 
 _MISSING = object()
 

@@ -43,12 +43,12 @@ __all__ = [
 
 _MODULES: Final = ("flops", "profiling", "split", "verdict", "watch", "window")
 _HOME: Final = {
-    "InUse": "verdict",
-    "Profiler": "profiling",
-    "Split": "split",
-    "Verdict": "verdict",
-    "Watch": "watch",
-    "Window": "window",
+    "InUse": "spottrain.diagnosis.verdict",
+    "Profiler": "spottrain.diagnosis.profiling",
+    "Split": "spottrain.diagnosis.split",
+    "Verdict": "spottrain.diagnosis.verdict",
+    "Watch": "spottrain.diagnosis.watch",
+    "Window": "spottrain.diagnosis.window",
 }
 
 __getattr__ = lazy.names(__name__, _HOME, _MODULES)

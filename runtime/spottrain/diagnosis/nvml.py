@@ -23,7 +23,6 @@ from typing import Any, Final
 import torch
 
 from spottrain import log
-from spottrain.contract import gpu_fault
 from spottrain.progress import Board
 
 KEPT: Final = 120
@@ -139,29 +138,6 @@ class Sampler:
 def sampled(device: torch.device, board: Board) -> Sampler:
     """Tells the board."""
     return Sampler(device, told=lambda gpu: board.update(utilisation=gpu.utilisation, gpu_memory=gpu.memory))
-
-
-def lost_gpu(nvml: Any = None, *, seconds: float = 5.0) -> str:
-    """What NVML says of a GPU that has failed; "" where all answer, or nobody can be asked.
-
-    seconds: no longer than that, because a driver whose GPU is lost may not answer at all.
-    """
-    found: list[str] = []
-
-    def ask() -> None:
-        try:
-            api = nvml or importlib.import_module("pynvml")
-            api.nvmlInit()
-            for number in range(api.nvmlDeviceGetCount()):
-                api.nvmlDeviceGetTemperature(api.nvmlDeviceGetHandleByIndex(number), api.NVML_TEMPERATURE_GPU)
-        except Exception as error:  # no NVIDIA driver, no module, no permission: nothing is known
-            if fault := gpu_fault(str(error)):
-                found.append(f"NVML: {fault}")
-
-    asking = threading.Thread(target=ask, name="spottrain-nvml-lost", daemon=True)
-    asking.start()
-    asking.join(seconds)
-    return found[0] if found else ""
 
 
 def reader(device: torch.device, nvml: Any = None) -> Callable[[], Sample]:

@@ -33,7 +33,7 @@ from spottrain.diagnosis.verdict import Facts, advice, diagnose, utilised
 from spottrain.diagnosis.window import MADE, Window, chosen, profile_key, require_window
 from spottrain.errors import ConfigurationError
 from spottrain.process.session import Session
-from spottrain.store import Store
+from spottrain.store.base import Store
 from spottrain.training import Profile
 
 TOP: Final = 20

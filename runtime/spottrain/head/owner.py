@@ -51,7 +51,7 @@ from spottrain.head.document import (
     orphans,
     present,
 )
-from spottrain.store import AlreadyExists, KeyMissing, PreconditionFailed, Store
+from spottrain.store.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
 
 __all__ = ["Claim", "ClaimPolicy", "Entry", "HeadOwner", "Identity"]
 

@@ -17,7 +17,7 @@ import torch
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.choice import Restored
-from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.reports import Save
 from spottrain.head.owner import Claim
 from spottrain.keeper import Keeper, State
 from spottrain.process.session import Session

@@ -32,7 +32,7 @@ from spottrain import log, ownloop
 from spottrain.beside import Beside
 from spottrain.checkpoint import modelstate, trained
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.reports import Save
 from spottrain.contract import Outcome
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder import FolderKeeper, link_tree

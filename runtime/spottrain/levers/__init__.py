@@ -83,17 +83,17 @@ _MODULES: Final = (
     "trackers",
 )
 _HOME: Final = {
-    "Amp": "precision",
-    "EMA": "ema",
-    "EarlyStopping": "stopping",
-    "Policy": "activations",
-    "Precision": "precision",
-    "Trackers": "trackers",
-    "Trial": "batchsize",
-    "autofit": "fits",
-    "compiled": "compiling",
-    "rehearsal": "rehearsing",
-    "warm_up": "compiling",
+    "Amp": "spottrain.levers.precision",
+    "EMA": "spottrain.levers.ema",
+    "EarlyStopping": "spottrain.levers.stopping",
+    "Policy": "spottrain.levers.activations",
+    "Precision": "spottrain.levers.precision",
+    "Trackers": "spottrain.levers.trackers",
+    "Trial": "spottrain.levers.batchsize",
+    "autofit": "spottrain.levers.fits",
+    "compiled": "spottrain.levers.compiling",
+    "rehearsal": "spottrain.levers.rehearsing",
+    "warm_up": "spottrain.levers.compiling",
 }
 
 __getattr__ = lazy.names(__name__, _HOME, _MODULES)

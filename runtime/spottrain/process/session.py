@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from spottrain import compilecache, config, log, progress
 from spottrain.compilecache import CompileCache
@@ -38,7 +38,6 @@ from spottrain.contract import (
     Reason,
     Stop,
     TerminationMessage,
-    gpu_fault,
 )
 from spottrain.diagnosis.window import MADE as PROFILES_MADE
 from spottrain.diagnosis.window import not_made
@@ -46,27 +45,28 @@ from spottrain.errors import ConfigurationError, RunError
 from spottrain.head.document import Head
 from spottrain.process import lastwords, parents, stalled
 from spottrain.process.born import process_start
+from spottrain.process.gpu_faults import fault_behind
 from spottrain.process.interruption import Interruption
 from spottrain.ranks.world import World
 from spottrain.scribe.outputs import MARK, Outputs, keep, seconds_for_logs
-from spottrain.store import Store
-from spottrain.store import open as open_store
+from spottrain.store.base import Store
+from spottrain.store.open import open_store
 from spottrain.store.outage import Outage, PatientStore, Silence, watch
-
-if TYPE_CHECKING:
-    from spottrain.levers.trackers import Trackers
 
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 TELL_AGAIN_SECONDS: Final = 30.0
 """Between two lines about a store that does not answer."""
 WORDS_OF_WAIT: Final = 1000
 """Characters of the sentence about it."""
-CAUSES: Final = 10
-"""Errors of a chain that are read."""
 LOOPS: Final = ("keeper", "trainer", "guard", "loop", "integrations", "data", "ownloop")
 """Modules that a script which trains by spottrain has imported before its first step."""
 GROUP_SIGNAL_SECONDS: Final = 0.2
 """That a failing script leaves a signal to its process group to arrive here too."""
+
+
+class Closes(Protocol):
+    def close(self, outcome: Outcome, *, within: float) -> None:
+        """within: seconds that it may take."""
 
 
 class Session:
@@ -242,7 +242,7 @@ class Session:
         Whatever is raised after a stop counts as its consequence. A mistake of the script comes again in the
         next attempt, and is charged there.
         """
-        known = self.message is not None or isinstance(error, RunError) or _fault(error)
+        known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
         if known or not self._was_told_to_stop():
             return False
         self._end_broken(f" After that the script raised {_what_was_raised(error, script or sys.argv[0])}")
@@ -266,7 +266,7 @@ class Session:
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """The last words of a script that raised `error`."""
-        fault = _fault(error)
+        fault = fault_behind(error)
         if not fault and self.world.distributed and "torch" in sys.modules:
             from spottrain.ranks.parallel import peer_lost  # not above: before torch there can be no peer
 
@@ -344,8 +344,8 @@ class Session:
             return self.message.outcome
         return Outcome.DONE if self.completed else Outcome.FAILED
 
-    def close_at_end(self, trackers: Trackers) -> None:
-        """However the run ends, its trackers are told."""
+    def close_at_end(self, trackers: Closes) -> None:
+        """However the run ends, its trackers are closed."""
         left = self.interruption.seconds_left
         self.at_end.append(lambda outcome: trackers.close(outcome, within=left()))
 
@@ -602,30 +602,6 @@ def see_out(session: Session) -> None:
 
     sys.excepthook = told
     atexit.register(left)
-
-
-def _fault(error: BaseException) -> str:
-    """What says that an error is a GPU's that has failed; "" where nothing does.
-
-    One that falls off the bus is often "unspecified launch failure" to CUDA, as a bug is: NVML knows which.
-    """
-    text = _words_of(error)
-    found = gpu_fault(text)
-    if not found and "CUDA" in text and "torch" in sys.modules:
-        from spottrain.diagnosis.nvml import lost_gpu  # not above: before torch there is no CUDA error
-
-        found = lost_gpu()
-    return found
-
-
-def _words_of(error: BaseException) -> str:
-    """Of an error and of those that led to it: a library may have put one of its own around the driver's."""
-    words: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None and len(words) < CAUSES:
-        words.append(str(seen))
-        seen = seen.__cause__ or seen.__context__
-    return "\n".join(words)
 
 
 def _what_was_raised(error: BaseException, script: str) -> str:

@@ -3,7 +3,7 @@
 A process of its own, so that neither a hung trainer nor its interpreter lock, nor a store that hangs, comes
 between the ranks and the log. Started by `outputs`, which talks to it over a socket, a JSON object a line:
 
-    <- {"streams": [[rank, pipe, target], ...], "store": arguments of store.open, "attempt": 2 or null}
+    <- {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
     <- {"finish": seconds}        what is in the pipes is the last; the copy is stored within so many seconds
     -> {"done": true}             it is passed on
 
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from spottrain.scribe.relay import Relay, Stream
 from spottrain.scribe.shelf import Shelf
-from spottrain.store import open as open_store
+from spottrain.store.open import open_store
 
 STDOUT: Final = 1
 LAST_SECONDS: Final = 5.0

@@ -55,7 +55,7 @@ class _Pipes:
 
 
 class Outputs:
-    """`where`: arguments of `store.open`. `attempt`: None where nobody has numbered it."""
+    """`where`: arguments of `open_store`. `attempt`: None where nobody has numbered it."""
 
     def __init__(self, ranks: Sequence[int], where: Mapping[str, Any], attempt: int | None) -> None:
         """Raises OSError where there is no output, no pipe or no process to be had."""

@@ -16,7 +16,7 @@ from typing import Final
 from spottrain import log
 from spottrain.contract import LOGS_PREFIX, log_key, part_of_log
 from spottrain.scribe.book import Book, Limits, Part
-from spottrain.store import AlreadyExists, Store
+from spottrain.store.base import AlreadyExists, Store
 
 LOOK_SECONDS: Final = 0.5
 """How soon a part that is long enough, or old enough, is sent."""

@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 
 from spottrain.contract import CHUNK_BYTES
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.store import (
+from spottrain.store.base import (
     AlreadyExists,
     Body,
     Cancelled,

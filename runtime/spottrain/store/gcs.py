@@ -34,7 +34,7 @@ from spottrain.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from spottrain.store import (
+from spottrain.store.base import (
     AlreadyExists,
     Body,
     Cancelled,

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from spottrain.contract import COMPILE_CACHE_PREFIX, HEAD_KEY
 from spottrain.errors import StoreUnavailable
-from spottrain.store import Body, Object, Stat, Store, never
+from spottrain.store.base import Body, Object, Stat, Store, never
 
 T = TypeVar("T")
 

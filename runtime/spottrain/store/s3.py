@@ -17,7 +17,8 @@ from botocore.exceptions import ClientError
 
 from spottrain.contract import CHUNK_BYTES, HEAD_KEY
 from spottrain.errors import StoreUnavailable, StoreUnsuitable
-from spottrain.store import (
+from spottrain.store import sending as ways
+from spottrain.store.base import (
     AlreadyExists,
     Body,
     KeyMissing,
@@ -27,7 +28,6 @@ from spottrain.store import (
     Truncated,
     never,
 )
-from spottrain.store import sending as ways
 from spottrain.store.s3client import Reach, clients
 from spottrain.store.s3errors import FAILURES, Place, translate
 from spottrain.store.s3upload import Bucket, Manner, Upload, checksum

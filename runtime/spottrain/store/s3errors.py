@@ -20,7 +20,7 @@ from spottrain.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from spottrain.store import KeyMissing, PreconditionFailed, Truncated
+from spottrain.store.base import KeyMissing, PreconditionFailed, Truncated
 
 POLICY: Final = (
     "check that its policy allows s3:ListBucket and s3:ListBucketMultipartUploads on the bucket, and "

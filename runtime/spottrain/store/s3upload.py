@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from spottrain import log
 from spottrain.errors import RunError, StoreUnavailable
-from spottrain.store import Cancelled, KeyMissing, PreconditionFailed
+from spottrain.store.base import Cancelled, KeyMissing, PreconditionFailed
 from spottrain.store.sending import Outgoing, Stopped, digests, tried
 
 MAX_PARTS: Final = 9000

@@ -28,7 +28,7 @@ from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.checkpoint.uploader import Uploader
 from spottrain.contract import CHUNK_BYTES
 from spottrain.ranks.world import World
-from spottrain.store import AlreadyExists, Cancelled, never
+from spottrain.store.base import AlreadyExists, Cancelled, never
 from spottrain.store.folder import FolderStore
 
 from tests.support.snapshots import Memory

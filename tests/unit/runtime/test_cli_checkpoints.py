@@ -12,8 +12,8 @@ from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
 from spottrain.head.document import BEST, Head, State
 from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
-from spottrain.store import Store
-from spottrain.store import open as open_store
+from spottrain.store.base import Store
+from spottrain.store.open import open_store
 
 from tests.support.headcheckpoints import Made, save
 

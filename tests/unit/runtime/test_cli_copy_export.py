@@ -23,8 +23,8 @@ from spottrain.cli.reading import Shards
 from spottrain.contract import OnExisting
 from spottrain.head.document import Entry, Head
 from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
-from spottrain.store import Store
-from spottrain.store import open as open_store
+from spottrain.store.base import Store
+from spottrain.store.open import open_store
 from spottrain.weights import FinalWeights, digest, load_weights
 
 from tests.support.headcheckpoints import Made, save, sums

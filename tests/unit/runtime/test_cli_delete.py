@@ -6,7 +6,7 @@ import pytest
 from spottrain.contract import OnExisting
 from spottrain.errors import RunError
 from spottrain.head.document import State
-from spottrain.store import Store
+from spottrain.store.base import Store
 
 from tests.support.headcheckpoints import save
 from tests.unit.runtime.test_cli_checkpoints import ended, head, owner, ran, store

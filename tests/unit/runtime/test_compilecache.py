@@ -19,7 +19,7 @@ from spottrain.compilecache.folders import pack
 from spottrain.config import Run
 from spottrain.contract import COMPILE_CACHE_PREFIX, Env
 from spottrain.errors import ConfigurationError, StoreUnavailable
-from spottrain.store import Body, Object
+from spottrain.store.base import Body, Object
 from spottrain.store.folder import FolderStore
 
 from tests.unit.runtime.compilenode import COMPILED, FACTS, Node, Nodes
@@ -296,11 +296,12 @@ def test_a_store_that_is_down_costs_a_compile_and_three_tries(
 COMPILE = """\
 import json, os
 from pathlib import Path
-from spottrain import compilecache, config, store
+from spottrain import compilecache, config
+from spottrain.store.open import open_store
 
 compilecache.use_folder(Path(os.environ["SPOTTRAIN_CACHE_DIR"]), os.environ)
 run = config.Run.from_env(os.environ, script="train.py")
-cache = compilecache.CompileCache.of(store.open(**run.where), run, os.environ, 1)
+cache = compilecache.CompileCache.of(open_store(**run.where), run, os.environ, 1)
 restored = cache.restore()
 
 import torch

@@ -277,14 +277,8 @@ def test_so_is_that_of_an_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
 def test_an_evaluation_has_as_many_workers_as_were_found_for_the_training_and_as_fit(
     found: int, has: int
 ) -> None:
-    evaluation = SimpleNamespace(workers=0, room=Room(WORDS, memory=left(2.5 * EACH)))
-    trainer: Any = SimpleNamespace(
-        judge=SimpleNamespace(evaluation=evaluation),
-        fitting=SimpleNamespace(size=None),
-        settings=SimpleNamespace(workers="auto"),
-        batches=SimpleNamespace(workers=found),
-    )
-    parts.keep_up(trainer)
+    evaluation: Any = SimpleNamespace(workers=0, room=Room(WORDS, memory=left(2.5 * EACH)))
+    parts.use_findings(evaluation, micro_batch_size=None, workers=found)
     assert evaluation.workers == has
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from spottrain.best import Best
-from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.reports import Save
 from spottrain.evaluation import Evaluation, Measure
 
 SAMPLES = 10

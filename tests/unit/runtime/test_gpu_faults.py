@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
-from spottrain.diagnosis.nvml import lost_gpu
 from spottrain.errors import PeerLost
 from spottrain.process import lastwords
+from spottrain.process.gpu_faults import lost_gpu
 from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
 

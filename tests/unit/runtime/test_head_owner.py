@@ -13,7 +13,7 @@ from spottrain.contract import HEAD_KEY, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, StoreDenied, StoreUnavailable, Superseded
 from spottrain.head.document import Head, State
 from spottrain.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
-from spottrain.store import Body, Object, PreconditionFailed
+from spottrain.store.base import Body, Object, PreconditionFailed
 from spottrain.store.folder import FolderStore
 
 

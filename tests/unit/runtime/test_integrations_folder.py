@@ -11,8 +11,9 @@ import pytest
 import torch
 from spottrain import device
 from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, Shard
+from spottrain.checkpoint.reports import Save
 from spottrain.checkpoint.restore import fetch_folder, read_files
-from spottrain.checkpoint.saver import Save, Saver
+from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.transfer import Here
 from spottrain.integrations.folder import link_tree, packed, unpacked
 from spottrain.ranks.world import World

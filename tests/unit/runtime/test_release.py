@@ -9,8 +9,8 @@ from spottrain.contract import OnExisting
 from spottrain.errors import ConfigurationError, Superseded
 from spottrain.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.release import main, release
-from spottrain.store import Store
-from spottrain.store import open as open_store
+from spottrain.store.base import Store
+from spottrain.store.open import open_store
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ import torch
 from spottrain.checkpoint import checkpointer, saver
 from spottrain.checkpoint.checkpointer import Checkpointer, seconds_for_running
 from spottrain.checkpoint.layout import plan
+from spottrain.checkpoint.reports import Save
 from spottrain.checkpoint.restore import read_manifest, read_trees
-from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
 from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
-from spottrain.store import Body, never
+from spottrain.store.base import Body, never
 from spottrain.store.folder import FolderStore
 from spottrain.weights import FinalWeights, digest, load_weights
 
@@ -108,9 +108,9 @@ def test_a_second_try_before_the_end_repeats_only_what_failed_and_copies_nothing
         taken.append(1)
         return taking(it, 5, tensors=3)()
 
-    it.session.interruption._note_signal(15)
+    it.context.interruption._note_signal(15)
     it.save_before_end(take, 5)
-    assert it.session.board.facts.durable_step == 5
+    assert it.context.board.facts.durable_step == 5
     assert len(taken) == 1 and len({key.rpartition("/")[0] for key in store.tried}) == 1
     assert [key.rpartition("/")[2][:9] for key in store.tried].count("r00000-00") == 1
     it.release()
@@ -122,10 +122,10 @@ def test_what_is_there_although_the_store_said_that_it_failed_is_not_in_the_way_
 ) -> None:
     it, store = make(tmp_path)
     store.lost_answers = 2
-    it.session.interruption._note_signal(15)
+    it.context.interruption._note_signal(15)
     it.save_before_end(taking(it, 5, tensors=3), 5)
-    assert it.session.board.facts.durable_step == 5
-    key = it.session.board.facts.key
+    assert it.context.board.facts.durable_step == 5
+    key = it.context.board.facts.key
     shared, _ = read_trees(store, key, read_manifest(store, key))
     assert [t.tolist() for t in shared.values()] == [[0] * 4, [1] * 4, [2] * 4]
     it.release()
@@ -146,7 +146,7 @@ def test_weights_that_are_no_numbers_are_not_saved(
     ) as told:
         it.save_now(lambda: it.saver.snapshot({"model": {"last.bias": bias}}, {}, 5))
     assert "the checkpoints before it are whole. Lower the learning rate" in str(told.value)
-    assert len(store.tried) == before and it.session.board.facts.durable_step == 4
+    assert len(store.tried) == before and it.context.board.facts.durable_step == 4
     it.release()
 
 
@@ -162,7 +162,7 @@ def test_what_is_no_number_on_purpose_or_is_no_weight_is_saved(tmp_path: Path) -
         "models": {"w": torch.tensor([torch.nan])},
     }
     it.save_now(lambda: it.saver.snapshot(state, {"own": torch.tensor(torch.nan)}, 5))
-    assert it.session.board.facts.durable_step == 5
+    assert it.context.board.facts.durable_step == 5
     it.release()
 
 
@@ -228,10 +228,10 @@ def test_the_state_is_copied_only_when_the_upload_under_way_has_settled(tmp_path
 
     store.gate.clear()
     it.start(taking(it, 4)())
-    it.session.interruption._note_signal(15)
+    it.context.interruption._note_signal(15)
     threading.Timer(0.1, store.gate.set).start()
     it.save_before_end(take, 5)
-    assert seen == [None] and it.session.board.facts.durable_step == 5
+    assert seen == [None] and it.context.board.facts.durable_step == 5
     it.release()
 
 
@@ -239,10 +239,10 @@ def test_of_an_upload_of_this_very_step_no_second_copy_is_made(tmp_path: Path) -
     it, store = make(tmp_path)
     store.gate.clear()
     it.start(taking(it, 5)())
-    it.session.interruption._note_signal(15)
+    it.context.interruption._note_signal(15)
     threading.Timer(0.1, store.gate.set).start()
     it.save_before_end(lambda: pytest.fail("it was copied"), 5)
-    assert it.session.board.facts.saves == 1
+    assert it.context.board.facts.saves == 1
     it.release()
 
 
@@ -258,10 +258,10 @@ def test_a_save_that_was_given_up_is_never_committed_after_the_one_that_took_its
     assert save.abandoned
     store.gate.set()
     assert save.finished.wait(10)
-    assert it.session.board.facts.durable_step is None and not it.last_save_failed
+    assert it.context.board.facts.durable_step is None and not it.last_save_failed
     assert not [key for key in store.list("checkpoints/") if key.endswith("manifest.json")]
     it.save_now(taking(it, 5))
-    assert it.session.board.facts.durable_step == 5
+    assert it.context.board.facts.durable_step == 5
     it.release()
 
 
@@ -269,8 +269,8 @@ def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path) -> None:
     it, store = make(tmp_path)
     it.save_now(taking(it, 5, tensors=3))
     it.release()
-    it.session.attempt = 2
-    successor = Checkpointer(it.session, store, transfer=lambda: Here(store))
+    it.context.attempt = 2
+    successor = Checkpointer(it.context, store, transfer=lambda: Here(store))
     found = successor.restore(successor.claim())
     assert found is not None
     assert found.entry.step == 5 and found.own == {"random": [1, 2]} and not found.new_rank
@@ -288,8 +288,8 @@ def test_a_folder_of_a_library_is_saved_and_restored(tmp_path: Path) -> None:
     (written / "deep" / "b").write_bytes(b"")
     it.save_now(lambda: it.saver.folder(written, {"step": 5}, {"mine": 1}, 5))
     it.release()
-    it.session.attempt = 2
-    successor = Checkpointer(it.session, store, transfer=lambda: Here(store))
+    it.context.attempt = 2
+    successor = Checkpointer(it.context, store, transfer=lambda: Here(store))
     found = successor.restore_folder(successor.claim(), lambda step: tmp_path / f"read-{step}")
     assert found is not None and found.shared == {"step": 5} and found.own == {"mine": 1}
     assert (tmp_path / "read-5" / "a.bin").read_bytes() == b"a" * 1000
@@ -301,7 +301,7 @@ def test_the_memory_of_a_state_that_has_grown_is_made_anew(tmp_path: Path) -> No
     it, _ = make(tmp_path)
     for step, tensors in ((1, 1), (2, 3), (3, 3)):
         it.save_now(taking(it, step, tensors))
-    assert it.session.board.facts.durable_step == 3
+    assert it.context.board.facts.durable_step == 3
     it.release()
 
 
@@ -332,7 +332,7 @@ def test_head_is_asked_for_as_long_as_the_notice_lasts(tmp_path: Path) -> None:
 
     it._owner.commit, it._owner.release = noted_commit, noted_release  # type: ignore[method-assign]
     it.save_now(taking(it, 4))
-    it.session.interruption._note_signal(15)
+    it.context.interruption._note_signal(15)
     it.save_before_end(taking(it, 5), 5)
     it.release()
     usual, *before_end = patiences
@@ -375,9 +375,9 @@ def test_a_committed_save_is_over_before_what_it_replaces_is_deleted(
     it.start(save)
     assert deleting.wait(30), "step 1 falls out of HEAD"
     assert save.finished.wait(30) and it.busy_with is None, "it is durable, and uses no notice up any more"
-    it.session.interruption._note_signal(15)
+    it.context.interruption._note_signal(15)
     it.save_before_end(taking(it, 5), 5)
-    assert it.session.board.facts.durable_step == 5, "nor does the one at the end wait for a deletion"
+    assert it.context.board.facts.durable_step == 5, "nor does the one at the end wait for a deletion"
     it.release()
     may.set()
 
@@ -386,13 +386,13 @@ def test_what_a_commit_in_a_notice_replaces_is_deleted_by_the_successor(tmp_path
     it, store = make(tmp_path)
     for step in (1, 2, 3):
         it.save_now(taking(it, step))
-    it.session.interruption._note_signal(15)
+    it.context.interruption._note_signal(15)
     it.save_before_end(taking(it, 4), 4)
     it.release()
     steps = {key.split("-")[1] for key in store.list("checkpoints/")}
     assert steps == {f"s00000000{n}" for n in (1, 2, 3, 4)}
     session = Session({}, Interruption(grace=30.0))
-    session.run, session.attempt = it.session.run, 2
+    session.run, session.attempt = it.context.run, 2
     successor = Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=0.01)
     successor.claim()
     give_up = time.monotonic() + 30

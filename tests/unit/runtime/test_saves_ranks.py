@@ -12,7 +12,7 @@ import torch
 from spottrain.checkpoint import checkpointer
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.choice import Restored
-from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.reports import Save
 from spottrain.checkpoint.transfer import Here
 from spottrain.config import Run
 from spottrain.contract import Env
@@ -20,7 +20,7 @@ from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable, Traini
 from spottrain.process.interruption import Interruption
 from spottrain.process.session import Session
 from spottrain.ranks.control import Control
-from spottrain.store import Cancelled, never
+from spottrain.store.base import Cancelled, never
 from spottrain.store.folder import FolderStore
 
 from tests.unit.runtime.test_control import SECONDS, gang, vanish, wait_for
@@ -80,7 +80,7 @@ class Pair:
         self.both(lambda it: it.save_now(taking(it, step)))
 
     def restore(self) -> list[Restored]:
-        return self.both(lambda it: it.restore(self.claims[it.session.world.rank]))
+        return self.both(lambda it: it.restore(self.claims[it.context.world.rank]))
 
     def shards(self, step: int) -> dict[str, Path]:
         return {path.name: path for path in self.root.glob(f"checkpoints/*-s{step:09d}-*/*.safetensors")}
@@ -89,7 +89,7 @@ class Pair:
 def taking(it: Checkpointer, step: int) -> Callable[[], Save]:
     def take() -> Save:
         shared = {"a": torch.full((40,), float(step)), "b": torch.ones(39), "step": step}
-        own = {"random": torch.full((3,), it.session.world.rank)}
+        own = {"random": torch.full((3,), it.context.world.rank)}
         return it.saver.snapshot(shared, own, step)
 
     return take
@@ -105,7 +105,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 
 def durable(pair: Pair) -> list[int | None]:
-    return [it.session.board.facts.durable_step for it in pair.ranks]
+    return [it.context.board.facts.durable_step for it in pair.ranks]
 
 
 def test_each_rank_stores_its_share_and_gets_all_of_it_back_and_its_own(pair: Pair) -> None:
@@ -153,7 +153,7 @@ def test_when_rank_0_cannot_save_the_other_hears_of_it(pair: Pair) -> None:
 def test_before_the_end_both_try_again_and_only_what_failed_is_sent_again(pair: Pair, failing: int) -> None:
     pair.stores[failing].fails = 2
     for it in pair.ranks:
-        it.session.interruption._note_signal(15)
+        it.context.interruption._note_signal(15)
     pair.both(lambda it: it.save_before_end(taking(it, 5), 5))
     assert durable(pair) == [5, 5]
     names = ["r00000-00.safetensors", "r00001-00.safetensors"]
@@ -227,7 +227,7 @@ def test_ranks_with_other_tensors_make_no_checkpoint_together(pair: Pair, differ
     states = [{"a": torch.ones(3), "b": torch.ones(4)}, BESIDES[difference]]
 
     def taken(it: Checkpointer) -> None:
-        it.save_now(lambda: it.saver.snapshot(states[it.session.world.rank], {}, 5))
+        it.save_now(lambda: it.saver.snapshot(states[it.context.world.rank], {}, 5))
 
     with ThreadPoolExecutor(2) as pool:
         first, second = [pool.submit(taken, it) for it in pair.ranks]

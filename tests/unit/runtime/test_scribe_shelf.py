@@ -12,7 +12,7 @@ from spottrain.contract import log_key
 from spottrain.errors import StoreDenied, StoreUnavailable
 from spottrain.scribe.book import Limits
 from spottrain.scribe.shelf import Shelf
-from spottrain.store import Body
+from spottrain.store.base import Body
 from spottrain.store.folder import FolderStore
 
 

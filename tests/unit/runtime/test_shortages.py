@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from spottrain.errors import StoreUnavailable
 from spottrain.shortages import Shortages
-from spottrain.store import Store
-from spottrain.store import open as open_store
+from spottrain.store.base import Store
+from spottrain.store.open import open_store
 
 
 @pytest.fixture

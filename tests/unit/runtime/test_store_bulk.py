@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.errors import StoreUnavailable
-from spottrain.store import AlreadyExists, Cancelled, KeyMissing, Stat, Truncated
+from spottrain.store.base import AlreadyExists, Cancelled, KeyMissing, Stat, Truncated
 from spottrain.store.folder import FolderStore
 from spottrain.store.s3errors import Place, restore_command
 from spottrain.store.sending import SLICE, Outgoing, Stopped, digests, pause, tried

@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from spottrain import store
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.store import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.store.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
 from spottrain.store.folder import FolderStore
+from spottrain.store.open import open_store
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def folder(tmp_path: Path) -> FolderStore:
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
 def test_a_path_and_a_file_uri_open_the_same_folder(tmp_path: Path, form: str) -> None:
-    store.open(form.format(tmp_path / "with space")).put("k", b"1")
+    open_store(form.format(tmp_path / "with space")).put("k", b"1")
     assert (tmp_path / "with space" / "k").read_bytes() == b"1"
 
 
 def test_a_file_uri_may_be_percent_encoded(tmp_path: Path) -> None:
-    store.open(f"file://{tmp_path}/with%20space").put("k", b"1")
+    open_store(f"file://{tmp_path}/with%20space").put("k", b"1")
     assert (tmp_path / "with space" / "k").exists()
 
 
@@ -42,7 +42,7 @@ def test_a_file_uri_may_be_percent_encoded(tmp_path: Path) -> None:
 )
 def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="checkpoint URI"):
-        store.open(uri)
+        open_store(uri)
 
 
 @pytest.mark.parametrize("path", ["./s3:/x", "runs/a:b", "plain", "~x", "1:2"])
@@ -50,7 +50,7 @@ def test_a_path_with_a_colon_further_on_is_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    store.open(path).put("k", b"1")
+    open_store(path).put("k", b"1")
     assert (tmp_path / path / "k").exists()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from spottrain.errors import StoreDenied, StoreUnavailable
-from spottrain.store import Object
+from spottrain.store.base import Object
 from spottrain.store.folder import FolderStore
 from spottrain.store.outage import FORGET_SECONDS, TELL_SECONDS, Outage, PatientStore, Silence, look
 

@@ -8,7 +8,7 @@ import threading
 from typing import Any, cast
 
 from spottrain.checkpoint.uploader import Uploader
-from spottrain.store import Store
+from spottrain.store.base import Store
 
 WAIT = 10.0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from spottrain.__main__ import _read_command
 from spottrain.config import Run
 from spottrain.contract import PROFILE, Env
 from spottrain.diagnosis import window as windows
 from spottrain.diagnosis.window import Window, chosen, not_made, profile_key, require_window
 from spottrain.errors import ConfigurationError
+from spottrain.main import _read_command
 from spottrain.training import Profile
 
 

@@ -1,0 +1,30 @@
+"""What a checkpoint manager needs to know of the run it works for."""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from spottrain.config import Run
+from spottrain.errors import RunError
+from spottrain.process.interruption import Interruption
+from spottrain.progress import Board
+from spottrain.ranks.world import World
+from spottrain.store.outage import Outage
+
+
+class RunContext(Protocol):
+    world: World
+    run: Run
+    attempt: int
+    board: Board
+    interruption: Interruption
+    outage: Outage
+    """Whether the store answers, and whether it is waited for."""
+    store_wait: float
+    """Seconds that it is waited for."""
+
+    def end_idle(self) -> NoReturn:
+        """Ends a run that has nothing to save."""
+
+    def fail_now(self, error: RunError) -> NoReturn:
+        """Ends the process from any thread."""
