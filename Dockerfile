@@ -45,7 +45,8 @@ ARG CA_BUNDLE
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp spottrain
 COPY --from=lock /out/operator.txt /opt/spottrain/
 RUN install-locked /opt/spottrain/operator.txt
-COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py runtime/spottrain/lazy.py /opt/spottrain/lib/spottrain/
+COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py /opt/spottrain/lib/spottrain/
+COPY runtime/spottrain/core/__init__.py runtime/spottrain/core/lazy.py /opt/spottrain/lib/spottrain/core/
 COPY operator/spottrain_operator /opt/spottrain/lib/spottrain_operator
 RUN python3 -m compileall -q /opt/spottrain/lib \
     && python3 -c "import kopf, kubernetes.aio, spottrain.contract, spottrain_operator" \
@@ -69,7 +70,7 @@ COPY --from=lock /out/runtime.txt /opt/spottrain/
 # env holds the signals before the interpreter starts: at PID 1 the kernel throws away what has no handler yet.
 RUN install-locked /opt/spottrain/runtime.txt \
     && printf '%s\n' '#!/usr/bin/env -S --block-signal=TERM,INT /opt/venv/bin/python3' \
-         'import sys' 'from spottrain.entry import main' 'sys.exit(main())' \
+         'import sys' 'from spottrain.cli.entry import main' 'sys.exit(main())' \
        > /opt/venv/bin/spottrain \
     && chmod +x /opt/venv/bin/spottrain
 

@@ -26,18 +26,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from spottrain.cadence import Observed, auto_seconds
-from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.reports import manifest
-from spottrain.checkpoint.restore import read_trees
+from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.reader import read_trees
+from spottrain.checkpoint.save import manifest
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.transfer import Outgoing, Process
-from spottrain.config import Run
+from spottrain.checkpoint.upload import Outgoing, Process
 from spottrain.contract import Env
-from spottrain.process.interruption import Interruption
-from spottrain.process.session import Session
-from spottrain.ranks.world import World
-from spottrain.store.open import open_store
+from spottrain.core.preemption import Interruption
+from spottrain.core.run_config import Run
+from spottrain.distributed.world import World
+from spottrain.lifecycle.save_interval import Observed, auto_seconds
+from spottrain.lifecycle.session import Session
+from spottrain.storage.open import open_store
 
 from bench.clients import BUCKET, CONNECTIONS, Child
 from bench.state import Training, ratio, spread, timed

@@ -30,9 +30,9 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from spottrain.device import settle_memory
-from spottrain.diagnosis.split import Split
-from spottrain.diagnosis.verdict import Name
+from spottrain.core.device import settle_memory
+from spottrain.diagnostics.bottleneck import Name
+from spottrain.diagnostics.step_timer import Split
 
 from tests.support.slowtrainings import play
 

@@ -201,7 +201,7 @@ def _loss(model: Any, tokens: Any, seen: Any) -> Any:
 
 
 def added(model: Any, loss: Callable[[], Any]) -> dict[str, float]:
-    from spottrain.levers.activations import Policy, apply
+    from spottrain.techniques.activation_checkpointing import Policy, apply
     from torch.utils.flop_counter import FlopCounterMode
 
     def counted(policy: str) -> int:

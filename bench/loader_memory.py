@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import numpy
 import torch
-from spottrain.data.copies import copy_of
-from spottrain.diagnosis.loadermemory import private_bytes
+from spottrain.data.worker_copies import copy_of
+from spottrain.diagnostics.loader_memory import private_bytes
 from torch.utils.data import DataLoader
 
 MIB: Final = 2**20

@@ -41,16 +41,17 @@ def child(spawned: float) -> dict[str, Any]:
         now = time.time()
         marks[part], last = now - last, now
 
-    from spottrain import compilecache
-    from spottrain.config import Run
+    from spottrain.checkpoint.compile_cache.cache import CompileCache, Restored
+    from spottrain.checkpoint.compile_cache.folders import use_folder
     from spottrain.contract import Env
-    from spottrain.store.open import open_store
+    from spottrain.core.run_config import Run
+    from spottrain.storage.open import open_store
 
-    compilecache.use_folder(Path(os.environ[Env.CACHE_DIR]), os.environ)
+    use_folder(Path(os.environ[Env.CACHE_DIR]), os.environ)
     run = Run.from_env(os.environ, script="train.py")
-    cache = compilecache.CompileCache.of(open_store(**run.where), run, os.environ, 1)
+    cache = CompileCache.of(open_store(**run.where), run, os.environ, 1)
     assert cache is not None
-    restored: list[compilecache.Restored | None] = []
+    restored: list[Restored | None] = []
     thread = threading.Thread(target=lambda: restored.append(cache.restore()))
     thread.start()
     mark("import_spottrain")

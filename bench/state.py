@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from spottrain.checkpoint.modelstate import model_state, optimizer_state
+from spottrain.checkpoint.plain_state import model_state, optimizer_state
 
 
 class Training:

@@ -15,8 +15,8 @@ import time
 from typing import Any
 
 import torch
-from spottrain.diagnosis.flops import counted, mfu
-from spottrain.levers.precision import choose
+from spottrain.diagnostics.flops import counted, mfu
+from spottrain.techniques.precision import choose
 
 from bench.gpu import WARM
 from bench.gpu.model import GPT, GPT_124M, SMALL, Shape, Windows, loss_of

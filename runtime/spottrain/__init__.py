@@ -12,19 +12,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spottrain import lazy
+from spottrain.core import lazy
 
 if TYPE_CHECKING:
-    from spottrain import data, diagnosis, levers, schedule
-    from spottrain.data.cache import cached
-    from spottrain.device import seed
-    from spottrain.guard import Guard
-    from spottrain.levers.stopping import EarlyStopping
-    from spottrain.ownloop import training_arguments
-    from spottrain.replica import shard
-    from spottrain.trainer import Result, Trainer
-    from spottrain.training import ActivationCheckpointing, LearningRateScaling, Profile
-    from spottrain.weights import load_weights
+    from spottrain import data, diagnostics, techniques
+    from spottrain.checkpoint.final_weights import load_weights
+    from spottrain.core.device import seed
+    from spottrain.core.training_spec import ActivationCheckpointing, LearningRateScaling, Profile
+    from spottrain.data.download_cache import cached
+    from spottrain.techniques.early_stopping import EarlyStopping
+    from spottrain.training.data_parallel import shard
+    from spottrain.training.guard import Guard
+    from spottrain.training.job_settings import training_arguments
+    from spottrain.training.trainer import Result, Trainer
 
 __all__ = [
     "ActivationCheckpointing",
@@ -36,29 +36,28 @@ __all__ = [
     "Trainer",
     "cached",
     "data",
-    "diagnosis",
-    "levers",
+    "diagnostics",
     "load_weights",
-    "schedule",
     "seed",
     "shard",
+    "techniques",
     "training_arguments",
 ]
 
-_MODULES = ("data", "diagnosis", "levers", "schedule")
+_MODULES = ("data", "diagnostics", "techniques")
 _HOME = {
-    "ActivationCheckpointing": "spottrain.training",
-    "EarlyStopping": "spottrain.levers.stopping",
-    "Guard": "spottrain.guard",
-    "LearningRateScaling": "spottrain.training",
-    "Profile": "spottrain.training",
-    "Trainer": "spottrain.trainer",
-    "Result": "spottrain.trainer",
-    "cached": "spottrain.data.cache",
-    "seed": "spottrain.device",
-    "shard": "spottrain.replica",
-    "load_weights": "spottrain.weights",
-    "training_arguments": "spottrain.ownloop",
+    "ActivationCheckpointing": "spottrain.core.training_spec",
+    "EarlyStopping": "spottrain.techniques.early_stopping",
+    "Guard": "spottrain.training.guard",
+    "LearningRateScaling": "spottrain.core.training_spec",
+    "Profile": "spottrain.core.training_spec",
+    "Trainer": "spottrain.training.trainer",
+    "Result": "spottrain.training.trainer",
+    "cached": "spottrain.data.download_cache",
+    "seed": "spottrain.core.device",
+    "shard": "spottrain.training.data_parallel",
+    "load_weights": "spottrain.checkpoint.final_weights",
+    "training_arguments": "spottrain.training.job_settings",
 }
 
 # spottrain.data.loader, without a second import

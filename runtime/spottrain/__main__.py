@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from spottrain.entry import main
+from spottrain.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from spottrain.checkpoint.head.state import Head
 from spottrain.errors import RunError
-from spottrain.head.document import Head
 
 from tests.chaos import digests
 

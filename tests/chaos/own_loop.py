@@ -12,7 +12,7 @@ from typing import Any
 import spottrain
 import torch
 from spottrain.checkpoint.tree import Flattened
-from spottrain.process.session import current
+from spottrain.lifecycle.session import current
 
 from tests.chaos import digests
 from tests.chaos.training import ORDER, TELLER, Augmented, Model, leaf_of, watch_store

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from spottrain.checkpoint.head.state import Head
 from spottrain.contract import EXIT_CODE_OF, ExitCode
-from spottrain.head.document import Head
 
 from tests.chaos.faults import is_head
 from tests.chaos.judge import Found

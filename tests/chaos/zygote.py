@@ -197,7 +197,7 @@ def _is_rank(pid: int) -> bool:
 def _serve(preload: Sequence[str]) -> None:
     import importlib
 
-    for name in ("spottrain.trainer", "torch._dynamo", "spottrain.store.s3", *preload):
+    for name in ("spottrain.training.trainer", "torch._dynamo", "spottrain.storage.s3", *preload):
         importlib.import_module(name)
     # As at PID 1, whom a signal before the handlers does not end: held from birth until they are there.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
@@ -228,9 +228,9 @@ def _be_pod(command: dict[str, Any]) -> None:
     os.environ.update(command["env"])
     if command["nproc"] == 1:
         _run(command["script"])
-    from spottrain.process.born import process_start
-    from spottrain.process.gang import LOOPBACK, Gang
-    from spottrain.startup_signals import hold_signals
+    from spottrain.core.process_start import process_start
+    from spottrain.core.startup_signals import hold_signals
+    from spottrain.lifecycle.topology import LOOPBACK, Gang
 
     hold_signals()
     gang = Gang(nproc=command["nproc"], host=LOOPBACK)
@@ -239,7 +239,7 @@ def _be_pod(command: dict[str, Any]) -> None:
 
 def _run(script: str) -> NoReturn:
     """Ends as the interpreter would, but for taking all modules down, which in a fork copies all memory."""
-    from spottrain.main import main
+    from spottrain.cli.main import main
 
     code = main(["run", script])
     threading._shutdown()  # type: ignore[attr-defined]
@@ -250,8 +250,8 @@ def _run(script: str) -> NoReturn:
 
 def _forking() -> Any:
     """The launcher but for how it starts a rank: here that has imported torch already."""
-    from spottrain.process.interruption import SIGNALS
-    from spottrain.process.launcher import Launcher
+    from spottrain.core.preemption import SIGNALS
+    from spottrain.lifecycle.launcher import Launcher
 
     class Forking(Launcher):
         def _start(self, local_rank: int, port: int) -> int:

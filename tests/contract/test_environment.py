@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from spottrain.config import Run, data_cache_folder
 from spottrain.contract import (
     DEADLINE_NAME,
     LIBRARY_HOMES,
@@ -19,8 +18,8 @@ from spottrain.contract import (
     Env,
     library_homes,
 )
-from spottrain.process.gang import Gang
-from spottrain.training import (
+from spottrain.core.run_config import Run, data_cache_folder
+from spottrain.core.training_spec import (
     PRECISIONS,
     ActivationCheckpointing,
     Data,
@@ -30,6 +29,7 @@ from spottrain.training import (
     Profile,
     Training,
 )
+from spottrain.lifecycle.topology import Gang
 from spottrain_operator import render
 from spottrain_operator.api import Job, Status
 from spottrain_operator.names import pod_name, service_name

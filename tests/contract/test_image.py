@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from spottrain.errors import StoreDenied
-from spottrain.store.open import open_store
+from spottrain.storage.open import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env
-from spottrain.process.gang import LOOPBACK, Gang, reserve_port
+from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 
 from tests.runs.zygote import Run, Zygote
 
@@ -74,7 +74,7 @@ print("after fit")
 UPLOADS = """\
 import time
 from spottrain.errors import StoreUnavailable
-from spottrain.store.folder import FolderStore
+from spottrain.storage.local import FolderStore
 upload = FolderStore.upload
 puts = []
 def slow(self, key, body, **more):
@@ -90,10 +90,10 @@ FolderStore.upload = slow
 # The same of the process that stores what ranks print.
 SCRIBE = """\
 import functools, os, sys, time
-if "spottrain.scribe" in sys.orig_argv:
-    import spottrain.scribe.book as book
+if "spottrain.lifecycle.log_capture" in sys.orig_argv:
+    import spottrain.lifecycle.log_capture.parts as book
     from spottrain.errors import StoreUnavailable
-    from spottrain.store.folder import FolderStore
+    from spottrain.storage.local import FolderStore
     put_if_absent = FolderStore.put_if_absent
     def put(self, key, body):
         {act}

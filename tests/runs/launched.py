@@ -16,7 +16,7 @@ from spottrain.contract import Env, TerminationMessage
 BASE = """\
 import os, signal, sys, time
 from spottrain.contract import Outcome
-from spottrain.process.session import current
+from spottrain.lifecycle.session import current
 
 session = current()
 rank = session.world.rank

@@ -24,7 +24,7 @@ print("have it", flush=True)
 WAITS = """
 import threading, time
 import spottrain
-from spottrain.process import session
+from spottrain.lifecycle import session
 
 def watch():
     pulse, last, beats = session.existing().board.pulse, 0.0, 0

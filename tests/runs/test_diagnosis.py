@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 from spottrain.contract import ExitCode
-from spottrain.diagnosis.compiling import compilations
-from spottrain.diagnosis.flops import counted
-from spottrain.diagnosis.verdict import Name
+from spottrain.diagnostics.bottleneck import Name
+from spottrain.diagnostics.flops import counted
+from spottrain.techniques.recompilations import compilations
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.support.hooked import gradients
@@ -63,14 +63,14 @@ def test_more_loader_workers_than_cores_are_told_once_at_the_start(lab: Lab, wor
 
 
 OF_A_GPU = """
-from spottrain.diagnosis import nvml
+from spottrain.diagnostics import gpu_monitor
 
-class Sampler(nvml.Sampler):
+class Sampler(gpu_monitor.Sampler):
     def __init__(self, device, told):
-        read = lambda: nvml.Sample(utilisation=0.73, memory=0.25)
+        read = lambda: gpu_monitor.Sample(utilisation=0.73, memory=0.25)
         super().__init__(device, every=0.01, read=read, told=told)
 
-nvml.Sampler = Sampler
+gpu_monitor.Sampler = Sampler
 """
 
 

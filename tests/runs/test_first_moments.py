@@ -103,10 +103,10 @@ class Strikes:
 
 sys.meta_path.insert(0, Strikes())
 """
-SCRIPT_OF_INSTALLER = "import sys; from spottrain.entry import main; sys.argv[1:] = {}; sys.exit(main())"
+SCRIPT_OF_INSTALLER = "import sys; from spottrain.cli.entry import main; sys.argv[1:] = {}; sys.exit(main())"
 
 
-@pytest.mark.parametrize("name", ["argparse", "spottrain.contract", "spottrain.process.session"])
+@pytest.mark.parametrize("name", ["argparse", "spottrain.contract", "spottrain.lifecycle.session"])
 @pytest.mark.parametrize("how", ["python -m spottrain", "the installed command"])
 def test_a_signal_before_the_first_import_of_the_command_is_held(
     start: Start, tmp_path: Path, name: str, how: str

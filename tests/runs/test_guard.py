@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import spottrain
+from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode, Outcome
-from spottrain.weights import digest
 
 from tests.runs.conftest import Lab
 from tests.runs.zygote import Run
@@ -91,7 +91,7 @@ for x, y in guard.batches(loader):
         total = total * float("nan")
     guard.advance(loss=total)
 guard.finish()
-print("average=" + spottrain.weights.digest(dict(ema.state_dict())))
+print("average=" + spottrain.checkpoint.final_weights.digest(dict(ema.state_dict())))
 """
 )
 

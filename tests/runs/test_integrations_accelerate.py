@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import spottrain
+from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode, Outcome
-from spottrain.diagnosis.window import profile_key
-from spottrain.weights import digest
+from spottrain.core.profile_window import profile_key
 
 from tests.runs.conftest import Lab
 from tests.runs.zygote import Run, Zygote

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import spottrain
+from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode, Outcome, Reason
-from spottrain.diagnosis.window import profile_key
-from spottrain.weights import digest
+from spottrain.core.profile_window import profile_key
 
 from tests.runs.conftest import Lab
 from tests.runs.zygote import Run, Zygote

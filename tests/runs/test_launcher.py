@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
-from spottrain.process.launcher import Ended, gravest
+from spottrain.lifecycle.launcher import Ended, gravest
 
 from tests.runs.launched import BASE, WAITS, Launched, gone
 from tests.support.ports import free_port
@@ -185,7 +185,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(start: Start) -> None:
 ASKS = (
     BASE
     + """
-from spottrain.process import again
+from spottrain.lifecycle import restart_request
 from spottrain.errors import ConfigurationError
 print(f"round-of-{rank}", flush=True)
 if not os.path.exists(f"was-here-{rank}"):
@@ -194,7 +194,7 @@ if not os.path.exists(f"was-here-{rank}"):
         while not all(os.path.exists(f"was-here-{other}") for other in range(session.world.size)):
             time.sleep(0.01)
         HOW
-        assert again.ask(session.env, "the next start will do better")
+        assert restart_request.ask(session.env, "the next start will do better")
         session.end_now(Outcome.INTERRUPTED_LOST, "Asked.", reason="OutOfMemory")
     wait()
     PEER

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from spottrain.contract import ExitCode
 from spottrain.errors import ConfigurationError
-from spottrain.levers.activations import Policy, apply, saved_bytes
-from spottrain.levers.batchsize import Trial
-from spottrain.levers.compiling import compiled, recompiles, warm_up
-from spottrain.levers.memory import HostMemory
-from spottrain.process.gang import LOOPBACK, reserve_port
+from spottrain.lifecycle.topology import LOOPBACK, reserve_port
+from spottrain.techniques.activation_checkpointing import Policy, apply, saved_bytes
+from spottrain.techniques.batch_size_trials import Trial
+from spottrain.techniques.compilation import compiled, recompiles, warm_up
+from spottrain.techniques.memory import HostMemory
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -178,7 +178,7 @@ HOME: Final = {"ROOT": str(Path(__file__).parents[2])}
 # --- a training that goes on in another setting ---------------------------------------------------------
 TRAINING: Final = """\
 import os, sys, torch, spottrain
-from spottrain.levers.activations import Policy, apply
+from spottrain.techniques.activation_checkpointing import Policy, apply
 sys.path.insert(0, os.environ["ROOT"])
 from tests.support.listings_levers import Net
 
@@ -213,14 +213,14 @@ def test_a_training_ends_with_the_same_weights_whatever_is_recomputed(lab: Lab) 
 # --- two ranks ------------------------------------------------------------------------------------------
 RANKS: Final = """\
 import copy, torch, torch.distributed as dist
-from spottrain.levers.batchsize import agreed, find
-from spottrain.levers.compiling import warm_up
-from spottrain.process.session import current
-from spottrain.ranks import parallel
+from spottrain.techniques.batch_size_trials import agreed, find
+from spottrain.techniques.compilation import warm_up
+from spottrain.lifecycle.session import current
+from spottrain.distributed import process_group
 from torch.nn.parallel import DistributedDataParallel
 
 world, cpu = current().world, torch.device("cpu")
-parallel.join(world, cpu)
+process_group.join(world, cpu)
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
 ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -256,7 +256,7 @@ for rank in range(world.size):
 torch.manual_seed(world.rank)
 step()
 print("exchanged", torch.allclose(model[0].weight.grad, want, atol=1e-6), flush=True)
-parallel.leave()
+process_group.leave()
 """
 
 
@@ -272,9 +272,9 @@ def test_ranks_compile_without_each_other_and_agree_on_a_size(lab: Lab) -> None:
 # --- real memory ----------------------------------------------------------------------------------------
 MEMORY: Final = """\
 import json, os, sys, torch
-from spottrain.levers.activations import Policy, apply
-from spottrain.levers.batchsize import Trial, find
-from spottrain.levers.memory import HostMemory, memory_of
+from spottrain.techniques.activation_checkpointing import Policy, apply
+from spottrain.techniques.batch_size_trials import Trial, find
+from spottrain.techniques.memory import HostMemory, memory_of
 sys.path.insert(0, os.environ["ROOT"])
 from tests.support.listings_levers import Net
 
@@ -324,7 +324,7 @@ model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
 loader = spottrain.data.loader(data, batch_size=2, shuffle=False)
 guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, log_every=1)
-parts, count = spottrain.levers.accumulation.parts, lambda batch: float(batch[1].sum())
+parts, count = spottrain.techniques.accumulation.parts, lambda batch: float(batch[1].sum())
 for epoch in range(guard.epoch, 2):
     for part in parts(loader, 1, model=model, count=count):
         losses = model(part.batch[0]).squeeze(-1).square()

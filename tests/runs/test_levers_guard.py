@@ -16,8 +16,8 @@ SCRIPT = """\
 import json, os, signal, sys, time
 import torch
 import spottrain
-from spottrain.levers import EMA, EarlyStopping, Trackers, optimizers
-from spottrain.weights import digest
+from spottrain.techniques import EMA, EarlyStopping, Trackers, optimizers
+from spottrain.checkpoint.final_weights import digest
 
 spottrain.seed(3)
 STEPS, STOP = 60, int(os.environ.get("STOP", "0"))
@@ -79,7 +79,11 @@ guard.finish()
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(zygote: Zygote) -> None:
-    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+    for module in (
+        "torch.distributed.fsdp",
+        "torch.distributed.device_mesh",
+        "spottrain.distributed.process_group",
+    ):
         zygote.ask(preload=module)
 
 

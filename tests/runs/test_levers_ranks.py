@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 import spottrain
 from spottrain.checkpoint.tree import Flattened, unflatten
-from spottrain.process.session import current
-from spottrain.ranks import parallel
+from spottrain.lifecycle.session import current
+from spottrain.distributed import process_group
 
 world = current().world
-parallel.join(world, torch.device("cpu"))
+process_group.join(world, torch.device("cpu"))
 
 
 def say(**facts):
@@ -44,7 +44,7 @@ def flat(model):
 ACCUMULATION = (
     BEGIN
     + """
-from spottrain.levers import accumulation
+from spottrain.techniques import accumulation
 
 COUNTS = [[12, 3, 7, 1, 5], [2, 9, 0]]  # tokens of each micro-batch, by rank: unequal in both ways
 
@@ -126,7 +126,7 @@ COMPRESSION = (
     + """
 import logging
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as theirs
-from spottrain.levers import compression
+from spottrain.techniques import gradient_compression
 
 TOTAL, START = 10, 4
 KEEP = world.size > 2  # the order of the buckets, as Replica does
@@ -176,7 +176,7 @@ def resumed(attach, save, load, cut):
 
 
 def ours(ddp):
-    return compression.attach(ddp, KIND, matrix_rank=2, start_step=START)
+    return gradient_compression.attach(ddp, KIND, matrix_rank=2, start_step=START)
 
 
 def ours_save(it):
@@ -209,7 +209,7 @@ train(whole, optimizer, range(TOTAL))
 expected = flat(whole)
 last = stored(ours_save(state))
 errors = last[1].get("errors", {})
-plain, optimizer, _ = begin(lambda ddp: compression.attach(ddp, "none"))
+plain, optimizer, _ = begin(lambda ddp: gradient_compression.attach(ddp, "none"))
 train(plain, optimizer, range(TOTAL))
 equal = {}
 for cut in (1, 3, START, 5, 9):
@@ -257,7 +257,7 @@ say(
 AVERAGE = (
     BEGIN
     + """
-from spottrain.levers.ema import EMA
+from spottrain.techniques.ema import EMA
 
 
 class Model(torch.nn.Module):
@@ -337,7 +337,7 @@ say(
 FORMATS = (
     BEGIN
     + """
-from spottrain.levers import Amp, precision
+from spottrain.techniques import Amp, precision
 
 GPUS = json.loads(os.environ["GPUS"])
 name = GPUS[world.rank]
@@ -381,7 +381,7 @@ def warm(zygote: Zygote) -> None:
         "torch.distributed.fsdp",
         "torch.distributed.device_mesh",
         "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
-        "spottrain.ranks.parallel",
+        "spottrain.distributed.process_group",
     ):
         zygote.ask(preload=module)
 
@@ -496,13 +496,13 @@ EVALUATION = """\
 import json, os, torch
 import torch.distributed as dist
 from contextlib import nullcontext
-from spottrain.evaluation import Evaluation
-from spottrain.ranks import parallel
-from spottrain.ranks.world import World
+from spottrain.training.evaluation import Evaluation
+from spottrain.distributed import process_group
+from spottrain.distributed.world import World
 import spottrain
 
 world = World.from_env(os.environ)
-parallel.join(world, torch.device("cpu"))
+process_group.join(world, torch.device("cpu"))
 calls, reduce, told, batches = [], dist.all_reduce, [], []
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import ExitCode
-from spottrain.levers.trackers import MLflow, TensorBoard, Tracker, Trackers, WandB
+from spottrain.techniques.trackers import MLflow, TensorBoard, Tracker, Trackers, WandB
 
 from tests.runs.conftest import SCRIPT, Lab
 
@@ -112,8 +112,8 @@ def test_trackers_of_the_manifest_show_one_run_over_an_attempt_that_was_killed(l
 def test_a_tracker_of_the_manifest_stands_in_place_of_the_script_s_of_its_kind(lab: Lab) -> None:
     script = SCRIPT.replace(
         "    max_steps=24,\n",
-        "    max_steps=24,\n    trackers=[spottrain.levers.trackers.TensorBoard(folder='own')],\n",
-    ).replace("import torch, spottrain", "import torch, spottrain, spottrain.levers.trackers")
+        "    max_steps=24,\n    trackers=[spottrain.techniques.trackers.TensorBoard(folder='own')],\n",
+    ).replace("import torch, spottrain", "import torch, spottrain, spottrain.techniques.trackers")
     it = lab.run(
         script, training=json.dumps({"trackers": {"tensorboard": {"folder": str(lab.folder / "tb")}}})
     )
@@ -167,7 +167,7 @@ def test_wandb_sends_nothing_up_to_the_step_that_the_server_has(monkeypatch: pyt
             return self.run
 
     module = Module()
-    name = "spottrain.levers.trackers"
+    name = "spottrain.techniques.trackers"
     monkeypatch.setattr(f"{name}.find_spec", lambda _: True)
     monkeypatch.setattr(f"{name}.import_module", lambda _: module)
     attempt(WandB(project="tests"), resumed=3, steps=range(4, 8), value=200)
@@ -184,14 +184,14 @@ ENDS = {
 }
 LOOP = """\
 import os, time
-import torch, spottrain, spottrain.levers.trackers as of
+import torch, spottrain, spottrain.techniques.trackers as of
 
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 several = [of.MLflow(experiment="tests", tracking_uri=os.environ["MLFLOW"])]
 if "WANDB" in os.environ:
     several.append(of.WandB(project="tests", mode="offline", folder="."))
-trackers = spottrain.levers.Trackers(several, close_seconds=60)
+trackers = spottrain.techniques.Trackers(several, close_seconds=60)
 trackers.begin("run-1", 0)
 extra = {"trackers": trackers}
 guard = spottrain.Guard(model=model, optimizer=optimizer, extra=extra, max_steps=9, log_every=1)

@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from spottrain.cadence import Cadence
-from spottrain.checkpoint.restore import read_manifest, read_trees
-from spottrain.config import Interval
+from spottrain.checkpoint.head.owner import Entry, HeadOwner, Identity
+from spottrain.checkpoint.reader import read_manifest, read_trees
 from spottrain.contract import ExitCode, Outcome
+from spottrain.core.run_config import Interval
 from spottrain.data import Batches, Plan
 from spottrain.errors import CheckpointError, StoreDenied, Superseded
-from spottrain.head.owner import Entry, HeadOwner, Identity
-from spottrain.store.folder import FolderStore
+from spottrain.lifecycle.save_interval import Cadence
+from spottrain.storage.local import FolderStore
 
 from tests.runs.conftest import Lab
 from tests.runs.zygote import Run, Zygote

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 import torch
-from spottrain.checkpoint.modelstate import load_model, model_state
-from spottrain.levers.activations import Policy, apply, saved_bytes
-from spottrain.levers.precision import Amp
+from spottrain.checkpoint.plain_state import load_model, model_state
+from spottrain.techniques.activation_checkpointing import Policy, apply, saved_bytes
+from spottrain.techniques.precision import Amp
 
 from tests.support.listings_levers import ByItself, Net, begin_by_type, wrap_every_other
 

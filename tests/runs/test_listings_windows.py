@@ -7,8 +7,8 @@ here.
 from __future__ import annotations
 
 import torch
-from spottrain.levers import accumulation
-from spottrain.ranks.world import World
+from spottrain.distributed.world import World
+from spottrain.techniques import accumulation
 
 from tests.support.listings_windows import (
     Batch,

@@ -8,11 +8,11 @@ import sys
 from typing import Any
 
 import pytest
-from spottrain.container import Memory
 from spottrain.contract import ExitCode
-from spottrain.data import Batches, Plan, copies
-from spottrain.diagnosis.loadermemory import Look, private_bytes, warning
-from spottrain.process.worker_signals import worker_pids
+from spottrain.core.container import Memory
+from spottrain.data import Batches, Plan, worker_copies
+from spottrain.diagnostics.loader_memory import Look, private_bytes, warning
+from spottrain.lifecycle.worker_signals import worker_pids
 
 from tests.runs.conftest import SCRIPT, Lab
 
@@ -22,9 +22,9 @@ GROWN = """
 import sys
 import numpy, torch
 from spottrain.data import Batches, Plan
-from spottrain.data.copies import copy_of
-from spottrain.data.fetch import worker_pids
-from spottrain.diagnosis.loadermemory import private_bytes
+from spottrain.data.worker_copies import copy_of
+from spottrain.lifecycle.worker_signals import worker_pids
+from spottrain.diagnostics.loader_memory import private_bytes
 
 COUNT = int(sys.argv[1])
 
@@ -69,7 +69,7 @@ def grown(rows: str) -> tuple[int, int]:
     return int(estimate), int(private)
 
 
-@pytest.mark.skipif(copies.start_method() != "fork", reason="workers are not forked by default here")
+@pytest.mark.skipif(worker_copies.start_method() != "fork", reason="workers are not forked by default here")
 def test_a_forked_worker_comes_to_hold_a_copy_of_a_list_of_words_and_none_of_an_array() -> None:
     words, of_words = grown('return [f"/data/images/{number:012d}.jpeg" for number in range(COUNT)]')
     array, of_array = grown("return numpy.ones((COUNT, 10), dtype='float64')")  # as many bytes
@@ -132,8 +132,8 @@ class Held(Augmented):
         return super().__getitem__(i)
 
 
-import spottrain.data.room as room
-from spottrain.container import Memory
+import spottrain.data.worker_memory as room
+from spottrain.core.container import Memory
 room.memory_here = lambda: Memory(limit=2**30, used=2**30 - int({room}))
 """
 

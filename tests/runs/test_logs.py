@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from spottrain.cli.logs import logs
 from spottrain.contract import Env, ExitCode, Outcome, log_key
-from spottrain.store.folder import FolderStore
+from spottrain.storage.local import FolderStore
 
 from tests.runs.conftest import Lab, harm_scribe
 from tests.runs.launched import BASE, WAITS, Launched, gone
@@ -185,7 +185,7 @@ def test_a_store_that_hangs_is_left_within_the_notice(lab: Lab) -> None:
 # --- the scribe -----------------------------------------------------------------------------------------
 def scribe_of(pid: int) -> int | None:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"spottrain.scribe" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"spottrain.lifecycle.log_capture" in Path(f"/proc/{child}/cmdline").read_bytes():
             return int(child)
     return None
 
@@ -325,7 +325,7 @@ def test_a_program_that_a_rank_starts_keeps_no_second_copy(
 ) -> None:
     inner = "import subprocess, sys; subprocess.run([sys.executable, 'inner.py'], check=True)"
     (tmp_path / "inner.py").write_text(
-        "from spottrain.process.session import current\ncurrent()\nprint('inner')\n"
+        "from spottrain.lifecycle.session import current\ncurrent()\nprint('inner')\n"
     )
     run = start(inner, "-m", "spottrain", "run")
     assert run.end() == ExitCode.DONE, run.log

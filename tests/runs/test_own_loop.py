@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import PROFILE, Env, ExitCode, Outcome, Reason
-from spottrain.diagnosis.window import Window, profile_key
+from spottrain.core.profile_window import Window, profile_key
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import Launched
@@ -58,9 +58,9 @@ s = spottrain.training_arguments(
 )
 optimizer = s.make_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01), model)
 scheduler = s.make_scheduler(optimizer, total_steps=s.max_steps)
-spottrain.levers.activations.apply(model, s.activation_checkpointing)
-amp = spottrain.levers.Amp(s.precision, "cpu")
-ema = spottrain.levers.EMA(model, decay=s.ema_decay) if s.ema_decay else None
+spottrain.techniques.activation_checkpointing.apply(model, s.activation_checkpointing)
+amp = spottrain.techniques.Amp(s.precision, "cpu")
+ema = spottrain.techniques.EMA(model, decay=s.ema_decay) if s.ema_decay else None
 windows = s.batch_size // s.micro_batch_size
 loader = spottrain.data.loader(
     dataset, batch_size=s.micro_batch_size, accumulation=windows, num_workers=s.workers,
@@ -363,7 +363,7 @@ STOP = int(os.environ.get("STOP", "0"))
 dist.init_process_group("gloo")
 dataset = [torch.randn(16, generator=torch.Generator().manual_seed(i)) for i in range(64)]
 model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16)))
-exchange = spottrain.levers.compression.attach(model, "powerSGD", start_step=3)
+exchange = spottrain.techniques.gradient_compression.attach(model, "powerSGD", start_step=3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = spottrain.data.loader(dataset, batch_size=4)
 extra = {"exchange": exchange} if "FORGET" not in os.environ else {}

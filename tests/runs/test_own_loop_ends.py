@@ -15,7 +15,7 @@ HEAD = """\
 import os, signal, sys, time
 import torch
 import spottrain
-from spottrain.levers import EMA, Trackers
+from spottrain.techniques import EMA, Trackers
 
 spottrain.seed(1)
 STOP = int(os.environ.get("STOP", "0"))
@@ -174,7 +174,7 @@ def test_a_slow_tracker_has_every_line_after_what_was_trained_is_safe(
 AVERAGED = (
     HEAD
     + """\
-from spottrain.weights import digest
+from spottrain.checkpoint.final_weights import digest
 
 pair = os.environ.get("MODELS", "one") == "pair"
 models = {"student": model, "critic": torch.nn.Linear(1, 1)} if pair else model
@@ -227,7 +227,7 @@ def test_an_average_that_is_updated_after_advance_is_told_once(lab: Lab) -> None
 SHARDED = (
     HEAD.replace("optimizer =", "model = spottrain.shard(model, layers=[torch.nn.Linear])\noptimizer =")
     + """\
-from spottrain.weights import digest
+from spottrain.checkpoint.final_weights import digest
 
 ema = EMA(model, decay=0.5)
 extra = {"ema": ema}
@@ -243,7 +243,11 @@ guard.finish()
 
 
 def test_the_average_of_a_sharded_model_is_left_whole(lab: Lab, zygote: Zygote) -> None:
-    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+    for module in (
+        "torch.distributed.fsdp",
+        "torch.distributed.device_mesh",
+        "spottrain.distributed.process_group",
+    ):
         zygote.ask(preload=module)
     runs = lab.ranks(2, SHARDED)
     assert [run.end(120) for run in runs] == [ExitCode.DONE] * 2, "\n".join(run.log for run in runs)
@@ -292,7 +296,7 @@ guard = spottrain.Guard(
 )
 number = 0
 while not guard.done:
-    for part in spottrain.levers.accumulation.parts(loader, 2, model=model, count=len):
+    for part in spottrain.techniques.accumulation.parts(loader, 2, model=model, count=len):
         guard.poll()
         ((model(part.batch) - teacher(part.batch)).square().mean() * part.weight).backward()
         number += 1

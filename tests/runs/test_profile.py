@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from spottrain.contract import PROFILE, Env
-from spottrain.diagnosis.profiling import Profiler
-from spottrain.diagnosis.split import Seconds, Shares
-from spottrain.diagnosis.verdict import Facts
-from spottrain.diagnosis.window import Window, profile_key
+from spottrain.core.profile_window import Window, profile_key
+from spottrain.diagnostics.bottleneck import Facts
+from spottrain.diagnostics.profiler import Profiler
+from spottrain.diagnostics.step_timer import Seconds, Shares
 from spottrain.errors import ConfigurationError, StoreUnavailable
-from spottrain.store.folder import FolderStore
+from spottrain.storage.local import FolderStore
 
 from tests.runs.launched import Launched
 
@@ -27,9 +27,9 @@ WAITING = Facts(shares=Shares(steps=10, seconds=Seconds(data=5, compute=5)))
 
 OWN_LOOP = """\
 import os, torch
-from spottrain.diagnosis.profiling import Profiler
-from spottrain.diagnosis.window import Window
-from spottrain.process.session import current
+from spottrain.diagnostics.profiler import Profiler
+from spottrain.core.profile_window import Window
+from spottrain.lifecycle.session import current
 
 session = current()
 total = session.run.training.maxSteps or 100

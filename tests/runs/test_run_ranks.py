@@ -9,10 +9,10 @@ import time
 import pytest
 import torch.distributed as dist
 from spottrain.contract import Env, ExitCode, Outcome
-from spottrain.process.interruption import Interruption
-from spottrain.process.session import Session
-from spottrain.ranks.parallel import peer_lost
-from spottrain.ranks.world import World
+from spottrain.core.preemption import Interruption
+from spottrain.distributed.process_group import peer_lost
+from spottrain.distributed.world import World
+from spottrain.lifecycle.session import Session
 
 from tests.runs.conftest import Lab
 from tests.runs.zygote import Run, Zygote
@@ -90,7 +90,11 @@ LEVERS = {
 
 @pytest.fixture(scope="module")
 def warm(zygote: Zygote) -> None:
-    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+    for module in (
+        "torch.distributed.fsdp",
+        "torch.distributed.device_mesh",
+        "spottrain.distributed.process_group",
+    ):
         zygote.ask(preload=module)
 
 

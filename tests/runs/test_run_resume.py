@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import spottrain
+from spottrain.checkpoint.final_weights import digest
 from spottrain.cli.checkpoints import main
 from spottrain.contract import Env, ExitCode, Outcome, Reason
-from spottrain.weights import digest
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.zygote import Zygote

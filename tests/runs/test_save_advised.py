@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode
-from spottrain.process.gang import LOOPBACK, Gang, reserve_port
+from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.test_run_ranks import SCRIPT as RANKS
@@ -89,7 +89,11 @@ def test_without_a_checkpoint_uri_an_advice_changes_nothing(lab: Lab) -> None:
 def test_of_two_pods_either_can_be_advised_and_all_ranks_save_once(
     lab: Lab, zygote: Zygote, pod: int
 ) -> None:
-    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+    for module in (
+        "torch.distributed.fsdp",
+        "torch.distributed.device_mesh",
+        "spottrain.distributed.process_group",
+    ):
         zygote.ask(preload=module)
     file = lab.folder / "save-advised"
     runs = _pods(lab, {pod: {Env.SAVE_ADVISED_FILE: str(file)}})

@@ -124,7 +124,11 @@ def test_in_a_loop_of_one_s_own_asking_whether_to_stop_is_a_sign_of_life(lab: La
 
 
 def test_of_two_ranks_each_dumps_its_own(lab: Lab, zygote: Zygote) -> None:
-    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+    for module in (
+        "torch.distributed.fsdp",
+        "torch.distributed.device_mesh",
+        "spottrain.distributed.process_group",
+    ):
         zygote.ask(preload=module)
     one = "if os.environ['RANK'] == '1':\n        where_it_hangs()"
     script = hanging(WAITS, RANKS).replace("    where_it_hangs()\n", f"    {one}\n", 1)

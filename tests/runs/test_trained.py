@@ -6,9 +6,9 @@ import json
 
 import pytest
 import spottrain
+from spottrain.checkpoint.final_weights import digest
 from spottrain.cli.checkpoints import main
 from spottrain.contract import ExitCode
-from spottrain.weights import digest
 
 from tests.runs.conftest import Lab
 from tests.runs.zygote import Run, Zygote
@@ -113,7 +113,11 @@ def compare(lab: Lab, case: str, ranks: int = 1, **more: str) -> Run:
 
 @pytest.fixture(scope="module")
 def warm(zygote: Zygote) -> None:
-    for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "spottrain.ranks.parallel"):
+    for module in (
+        "torch.distributed.fsdp",
+        "torch.distributed.device_mesh",
+        "spottrain.distributed.process_group",
+    ):
         zygote.ask(preload=module)
 
 

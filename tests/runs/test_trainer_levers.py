@@ -360,9 +360,9 @@ def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruptio
     held = told.replace(
         "spottrain.seed(3)\n",
         "spottrain.seed(3)\n"
-        "import spottrain.keeper\n"
+        "import spottrain.lifecycle.coordinator\n"
         "def hold(*_, **__): print('all is saved', flush=True); time.sleep(60)\n"
-        "spottrain.keeper.FinalWeights = hold\n",
+        "spottrain.lifecycle.coordinator.FinalWeights = hold\n",
     )
     stopping = {"earlyStopping": {"patience": 1, "minDelta": 1e9}}
     first = run(lab, stopping, script=held, env={"EVAL": "1"}).until("all is saved")
@@ -375,10 +375,10 @@ def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruptio
 
 ROOM = SCRIPT.replace(
     "def loss(model, batch):\n",
-    "import dataclasses, spottrain.fitting\n"
-    "here = spottrain.fitting.memory_of\n"
+    "import dataclasses, spottrain.techniques.memory_fit\n"
+    "fit = spottrain.techniques.memory_fit; here = fit.memory_of\n"
     "room = int(os.environ['ROOM']) << 30\n"
-    "spottrain.fitting.memory_of = lambda *a, **k: dataclasses.replace(here(*a, **k), limit=room)\n"
+    "fit.memory_of = lambda *a, **k: dataclasses.replace(here(*a, **k), limit=room)\n"
     "def loss(model, batch):\n"
     "    if len(batch[1]) > int(os.environ['MOST']): raise torch.OutOfMemoryError('CUDA out of memory')\n",
 )

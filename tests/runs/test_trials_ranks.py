@@ -10,8 +10,8 @@ __all__ = ["warm"]
 TRIALS = (
     BEGIN
     + """
-from spottrain.levers import accumulation, activations
-from spottrain.levers.batchsize import Together, Trial, agreed, find, fits
+from spottrain.techniques import accumulation, activation_checkpointing
+from spottrain.techniques.batch_size_trials import Together, Trial, agreed, find, fits
 
 
 class Block(torch.nn.Module):
@@ -94,13 +94,13 @@ sizes, passes = passes, []
 
 
 def holds(policy):
-    SCALED["by"] = 4 - len(activations.apply(model, policy).modules)
+    SCALED["by"] = 4 - len(activation_checkpointing.apply(model, policy).modules)
     once = trial()
     return fits(once, 16, once.clear)
 
 
-policy = activations.least(holds)
-activations.apply(model, activations.Policy())
+policy = activation_checkpointing.least(holds)
+activation_checkpointing.apply(model, activations.Policy())
 say(
     size=size,
     agreed=agreed(size, world, torch.device("cpu")),

@@ -112,7 +112,7 @@ class Run:
 
 # --- the program --------------------------------------------------------------------------------------
 def _serve() -> None:
-    import spottrain.trainer  # noqa: F401
+    import spottrain.training.trainer  # noqa: F401
     import torch._dynamo
 
     assert torch
@@ -130,7 +130,7 @@ def _serve() -> None:
 
 
 def _be_run(command: dict[str, Any]) -> None:
-    from spottrain.main import main
+    from spottrain.cli.main import main
 
     os.setsid()
     os.chdir(command["folder"])

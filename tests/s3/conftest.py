@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spottrain.store.s3 import S3Store
+from spottrain.storage.s3 import S3Store
 
 from tests.support import s3server
 from tests.support.faultproxy import FaultProxy

@@ -14,10 +14,10 @@ from typing import Any
 import boto3
 import pytest
 from moto import mock_aws
+from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
-from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
-from spottrain.store.s3 import S3Store
+from spottrain.storage.s3 import S3Store
 
 from tests.support import s3server
 from tests.support.headcheckpoints import Made, save
@@ -37,7 +37,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in s3server.credentials().items():
         monkeypatch.setenv(name, value)
     # moto reads no bytearray, which is what the store sends small bodies as.
-    monkeypatch.setattr("spottrain.store.s3.bytearray", bytes, raising=False)
+    monkeypatch.setattr("spottrain.storage.s3.bytearray", bytes, raising=False)
     with mock_aws():
         it = boto3.client("s3", region_name="us-east-1")
         it.create_bucket(Bucket=BUCKET)
@@ -139,7 +139,7 @@ def test_rules_of_the_old_form_are_left_alone_with_a_sentence(
 def test_a_change_of_the_rules_by_somebody_else_at_the_same_time_is_noticed(
     client: Any, store: S3Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spottrain.store.s3lifecycle import Rules, S3Lifecycle
+    from spottrain.storage.s3_lifecycle import Rules, S3Lifecycle
 
     ended(store)
     read = S3Lifecycle.rules

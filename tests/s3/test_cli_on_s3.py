@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spottrain.checkpoint.head.owner import HeadOwner, Identity
 from spottrain.cli.checkpoints import main
-from spottrain.head.owner import HeadOwner, Identity
-from spottrain.store.s3 import S3Store
+from spottrain.storage.s3 import S3Store
 
 from tests.support.headcheckpoints import save
 from tests.support.s3server import S3Server

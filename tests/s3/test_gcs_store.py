@@ -20,9 +20,16 @@ from spottrain.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from spottrain.store.base import AlreadyExists, Cancelled, KeyMissing, Object, PreconditionFailed, Truncated
-from spottrain.store.gcs import GCSStore
-from spottrain.store.open import open_store
+from spottrain.storage.base import (
+    AlreadyExists,
+    Cancelled,
+    KeyMissing,
+    Object,
+    PreconditionFailed,
+    Truncated,
+)
+from spottrain.storage.gcs import GCSStore
+from spottrain.storage.open import open_store
 
 from tests.support import gcsserver
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment, error
@@ -227,7 +234,7 @@ def test_a_cancelled_upload_sends_no_further_chunk_and_creates_nothing(
 
 
 def test_a_range_is_read_into_the_callers_buffer(direct: GCSStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spottrain.store.gcs.READ_WINDOW", CHUNK)
+    monkeypatch.setattr("spottrain.storage.gcs.READ_WINDOW", CHUNK)
     direct.upload("k", memoryview(BODY))
     into = bytearray(b"#" * (2 * CHUNK + 20))
     direct.read_into("k", 1000, memoryview(into)[10:-10])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import LOGS_PREFIX, Env, log_key
-from spottrain.scribe.book import Limits
-from spottrain.scribe.shelf import Shelf
-from spottrain.store.s3 import S3Store
+from spottrain.lifecycle.log_capture.parts import Limits
+from spottrain.lifecycle.log_capture.uploader import Shelf
+from spottrain.storage.s3 import S3Store
 
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment
 

@@ -9,14 +9,10 @@ import hashlib
 from collections.abc import Callable
 
 import pytest
-from spottrain.errors import (
-    BucketNotFound,
-    StoreDenied,
-    StoreUnavailable,
-)
-from spottrain.store.base import AlreadyExists, Cancelled
-from spottrain.store.s3 import S3Store
-from spottrain.store.s3upload import MAX_PARTS, part_bytes
+from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable
+from spottrain.storage.base import AlreadyExists, Cancelled
+from spottrain.storage.s3 import S3Store
+from spottrain.storage.s3_upload import MAX_PARTS, part_bytes
 
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment, error
 from tests.support.s3bodies import (
@@ -71,7 +67,7 @@ def test_the_parts_of_a_huge_body_hold_several_chunks_each() -> None:
 def test_digests_stay_by_chunk_where_parts_are_larger(
     direct: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spottrain.store.s3upload.MAX_PARTS", 2)
+    monkeypatch.setattr("spottrain.storage.s3_upload.MAX_PARTS", 2)
     assert direct.upload("k", memoryview(BODY)) == DIGESTS
     assert_whole(direct)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.store.base import AlreadyExists, PreconditionFailed
-from spottrain.store.open import open_store
-from spottrain.store.s3 import S3Store
+from spottrain.storage.base import AlreadyExists, PreconditionFailed
+from spottrain.storage.open import open_store
+from spottrain.storage.s3 import S3Store
 
 from tests.support import s3server
 from tests.support.s3server import S3Server

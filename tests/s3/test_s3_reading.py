@@ -13,8 +13,8 @@ from spottrain.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from spottrain.store.base import KeyMissing, Stat, Truncated
-from spottrain.store.s3 import S3Store
+from spottrain.storage.base import KeyMissing, Stat, Truncated
+from spottrain.storage.s3 import S3Store
 
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, error
 from tests.support.s3bodies import (

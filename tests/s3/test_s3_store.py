@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable, StoreUnsuitable
-from spottrain.store.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
-from spottrain.store.open import open_store
-from spottrain.store.s3 import S3Store
+from spottrain.storage.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.storage.open import open_store
+from spottrain.storage.s3 import S3Store
 
 from tests.support import s3server
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment

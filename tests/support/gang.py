@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from spottrain.distributed.stop_agreement import Agreement, Orders, led
+from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
-from spottrain.ranks.agreement import Agreement, Orders, led
-from spottrain.ranks.world import World
 
 
 class Nothing(Exception):

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from spottrain.distributed.control_channel import Control, connect
+from spottrain.distributed.stop_agreement import Agreement, led
+from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
-from spottrain.ranks.agreement import Agreement, led
-from spottrain.ranks.control import Control, connect
-from spottrain.ranks.world import World
 from torch.nn.parallel import DistributedDataParallel
 
 TOTAL = 40

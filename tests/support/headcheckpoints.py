@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from spottrain.checkpoint.head.owner import HeadOwner
+from spottrain.checkpoint.head.state import Entry
 from spottrain.contract import MANIFEST_NAME
-from spottrain.head.document import Entry
-from spottrain.head.owner import HeadOwner
-from spottrain.store.base import Store
+from spottrain.storage.base import Store
 
 CHUNK: Final = 16
 """`chunkBytes` here, so that a few numbers fill several chunks."""

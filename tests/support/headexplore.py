@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from spottrain.checkpoint.head.compare_and_swap import Finished, Put, Step, begin
+from spottrain.checkpoint.head.state import Claiming, Identity
 from spottrain.errors import RunError
-from spottrain.head.cas import Finished, Put, Step, begin
-from spottrain.head.document import Claiming, Identity
 
 from tests.support.headrules import Violation, check_tenures, demand
 from tests.support.headworld import NAMES, Ids, Process, Rules, Scenario, Store, World

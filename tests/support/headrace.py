@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from typing import Final
 
+from spottrain.checkpoint.head.owner import HeadOwner, Identity
+from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.contract import HEAD_KEY
 from spottrain.errors import RunError
-from spottrain.head.document import Entry, Head
-from spottrain.head.owner import HeadOwner, Identity
-from spottrain.store.s3 import S3Store
+from spottrain.storage.s3 import S3Store
 
 from tests.support.faultproxy import AMBIGUOUS, Exchange, Fault, FaultProxy, Landing, Plan, Request, Treatment
 from tests.support.headrules import Violation, check_change

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from spottrain.checkpoint.head.admin import COPIED
+from spottrain.checkpoint.head.state import BEST, Entry, Head, State, Tenure
 from spottrain.errors import RunError, Superseded
-from spottrain.head.care import COPIED
-from spottrain.head.document import BEST, Entry, Head, State, Tenure
 
 
 class Violation(AssertionError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spottrain.checkpoint.head.state import BEST, ClaimPolicy, Entry, Head, Identity, State
 from spottrain.contract import OnExisting
-from spottrain.head.document import BEST, ClaimPolicy, Entry, Head, Identity, State
 
 from tests.support.headworld import Scenario
 

@@ -1,7 +1,7 @@
 """Every reachable state of a small world in which several attempts share one HEAD.
 
 Used by tests/unit/runtime/test_head_model.py and bench/head_explore.py. The processes run the very code of
-`spottrain.head.document` and `spottrain.head.cas`; only the store, the network and time are modelled:
+`spottrain.checkpoint.head`; only the store, the network and time are modelled:
 
 * the store is strongly consistent, its ETag is a function of the content (the worst case: equal content,
   equal ETag), and what is modelled of a checkpoint is its shard and its manifest;
@@ -20,10 +20,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from spottrain.contract import checkpoint_key
-from spottrain.errors import RunError, Superseded
-from spottrain.head.care import Adopting, Pruning, leftovers, prunable, require_idle, term_for_copy
-from spottrain.head.cas import (
+from spottrain.checkpoint.head.admin import (
+    Adopting,
+    Pruning,
+    leftovers,
+    prunable,
+    require_idle,
+    term_for_copy,
+)
+from spottrain.checkpoint.head.compare_and_swap import (
     Absent,
     Finished,
     Found,
@@ -39,7 +44,7 @@ from spottrain.head.cas import (
     Writing,
     begin,
 )
-from spottrain.head.document import (
+from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
     ClaimPolicy,
@@ -54,6 +59,8 @@ from spottrain.head.document import (
     orphans,
     present,
 )
+from spottrain.contract import checkpoint_key
+from spottrain.errors import RunError, Superseded
 
 from tests.support.headrules import Violation, check_change, check_copied, check_end, check_finished
 

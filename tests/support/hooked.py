@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from spottrain.diagnosis.split import Seconds, Split
+from spottrain.diagnostics.step_timer import Seconds, Split
 
 CPU = torch.device("cpu")
 WIDTH = 100

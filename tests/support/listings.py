@@ -17,16 +17,16 @@ from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
-from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.reports import Save
-from spottrain.checkpoint.transfer import Here
-from spottrain.config import Run
+from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.upload import Here
 from spottrain.contract import Env
+from spottrain.core.preemption import Interruption
+from spottrain.core.run_config import Run
 from spottrain.errors import StoreDenied
-from spottrain.process.interruption import Interruption
-from spottrain.process.session import Session
-from spottrain.store.base import Object, never
-from spottrain.store.folder import FolderStore
+from spottrain.lifecycle.session import Session
+from spottrain.storage.base import Object, never
+from spottrain.storage.local import FolderStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from spottrain.process.gang import LOOPBACK
+from spottrain.lifecycle.topology import LOOPBACK
 
 
 def free_port() -> int:

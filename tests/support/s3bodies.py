@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 
-from spottrain.store.s3 import S3Store
+from spottrain.storage.s3 import S3Store
 
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment
 

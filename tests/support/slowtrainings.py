@@ -22,13 +22,13 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from spottrain.diagnosis.compiling import compilations
-from spottrain.diagnosis.flops import counted
-from spottrain.diagnosis.machine import machine
-from spottrain.diagnosis.ranks import gathered
-from spottrain.diagnosis.split import Shares, Split
-from spottrain.diagnosis.verdict import LEAST, Facts, InUse, Name, Verdict, diagnose
-from spottrain.ranks.world import World
+from spottrain.diagnostics.bottleneck import LEAST, Facts, InUse, Name, Verdict, diagnose
+from spottrain.diagnostics.flops import counted
+from spottrain.diagnostics.hardware import machine
+from spottrain.diagnostics.rank_times import gathered
+from spottrain.diagnostics.step_timer import Shares, Split
+from spottrain.distributed.world import World
+from spottrain.techniques.recompilations import compilations
 
 CPU: Final = torch.device("cpu")
 WARM: Final = 3

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from spottrain.checkpoint.arena import Arena
-from spottrain.checkpoint.dtensor import Box
 from spottrain.checkpoint.layout import SHARD_BYTES, describe, plan
 from spottrain.checkpoint.manifest import Manifest, Piece, Shard, Stored
-from spottrain.checkpoint.restore import Want, read_manifest, read_trees
+from spottrain.checkpoint.reader import Want, read_manifest, read_trees
+from spottrain.checkpoint.staging_buffer import Arena
 from spottrain.checkpoint.tree import Flattened
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME
-from spottrain.store.base import Body, KeyMissing, Object, Stat, Truncated, never
+from spottrain.distributed.dtensor import Box
+from spottrain.storage.base import Body, KeyMissing, Object, Stat, Truncated, never
 
 KEY: Final = "checkpoints/t000001-s000000003-abc/"
 

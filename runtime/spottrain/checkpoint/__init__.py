@@ -1,8 +1,11 @@
 """Makes training state durable and finds it again.
 
-    tree -> layout -> arena (one copy, the stall) -> uploader (a process of its own) -> manifest -> HEAD
-    HEAD -> manifest -> restore -> tree
+    state -> tree -> layout -> staging_buffer (one copy, the stall) -> upload_process -> manifest -> HEAD
+    HEAD -> manifest -> reader -> tree -> state
 
-`checkpointer.Checkpointer` is what `guard` calls. Importing this package must stay cheap: the uploader
-process does, and it must start without torch.
+manager       the checkpoints of one run: claim, save, restore, final weights
+head/         HEAD, the object that says who trains and what is durable
+compile_cache/  the compiler's cache, kept beside the checkpoints
+
+Importing this package must stay cheap: the upload process does, and starts without torch.
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NoReturn, Protocol
 
-from spottrain.config import Run
+from spottrain.core.preemption import Interruption
+from spottrain.core.progress import Board
+from spottrain.core.run_config import Run
+from spottrain.distributed.world import World
 from spottrain.errors import RunError
-from spottrain.process.interruption import Interruption
-from spottrain.progress import Board
-from spottrain.ranks.world import World
-from spottrain.store.outage import Outage
+from spottrain.storage.outage import Outage
 
 
 class RunContext(Protocol):

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import torch
 
-from spottrain.checkpoint.dtensor import box_of, holders, is_sharded, local
 from spottrain.checkpoint.manifest import Piece, Stored
 from spottrain.checkpoint.tree import Leaf
 from spottrain.contract import Reason
+from spottrain.distributed.dtensor import box_of, holders, is_sharded, local
 from spottrain.errors import CheckpointError
 
 SHARD_BYTES: Final = 2 * 2**30

@@ -14,18 +14,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from spottrain import log
-from spottrain.checkpoint.arena import Arena
 from spottrain.checkpoint.layout import describe, divide, plan, signature
 from spottrain.checkpoint.manifest import File, Manifest
-from spottrain.checkpoint.modelstate import MODEL
-from spottrain.checkpoint.reports import Abandoned, Save, fingerprint, manifest, raise_first_error
-from spottrain.checkpoint.transfer import Outgoing, Sent, Transfer, UploaderDied
+from spottrain.checkpoint.plain_state import MODEL
+from spottrain.checkpoint.save import Abandoned, Save, fingerprint, manifest, raise_first_error
+from spottrain.checkpoint.staging_buffer import Arena
 from spottrain.checkpoint.tree import Flattened, Leaf
+from spottrain.checkpoint.upload import Outgoing, Sent, Transfer, UploaderDied
+from spottrain.core import log
+from spottrain.distributed.control_channel import Control, say
+from spottrain.distributed.world import World
 from spottrain.errors import StoreUnavailable, TrainingFailed
-from spottrain.ranks.control import Control, say
-from spottrain.ranks.world import World
-from spottrain.store.base import Cancelled
+from spottrain.storage.base import Cancelled
 
 WAIT_SECONDS: Final = 1.0
 """How long a rank waits for another at once, before it looks whether it should."""

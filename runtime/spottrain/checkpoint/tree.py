@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from spottrain.checkpoint import dtensor
 from spottrain.contract import Reason
+from spottrain.distributed import dtensor
 from spottrain.errors import CheckpointError
 
 

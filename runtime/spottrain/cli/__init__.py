@@ -1,7 +1,9 @@
-"""`spottrain checkpoints ...`: what a person does to the checkpoints of a URI. Called by `__main__`.
+"""The `spottrain` command.
 
-    checkpoints (arguments) -> listing, logs, verifying, pruning, copying, exporting, ... -> reading -> store
+entry, main   `spottrain run` and `spottrain profile`
+checkpoints   `spottrain checkpoints ...`: arguments; then listing, logs, verifying, pruning, copying, ...
+release       `spottrain release`
 
-Standard library and `store/` alone: no torch, so that it runs on a laptop and in an instant. Nothing here
-executes what it reads. HEAD is changed by the intents of `headcare.py`, and never while a job runs.
+`checkpoints` and `release` need the standard library and `storage/` alone: no torch, so that they run on a
+laptop and in an instant. Nothing here executes what it reads.
 """

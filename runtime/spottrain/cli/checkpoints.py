@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spottrain.checkpoint.manifest import Damaged
-from spottrain.cli.answers import Answer
-from spottrain.cli.cooling import FEWEST_DAYS, Cooling, lifecycle
 from spottrain.cli.copying import copy
 from spottrain.cli.deleting import delete
 from spottrain.cli.exporting import FINAL, export
 from spottrain.cli.listing import listing
 from spottrain.cli.logs import logs
+from spottrain.cli.output import Answer
 from spottrain.cli.pruning import Wish, prune
 from spottrain.cli.reading import BEST, NEWEST, open_existing
+from spottrain.cli.storage_lifecycle import FEWEST_DAYS, Cooling, lifecycle
 from spottrain.cli.verifying import ALL, verify
+from spottrain.core.uri import is_path
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.store.base import Store
-from spottrain.store.open import open_store
-from spottrain.uri import is_path
+from spottrain.storage.base import Store
+from spottrain.storage.open import open_store
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from spottrain.checkpoint.head.admin import Adopting, term_for_copy
+from spottrain.checkpoint.head.owner import Walker, fresh_nonce
+from spottrain.checkpoint.head.state import Entry
 from spottrain.checkpoint.manifest import Damaged
-from spottrain.cli.answers import Answer, size
+from spottrain.cli.output import Answer, size
 from spottrain.cli.reading import Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, StoreError
-from spottrain.head.care import Adopting, term_for_copy
-from spottrain.head.document import Entry
-from spottrain.head.owner import Walker, fresh_nonce
-from spottrain.store.base import Store
+from spottrain.storage.base import Store
 
 
 def copy(source: Store, target: Store, which: str) -> Answer:

@@ -6,7 +6,10 @@ a crash at any point. The final weights stay: they are what the job was for.
 
 from __future__ import annotations
 
-from spottrain.cli.answers import Answer, confirm
+from spottrain.checkpoint.head.admin import Deleting, leftovers
+from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.state import folder_of
+from spottrain.cli.output import Answer, confirm
 from spottrain.cli.reading import head_of
 from spottrain.contract import (
     CHECKPOINTS_PREFIX,
@@ -15,11 +18,8 @@ from spottrain.contract import (
     OUT_OF_MEMORY_PREFIX,
     PROFILES_PREFIX,
 )
-from spottrain.head.care import Deleting, leftovers
-from spottrain.head.document import folder_of
-from spottrain.head.owner import Walker
-from spottrain.store.base import Store
-from spottrain.words import counted
+from spottrain.core.text import counted
+from spottrain.storage.base import Store
 
 
 def delete(store: Store, job_uid: str, *, sure: bool = False) -> Answer:

@@ -17,13 +17,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from spottrain.checkpoint.head.state import Entry
 from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest, Stored
-from spottrain.cli.answers import Answer, size
+from spottrain.cli.output import Answer, size
 from spottrain.cli.reading import WIDTHS, Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, Reason
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.head.document import Entry
-from spottrain.store.base import KeyMissing, Store, Truncated
+from spottrain.storage.base import KeyMissing, Store, Truncated
 
 MODEL: Final = "model"
 EMA: Final = "ema"

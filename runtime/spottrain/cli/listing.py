@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spottrain.cli.answers import Answer, age, size, table
+from spottrain.checkpoint.head.admin import leftovers
+from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.state import Entry, Head, folder_of
+from spottrain.cli.output import Answer, age, size, table
 from spottrain.contract import CHECKPOINTS_PREFIX, MANIFEST_NAME
-from spottrain.head.care import leftovers
-from spottrain.head.document import Entry, Head, folder_of
-from spottrain.head.owner import Walker
-from spottrain.store.base import Stat, Store
-from spottrain.words import counted
+from spottrain.core.text import counted
+from spottrain.storage.base import Stat, Store
 
 ASKING: Final = 16
 """Requests at once for the sizes of objects."""

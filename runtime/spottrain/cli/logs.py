@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spottrain.cli.answers import Answer
+from spottrain.cli.output import Answer
 from spottrain.contract import LOGS_PREFIX, part_of_log
 from spottrain.errors import ConfigurationError
-from spottrain.store.base import Store
+from spottrain.storage.base import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spottrain import log
 from spottrain.contract import PROFILE, Env
-from spottrain.diagnosis.window import Window
+from spottrain.core import log
+from spottrain.core.profile_window import Window
+from spottrain.core.training_spec import Training
 from spottrain.errors import ConfigurationError
-from spottrain.training import Training
 
 ABOUT = """Runs a training script and profiles some of its steps, by torch.profiler. Without --checkpoint the
 run ends after them, in a folder of its own; with it, it is a run like any other."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spottrain.cli.answers import Answer, confirm, size
+from spottrain.checkpoint.head.admin import Pruning, leftovers, prunable, require_idle
+from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.cli.listing import Inventory, look
+from spottrain.cli.output import Answer, confirm, size
 from spottrain.contract import CHECKPOINTS_PREFIX
+from spottrain.core.text import counted
 from spottrain.errors import ConfigurationError
-from spottrain.head.care import Pruning, leftovers, prunable, require_idle
-from spottrain.head.document import Entry, Head
-from spottrain.head.owner import Walker
-from spottrain.store.base import Store
-from spottrain.words import counted
+from spottrain.storage.base import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

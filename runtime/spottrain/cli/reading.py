@@ -8,14 +8,14 @@ from math import prod
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
 from spottrain.contract import MANIFEST_NAME, Reason
+from spottrain.core.uri import is_path
 from spottrain.errors import ConfigurationError
-from spottrain.head.document import Entry, Head
-from spottrain.head.owner import Walker
-from spottrain.store.base import KeyMissing, Store, Truncated
-from spottrain.store.open import open_store
-from spottrain.uri import is_path
+from spottrain.storage.base import KeyMissing, Store, Truncated
+from spottrain.storage.open import open_store
 
 NEWEST: Final = "newest"
 BEST: Final = "best"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from spottrain.checkpoint.head.state import Entry
 from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
-from spottrain.cli.answers import Answer, size
+from spottrain.cli.output import Answer, size
 from spottrain.cli.reading import Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, Reason
+from spottrain.core.text import counted
 from spottrain.errors import CheckpointArchived, CheckpointError
-from spottrain.head.document import Entry
-from spottrain.store.base import Store
-from spottrain.words import counted
+from spottrain.storage.base import Store
 
 ALL: Final = "all"
 OK: Final = "ok"

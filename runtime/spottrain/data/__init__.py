@@ -40,16 +40,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spottrain import lazy
+from spottrain.core import lazy
 
 if TYPE_CHECKING:
     from spottrain.data.adapters import Skipping, Streaming
-    from spottrain.data.batches import Batches
-    from spottrain.data.fetch import load
+    from spottrain.data.dataloader import load
+    from spottrain.data.iterable import Resumable, StreamBatches
+    from spottrain.data.map_style import Batches
     from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream
     from spottrain.data.sampler import BatchSampler, Loader, Sampler, loader
-    from spottrain.data.stream import Resumable, StreamBatches
-    from spottrain.process.worker_signals import ignore_signals
+    from spottrain.lifecycle.worker_signals import ignore_signals
 
 __all__ = [
     "BatchSampler",
@@ -73,21 +73,21 @@ __all__ = [
 
 _HOME = {
     "BatchSampler": "spottrain.data.sampler",
-    "Batches": "spottrain.data.batches",
+    "Batches": "spottrain.data.map_style",
     "Dataset": "spottrain.data.plan",
     "Loader": "spottrain.data.sampler",
     "Plan": "spottrain.data.plan",
     "Position": "spottrain.data.plan",
-    "Resumable": "spottrain.data.stream",
+    "Resumable": "spottrain.data.iterable",
     "Sampler": "spottrain.data.sampler",
     "Skipping": "spottrain.data.adapters",
     "Source": "spottrain.data.plan",
     "Step": "spottrain.data.plan",
     "Stream": "spottrain.data.plan",
-    "StreamBatches": "spottrain.data.stream",
+    "StreamBatches": "spottrain.data.iterable",
     "Streaming": "spottrain.data.adapters",
-    "ignore_signals": "spottrain.process.worker_signals",
-    "load": "spottrain.data.fetch",
+    "ignore_signals": "spottrain.lifecycle.worker_signals",
+    "load": "spottrain.data.dataloader",
     "loader": "spottrain.data.sampler",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spottrain.contract import Reason
-from spottrain.data.fetch import seeded
+from spottrain.data.dataloader import seeded
 from spottrain.data.shuffle import mix
 from spottrain.errors import CheckpointError, ConfigurationError
 

@@ -23,16 +23,16 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from spottrain import device as devices
-from spottrain import log
-from spottrain.data import workers as measuring
-from spottrain.data.fetch import Collate, Repeatable, Request, as_it_is, request
+from spottrain.core import device as devices
+from spottrain.core import log
+from spottrain.core.training_spec import AUTO
+from spottrain.data import worker_count as measuring
+from spottrain.data.dataloader import Collate, Repeatable, Request, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
-from spottrain.data.room import Room
+from spottrain.data.worker_memory import Room
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.process.worker_signals import end_at_exit, ignore_signals, signals_held
-from spottrain.ranks.world import World
-from spottrain.training import AUTO
+from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, signals_held
 
 OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """Options that torch refuses where there are no workers."""
@@ -134,7 +134,7 @@ class Cursor:
             return ""
         return (
             f". With accumulation={self.plan.accumulation} micro-batches an epoch's last step may have fewer "
-            "of them: use spottrain.levers.accumulation.parts(...), which knows, or drop_last=True"
+            "of them: use spottrain.techniques.accumulation.parts(...), which knows, or drop_last=True"
         )
 
     def steps(self) -> Iterator[Step]:

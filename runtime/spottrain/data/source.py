@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from spottrain.data.batches import Batches
-from spottrain.data.fetch import Collate
+from spottrain.data.dataloader import Collate
+from spottrain.data.iterable import StreamBatches
+from spottrain.data.map_style import Batches
 from spottrain.data.plan import Plan, Source
-from spottrain.data.room import Room
-from spottrain.data.stream import StreamBatches
-from spottrain.data.workers import cores
+from spottrain.data.worker_count import cores
+from spottrain.data.worker_memory import Room
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.ranks.world import World
 
 
 def source(

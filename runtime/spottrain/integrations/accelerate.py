@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from spottrain.checkpoint import modelstate, trained
+from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder import FolderKeeper, packed, unpacked
-from spottrain.keeper import State
-from spottrain.loop import Loop
-from spottrain.process.session import Session, current
+from spottrain.integrations.folder_checkpoints import FolderKeeper, packed, unpacked
+from spottrain.lifecycle.coordinator import State
+from spottrain.lifecycle.session import Session, current
+from spottrain.training.loop import Loop
 
 
 class Guard(Loop):
@@ -86,14 +86,16 @@ class Guard(Loop):
         registered = [each for each in self._accelerator._custom_objects if isinstance(each, torch.nn.Module)]
         wrapped = [each.optimizer for each in self._accelerator._optimizers]
         optimizers = [each for each in wrapped if isinstance(each, torch.optim.Optimizer)]
-        trained.require_owned(
+        outside_parameters.require_owned(
             optimizers,
             [*self._accelerator._models, *registered],
             "Give its module to accelerator.prepare(...) or accelerator.register_for_checkpointing(...) too",
         )
         known = [*wrapped, *self._accelerator._optimizers]
         for each in self._accelerator._schedulers:
-            trained.require_of(each.scheduler, known, "the scheduler that accelerator.prepare was given")
+            outside_parameters.require_of(
+                each.scheduler, known, "the scheduler that accelerator.prepare was given"
+            )
 
     def _write(self, folder: Path) -> None:
         self._accelerator.save_state(str(folder))
@@ -114,11 +116,11 @@ class Guard(Loop):
         return torch.nn.ModuleList(self._plain())
 
     def _plain(self) -> list[torch.nn.Module]:
-        return [modelstate.plain(each) for each in self._accelerator._models]
+        return [plain_state.plain(each) for each in self._accelerator._models]
 
     def _final(self) -> Mapping[str, Any]:
         models = self._plain()
-        return modelstate.model_state(models[0] if len(models) == 1 else torch.nn.ModuleList(models))
+        return plain_state.model_state(models[0] if len(models) == 1 else torch.nn.ModuleList(models))
 
     def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
         return [getattr(each, "optimizer", each) for each in self._accelerator._optimizers]

@@ -23,18 +23,19 @@ try:
 except ImportError:
     import pytorch_lightning as pl  # type: ignore[no-redef]
 
-from spottrain import device as devices
-from spottrain import log, ownloop
-from spottrain.beside import Beside
-from spottrain.checkpoint import modelstate, trained
+from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.core import device as devices
+from spottrain.core import log
+from spottrain.core.preemption import SIGNALS
+from spottrain.diagnostics.background import Beside
+from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder import FolderKeeper, packed, unpacked
-from spottrain.keeper import State
-from spottrain.loop import cursor_of
-from spottrain.meter import Meter
-from spottrain.process.interruption import SIGNALS
-from spottrain.process.session import current
-from spottrain.ranks import parallel
+from spottrain.integrations.folder_checkpoints import FolderKeeper, packed, unpacked
+from spottrain.lifecycle.coordinator import State
+from spottrain.lifecycle.session import current
+from spottrain.training import job_settings
+from spottrain.training.loop import cursor_of
+from spottrain.training.metrics_log import Meter
 
 FILE: Final = "lightning.ckpt"
 
@@ -69,7 +70,7 @@ class SpotCallback(pl.Callback):
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         session, world = self.session, self.session.world
         if world.distributed:
-            parallel.join(world, devices.choose(parallel.default_device(world)))
+            process_group.join(world, devices.choose(process_group.default_device(world)))
         session.board.update(step=0)
         self.keeper = FolderKeeper(
             session,
@@ -119,7 +120,7 @@ class SpotCallback(pl.Callback):
             if _go_on(trainer):
                 self._restore_random()
         keeper, session, step = self._begun(), self.session, trainer.global_step
-        trained.require_owned(
+        outside_parameters.require_owned(
             [each for each in trainer.optimizers if isinstance(each, torch.optim.Optimizer)],
             [each for each in (pl_module, trainer.strategy.model) if isinstance(each, torch.nn.Module)],
             "Make its module an attribute of the LightningModule",
@@ -141,7 +142,7 @@ class SpotCallback(pl.Callback):
             log_every=self._log_every,
             world=session.world,
         )
-        ownloop.advise(session, ("max_steps",))
+        job_settings.advise(session, ("max_steps",))
         if total is None or step < total:
             device = trainer.strategy.root_device
             self._beside = Beside(session, start=step, total_steps=total, device=device)
@@ -214,7 +215,7 @@ class SpotCallback(pl.Callback):
         if self.keeper is None or self._finished or self.session.message is not None:
             return
         session = self.session
-        if (lost := parallel.peer_lost(exception, session.world, session.peer_gone)) is not None:
+        if (lost := process_group.peer_lost(exception, session.world, session.peer_gone)) is not None:
             self.keeper.end_without(lost)
         self.session.broken_by_stop(exception)
         self.keeper.ends.give_up()
@@ -242,7 +243,7 @@ class SpotCallback(pl.Callback):
             return
         self._finished = True
         try:
-            self._begun().finish(lambda: modelstate.model_state(module))
+            self._begun().finish(lambda: plain_state.model_state(module))
         finally:
             self._close()
 

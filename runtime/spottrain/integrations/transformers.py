@@ -27,19 +27,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from spottrain import device as devices
-from spottrain import log, ownloop
-from spottrain.beside import Beside
-from spottrain.checkpoint import modelstate, trained
-from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.reports import Save
+from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.save import Save
 from spottrain.contract import Outcome
+from spottrain.core import device as devices
+from spottrain.core import log
+from spottrain.diagnostics.background import Beside
+from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder import FolderKeeper, link_tree
-from spottrain.keeper import State
-from spottrain.meter import Meter
-from spottrain.process.session import current
-from spottrain.ranks import parallel
+from spottrain.integrations.folder_checkpoints import FolderKeeper, link_tree
+from spottrain.lifecycle.coordinator import State
+from spottrain.lifecycle.session import current
+from spottrain.training import job_settings
+from spottrain.training.metrics_log import Meter
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -94,7 +95,7 @@ class SpotCallback(TrainerCallback):
         session, world = self.session, self.session.world
         self._trainer = trainer
         if world.distributed:
-            parallel.join(world, devices.choose(parallel.default_device(world)))
+            process_group.join(world, devices.choose(process_group.default_device(world)))
         session.board.update(step=0)
         self.keeper = _Keeper(
             session,
@@ -160,7 +161,7 @@ class SpotCallback(TrainerCallback):
             log_every=1,
             world=session.world,
         )
-        ownloop.advise(session, ("max_steps",))
+        job_settings.advise(session, ("max_steps",))
         self._beside = self._make_beside(args, state)
         if keeper.restored is not None:
             self._make_up(args, state, control)
@@ -338,7 +339,7 @@ class SpotCallback(TrainerCallback):
         if model is None or not isinstance(inner, torch.optim.Optimizer):
             return
         try:
-            trained.require_owned(
+            outside_parameters.require_owned(
                 [inner], [model], "Make its module a part of the model, such as model.loss = module"
             )
         except ConfigurationError:
@@ -348,7 +349,7 @@ class SpotCallback(TrainerCallback):
     def _finish(self, model: torch.nn.Module | None) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
         try:
-            self._begun().finish(lambda: modelstate.model_state(model))
+            self._begun().finish(lambda: plain_state.model_state(model))
         finally:
             self._close()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Env
-from spottrain.process.gang import Gang
+from spottrain.lifecycle.topology import Gang
 from spottrain_operator import render
 from spottrain_operator.api import Job, Status
 

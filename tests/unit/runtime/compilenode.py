@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spottrain.compilecache import CompileCache, Facts
+from spottrain.checkpoint.compile_cache.cache import CompileCache
+from spottrain.checkpoint.compile_cache.key import Facts
 from spottrain.contract import COMPILE_CACHE_PREFIX
-from spottrain.store.folder import FolderStore
+from spottrain.storage.local import FolderStore
 
 FACTS = Facts(
     torch="2.15.0+cpu",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.advice import Advice
-from spottrain.cadence import Cadence
-from spottrain.config import Interval
-from spottrain.process.interruption import Interruption
+from spottrain.core.preemption import Interruption
+from spottrain.core.run_config import Interval
+from spottrain.lifecycle.rebalance import Advice
+from spottrain.lifecycle.save_interval import Cadence
 
 
 class File:

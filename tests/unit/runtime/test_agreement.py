@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spottrain.errors import ConfigurationError, PeerLost
-from spottrain.ranks.agreement import (
+from spottrain.distributed.stop_agreement import (
     MOST_STEPS,
     REACH_SECONDS,
     REACH_SECONDS_PER_RANK,
@@ -24,7 +23,8 @@ from spottrain.ranks.agreement import (
     led,
     reach,
 )
-from spottrain.ranks.world import World
+from spottrain.distributed.world import World
+from spottrain.errors import ConfigurationError, PeerLost
 
 from tests.support.gang import STEP_SECONDS, FakeLine, Gang
 

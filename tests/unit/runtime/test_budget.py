@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spottrain.budget import COMMIT_SECONDS, FULL_SHARE, MARGIN, Budget
+from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, FULL_SHARE, MARGIN, Budget
 
 
 def budget(**more: float) -> Budget:

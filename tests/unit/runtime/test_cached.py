@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import spottrain
-from spottrain.config import data_cache_folder, use_data_cache
 from spottrain.contract import Env, ExitCode, Reason
-from spottrain.data import cache
+from spottrain.core.run_config import data_cache_folder, use_data_cache
+from spottrain.data import download_cache
 from spottrain.errors import ConfigurationError, DataCacheFull
 
 PATIENCE = 20.0
@@ -42,7 +42,7 @@ assert "torch" not in sys.modules
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(Env.DATA_CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(download_cache, "POLL_SECONDS", 0.01)
     return tmp_path / "cache"
 
 
@@ -199,7 +199,7 @@ def test_a_full_volume_is_named_with_its_size(root: Path, wrapped: bool) -> None
 def test_another_volume_that_is_full_is_not_taken_for_the_caches(
     root: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "ALMOST_NOTHING", 0)
+    monkeypatch.setattr(download_cache, "ALMOST_NOTHING", 0)
     with pytest.raises(OSError, match="No space left on device") as raised:
         spottrain.cached("set", _full(name))
     assert raised.value.errno == errno.ENOSPC and _private(root) == []
@@ -208,7 +208,7 @@ def test_another_volume_that_is_full_is_not_taken_for_the_caches(
 def test_a_write_that_names_no_file_is_the_caches_where_next_to_nothing_is_free_there(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "ALMOST_NOTHING", 2**63)
+    monkeypatch.setattr(download_cache, "ALMOST_NOTHING", 2**63)
     with pytest.raises(DataCacheFull):
         spottrain.cached("set", _full(None))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
-from spottrain.process.interruption import Interruption
+from spottrain.core.preemption import Interruption
 
 from tests.unit.runtime.test_cached import Process
 
@@ -50,7 +50,7 @@ assert signal.set_wakeup_fd(-1) == -1
 """
 THEN_OURS = """
 spottrain.cached("set", make)
-from spottrain.process import session
+from spottrain.lifecycle import session
 session.current()
 print("ours", flush=True)
 while True: time.sleep(0.02)

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 import spottrain
 from spottrain.contract import Env
-from spottrain.data import cache, durable, locks, mounts
+from spottrain.core.preemption import Interruption
+from spottrain.data import cache_locks, download_cache, durable_folder, mounts
 from spottrain.errors import ConfigurationError, DataCacheFull
-from spottrain.process import session as session_module
-from spottrain.process.interruption import Interruption
-from spottrain.process.session import Session
+from spottrain.lifecycle import session as session_module
+from spottrain.lifecycle.session import Session
 
 PATIENCE = 20.0
 
@@ -28,7 +28,7 @@ PATIENCE = 20.0
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(Env.DATA_CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(download_cache, "POLL_SECONDS", 0.01)
     return tmp_path / "cache"
 
 
@@ -85,15 +85,15 @@ def test_the_mount_says_whether_locks_reach_other_nodes(
     device = tmp_path.stat().st_dev
     row = ROW.format(device=f"{os.major(device)}:{os.minor(device)}", at=tmp_path, kind=kind, options=options)
     (tmp_path / "mounts").write_text("1 0 0:0 / /other rw - fuse x rw\n" + row)
-    assert locks.only_here(tmp_path, tmp_path / "mounts") is local
-    assert not locks.only_here(tmp_path, tmp_path / "absent")
+    assert cache_locks.only_here(tmp_path, tmp_path / "mounts") is local
+    assert not cache_locks.only_here(tmp_path, tmp_path / "absent")
 
 
 def test_where_locks_are_of_one_node_no_leftover_is_touched(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     half = _leftover(root)
-    monkeypatch.setattr(locks, "only_here", lambda path: True)
+    monkeypatch.setattr(cache_locks, "only_here", lambda path: True)
     spottrain.cached("set", _fill())
     assert "locks on this volume may be of this node only" in capsys.readouterr().out and half.exists()
 
@@ -166,7 +166,7 @@ def test_one_that_waits_for_a_silent_lock_goes_on_without_it_and_removes_nothing
 ) -> None:
     half = busy.parent / "set.0123456789abcdef"
     half.mkdir()
-    monkeypatch.setattr(locks, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(cache_locks, "SILENT_SECONDS", 0.1)
     handle = _of_the_dead(busy)
     assert (spottrain.cached("set", _fill()) / "file").exists() and half.exists()
     os.close(handle)
@@ -177,7 +177,7 @@ def test_one_that_waits_for_a_silent_lock_goes_on_without_it_and_removes_nothing
 def test_one_that_has_gone_on_without_the_lock_is_left_alone_by_who_gets_it_meanwhile(
     root: Path, busy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(cache_locks, "SILENT_SECONDS", 0.1)
     handle = _of_the_dead(busy)
 
     def slow(folder: Path) -> None:
@@ -192,22 +192,22 @@ def test_a_lock_whose_file_changes_is_waited_for_however_long_it_takes(
     busy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle, clock, waits = _of_the_dead(busy), [0.0], [0]
-    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(cache_locks, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def wait() -> None:
-        clock[0] += locks.SILENT_SECONDS - 1.0
+        clock[0] += cache_locks.SILENT_SECONDS - 1.0
         waits[0] += 1
         os.utime(busy, ns=(waits[0], waits[0]))  # the server's clock may stand anywhere
         if waits[0] == 10:
             os.close(handle)
 
-    with locks.held(busy, wait) as reach:
-        assert reach is locks.Reach.ALL and waits == [10]
+    with cache_locks.held(busy, wait) as reach:
+        assert reach is cache_locks.Reach.ALL and waits == [10]
 
 
 def test_one_that_fills_touches_the_file_of_its_lock(busy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "TOUCH_SECONDS", 0.01)
-    with locks.held(busy, lambda: None):
+    monkeypatch.setattr(cache_locks, "TOUCH_SECONDS", 0.01)
+    with cache_locks.held(busy, lambda: None):
         for _ in range(2):
             os.utime(busy, ns=(1, 1))
             end = time.monotonic() + PATIENCE
@@ -242,7 +242,7 @@ class _Library:
 
 
 def _broken(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_reliable", lambda folder: True)
+    monkeypatch.setattr(durable_folder, "_reliable", lambda folder: True)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: _Library(code))
 
 

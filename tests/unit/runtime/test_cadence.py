@@ -7,7 +7,8 @@ import math
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from spottrain.cadence import (
+from spottrain.core.run_config import Interval
+from spottrain.lifecycle.save_interval import (
     AGAIN_SECONDS,
     FIRST_SECONDS,
     LEAST_SECONDS,
@@ -18,7 +19,6 @@ from spottrain.cadence import (
     auto_seconds,
     young,
 )
-from spottrain.config import Interval
 
 
 class Clock:

@@ -16,16 +16,16 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spottrain.checkpoint import arena as arenas
-from spottrain.checkpoint.arena import Arena, require_memory
+from spottrain.checkpoint import staging_buffer as arenas
 from spottrain.checkpoint.layout import ALIGNMENT, SAFETENSORS, Layout, divide, plan, signature
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.transfer import Here
+from spottrain.checkpoint.staging_buffer import Arena, require_memory
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.container import Memory
+from spottrain.checkpoint.upload import Here
+from spottrain.core.container import Memory
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.ranks.world import World
-from spottrain.store.folder import FolderStore
+from spottrain.storage.local import FolderStore
 
 from tests.support.snapshots import KEY, pack, same
 

@@ -15,7 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, canonical
-from spottrain.checkpoint.restore import fetch_folder, read_files, read_manifest, read_shard, read_trees
+from spottrain.checkpoint.reader import (
+    fetch_folder,
+    read_files,
+    read_manifest,
+    read_shard,
+    read_trees,
+)
 from spottrain.contract import MANIFEST_NAME
 from spottrain.errors import CheckpointError
 

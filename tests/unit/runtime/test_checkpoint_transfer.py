@@ -19,17 +19,17 @@ from typing import Any
 import pytest
 import torch
 from spottrain import errors
-from spottrain.checkpoint import arena as arenas
-from spottrain.checkpoint.arena import Arena
+from spottrain.checkpoint import staging_buffer as arenas
 from spottrain.checkpoint.layout import Layout, plan
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.transfer import Here, Outgoing, Process, UploaderDied
+from spottrain.checkpoint.staging_buffer import Arena
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.checkpoint.uploader import Uploader
+from spottrain.checkpoint.upload import Here, Outgoing, Process, UploaderDied
+from spottrain.checkpoint.upload_process import Uploader
 from spottrain.contract import CHUNK_BYTES
-from spottrain.ranks.world import World
-from spottrain.store.base import AlreadyExists, Cancelled, never
-from spottrain.store.folder import FolderStore
+from spottrain.distributed.world import World
+from spottrain.storage.base import AlreadyExists, Cancelled, never
+from spottrain.storage.local import FolderStore
 
 from tests.support.snapshots import Memory
 
@@ -341,7 +341,10 @@ def test_without_a_process_the_same_is_sent(tmp_path: Path) -> None:
 
 
 def test_the_uploader_starts_without_torch(tmp_path: Path) -> None:
-    words = "import sys, spottrain.checkpoint.uploader; print('torch' in sys.modules, 'boto3' in sys.modules)"
+    words = (
+        "import sys, spottrain.checkpoint.upload_process; "
+        "print('torch' in sys.modules, 'boto3' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

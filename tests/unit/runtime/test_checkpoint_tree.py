@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spottrain.checkpoint.final_weights import digest
 from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.manifest import Damaged, Piece, Stored
 from spottrain.checkpoint.tree import Flattened, renumber, unflatten
 from spottrain.errors import CheckpointError
-from spottrain.weights import digest
 
 from tests.support.snapshots import change, ordered, pack, same, unpack
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
+from spottrain.checkpoint.head.state import BEST, Head, State
 from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
-from spottrain.head.document import BEST, Head, State
-from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
-from spottrain.store.base import Store
-from spottrain.store.open import open_store
+from spottrain.storage.base import Store
+from spottrain.storage.open import open_store
 
 from tests.support.headcheckpoints import Made, save
 

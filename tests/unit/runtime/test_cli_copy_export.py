@@ -16,16 +16,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
+from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
+from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.checkpoint.manifest import Manifest, Piece, Stored
 from spottrain.cli.checkpoints import main
 from spottrain.cli.exporting import assemble, weights_of
 from spottrain.cli.reading import Shards
 from spottrain.contract import OnExisting
-from spottrain.head.document import Entry, Head
-from spottrain.head.owner import ClaimPolicy, HeadOwner, Identity
-from spottrain.store.base import Store
-from spottrain.store.open import open_store
-from spottrain.weights import FinalWeights, digest, load_weights
+from spottrain.storage.base import Store
+from spottrain.storage.open import open_store
 
 from tests.support.headcheckpoints import Made, save, sums
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from spottrain.checkpoint.head.state import State
 from spottrain.contract import OnExisting
 from spottrain.errors import RunError
-from spottrain.head.document import State
-from spottrain.store.base import Store
+from spottrain.storage.base import Store
 
 from tests.support.headcheckpoints import save
 from tests.unit.runtime.test_cli_checkpoints import ended, head, owner, ran, store

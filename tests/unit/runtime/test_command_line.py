@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from spottrain.config import Run
+from spottrain.cli.main import _read_command
 from spottrain.contract import Env, OnExisting
+from spottrain.core.run_config import Run
 from spottrain.errors import ConfigurationError
-from spottrain.main import _read_command
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spottrain.compilecache import CompileCache, Facts, folders_of, use_folder
-from spottrain.compilecache.facts import parse_cpuinfo
-from spottrain.compilecache.folders import pack
-from spottrain.config import Run
+from spottrain.checkpoint.compile_cache.cache import CompileCache
+from spottrain.checkpoint.compile_cache.folders import folders_of, pack, use_folder
+from spottrain.checkpoint.compile_cache.key import Facts, parse_cpuinfo
 from spottrain.contract import COMPILE_CACHE_PREFIX, Env
+from spottrain.core.run_config import Run
 from spottrain.errors import ConfigurationError, StoreUnavailable
-from spottrain.store.base import Body, Object
-from spottrain.store.folder import FolderStore
+from spottrain.storage.base import Body, Object
+from spottrain.storage.local import FolderStore
 
 from tests.unit.runtime.compilenode import COMPILED, FACTS, Node, Nodes
 
@@ -171,7 +171,7 @@ def test_what_changed_while_it_was_packed_is_not_saved(node: Nodes, monkeypatch:
         first.compile({"inductor/cd/new.so": b"new"})
         return body
 
-    monkeypatch.setattr("spottrain.compilecache.pack", pack_beside_a_compiler)
+    monkeypatch.setattr("spottrain.checkpoint.compile_cache.cache.pack", pack_beside_a_compiler)
     assert not first.cache.save_if_changed()
     assert first.keys() == []
     monkeypatch.undo()
@@ -296,19 +296,21 @@ def test_a_store_that_is_down_costs_a_compile_and_three_tries(
 COMPILE = """\
 import json, os
 from pathlib import Path
-from spottrain import compilecache, config
-from spottrain.store.open import open_store
+from spottrain.checkpoint.compile_cache.cache import CompileCache
+from spottrain.checkpoint.compile_cache.folders import header_folder, use_folder
+from spottrain.core import run_config
+from spottrain.storage.open import open_store
 
-compilecache.use_folder(Path(os.environ["SPOTTRAIN_CACHE_DIR"]), os.environ)
-run = config.Run.from_env(os.environ, script="train.py")
-cache = compilecache.CompileCache.of(open_store(**run.where), run, os.environ, 1)
+use_folder(Path(os.environ["SPOTTRAIN_CACHE_DIR"]), os.environ)
+run = run_config.Run.from_env(os.environ, script="train.py")
+cache = CompileCache.of(open_store(**run.where), run, os.environ, 1)
 restored = cache.restore()
 
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor import codecache
 
-assert str(compilecache.header_folder()) == codecache._HEADER_DIR
+assert str(header_folder()) == codecache._HEADER_DIR
 compiled = torch.compile(lambda x: (x.sin() * x.cos()).sum())
 value = compiled(torch.arange(64.0))
 print(json.dumps({

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import COMPILE_CACHE_PREFIX
-from spottrain.store.folder import FolderStore
+from spottrain.storage.local import FolderStore
 
 from tests.unit.runtime.compilenode import COMPILED, Node, Nodes
 
@@ -94,7 +94,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
     first = node().compile(COMPILED)
     first.cache.save_if_changed()
     plant(first, archive(member("inductor/large", size=5000), b"\0" * 5000))
-    monkeypatch.setattr("spottrain.compilecache.folders.UNPACKED_LIMIT", 4096)
+    monkeypatch.setattr("spottrain.checkpoint.compile_cache.folders.UNPACKED_LIMIT", 4096)
     second = node()
     assert second.cache.restore() is None and second.files() == {}
     assert not second.compile({"inductor/large": b"\0" * 5000}).cache.save_if_changed()

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain import device as devices
-from spottrain.config import Interval, Run, grace_seconds
 from spottrain.contract import Env
+from spottrain.core import device as devices
+from spottrain.core.run_config import Interval, Run, grace_seconds
+from spottrain.core.training_settings import resolve
+from spottrain.core.training_spec import Training
 from spottrain.data import Plan
 from spottrain.errors import ConfigurationError
-from spottrain.schedule import Schedule, shape
-from spottrain.settings import resolve
-from spottrain.training import Training
+from spottrain.techniques.schedules import Schedule, shape
 
 IN_A_POD: dict[str, str] = {
     Env.JOB_UID: "uid",

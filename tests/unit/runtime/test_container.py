@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.container import Memory, cores, memory, memory_here, memory_limit
+from spottrain.core.container import Memory, cores, memory, memory_here, memory_limit
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:
@@ -72,7 +72,7 @@ def test_the_quota_is_that_of_the_process_s_group_and_those_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], membership: str, found: float
 ) -> None:
     """A pod that sees the host's cgroups has its own somewhere below."""
-    monkeypatch.setattr("spottrain.container._scheduled", lambda: 12)
+    monkeypatch.setattr("spottrain.core.container._scheduled", lambda: 12)
     where = written(tmp_path / "own", {"cgroup": membership}) / "cgroup"
     assert cores(written(tmp_path / "cgroups", files), where) == found
 

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
+from spottrain.distributed.connections import ADDRESS_KEY
+from spottrain.distributed.control_channel import MOST_NAMES, Control, connect
+from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
-from spottrain.ranks.control import MOST_NAMES, Control, connect
-from spottrain.ranks.link import ADDRESS_KEY
-from spottrain.ranks.world import World
 
 SECONDS = 20.0
 """For what must come at once, on a busy machine."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from spottrain.data import copies
-from spottrain.data.copies import MOST, copy_of, start_method
-from spottrain.data.sizes import PAGE, touched
+from spottrain.data import worker_copies
+from spottrain.data.object_size import PAGE, touched
+from spottrain.data.worker_copies import MOST, copy_of, start_method
 
 MANY = 200_000
 MIB = 2**20
@@ -149,7 +149,7 @@ def copy_size(value: Any, met: set[int]) -> int:
     if id(value) in met:
         return 0
     met.add(id(value))
-    _, inside = copies._inside(value)
+    _, inside = worker_copies._inside(value)
     return touched(value) + sum(copy_size(each, met) for each in inside if not isinstance(each, type))
 
 
@@ -197,10 +197,10 @@ def test_however_much_there_is_so_many_objects_are_looked_at(monkeypatch: pytest
         looked.append(1)
         return 64
 
-    monkeypatch.setattr(copies, "touched", touched)
+    monkeypatch.setattr(worker_copies, "touched", touched)
     rows = [[[[f"{a} {b} {c}"] * 9 for c in range(9)] for b in range(9)] for a in range(3000)]
     copy_of(*(rows[start::9] for start in range(9)), method="fork")
-    assert len(looked) <= 2 * copies.OBJECTS + MOST
+    assert len(looked) <= 2 * worker_copies.OBJECTS + MOST
 
 
 def test_the_collector_is_as_it_was() -> None:
@@ -309,7 +309,7 @@ def test_containers_in_containers_are_looked_at_in_fewer_places() -> None:
 def test_a_set_of_too_many_objects_of_its_own_is_at_least_what_was_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(copies, "OBJECTS", 1000)
+    monkeypatch.setattr(worker_copies, "OBJECTS", 1000)
     found = copy_of(*([[f"{number}"] for number in range(5000)]), method="fork")
     assert not found.whole and found.bytes >= 5000 * 64
     assert copy_of(Set(path="/data"), method="fork").whole
@@ -323,7 +323,7 @@ def test_only_some_items_of_a_container_are_looked_at(monkeypatch: pytest.Monkey
         looked.append(1)
         return sizes(value)
 
-    monkeypatch.setattr(copies, "touched", counted)
+    monkeypatch.setattr(worker_copies, "touched", counted)
     forked(Set(rows=paths()))
     assert len(looked) < 2 * MOST
 
@@ -331,7 +331,7 @@ def test_only_some_items_of_a_container_are_looked_at(monkeypatch: pytest.Monkey
 def test_how_workers_are_started_is_asked_without_settling_it_for_the_script() -> None:
     script = (
         "import multiprocessing\n"
-        "from spottrain.data.copies import start_method\n"
+        "from spottrain.data.worker_copies import start_method\n"
         "assert start_method() == multiprocessing.get_all_start_methods()[0]\n"
         "multiprocessing.set_start_method('spawn')\n"
         "assert start_method() == 'spawn'\n"

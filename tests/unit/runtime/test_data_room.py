@@ -12,16 +12,16 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from spottrain import parts
-from spottrain.container import Memory
-from spottrain.data import Batches, Plan, StreamBatches, loader, room
-from spottrain.data.copies import Copy
-from spottrain.data.room import FORKED, Room
-from spottrain.data.workers import TRIAL_STEPS
-from spottrain.evaluation import Evaluation
-from spottrain.ranks.world import World
-from spottrain.settings import Settings, resolve
-from spottrain.training import Training
+from spottrain.core.container import Memory
+from spottrain.core.training_settings import Settings, resolve
+from spottrain.core.training_spec import Training
+from spottrain.data import Batches, Plan, StreamBatches, loader, worker_memory
+from spottrain.data.worker_copies import Copy
+from spottrain.data.worker_count import TRIAL_STEPS
+from spottrain.data.worker_memory import FORKED, Room
+from spottrain.distributed.world import World
+from spottrain.training import components
+from spottrain.training.evaluation import Evaluation
 
 MIB, GIB = 2**20, 2**30
 WORDS = [f"/data/images/{number:09d}.jpeg" for number in range(100_000)]
@@ -85,7 +85,7 @@ def test_what_may_be_shared_lowers_no_number_and_is_told_as_a_range(
     def unsure(*held: Any, method: str) -> Copy:
         return Copy(bytes=500 * MIB, least=100 * MIB, method=method)
 
-    monkeypatch.setattr(room, "copy_of", unsure)
+    monkeypatch.setattr(worker_memory, "copy_of", unsure)
     assert Room(WORDS, memory=left(600 * MIB)).most(4) == 4 and not advice(capfd)
     Room(WORDS, memory=left(600 * MIB)).warn(4)
     (text,) = advice(capfd)
@@ -137,7 +137,7 @@ def test_a_set_that_cannot_be_estimated_ends_no_training(
     def broken(*held: Any, **more: Any) -> Any:
         raise RuntimeError("changed size during iteration")
 
-    monkeypatch.setattr(room, "copy_of", broken)
+    monkeypatch.setattr(worker_memory, "copy_of", broken)
     assert Room(WORDS, memory=left(0)).most(6) == 6
     assert "RuntimeError: changed size during iteration" in capfd.readouterr().out
 
@@ -184,7 +184,7 @@ def test_the_number_that_is_found_is_held_against_the_memory(capfd: pytest.Captu
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container in which no copy has room."""
-    monkeypatch.setattr(room, "memory_here", left(MIB))
+    monkeypatch.setattr(worker_memory, "memory_here", left(MIB))
 
 
 def first(batches: Any) -> None:
@@ -245,7 +245,7 @@ def test_workers_that_stay_for_the_next_pass_are_not_counted_twice(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_first = left(1.5 * EACH)
-    monkeypatch.setattr(room, "memory_here", lambda: at_first())
+    monkeypatch.setattr(worker_memory, "memory_here", lambda: at_first())
     made = loader(WORDS[:8], batch_size=4, num_workers=1, persistent_workers=True, world=World())
     made._room = Room(WORDS)
     for _ in made:
@@ -278,12 +278,12 @@ def test_an_evaluation_has_as_many_workers_as_were_found_for_the_training_and_as
     found: int, has: int
 ) -> None:
     evaluation: Any = SimpleNamespace(workers=0, room=Room(WORDS, memory=left(2.5 * EACH)))
-    parts.use_findings(evaluation, micro_batch_size=None, workers=found)
+    components.use_findings(evaluation, micro_batch_size=None, workers=found)
     assert evaluation.workers == has
 
 
 def told(settings: Settings, capfd: pytest.CaptureFixture[str]) -> list[str]:
-    parts.tell_what_cannot_act(settings, Batches(WORDS, Plan(size=64, batch_size=8, micro_batch_size=8)))
+    components.tell_what_cannot_act(settings, Batches(WORDS, Plan(size=64, batch_size=8, micro_batch_size=8)))
     return advice(capfd)
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from spottrain import device as devices
+from spottrain.core import device as devices
 from spottrain.data import BatchSampler, Loader, Sampler, ignore_signals, loader
+from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.levers.accumulation import parts
-from spottrain.ranks.world import World
+from spottrain.techniques.accumulation import parts
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -172,7 +172,7 @@ def test_workers_outlive_a_stop() -> None:
 
 SCRIPT = """
 import torch, spottrain.data
-from spottrain.ranks.world import World
+from spottrain.distributed.world import World
 
 numbers = torch.utils.data.TensorDataset(torch.arange(100))
 sampler = spottrain.data.BatchSampler(numbers, batch_size=2, world=World())
@@ -235,7 +235,7 @@ class Slow(Numbers):
 def test_auto_times_the_first_steps_and_then_has_the_workers_that_they_need(
     seconds: float, wanted: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spottrain.data.workers.cores", lambda **_: 3.0)
+    monkeypatch.setattr("spottrain.data.worker_count.cores", lambda **_: 3.0)
     clock = Ticks()
     whole = steps_of(plain := loader(Numbers(), batch_size=4, seed=2, world=World()), plain, 16)
     made = loader(
@@ -269,7 +269,7 @@ def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
     stops: tuple[int, ...], resumed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass is left after so many steps, and the next one of the same loader or of another process."""
-    monkeypatch.setattr("spottrain.data.workers.cores", lambda **_: 3.0)
+    monkeypatch.setattr("spottrain.data.worker_count.cores", lambda **_: 3.0)
     plain = loader(Numbers(), batch_size=2, accumulation=2, seed=2, world=World())
     whole, clock = steps_of(plain, plain, 16), Ticks()
     taken: list[Any] = []

@@ -15,8 +15,8 @@ import pytest
 import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.data import Batches, Plan, StreamBatches, loader
+from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.ranks.world import World
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 

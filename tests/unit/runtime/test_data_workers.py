@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.data import Batches, Plan
-from spottrain.data.workers import TRIAL_STEPS, Trial, cores, needed
+from spottrain.data.worker_count import TRIAL_STEPS, Trial, cores, needed
 from spottrain.errors import ConfigurationError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.ends import words_of_done
+from spottrain.lifecycle.early_end import words_of_done
 
 
 def test_a_job_that_is_done_says_how_many_steps_were_trained_and_how_to_train_more() -> None:

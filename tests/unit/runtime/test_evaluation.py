@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.best import Best
-from spottrain.checkpoint.reports import Save
-from spottrain.evaluation import Evaluation, Measure
+from spottrain.checkpoint.save import Save
+from spottrain.training.best_checkpoint import Best
+from spottrain.training.evaluation import Evaluation, Measure
 
 SAMPLES = 10
 

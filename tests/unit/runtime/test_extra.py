@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
-from spottrain.extra import Generator, Plain, Values, adapted
+from spottrain.training.extra_state import Generator, Plain, Values, adapted
 
 
 def stored(value: Any) -> Any:

@@ -9,7 +9,7 @@ SCRIPT = """
 import os, signal, time
 early = lambda: os.kill(os.getpid(), signal.SIGTERM)
 os.register_at_fork(after_in_child=early)  # before ours: as soon as there is a child
-from spottrain.process.interruption import Interruption
+from spottrain.core.preemption import Interruption
 
 interruption = Interruption(grace=30.0)
 interruption.install()

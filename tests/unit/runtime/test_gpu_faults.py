@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
+from spottrain.core.preemption import Interruption
 from spottrain.errors import PeerLost
-from spottrain.process import lastwords
-from spottrain.process.gpu_faults import lost_gpu
-from spottrain.process.interruption import Interruption
-from spottrain.process.session import Session
+from spottrain.lifecycle import termination_message
+from spottrain.lifecycle.gpu_faults import lost_gpu
+from spottrain.lifecycle.session import Session
 
 FAULTS = [
     "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported",
@@ -124,5 +124,5 @@ def test_the_rank_whose_gpu_has_failed_speaks_for_those_that_failed_with_it(tmp_
     script = TerminationMessage(outcome=Outcome.FAILED, reason=Reason.SCRIPT_FAILED, message="launch failure")
     fault = TerminationMessage(outcome=Outcome.FAILED, reason=Reason.NODE_FAULT, message="ECC")
     for message in (script, fault, script):
-        lastwords.revise(path, lastwords.outranking(message), since=0)
+        termination_message.revise(path, termination_message.outranking(message), since=0)
     assert json.loads(path.read_text())["reason"] == Reason.NODE_FAULT

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from spottrain.checkpoint.head.admin import COPIED, Adopting, Pruning, leftovers, prunable
+from spottrain.checkpoint.head.state import (
+    BEST,
+    Claiming,
+    ClaimPolicy,
+    Entry,
+    Head,
+    Identity,
+    State,
+)
 from spottrain.contract import OnExisting, Reason, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.head.care import COPIED, Adopting, Pruning, leftovers, prunable
-from spottrain.head.document import BEST, Claiming, ClaimPolicy, Entry, Head, Identity, State
 
 
 def entry(step: int, *, term: int = 3, kept_as: str = "") -> Entry:

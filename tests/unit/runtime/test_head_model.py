@@ -10,11 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from spottrain.contract import term_of_key
-from spottrain.errors import Superseded
-from spottrain.head.care import Adopting, Pruning
-from spottrain.head.cas import Finished, Missing, NoAnswer, Put, Refused, Reply, Request, Step, Writing
-from spottrain.head.document import (
+from spottrain.checkpoint.head.admin import Adopting, Pruning
+from spottrain.checkpoint.head.compare_and_swap import (
+    Finished,
+    Missing,
+    NoAnswer,
+    Put,
+    Refused,
+    Reply,
+    Request,
+    Step,
+    Writing,
+)
+from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
     ClaimPolicy,
@@ -27,6 +35,8 @@ from spottrain.head.document import (
     present,
     unnamed,
 )
+from spottrain.contract import term_of_key
+from spottrain.errors import Superseded
 
 from tests.support.headexplore import Explorer
 from tests.support.headscenarios import (

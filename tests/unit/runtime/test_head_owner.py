@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from spottrain.checkpoint.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.checkpoint.head.state import Head, State
 from spottrain.contract import HEAD_KEY, checkpoint_key
-from spottrain.errors import CheckpointError, ConfigurationError, StoreDenied, StoreUnavailable, Superseded
-from spottrain.head.document import Head, State
-from spottrain.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
-from spottrain.store.base import Body, Object, PreconditionFailed
-from spottrain.store.folder import FolderStore
+from spottrain.errors import (
+    CheckpointError,
+    ConfigurationError,
+    StoreDenied,
+    StoreUnavailable,
+    Superseded,
+)
+from spottrain.storage.base import Body, Object, PreconditionFailed
+from spottrain.storage.local import FolderStore
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spottrain.head.document import Entry, Head, State
+from spottrain.checkpoint.head.state import Entry, Head, State
 
 from tests.support.faultproxy import Landing, Request
 from tests.support.headrace import chain, unlawful

@@ -7,9 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spottrain.contract import OnExisting, Reason, checkpoint_key
-from spottrain.errors import CheckpointError, ConfigurationError, Superseded
-from spottrain.head.document import (
+from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
     ClaimPolicy,
@@ -23,6 +21,8 @@ from spottrain.head.document import (
     gate_is_open,
     orphans,
 )
+from spottrain.contract import OnExisting, Reason, checkpoint_key
+from spottrain.errors import CheckpointError, ConfigurationError, Superseded
 
 ME = Identity(job_uid="A", job="digits", attempt=2)
 

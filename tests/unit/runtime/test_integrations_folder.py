@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain import device
 from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, Shard
-from spottrain.checkpoint.reports import Save
-from spottrain.checkpoint.restore import fetch_folder, read_files
+from spottrain.checkpoint.reader import fetch_folder, read_files
+from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.transfer import Here
-from spottrain.integrations.folder import link_tree, packed, unpacked
-from spottrain.ranks.world import World
-from spottrain.store.folder import FolderStore
+from spottrain.checkpoint.upload import Here
+from spottrain.core import device
+from spottrain.distributed.world import World
+from spottrain.integrations.folder_checkpoints import link_tree, packed, unpacked
+from spottrain.storage.local import FolderStore
 
 
 @pytest.fixture

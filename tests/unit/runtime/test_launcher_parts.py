@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Outcome, TerminationMessage
-from spottrain.process.gang import count_gpus, threads_of_each
-from spottrain.process.lastwords import outranking, revise
-from spottrain.process.parents import agent_limit, deaf_init
-from spottrain.scribe.outputs import seconds_for_logs
+from spottrain.lifecycle.log_capture.outputs import seconds_for_logs
+from spottrain.lifecycle.parent_signals import agent_limit, deaf_init
+from spottrain.lifecycle.termination_message import outranking, revise
+from spottrain.lifecycle.topology import count_gpus, threads_of_each
 
 ASKED = 7
 """What torch answers in these tables."""

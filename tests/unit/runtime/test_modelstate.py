@@ -10,8 +10,15 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+from spottrain.checkpoint.final_weights import (
+    FinalWeights,
+    digest,
+    load_weights,
+    most_bytes,
+    require_room,
+)
 from spottrain.checkpoint.layout import SHARD_BYTES
-from spottrain.checkpoint.modelstate import (
+from spottrain.checkpoint.plain_state import (
     clean,
     explain_mismatch,
     incompatible,
@@ -22,11 +29,10 @@ from spottrain.checkpoint.modelstate import (
     plain,
     wanted,
 )
-from spottrain.checkpoint.restore import read_manifest
-from spottrain.container import Memory
+from spottrain.checkpoint.reader import read_manifest
+from spottrain.core.container import Memory
 from spottrain.errors import CheckpointError, ConfigurationError
-from spottrain.process.gang import LOOPBACK, reserve_port
-from spottrain.weights import FinalWeights, digest, load_weights, most_bytes, require_room
+from spottrain.lifecycle.topology import LOOPBACK, reserve_port
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from spottrain.process import muster
-from spottrain.process.gang import LOOPBACK, Gang
-from spottrain.process.muster import meet
+from spottrain.lifecycle import rendezvous
+from spottrain.lifecycle.rendezvous import meet
+from spottrain.lifecycle.topology import LOOPBACK, Gang
 
 from tests.support.ports import free_port
 
@@ -118,8 +118,8 @@ def test_while_no_connection_can_be_taken_the_port_rests_between_two_tries(
             raise Enough
 
     server: Any = Full()
-    monkeypatch.setattr("spottrain.process.muster.time.sleep", rest)
+    monkeypatch.setattr("spottrain.lifecycle.rendezvous.time.sleep", rest)
     with pytest.raises(Enough):
-        muster._welcome(server, muster._There(2, b"name"))
+        rendezvous._welcome(server, rendezvous._There(2, b"name"))
     assert server.accepted == len(rests) == 3 and min(rests) > 0
     assert capsys.readouterr().out.count("event=accept-failed") == 1

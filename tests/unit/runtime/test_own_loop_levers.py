@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import spottrain
 import torch
+from spottrain.core.training_spec import Training
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.guard import Guard
-from spottrain.ownloop import NAMES
-from spottrain.ranks.world import World
-from spottrain.training import Training
+from spottrain.training.guard import Guard
+from spottrain.training.job_settings import NAMES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "own-loop.md"
 CODE = re.compile(r"`([^`]+)`")
@@ -105,8 +105,8 @@ class Counting:
 
 def test_what_follows_a_step_is_told_its_number_and_is_in_what_advance_saves() -> None:
     model = torch.nn.Linear(1, 1)
-    ema, kept = spottrain.levers.EMA(model), Kept()
-    trackers = spottrain.levers.Trackers([kept])
+    ema, kept = spottrain.techniques.EMA(model), Kept()
+    trackers = spottrain.techniques.Trackers([kept])
     (block,) = re.findall(r"```python\n(.*?)```", section(), re.DOTALL)
     guard = Counting(ema)
     scope = {"guard": guard, "ema": ema, "trackers": trackers, "loader": range(3), "train": float}
@@ -212,7 +212,7 @@ def test_a_rate_that_is_said_anew_holds_after_a_resume_and_is_told(
 def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
     model = torch.nn.Linear(2, 1)
     own = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
-    made = spottrain.schedule.scheduler(own, "constant", total_steps=9, said_anew=True)
+    made = spottrain.techniques.lr_schedule(own, "constant", total_steps=9, said_anew=True)
     state, held = rated({})[1].state_dict(), own.param_groups[0]["lr"]
     held.fill_(0.1)
     made.load_state_dict(state)
@@ -247,7 +247,7 @@ def test_a_scheduler_made_before_make_optimizer_is_left_as_it_is_or_refused() ->
             {"batch_size": 64, "micro_batch_size": 32},
             "no multiple of 2 ranks x microBatchSize 32",
         ),
-        ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}, "spottrain.levers.autofit"),
+        ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}, "spottrain.techniques.find_batch_size"),
         ({}, 1, {"workers": None}, r"training_arguments\(workers=None\): leave it out, or give a value"),
     ],
 )
@@ -299,7 +299,7 @@ def test_trackers_that_the_script_names_log_on_the_first_rank_alone() -> None:
         of_rank = session({}, 2)
         of_rank.world = World(rank=rank, size=2, local_rank=rank, local_size=2)
         s = spottrain.training_arguments(session=of_rank, trackers=[kept])
-        trackers = spottrain.levers.Trackers(s.trackers)
+        trackers = spottrain.techniques.Trackers(s.trackers)
         trackers.begin(s.run_id, 0)
         trackers.log(1, {"loss": 0.5})
         trackers.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import WAITING_FOR_STORE, Progress
-from spottrain.progress import Board, serve
+from spottrain.core.progress import Board, serve
 
 
 class Slow(Board):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import Progress
-from spottrain.process.stalled import SLACK_SECONDS, Watch
-from spottrain.progress import Board
-from spottrain.pulse import FLOOR_SECONDS, LAST_STEPS, TIMES, Pulse
+from spottrain.core.heartbeat import FLOOR_SECONDS, LAST_STEPS, TIMES, Pulse
+from spottrain.core.progress import Board
+from spottrain.lifecycle.hang_watchdog import SLACK_SECONDS, Watch
 
 
 class Clock:

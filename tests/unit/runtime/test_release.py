@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from spottrain.checkpoint.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.cli.release import main, release
 from spottrain.contract import OnExisting
 from spottrain.errors import ConfigurationError, Superseded
-from spottrain.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
-from spottrain.release import main, release
-from spottrain.store.base import Store
-from spottrain.store.open import open_store
+from spottrain.storage.base import Store
+from spottrain.storage.open import open_store
 
 
 @pytest.fixture

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.checkpoint import checkpointer, saver
-from spottrain.checkpoint.checkpointer import Checkpointer, seconds_for_running
+from spottrain.checkpoint import manager, saver
+from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
 from spottrain.checkpoint.layout import plan
-from spottrain.checkpoint.reports import Save
-from spottrain.checkpoint.restore import read_manifest, read_trees
-from spottrain.checkpoint.transfer import Here
-from spottrain.config import Run
+from spottrain.checkpoint.manager import Checkpointer, seconds_for_running
+from spottrain.checkpoint.reader import read_manifest, read_trees
+from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.upload import Here
 from spottrain.contract import Env
+from spottrain.core.preemption import Interruption
+from spottrain.core.run_config import Run
 from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
-from spottrain.process.interruption import Interruption
-from spottrain.process.session import Session
-from spottrain.store.base import Body, never
-from spottrain.store.folder import FolderStore
-from spottrain.weights import FinalWeights, digest, load_weights
+from spottrain.lifecycle.session import Session
+from spottrain.storage.base import Body, never
+from spottrain.storage.local import FolderStore
 
 
 class Faulty(FolderStore):
@@ -87,7 +87,7 @@ def taking(it: Checkpointer, step: int, tensors: int = 1) -> Callable[[], Save]:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver, "plan", partial(plan, shard_bytes=16))
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(manager, "RETRY_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -249,7 +249,7 @@ def test_of_an_upload_of_this_very_step_no_second_copy_is_made(tmp_path: Path) -
 def test_a_save_that_was_given_up_is_never_committed_after_the_one_that_took_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(manager, "RETRY_SECONDS", 0.01)
     it, store = make(tmp_path)
     store.gate.clear()
     save = taking(it, 4)()

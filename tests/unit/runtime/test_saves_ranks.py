@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.checkpoint import checkpointer
-from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.choice import Restored
-from spottrain.checkpoint.reports import Save
-from spottrain.checkpoint.transfer import Here
-from spottrain.config import Run
+from spottrain.checkpoint import manager
+from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.selection import Restored
+from spottrain.checkpoint.upload import Here
 from spottrain.contract import Env
+from spottrain.core.preemption import Interruption
+from spottrain.core.run_config import Run
+from spottrain.distributed.control_channel import Control
 from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable, TrainingFailed
-from spottrain.process.interruption import Interruption
-from spottrain.process.session import Session
-from spottrain.ranks.control import Control
-from spottrain.store.base import Cancelled, never
-from spottrain.store.folder import FolderStore
+from spottrain.lifecycle.session import Session
+from spottrain.storage.base import Cancelled, never
+from spottrain.storage.local import FolderStore
 
 from tests.unit.runtime.test_control import SECONDS, gang, vanish, wait_for
 
@@ -97,7 +97,7 @@ def taking(it: Checkpointer, step: int) -> Callable[[], Save]:
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(manager, "RETRY_SECONDS", 0.01)
     with gang(2) as controls:
         pair = Pair(controls, tmp_path)
         yield pair

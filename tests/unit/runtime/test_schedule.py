@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from spottrain.errors import ConfigurationError
-from spottrain.schedule import FLOOR, Schedule, scheduler, shape
+from spottrain.techniques.schedules import FLOOR, Schedule, lr_schedule, shape
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
 
 
@@ -120,12 +120,12 @@ def test_a_torch_scheduler_goes_on_with_its_own_state() -> None:
 @pytest.mark.parametrize("name", ["cosine", "constant"])
 def test_a_loop_of_ones_own_has_the_rates_of_trainer(name: str) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-    made = scheduler(optimizer, name, warmup_steps=3, total_steps=10)
+    made = lr_schedule(optimizer, name, warmup_steps=3, total_steps=10)
     wanted = shape(name, warmup_steps=3, total_steps=10)
     for step in range(10):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * wanted(step))
         optimizer.step()
         made.step()
-    again = scheduler(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5), name, total_steps=10)
+    again = lr_schedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5), name, total_steps=10)
     again.load_state_dict(json.loads(json.dumps(made.state_dict())))
     assert again.last_epoch == 10, "its state is plain values, as a checkpoint has them"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import log_key, part_of_log
-from spottrain.scribe.book import Book, Limits, Part
+from spottrain.lifecycle.log_capture.parts import Book, Limits, Part
 
 
 def book(**limits: Any) -> Book:

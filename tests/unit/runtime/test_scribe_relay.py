@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from spottrain.scribe.relay import UNBROKEN_BYTES, Relay, Stream, _line_end
+from spottrain.lifecycle.log_capture.relay import UNBROKEN_BYTES, Relay, Stream, _line_end
 
 
 class Scene:

@@ -10,10 +10,10 @@ import pytest
 from spottrain.cli.checkpoints import main
 from spottrain.contract import log_key
 from spottrain.errors import StoreDenied, StoreUnavailable
-from spottrain.scribe.book import Limits
-from spottrain.scribe.shelf import Shelf
-from spottrain.store.base import Body
-from spottrain.store.folder import FolderStore
+from spottrain.lifecycle.log_capture.parts import Limits
+from spottrain.lifecycle.log_capture.uploader import Shelf
+from spottrain.storage.base import Body
+from spottrain.storage.local import FolderStore
 
 
 class Clock:

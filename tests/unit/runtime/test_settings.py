@@ -8,15 +8,15 @@ import numpy
 import pytest
 import spottrain
 import torch
-from spottrain.errors import ConfigurationError
-from spottrain.settings import Settings, resolve
-from spottrain.training import (
+from spottrain.core.training_settings import Settings, resolve
+from spottrain.core.training_spec import (
     ActivationCheckpointing,
     EarlyStopping,
     LearningRateScaling,
     Profile,
     Training,
 )
+from spottrain.errors import ConfigurationError
 
 
 def settings(manifest: str = "{}", **more: Any) -> Settings:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.errors import StoreUnavailable
-from spottrain.shortages import Shortages
-from spottrain.store.base import Store
-from spottrain.store.open import open_store
+from spottrain.storage.base import Store
+from spottrain.storage.open import open_store
+from spottrain.techniques.oom_history import Shortages
 
 
 @pytest.fixture

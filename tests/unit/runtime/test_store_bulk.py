@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from spottrain.errors import StoreUnavailable
-from spottrain.store.base import AlreadyExists, Cancelled, KeyMissing, Stat, Truncated
-from spottrain.store.folder import FolderStore
-from spottrain.store.s3errors import Place, restore_command
-from spottrain.store.sending import SLICE, Outgoing, Stopped, digests, pause, tried
+from spottrain.storage.base import AlreadyExists, Cancelled, KeyMissing, Stat, Truncated
+from spottrain.storage.local import FolderStore
+from spottrain.storage.requests import SLICE, Outgoing, Stopped, digests, pause, tried
+from spottrain.storage.s3_errors import Place, restore_command
 
 CHUNK = 1000
 BODY = bytes(range(256)) * 10

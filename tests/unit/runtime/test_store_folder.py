@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.store.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
-from spottrain.store.folder import FolderStore
-from spottrain.store.open import open_store
+from spottrain.storage.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.storage.local import FolderStore
+from spottrain.storage.open import open_store
 
 
 @pytest.fixture

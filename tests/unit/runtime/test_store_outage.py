@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 from spottrain.errors import StoreDenied, StoreUnavailable
-from spottrain.store.base import Object
-from spottrain.store.folder import FolderStore
-from spottrain.store.outage import FORGET_SECONDS, TELL_SECONDS, Outage, PatientStore, Silence, look
+from spottrain.storage.base import Object
+from spottrain.storage.local import FolderStore
+from spottrain.storage.outage import (
+    FORGET_SECONDS,
+    TELL_SECONDS,
+    Outage,
+    PatientStore,
+    Silence,
+    look,
+)
 
 
 class Clock:

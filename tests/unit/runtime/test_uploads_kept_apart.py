@@ -7,8 +7,8 @@ import os
 import threading
 from typing import Any, cast
 
-from spottrain.checkpoint.uploader import Uploader
-from spottrain.store.base import Store
+from spottrain.checkpoint.upload_process import Uploader
+from spottrain.storage.base import Store
 
 WAIT = 10.0
 

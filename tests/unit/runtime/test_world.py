@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import Outcome
+from spottrain.distributed.process_group import gpu_of, require_own_gpus
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.ranks.parallel import gpu_of, require_own_gpus
-from spottrain.ranks.world import World
 
 
 def env(rank: str = "", size: str = "", local_rank: str = "", local_size: str = "") -> dict[str, str]:

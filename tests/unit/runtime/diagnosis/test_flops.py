@@ -9,16 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from spottrain.diagnosis.flops import Roofline, Work, counted, mfu, mfu_of, transformer_flops
-from spottrain.diagnosis.machine import (
-    GPUS,
-    Machine,
-    known_gpu,
-    machine,
-    of_gpu,
-    peak_flops,
-)
-from spottrain.levers.activations import Policy, apply
+from spottrain.diagnostics.flops import Roofline, Work, counted, mfu, mfu_of, transformer_flops
+from spottrain.diagnostics.hardware import GPUS, Machine, known_gpu, machine, of_gpu, peak_flops
+from spottrain.techniques.activation_checkpointing import Policy, apply
 from torch.utils.flop_counter import FlopCounterMode
 
 MACHINE = Machine(flops=1e9, bandwidth=1e6, cache_bytes=1000, cache_bandwidth=1e8, launch=1e-4)
@@ -247,7 +240,9 @@ def test_memory_is_told_apart_where_the_name_does() -> None:
 )
 def test_whether_fp32_is_tf32_is_known_whichever_way_a_script_said_so(setting: str, expected: str) -> None:
     """In a process of its own: the settings are the process's, and some cannot be taken back."""
-    code = f"import torch\n{setting}\nfrom spottrain.diagnosis.machine import uses_tf32\nprint(uses_tf32())"
+    code = (
+        f"import torch\n{setting}\nfrom spottrain.diagnostics.hardware import uses_tf32\nprint(uses_tf32())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == [expected], done.stderr
 

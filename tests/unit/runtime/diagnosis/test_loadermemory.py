@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from spottrain.container import Memory
-from spottrain.diagnosis.loadermemory import AHEAD, LoaderMemory, Look, private_bytes, warning
-from spottrain.progress import Board
+from spottrain.core.container import Memory
+from spottrain.core.progress import Board
+from spottrain.diagnostics.loader_memory import AHEAD, LoaderMemory, Look, private_bytes, warning
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from spottrain.diagnosis.nvml import Sample, Sampler, reader
+from spottrain.diagnostics.gpu_monitor import Sample, Sampler, reader
 
 CPU = torch.device("cpu")
 

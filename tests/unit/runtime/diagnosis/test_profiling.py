@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.diagnosis.profiling import Profiler, first_words, kernel_seconds, loader_seconds
-from spottrain.diagnosis.window import Window
-from spottrain.store.folder import FolderStore
+from spottrain.core.profile_window import Window
+from spottrain.diagnostics.profiler import Profiler, first_words, kernel_seconds, loader_seconds
+from spottrain.storage.local import FolderStore
 from torch.autograd.profiler_util import FunctionEvent, Kernel
 
 

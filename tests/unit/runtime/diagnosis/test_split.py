@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.diagnosis.split import PENDING, RECENT, EventMarks, Seconds, Shares, Split
+from spottrain.diagnostics.step_timer import PENDING, RECENT, EventMarks, Seconds, Shares, Split
 
 CPU = torch.device("cpu")
 

@@ -6,11 +6,20 @@ import re
 from typing import Any
 
 import pytest
-from spottrain.diagnosis.fixes import too_many_workers
-from spottrain.diagnosis.flops import Roofline
-from spottrain.diagnosis.ranks import Rank
-from spottrain.diagnosis.split import Seconds, Shares
-from spottrain.diagnosis.verdict import STALL, Facts, InUse, Name, Verdict, advice, diagnose, swing
+from spottrain.diagnostics.bottleneck import (
+    STALL,
+    Facts,
+    InUse,
+    Name,
+    Verdict,
+    advice,
+    diagnose,
+    swing,
+)
+from spottrain.diagnostics.flops import Roofline
+from spottrain.diagnostics.rank_times import Rank
+from spottrain.diagnostics.recommendations import too_many_workers
+from spottrain.diagnostics.step_timer import Seconds, Shares
 
 SWINGING = (0.0, 1.0) * 8
 V100 = InUse(cuda=True, bf16=False)

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
-from spottrain.diagnosis.nvml import Sample, Sampler
-from spottrain.diagnosis.verdict import InUse, Name
-from spottrain.diagnosis.watch import SETTLED, Watch
+from spottrain.diagnostics.bottleneck import InUse, Name
+from spottrain.diagnostics.gpu_monitor import Sample, Sampler
+from spottrain.diagnostics.loop_watch import SETTLED, Watch
 
 CPU = torch.device("cpu")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from spottrain.config import Run
+from spottrain.cli.main import _read_command
 from spottrain.contract import PROFILE, Env
-from spottrain.diagnosis import window as windows
-from spottrain.diagnosis.window import Window, chosen, not_made, profile_key, require_window
+from spottrain.core import profile_window as windows
+from spottrain.core.profile_window import Window, chosen, not_made, profile_key, require_window
+from spottrain.core.run_config import Run
+from spottrain.core.training_spec import Profile
 from spottrain.errors import ConfigurationError
-from spottrain.main import _read_command
-from spottrain.training import Profile
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import spottrain
 import torch
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.levers import accumulation
-from spottrain.levers.accumulation import Part, Reweighed, shares_by_count, weights
-from spottrain.ranks.world import World
+from spottrain.techniques import accumulation
+from spottrain.techniques.accumulation import Part, Reweighed, shares_by_count, weights
 
 ALONE = World()
 IGNORED = -100

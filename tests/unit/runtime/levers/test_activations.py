@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from spottrain.errors import ConfigurationError
-from spottrain.levers import activations
-from spottrain.levers.activations import (
+from spottrain.techniques.activation_checkpointing import (
     STEPS,
     Policy,
     Recomputed,
@@ -179,7 +178,7 @@ def test_without_gradients_nothing_is_recomputed() -> None:
 def test_an_evaluation_does_not_even_copy_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(depth=2)
     apply(model, Policy.of("all"))
-    monkeypatch.setattr(activations, "checkpoint", None)
+    monkeypatch.setattr("spottrain.techniques.activation_checkpointing.checkpoint", None)
     with torch.no_grad():
         model(torch.ones(1, 8))
     with pytest.raises(TypeError, match="NoneType"):

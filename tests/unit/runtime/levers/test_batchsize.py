@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.levers.batchsize import (
+from spottrain.techniques.batch_size_trials import (
     MemoryExceeded,
     OutOfMemoryTogether,
     Together,
@@ -26,8 +27,7 @@ from spottrain.levers.batchsize import (
     state_bytes,
     weight_bytes,
 )
-from spottrain.levers.memory import HostMemory, memory_of
-from spottrain.ranks.world import World
+from spottrain.techniques.memory import HostMemory, memory_of
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from spottrain.errors import ConfigurationError
-from spottrain.levers.compiling import compiled, doubt, recompiles, warm_up
-from spottrain.levers.rehearsing import rehearsal
-from spottrain.process.gang import LOOPBACK, reserve_port
+from spottrain.lifecycle.topology import LOOPBACK, reserve_port
+from spottrain.techniques.compilation import compiled, doubt, recompiles, warm_up
+from spottrain.techniques.dry_run import rehearsal
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 

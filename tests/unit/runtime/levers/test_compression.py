@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from spottrain.errors import ConfigurationError
-from spottrain.levers.compression import PowerSGD, attach
-from spottrain.process.gang import LOOPBACK, reserve_port
+from spottrain.lifecycle.topology import LOOPBACK, reserve_port
+from spottrain.techniques.gradient_compression import PowerSGD, attach
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.errors import ConfigurationError
-from spottrain.levers.ema import EMA
+from spottrain.techniques.ema import EMA
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 

@@ -1,4 +1,4 @@
-"""`autofit`: micro-batch and recomputation by trial, for a loop of one's own, in one call."""
+"""`find_batch_size`: micro-batch and recomputation by trial, for a loop of one's own, in one call."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.levers import autofit
-from spottrain.levers.activations import Policy, Recomputed
-from spottrain.ranks.world import World
+from spottrain.techniques import find_batch_size
+from spottrain.techniques.activation_checkpointing import Policy, Recomputed
 
 DATASET = [torch.full((4,), float(number)) for number in range(64)]
 
@@ -42,7 +42,7 @@ def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **more: Any) -> Any:
-    return autofit(model, optimizer, DATASET, loss, batch_size=32, world=World(), **more)
+    return find_batch_size(model, optimizer, DATASET, loss, batch_size=32, world=World(), **more)
 
 
 def test_the_largest_micro_batch_that_fits_is_found_and_the_trials_leave_no_trace() -> None:

@@ -7,32 +7,31 @@ import sys
 from typing import Any
 
 import pytest
-from spottrain import levers
+from spottrain import techniques
 
 
 def test_every_name_is_there_and_no_other() -> None:
-    package: Any = levers
-    for name in levers.__all__:
+    package: Any = techniques
+    for name in techniques.__all__:
         assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = package.nothing
 
 
 def test_importing_the_package_costs_no_torch() -> None:
-    code = "import sys, spottrain.levers, spottrain.levers.rates; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, spottrain.techniques, spottrain.techniques.lr_scaling; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_one_import_reaches_every_lever() -> None:
     code = (
         "import sys, spottrain\n"
-        "from spottrain.diagnosis import Profiler, Watch\n"
-        "for name in ('accumulation', 'rates', 'activations', 'batchsize', 'optimizers', 'compression',"
-        " 'precision', 'compiling', 'ema', 'stopping', 'trackers', 'memory', 'autofit'):\n"
-        "    getattr(spottrain.levers, name)\n"
-        "for name in spottrain.__all__ + ['levers.' + n for n in spottrain.levers.__all__]:\n"
+        "from spottrain.diagnostics import Profiler, Watch\n"
+        "for name in spottrain.__all__ + ['techniques.' + n for n in spottrain.techniques.__all__]:\n"
         "    eval('spottrain.' + name)\n"
-        "assert spottrain.diagnosis.Watch is Watch and spottrain.schedule.shape"
+        "assert spottrain.diagnostics.Watch is Watch and spottrain.techniques.schedules.shape"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -40,9 +39,9 @@ def test_one_import_reaches_every_lever() -> None:
 def test_the_packages_themselves_cost_no_torch() -> None:
     code = (
         "import sys, spottrain\n"
-        "spottrain.levers.rates, spottrain.levers.stopping, spottrain.diagnosis.window\n"
+        "spottrain.techniques.lr_scaling, spottrain.techniques.early_stopping\n"
         "spottrain.ActivationCheckpointing(policy='all')\n"
-        "import spottrain.process.session\n"
+        "import spottrain.lifecycle.session\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

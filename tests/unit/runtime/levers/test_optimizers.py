@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from spottrain.errors import ConfigurationError
-from spottrain.levers import optimizers
-from spottrain.levers.optimizers import make, rebuilt
+from spottrain.techniques import optimizers
+from spottrain.techniques.optimizers import make, rebuilt
 
 
 def model() -> torch.nn.Module:

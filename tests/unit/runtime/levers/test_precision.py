@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 from spottrain.errors import ConfigurationError
-from spottrain.levers.precision import Amp, Facts, Precision, choose, doubt_without_scaler, facts_of
+from spottrain.techniques.precision import (
+    Amp,
+    Facts,
+    Precision,
+    choose,
+    doubt_without_scaler,
+    facts_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -102,7 +109,7 @@ def test_fp16_alone_needs_the_scaler_and_says_so_to_a_loop_of_ones_own() -> None
 def test_where_fp16_is_chosen_it_is_told_who_scales_the_loss(wanted: str, device: str, capsys: Any) -> None:
     choose(wanted, CPU, facts(device))
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "event=loss-scale" in each]
-    assert "Trainer does it by itself" in line and "spottrain.levers.Amp" in line
+    assert "Trainer does it by itself" in line and "spottrain.techniques.Amp" in line
     choose("bf16", CPU, facts(device))
     assert "loss-scale" not in capsys.readouterr().out
 
@@ -157,7 +164,7 @@ def test_convolutions_too_are_in_the_format_that_was_chosen_whatever_was_set_abo
     """In a process of its own: a setting of all backends is the process's."""
     code = f"""
 import torch
-from spottrain.levers.precision import Precision
+from spottrain.techniques.precision import Precision
 {above}.fp32_precision = "tf32"
 Precision(name={name!r}).apply()
 cudnn = torch.backends.cudnn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from spottrain.errors import ConfigurationError
-from spottrain.levers.rates import scaled, warmup_steps
+from spottrain.techniques.lr_scaling import scaled, warmup_steps
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.errors import ConfigurationError
-from spottrain.levers.stopping import EarlyStopping
+from spottrain.techniques.early_stopping import EarlyStopping
 
 NAN = math.nan
 

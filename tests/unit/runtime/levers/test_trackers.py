@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.levers import trackers
-from spottrain.levers.trackers import GIVE_UP, QUEUED, Once, Trackers, run_id
-from spottrain.ranks.world import World
+from spottrain.techniques import trackers
+from spottrain.techniques.trackers import GIVE_UP, QUEUED, Once, Trackers, run_id
 
 
 class Fake:

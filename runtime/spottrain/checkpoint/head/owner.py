@@ -1,0 +1,299 @@
+"""The present owner of HEAD: carries the rules of `head.py` out over a store.
+
+One HeadOwner per gang, in rank 0's process. Called in this order: `wait_at_gate` and `claim` when the pod
+starts, `sweep_orphans` once beside the restore, `commit` from the uploader's thread, `check` every few
+seconds from a watcher's thread, `release` as the last act of every exit.
+
+Changes are made one at a time under a lock; `check` only reads and takes no lock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from spottrain.checkpoint.head.admin import leftovers
+from spottrain.checkpoint.head.compare_and_swap import (
+    Absent,
+    Finished,
+    Found,
+    Get,
+    Missing,
+    NoAnswer,
+    Put,
+    Reading,
+    Refused,
+    Reply,
+    Request,
+    Step,
+    Stored,
+    Writing,
+    begin,
+)
+from spottrain.checkpoint.head.state import (
+    Claiming,
+    ClaimPolicy,
+    Committing,
+    Entry,
+    Head,
+    Identity,
+    Intent,
+    Releasing,
+    State,
+    Tenure,
+    gate_is_open,
+    orphans,
+    present,
+)
+from spottrain.contract import CHECKPOINTS_PREFIX, HEAD_KEY, checkpoint_key, term_of_key
+from spottrain.errors import StoreUnavailable
+from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
+
+__all__ = ["Claim", "ClaimPolicy", "Entry", "HeadOwner", "Identity"]
+
+GATE_POLL: Final = 0.75
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 2.0
+
+
+def never() -> bool:
+    return False
+
+
+def fresh_nonce() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What a claim found."""
+
+    term: int
+    resume: tuple[Entry, ...] = ()
+    """Checkpoints to go on from, newest first; empty: a fresh start."""
+    done: bool = False
+    """The job has ended already; there is nothing to do, and nothing was claimed."""
+
+
+class Walker:
+    """Takes changes of HEAD to their end over a store. Used by HeadOwner, and by `cli/` for a person."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        nonce: Callable[[], str] = fresh_nonce,
+        patience: float = 30.0,
+    ) -> None:
+        """`patience`: seconds to go on asking a store that does not answer, per call."""
+        self._store = store
+        self._clock = clock
+        self._sleep = sleep
+        self._nonce = nonce
+        self._patience = patience
+        self.open: Step | None = None
+        """Where the last walk is, or was given up."""
+
+    def change(
+        self,
+        intent: Intent,
+        known: Found | None = None,
+        *,
+        patience: float | None = None,
+        stopping: Callable[[], bool] = never,
+    ) -> Finished | None:
+        """None when told to stop; StoreUnavailable when patience is at an end, and a write's fate open."""
+        patience = self._patience if patience is None else patience
+        give_up = self._clock() + patience
+        pause = FIRST_PAUSE
+        step = begin(intent, self._nonce(), known)
+        while not isinstance(step, Finished):
+            if stopping():
+                return None
+            reply = self.ask(step.request)
+            self.open = step = step.on(reply, self._nonce())
+            if isinstance(reply, NoAnswer | Refused) and self._clock() >= give_up:
+                raise StoreUnavailable(f"HEAD could not be settled within {patience:g} s: {reply}")
+            if isinstance(reply, NoAnswer):
+                self._sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        return step
+
+    def ask(self, request: Request) -> Reply:
+        try:
+            if isinstance(request, Put):
+                return self._put(request)
+            found = self._store.get(HEAD_KEY)
+        except StoreUnavailable as error:
+            return NoAnswer(why=str(error))
+        return Found(head=Head.from_json(found.body), etag=found.etag) if found else Absent()
+
+    def read(self) -> Head | None:
+        """HEAD as it is, asked for once. Raises StoreError."""
+        found = self._store.get(HEAD_KEY)
+        return Head.from_json(found.body) if found else None
+
+    def _put(self, request: Put) -> Reply:
+        body = request.head.to_json()
+        try:
+            if request.if_match is None:
+                return Stored(etag=self._store.put_if_absent(HEAD_KEY, body))
+            return Stored(etag=self._store.put_if_match(HEAD_KEY, body, request.if_match))
+        except (AlreadyExists, PreconditionFailed) as error:
+            return Refused(why=str(error))
+        except KeyMissing:
+            return Missing()
+
+
+class HeadOwner:
+    def __init__(
+        self,
+        store: Store,
+        who: Identity,
+        policy: ClaimPolicy | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        nonce: Callable[[], str] = fresh_nonce,
+        patience: float = 30.0,
+    ) -> None:
+        """`patience`: seconds to go on asking a store that does not answer, per call."""
+        self._store = store
+        self._who = who
+        self._policy = policy or ClaimPolicy()
+        self._clock = clock
+        self._sleep = sleep
+        self._nonce = nonce
+        self._walker = Walker(store, clock=clock, sleep=sleep, nonce=nonce, patience=patience)
+        self._lock = threading.Lock()
+        self._tenure: Tenure | None = None
+        self._known: Found | None = None
+        """HEAD as certainly last seen; None while the fate of a write is open."""
+
+    # --- start ------------------------------------------------------------------------------------
+    def wait_at_gate(self, until: float, stopping: Callable[[], bool] = never) -> bool:
+        """Wait until the predecessor has released HEAD, or `until` (Unix seconds; 0 = do not wait).
+
+        False when told to stop meanwhile: then nothing may be claimed.
+        """
+        while not stopping():
+            if self._clock() >= until or self._gate_is_open(until):
+                return True
+            self._sleep(GATE_POLL)
+        return False
+
+    def claim(self, stopping: Callable[[], bool] = never, *, patience: float | None = None) -> Claim | None:
+        """Become the present owner. None when told to stop first.
+
+        Raises Superseded, ConfigurationError (another job's HEAD, lost checkpoints), StoreError.
+        """
+        with self._lock:
+            intent = Claiming(who=self._who, policy=self._policy)
+            finished = self._walker.change(intent, stopping=stopping, patience=patience)
+            if finished is None:
+                return None
+            head = finished.head
+            if head.state is State.DONE:
+                return Claim(term=head.term, done=True)
+            self._tenure = Tenure(who=self._who, term=head.term)
+            self._known = Found(head=head, etag=finished.etag)
+            return Claim(term=head.term, resume=head.resumable)
+
+    def sweep_orphans(self) -> list[str]:
+        """Delete what earlier terms uploaded and HEAD does not name. Answers the objects' keys."""
+        keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `orphans`)
+        doomed = orphans(keys, present(self._walker.read()), self._owned())
+        self._store.delete(doomed)
+        return doomed
+
+    def sweep_leftovers(self) -> list[str]:
+        """After `release`: delete what this term's own failed saves have left, too."""
+        keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
+        doomed = leftovers(keys, present(self._walker.read()))
+        self._store.delete(doomed)
+        return doomed
+
+    def outlived(self, key: str) -> bool:
+        """Whether `key` is of an earlier term, so that an upload to it can be of no use any more."""
+        term = term_of_key(key)
+        return term is not None and term < self._owned().term
+
+    # --- while training ---------------------------------------------------------------------------
+    def new_key(self, step: int) -> str:
+        """Folder for the next checkpoint; no other process or save ever gets the same."""
+        return checkpoint_key(self._owned().term, step, self._nonce())
+
+    def commit(
+        self,
+        entry: Entry,
+        keep: int,
+        *,
+        damaged: frozenset[str] = frozenset(),
+        patience: float | None = None,
+    ) -> tuple[str, ...]:
+        """Make `entry`, whose objects are all uploaded, the latest. Answers the keys that fell out of HEAD.
+
+        After StoreUnavailable it is open whether the commit will take effect: the objects must stay, and the
+        next commit or release finds out.
+
+        An `entry` with keptAs=BEST takes that mark from the one before it (see `Committing`).
+        """
+        with self._lock:
+            return self._change(
+                Committing(tenure=self._owned(), entry=entry, keep=keep, damaged=damaged), patience
+            ).dropped
+
+    def prune(self, dropped: Sequence[str]) -> None:
+        """Delete the objects of keys that a commit of this process took out of HEAD."""
+        for key in dropped:
+            self._store.delete(self._store.list(key))
+
+    def check(self) -> None:
+        """Re-read HEAD, once: raises Superseded when another process owns it (so a ghost learns of its end).
+
+        StoreUnavailable says nothing about that.
+        """
+        self._owned().require(present(self._walker.read()))
+
+    # --- end --------------------------------------------------------------------------------------
+    def release(self, done: bool = False, *, patience: float | None = None) -> None:
+        """Give HEAD up; does nothing where no claim succeeded. Raises Superseded, having changed nothing."""
+        with self._lock:
+            self._settle_claim()
+            if self._tenure is not None:
+                self._change(Releasing(tenure=self._tenure, done=done), patience)
+
+    # --- inside -----------------------------------------------------------------------------------
+    def _gate_is_open(self, until: float) -> bool:
+        match self._walker.ask(Get()):
+            case Found(head=head):
+                return gate_is_open(head, self._who, now=self._clock(), until=until)
+            case Absent():
+                return True
+        return False  # no answer: ask again; the time opens the gate at last
+
+    def _owned(self) -> Tenure:
+        if self._tenure is None:
+            raise RuntimeError("HEAD is not claimed")
+        return self._tenure
+
+    def _change(self, intent: Intent, patience: float | None) -> Finished:
+        known, self._known = self._known, None
+        finished = self._walker.change(intent, known, patience=patience)
+        assert finished is not None, "nothing stops a change"
+        self._known = Found(head=finished.head, etag=finished.etag)
+        return finished
+
+    def _settle_claim(self) -> None:
+        """Look once whether a claim that was given up has arrived after all: then HEAD is ours to release."""
+        match self._walker.open:
+            case Reading(intent=Claiming(), sent=Writing(body=body)):
+                head = self._walker.read()
+                if head is not None and head.nonce == body.nonce:
+                    self._tenure = Tenure(who=self._who, term=head.term)

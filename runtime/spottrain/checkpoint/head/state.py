@@ -1,0 +1,369 @@
+"""HEAD: the object that says who trains and what is durable, and the rules by which it may change.
+
+Place in the cycle: `cas.py` carries out what is decided here by conditional PUTs, and `owner.py` drives both
+over a store, from the gate of a starting pod to the release of an ending one.
+tests/unit/runtime/test_head_model.py drives the very same code through every interleaving of a small world.
+Nothing here does I/O, reads a clock or draws a number.
+
+Who wants to change HEAD says so as an intent (Claiming, Committing, Releasing): a function from HEAD as it
+is to HEAD as it shall be. An intent that may not go on raises a RunError with a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, Protocol, TypeVar
+
+from spottrain.contract import CHECKPOINTS_PREFIX, OnExisting, Reason, term_of_key
+from spottrain.core.text import counted
+from spottrain.errors import CheckpointError, ConfigurationError, Superseded
+
+FORMAT: Final = 1
+MIN_KEEP: Final = 2
+"""One checkpoint alone is lost when it turns out to be damaged."""
+BEST: Final = "best"
+"""`keptAs` of the job's best checkpoint so far; at most one (see `Committing`)."""
+KEPT_FOR_JOB: Final = "job:"
+"""Prefix of `keptAs` on what an earlier job left at this URI (see `Claiming`)."""
+
+
+class State(StrEnum):
+    ACTIVE = "active"
+    RELEASED = "released"
+    DONE = "done"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One committed checkpoint."""
+
+    key: str
+    step: int
+    time: float
+    """Unix seconds of the save."""
+    bytes: int
+    keptAs: str = ""
+    """Why it is kept beyond `keep`: empty for most, BEST, or KEPT_FOR_JOB and a UID. No commit drops it."""
+
+    @property
+    def foreign(self) -> bool:
+        return self.keptAs.startswith(KEPT_FOR_JOB)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    jobUID: str
+    job: str
+    attempt: int
+    term: int
+    """Number of this claim: one more than the claim before, so no two claims share one."""
+    nonce: str
+    state: State
+    checkpoints: tuple[Entry, ...] = ()
+    """Newest commit first. This order, never the step, says what is latest."""
+    format: int = FORMAT
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(entry.key for entry in self.checkpoints)
+
+    @property
+    def resumable(self) -> tuple[Entry, ...]:
+        """What the job may go on from, newest first. Its best is among them: it is a checkpoint like any."""
+        return tuple(entry for entry in self.checkpoints if not entry.foreign)
+
+    @property
+    def best(self) -> Entry | None:
+        return next((entry for entry in self.checkpoints if entry.keptAs == BEST), None)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes | bytearray | memoryview) -> Head:
+        """Raises ConfigurationError for a newer format and CheckpointError for what is no HEAD."""
+        try:
+            raw: Any = json.loads(bytes(text))
+            number = _typed(raw, "format", int)
+            if number > FORMAT:
+                raise ConfigurationError(
+                    f"HEAD has format {number}, written by a newer spottrain; this one reads up to {FORMAT}. "
+                    "Use the newer image."
+                )
+            return cls(
+                jobUID=_typed(raw, "jobUID", str),
+                job=_typed(raw, "job", str),
+                attempt=_typed(raw, "attempt", int),
+                term=_typed(raw, "term", int),
+                nonce=_typed(raw, "nonce", str),
+                state=State(raw["state"]),
+                checkpoints=tuple(_entry(item) for item in _typed(raw, "checkpoints", list)),
+                format=number,
+            )
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise CheckpointError(
+                f"HEAD is not readable ({type(error).__name__}: {error}); nothing was changed. "
+                "Restore the object from a backup or an older version, or use another URI."
+            ) from error
+
+
+T = TypeVar("T")
+
+
+def _typed(raw: Any, name: str, kind: type[T]) -> T:
+    value = raw[name]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def _entry(raw: Any) -> Entry:
+    return Entry(
+        key=_typed(raw, "key", str),
+        step=_typed(raw, "step", int),
+        time=float(raw["time"]),
+        bytes=_typed(raw, "bytes", int),
+        keptAs=_typed(raw, "keptAs", str),
+    )
+
+
+# --- who asks, and what each wants of HEAD ----------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    job_uid: str
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimPolicy:
+    on_existing: OnExisting = OnExisting.FAIL
+    known_durable_step: int | None = None
+    """Last step the operator knows to be durable; forbids a fresh start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tenure:
+    """One successful claim. Its term is its own, so (job UID, attempt, term) is proof of ownership."""
+
+    who: Identity
+    term: int
+
+    def covers(self, head: Head) -> bool:
+        return (head.jobUID, head.attempt, head.term) == (self.who.job_uid, self.who.attempt, self.term)
+
+    def require(self, head: Head) -> None:
+        """Raises unless `head` is still this claim's."""
+        if not self.covers(head):
+            raise Superseded(
+                f"attempt {self.who.attempt} of {self.who.job} (term {self.term}) is superseded: attempt "
+                f"{head.attempt} of {head.job} (term {head.term}) owns HEAD; this process stops here"
+            )
+        if head.state is State.DELETED:
+            raise deleted(head)
+
+
+class Intent(Protocol):
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        """The HEAD to write over `head`, or None to leave it as it is. Raises RunError to stop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claiming:
+    """Become the present owner: term + 1, active.
+
+    With `onExisting: fresh` what another job left, its best too, stays in HEAD, marked `job:<uid>`: out of
+    HEAD it would be an orphan of a lower term and be swept, and whoever asks for a fresh start has not asked
+    for another job's work to be deleted. Such entries are never resumed from, counted or pruned; deleting
+    them is a person's act.
+    """
+
+    who: Identity
+    policy: ClaimPolicy = ClaimPolicy()
+
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        if head is not None:
+            self._refuse(head)
+            if head.jobUID == self.who.job_uid and head.state is State.DONE:
+                return None
+        claimed = Head(
+            jobUID=self.who.job_uid,
+            job=self.who.job,
+            attempt=self.who.attempt,
+            term=head.term + 1 if head else 1,
+            nonce=nonce,
+            state=State.ACTIVE,
+            checkpoints=self._inherit(head) if head else (),
+        )
+        self._refuse_fresh_start(claimed)
+        return claimed
+
+    def _refuse(self, head: Head) -> None:
+        if head.state is State.DELETED:
+            raise deleted(head)
+        if head.jobUID != self.who.job_uid:
+            self._refuse_foreign(head)
+        elif head.attempt > self.who.attempt and head.state is not State.DONE:
+            raise Superseded(
+                f"attempt {self.who.attempt} of {self.who.job} came too late: "
+                f"attempt {head.attempt} has claimed HEAD already"
+            )
+
+    def _refuse_foreign(self, head: Head) -> None:
+        owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt})"
+        if head.state is State.ACTIVE:
+            raise ConfigurationError(
+                f"the checkpoint URI is in use by {owner}; give this job a URI of its own, or end that one. "
+                "Where its owner was killed (out of memory, node lost) and no pod of it runs any more "
+                f"(kubectl get pods -A -l spottrain.io/job-uid={head.jobUID}), "
+                "spottrain release --checkpoint URI frees it",
+                reason=Reason.URI_IN_USE,
+            )
+        if self.policy.on_existing is OnExisting.FAIL:
+            raise ConfigurationError(
+                f"the checkpoint URI holds {counted(len(head.checkpoints), 'checkpoint')} of {owner}, now "
+                f"{head.state}; set checkpoint.onExisting (spottrain run --on-existing) to resume or fresh, "
+                "or use another URI",
+                reason=Reason.URI_IN_USE,
+            )
+
+    def _inherit(self, head: Head) -> tuple[Entry, ...]:
+        if head.jobUID == self.who.job_uid or self.policy.on_existing is OnExisting.RESUME:
+            return head.checkpoints
+        mark = KEPT_FOR_JOB + head.jobUID
+        return tuple(e if e.foreign else replace(e, keptAs=mark) for e in head.checkpoints)
+
+    def _refuse_fresh_start(self, claimed: Head) -> None:
+        known = self.policy.known_durable_step
+        if known is not None and not claimed.resumable:
+            raise ConfigurationError(
+                f"step {known} of {self.who.job} is known to be durable, but HEAD is absent or lists no "
+                "checkpoint of it; refusing to start from nothing. Check the URI, or restore HEAD from an "
+                "older version",
+                reason=Reason.CHECKPOINT_MISSING,
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Committing:
+    """Put a finished upload at the front of HEAD, and let the oldest beyond `keep` fall out of it.
+
+    An entry committed as BEST takes that mark from the one before it, which then counts among `keep` by its
+    age, as if it never had been the best, and so may fall out by this very commit. A best that was found to
+    be damaged loses its mark too, to nobody: a mark on what cannot be read would be a promise not kept, and
+    until there is a new best the job has none.
+    """
+
+    tenure: Tenure
+    entry: Entry
+    keep: int
+    damaged: frozenset[str] = frozenset()
+    """Keys found to be unreadable: they take no place among the `keep`."""
+
+    def __post_init__(self) -> None:
+        if self.keep < MIN_KEEP:
+            raise ValueError(f"keep is {self.keep}; at least {MIN_KEEP}")
+        if self.entry.keptAs not in ("", BEST):
+            raise ValueError(f"a commit cannot be kept as {self.entry.keptAs!r}")
+        if term_of_key(self.entry.key) != self.tenure.term:
+            # Sweeping orphans is safe only because no claim ever adds a key of another term.
+            raise ValueError(f"{self.entry.key} is not a key of term {self.tenure.term}")
+
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        head = present(head)
+        self.tenure.require(head)
+        if self.entry.key in head.keys:
+            return None  # an earlier try, given up as unanswered, had arrived after all
+        if head.state is not State.ACTIVE:
+            raise ValueError("commit after release")
+        entries = (self.entry, *(self._without_lost_mark(entry) for entry in head.checkpoints))
+        return replace(head, nonce=nonce, checkpoints=tuple(survivors(entries, self.keep, self.damaged)))
+
+    def _without_lost_mark(self, old: Entry) -> Entry:
+        lost = self.entry.keptAs == BEST or old.key in self.damaged
+        return replace(old, keptAs="") if old.keptAs == BEST and lost else old
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Releasing:
+    """Give HEAD up, as the last act: the successor need not wait."""
+
+    tenure: Tenure
+    done: bool = False
+
+    def decide(self, head: Head | None, nonce: str) -> Head | None:
+        head = present(head)
+        self.tenure.require(head)
+        if head.state is not State.ACTIVE:
+            return None
+        return replace(head, nonce=nonce, state=State.DONE if self.done else State.RELEASED)
+
+
+def survivors(entries: Iterable[Entry], keep: int, damaged: Collection[str]) -> Iterable[Entry]:
+    """In HEAD's order: all up to the `keep`-th sound one, and whatever is kept for a reason of its own."""
+    sound = 0
+    for entry in entries:
+        if entry.keptAs or sound < keep:
+            yield entry
+        sound += not entry.keptAs and entry.key not in damaged
+
+
+def present(head: Head | None) -> Head:
+    if head is None:
+        raise CheckpointError(
+            "HEAD vanished from the store while this process was using it; it is not created anew, because "
+            "whoever removed it may have started another run. Restore it, or use another URI",
+            reason=Reason.CHECKPOINT_MISSING,
+        )
+    return head
+
+
+def deleted(head: Head) -> ConfigurationError:
+    return ConfigurationError(
+        f"the checkpoints at this URI were deleted together with job {head.job} (UID {head.jobUID}); "
+        "use another URI, or remove its HEAD object first",
+        reason=Reason.CHECKPOINT_MISSING,
+    )
+
+
+# --- rules that only look ---------------------------------------------------------------------------
+def gate_is_open(head: Head | None, who: Identity, *, now: float, until: float) -> bool:
+    """Whether a pod made before its predecessor's end may claim.
+
+    It waits for one thing: a lower attempt of its own job that is active. Everything else is the claim's to
+    judge. Opening early is harmless, because a claim fences the predecessor out.
+    """
+    if head is None or head.state is not State.ACTIVE or now >= until:
+        return True
+    return head.jobUID != who.job_uid or head.attempt >= who.attempt
+
+
+def orphans(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
+    """Of the object keys below `checkpoints/`, those that nobody can reach: of terms below the claim's own,
+    and not in HEAD as read by that claim, after the keys were listed. Raises Superseded when it is another's.
+
+    No later HEAD can name them, for a claim only ever adds keys of its own term; so the answer stays true
+    even when the sweeper is superseded meanwhile. What was there while HEAD was still ours belongs to no run
+    that began over, from term 1, because HEAD had been removed by hand.
+    """
+    tenure.require(head)
+    return unnamed(keys, head, below=tenure.term)
+
+
+def unnamed(keys: Iterable[str], head: Head, *, below: int) -> list[str]:
+    """Those of terms under `below` that HEAD does not name. Keys of another form are nobody's business."""
+    return [key for key in keys if _is_unnamed(key, head, below)]
+
+
+def folder_of(key: str) -> str:
+    """The checkpoint's key in an object's key."""
+    return CHECKPOINTS_PREFIX + key.removeprefix(CHECKPOINTS_PREFIX).split("/", 1)[0] + "/"
+
+
+def _is_unnamed(key: str, head: Head, below: int) -> bool:
+    term = term_of_key(key)
+    return term is not None and term < below and folder_of(key) not in head.keys

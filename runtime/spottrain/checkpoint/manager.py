@@ -1,0 +1,431 @@
+"""The checkpoints of one claim, as `keeper` sees them. HEAD belongs to `owner.HeadOwner`, on rank 0.
+
+    claim -> restore -> save (in a thread, one at a time) ... -> save_before_end or finish -> release
+
+Every rank calls the same methods at the same steps. A save is shards, then the manifest, then one conditional
+change of HEAD, which is the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from spottrain.checkpoint.context import RunContext
+from spottrain.checkpoint.final_weights import INDEX, FinalWeights
+from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.checkpoint.head.state import BEST
+from spottrain.checkpoint.manifest import Manifest
+from spottrain.checkpoint.reader import Want
+from spottrain.checkpoint.save import Abandoned, Save
+from spottrain.checkpoint.saver import Saver
+from spottrain.checkpoint.selection import Choice, Restored
+from spottrain.checkpoint.upload import Outgoing, Transfer
+from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
+from spottrain.core import log
+from spottrain.distributed.control_channel import Control, hear, say
+from spottrain.errors import (
+    CheckpointError,
+    PeerLost,
+    RunError,
+    StoreError,
+    StoreUnavailable,
+    Superseded,
+    TrainingFailed,
+)
+from spottrain.storage.base import AlreadyExists, Store
+from spottrain.storage.requests import tried
+
+WATCH_SECONDS: Final = 30.0
+"""A superseded process learns of it within this time (design.md section 3, rule 8)."""
+RETRY_SECONDS: Final = 0.5
+CLAIM_SLACK: Final = 60.0
+"""Seconds: who waits for a silent store gives up first, in words of its own (`store.outage`)."""
+CHECKS: Final = 60
+"""Times that HEAD is asked for before the final weights are written, RETRY_SECONDS apart."""
+SPARE: Final = 1.5
+"""A save is counted on to be done within so many times what it should take."""
+PROBE_BYTES: Final = 8 * CHUNK_BYTES
+"""Of the object by which the bandwidth is measured at the start: a part for each connection."""
+
+
+def seconds_for_running(left: float, *, running: float, one_save: float | None) -> float:
+    """Seconds of the `left` ones that an upload gets which has been `running` when a stop is asked for.
+
+    A newer save is wanted after it. Where there is time for both it may finish. Where there is time for the
+    newer one alone, and some to spare, it makes room at once, because then nothing is lost. Else it is kept:
+    it has the least to do. While no save was measured it gets half: it is the sure thing, and the newer one
+    needs the rest.
+    """
+    if one_save is None:
+        return left / 2
+    if max(one_save - running, 0.0) + one_save <= left:
+        return left - one_save
+    return 0.0 if SPARE * one_save <= left else left
+
+
+class Checkpointer:
+    """`control` connects the ranks; None where there is one. `transfer` starts an uploader."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        store: Store,
+        *,
+        transfer: Callable[[], Transfer],
+        control: Control | None = None,
+        watch_seconds: float = WATCH_SECONDS,
+    ) -> None:
+        run = context.run
+        self.context = context
+        self.store = store
+        self._control = control
+        self._watch_seconds = watch_seconds
+        self._owner = HeadOwner(
+            store,
+            Identity(job_uid=run.job_uid, job=run.job, attempt=context.attempt),
+            ClaimPolicy(on_existing=run.on_existing, known_durable_step=run.known_durable_step),
+        )
+        self._saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
+        self._released = not context.world.first  # the others have nothing to release
+        self.choice = Choice(context, store, control)
+        self.on_durable: Callable[[], None] = lambda: None
+        """Called after each commit, on the thread that made it."""
+        self._save: Save | None = None
+        self._commit_turn = threading.Lock()
+
+    # --- start --------------------------------------------------------------------------------------
+    def claim(self) -> Claim:
+        """Waits at the gate, then becomes the owner of HEAD. Raises RunError."""
+        self.context.board.update(state="Gated")
+        if not self.context.world.first:
+            return self._hear_claim()
+        run, interruption = self.context.run, self.context.interruption
+        self._owner.wait_at_gate(run.gate_until, lambda: interruption.stopping)
+        interruption.let_end(None)  # nobody may end the process between a claim and its answer
+        claim = self._owner.claim(
+            lambda: interruption.stopping, patience=self.context.store_wait + CLAIM_SLACK
+        )
+        if claim is None:
+            with contextlib.suppress(StoreUnavailable):  # a silent store holds up no end
+                self._owner.release(patience=self._patience())
+            self.context.end_idle()
+        self._released = claim.done  # then nothing was claimed
+        if not claim.done:
+            newest = claim.resume[0] if claim.resume else None
+            log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
+            threading.Thread(target=self._watch, name="spottrain-watch", daemon=True).start()
+        say(self._control, "claim", {"term": claim.term, "done": claim.done})
+        return claim
+
+    def trained(self) -> tuple[int, int]:
+        """Of a run that is done: the steps that were trained, and the last step that it was to have (0: it is
+        not known). All ranks must call it. Raises StoreError."""
+        if not self.context.world.first:
+            heard = hear(self._control, "trained")
+            return int(heard["step"]), int(heard["total"])
+        found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
+        facts = json.loads(found.body) if found is not None else {}
+        step, total = int(facts.get("step", 0)), int(facts.get("total_steps", 0))
+        say(self._control, "trained", {"step": step, "total": total})
+        return step, total
+
+    def _hear_claim(self) -> Claim:
+        """Rank 0 may wait at the gate for long; a stop meanwhile ends this process from another thread."""
+        heard = hear(self._control, "claim")
+        return Claim(term=heard["term"], done=heard["done"])
+
+    def restore(self, claim: Claim, want: Want | None = None) -> Restored | None:
+        return self.choice.restore(claim, want)
+
+    def restore_folder(self, claim: Claim, place: Callable[[int], Path]) -> Restored | None:
+        return self.choice.restore_folder(claim, place)
+
+    # --- periodic saves -----------------------------------------------------------------------------
+    @property
+    def busy_with(self) -> int | None:
+        """Step of the save under way."""
+        save = self._save
+        return None if save is None or save.finished.is_set() else save.step
+
+    @property
+    def last_save_failed(self) -> bool:
+        return self._save is not None and self._save.failed
+
+    @property
+    def saver(self) -> Saver:
+        return self._saver
+
+    def start(self, save: Save) -> None:
+        """Uploads and commits it in the background."""
+        self._save = save
+        threading.Thread(
+            target=self._save_in_background, args=[save], name="spottrain-upload", daemon=True
+        ).start()
+
+    def _save_in_background(self, save: Save) -> None:
+        try:
+            self._write(save, lambda: float("inf"))
+        except Abandoned:
+            log.unhindered("save-abandoned", step=save.step)
+        except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
+            self.context.fail_now(error)
+        except PeerLost as error:  # the training thread will meet it too, in its own way
+            save.failed = True
+            log.unhindered("save-failed", step=save.step, error=str(error))
+        except Exception as error:  # whatever else it was, training goes on
+            save.failed = True
+            self.context.board.save_failed(str(error))
+            log.unhindered("save-failed", step=save.step, error=str(error), next="it will be tried again")
+        finally:
+            save.finished.set()
+        self._prune(save)
+
+    def _write(self, save: Save, left: Callable[[], float], *, again: bool = False) -> None:
+        """Shards, manifest, commit; on the other ranks: shards, and what rank 0 says of the rest.
+
+        `again`: whether it is tried again where it fails.
+        """
+        if self.context.world.first:
+            try:
+                self._saver.write(save, new_key=self._owner.new_key, commit=self._commit, left=left)
+                self._saver.say_result(save, committed=True)
+            except Exception as error:
+                if not again:
+                    self._saver.say_over(save)
+                self._saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
+                raise
+            return
+        try:
+            self._saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
+        except Abandoned:
+            if save.abandoned:
+                raise  # by this rank; else because rank 0 has said that nothing comes of it, and says why
+        result = self._saver.hear_result(save, left)
+        if result.get("why", "").startswith(Abandoned.__name__):
+            raise Abandoned
+        if not result.get("committed"):
+            why = str(result.get("why", "no answer"))
+            lost = why.startswith(Superseded.__name__)  # so is the whole gang, and it is nobody's failure
+            raise (Superseded if lost else StoreUnavailable)(f"rank 0 did not commit step {save.step}: {why}")
+        self._durable(save, save.key)
+
+    def _no_key(self, step: int) -> str:
+        raise AssertionError("rank 0 names the keys")
+
+    def _commit(self, save: Save, manifest: Manifest) -> None:
+        with self._commit_turn:  # so that an abandoned save cannot come after the one that took its place
+            if save.abandoned:
+                raise Abandoned
+            body = manifest.to_bytes()
+            with contextlib.suppress(AlreadyExists):  # the key is ours alone: an earlier try got so far
+                self.store.put_if_absent(save.key + MANIFEST_NAME, body)
+            entry = Entry(
+                key=save.key,
+                step=save.step,
+                time=save.started,
+                bytes=manifest.size + len(body),
+                keptAs=BEST if save.best else "",
+            )
+            save.dropped = self._owner.commit(
+                entry,
+                self.context.run.keep,
+                damaged=frozenset(self.choice.damaged),
+                patience=self._patience(),
+            )
+        self._durable(save, entry.key, bytes=entry.bytes)
+
+    def _durable(self, save: Save, key: str, **facts: Any) -> None:
+        save.committed = True
+        now, board = time.time(), self.context.board
+        board.update(
+            durable_step=save.step,
+            durable_time=save.started,
+            key=key,
+            saves=board.facts.saves + 1,
+            save_seconds=now - save.started,
+        )
+        if self.context.world.first:
+            log.unhindered("committed", step=save.step, seconds=now - save.started, **facts, key=key)
+        self.on_durable()
+
+    def _prune(self, save: Save) -> None:
+        """Deletes what the commit dropped from HEAD. What is left is an orphan, swept by a later claim.
+
+        Nobody waits for it: the save is done. In a notice it is left to the successor.
+        """
+        if self.context.interruption.stopping:
+            return
+        try:
+            self._owner.prune(save.dropped)
+        except StoreError as error:
+            log.unhindered("prune-failed", error=str(error))
+
+    def measure_bandwidth(self) -> None:
+        """Writes a part of the memory of saves to the store, and deletes it again. Raises StoreError."""
+        if (folder := self._probe_folder()) is None:
+            return  # a save shows it too
+        key = f"{folder}r{self.context.world.rank:05d}-probe"
+        size = min(PROBE_BYTES, self._saver.bytes)
+        self._saver.send([Outgoing(key=key, bytes=size)], lambda: self.context.interruption.stopping)
+        self.store.delete([key])
+
+    def _probe_folder(self) -> str | None:
+        """Rank 0 decides for all. Of this term, so that a later claim sweeps it if this is killed here."""
+        if not self.context.world.first:
+            return hear(self._control, "probe").get("key")
+        known = self.busy_with is not None or self._saver.bandwidth is not None
+        key = None if known or not self._saver.bytes else self._owner.new_key(0)
+        say(self._control, "probe", {"key": key} if key else {})
+        return key
+
+    # --- end ----------------------------------------------------------------------------------------
+    def settle(self, seconds: float | None = None) -> None:
+        """Waits for the save under way, and gives it up after so many seconds, if any are named."""
+        save = self._save
+        if save is None or save.finished.is_set():
+            return
+        if not save.finished.wait(None if seconds == float("inf") else seconds):
+            save.abandoned = True
+            log.unhindered("abandoning", step=save.step)
+            save.finished.wait(RETRY_SECONDS)
+
+    def save_now(self, take: Callable[[], Save]) -> None:
+        """Saves and returns when it is committed. Raises StoreError, Superseded or CheckpointError.
+
+        While the session is patient a store that does not answer is waited for, by all ranks alike.
+        """
+        save, outage = take(), self.context.outage
+        outage.through(
+            f"the save of step {save.step}",
+            lambda: self._write(save, lambda: float("inf"), again=outage.patient),
+            brief=False,
+            between=lambda: self._saver.again(save),
+        )
+        self._prune(save)
+
+    def save_before_end(self, take: Callable[[], Save], step: int) -> None:
+        """Makes the newest step durable within the notice. Raises the last StoreError when time runs out.
+
+        `take` copies the state; the copy's place is free when no other save is on its way.
+        """
+        left = self.context.interruption.seconds_left
+        board = self.context.board
+        if self.busy_with == step:
+            self.settle(left())
+        elif self._save is not None and self.busy_with is not None:
+            running = time.time() - self._save.started
+            may = seconds_for_running(left(), running=running, one_save=self.expected_seconds)
+            self.settle(may if self.context.world.first else left())  # rank 0 decides for all
+        if board.facts.durable_step == step:
+            return
+        save = take()
+        while board.facts.durable_step != step:
+            try:
+                self._write(save, left, again=True)
+            except Exception as error:
+                if isinstance(error, RunError) and not isinstance(error, StoreUnavailable):
+                    raise
+                log.unhindered("save-failed", step=step, error=str(error), seconds_left=left())
+                if left() < 2 * RETRY_SECONDS:
+                    raise StoreUnavailable(f"step {step} could not be saved in time: {error}") from error
+                time.sleep(RETRY_SECONDS)
+                self._saver.again(save)
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """That one save takes, by the last one or by the measured bandwidth."""
+        last, bandwidth = self.context.board.facts.save_seconds, self._saver.bandwidth
+        if last is not None or bandwidth is None:
+            return last
+        return self._saver.copy_seconds + self._saver.bytes / bandwidth + RETRY_SECONDS
+
+    def write_final(self, weights: FinalWeights, step: int) -> None:
+        """On rank 0: leaves the weights at `final/`. A predecessor that died here is written over."""
+        # HEAD is asked for once at a time; here all of the training would fail for it.
+        self._through(lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS)))
+        self._through(self._clear_final)
+        files = []
+        for name, body in weights.files(first=True, keep=True):
+            self._through(partial(self._upload_final, FINAL_PREFIX + name, body))
+            files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
+        if (index := weights.index) is not None:
+            self._through(partial(self.store.put, FINAL_PREFIX + INDEX, index))
+        facts = {
+            "format": 1,
+            "step": step,
+            "total_steps": self.context.board.facts.total_steps,
+            "digest": weights.digest,
+            "files": files,
+            "checkpoint": self.context.board.facts.key,
+        }
+        body_of_facts = json.dumps(facts, indent=1).encode()
+        self._through(partial(self.store.put, FINAL_PREFIX + MANIFEST_NAME, body_of_facts))
+
+    def _through(self, act: Callable[[], None]) -> None:
+        """One file at a time is tried again, for the next one must be gathered by all ranks."""
+        self.context.outage.through("the final weights", act, brief=False)
+
+    def _clear_final(self) -> None:
+        # Asked first: a DELETE that the network repeats late would take the new weights (chaos found it).
+        if left := [key for key in self.store.list(FINAL_PREFIX) if key.startswith(FINAL_PREFIX + "model")]:
+            self.store.delete(left)
+
+    def _upload_final(self, key: str, body: memoryview) -> None:
+        if self.store.stat(key) is not None:  # a try before this one had no answer
+            self.store.delete([key])
+        # Not by `put`, which is one request: S3 takes 5 GiB in one.
+        self.store.upload(key, body)
+
+    @property
+    def final_uri(self) -> str:
+        return f"{self.store.uri.rstrip('/')}/{FINAL_PREFIX}"
+
+    def release(self, *, done: bool = False) -> None:
+        """Gives HEAD up so that the successor need not wait; the last act. Only `done` has to succeed."""
+        if self._released:
+            return
+        self._released = True
+        try:
+            waits = done and self.context.outage.patient
+            patience = self.context.store_wait + CLAIM_SLACK if waits else self._patience()
+            self._owner.release(done, patience=patience)
+            log.unhindered("released", done=done or None)
+            if done:  # else the next claim sweeps
+                self._quietly(self._owner.sweep_leftovers)
+        except RunError as error:
+            if done:
+                self._released = False  # whoever gives up may still let go of it
+                raise
+            log.unhindered("release-failed", error=str(error))
+
+    def _patience(self) -> float | None:
+        """Seconds to go on asking for HEAD: what is left of a notice, else the owner's own."""
+        interruption = self.context.interruption
+        return max(interruption.seconds_left() - RETRY_SECONDS, 0.0) if interruption.stopping else None
+
+    def _watch(self) -> None:
+        """Sweeps once, then re-reads HEAD again and again; ends the process when a newer attempt owns it."""
+        self._quietly(self._owner.sweep_orphans)
+        self._quietly(lambda: self.store.sweep_uploads(CHECKPOINTS_PREFIX, self._owner.outlived))
+        while not self._released:
+            time.sleep(self._watch_seconds)
+            if not self._released:  # from then on HEAD is the successor's by right
+                self._quietly(self._owner.check)
+
+    def _quietly(self, act: Any) -> None:
+        try:
+            act()
+        except Superseded as error:
+            self.context.fail_now(error)
+        except RunError as error:
+            log.event("watch-failed", error=str(error))

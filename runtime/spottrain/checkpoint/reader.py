@@ -1,0 +1,249 @@
+"""Reads a checkpoint: the parts that this rank wants, in parallel, each chunk verified. Called by
+`checkpointer` and by `spottrain checkpoints`. Executes nothing of what it reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import math
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import torch
+
+from spottrain.checkpoint.manifest import Damaged, File, Manifest, Piece, Shard, Stored
+from spottrain.checkpoint.tree import unflatten
+from spottrain.contract import MANIFEST_NAME
+from spottrain.distributed.dtensor import Box
+from spottrain.storage.base import KeyMissing, Store, Truncated
+
+CONNECTIONS: Final = 8
+
+Want = Callable[[Stored], Box | None]
+"""The part of a tensor that a rank needs; None: all of it."""
+
+
+def read_manifest(store: Store, key: str) -> Manifest:
+    """Raises Damaged where it is missing or wrong, CheckpointError where it is of another format."""
+    found = store.get(key + MANIFEST_NAME)
+    if found is None:
+        raise Damaged("the manifest is missing")
+    return Manifest.from_bytes(found.body)
+
+
+def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, want: Want | None = None) -> Any:
+    """(what all ranks share, what was this rank's own). A rank that was not there is given rank 0's own.
+
+    Tensors are on the CPU and as `want` says. Raises Damaged.
+    """
+    try:
+        own = manifest.ranks[rank if rank < len(manifest.ranks) else 0]
+        needed = set(_numbers(manifest.tree)) | set(_numbers(own))
+        reading = _Reading(store, key, manifest, want or (lambda stored: None))
+        tensors = reading.tensors(sorted(needed))
+        return unflatten(manifest.tree, tensors.__getitem__), unflatten(own, tensors.__getitem__)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise Damaged(f"shards and manifest do not fit together ({type(error).__name__}: {error})") from error
+
+
+def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None:
+    """The files of a checkpoint of kind "folder", into `folder`. Raises Damaged."""
+    shards = {shard.name: shard for shard in manifest.shards}
+    for file in manifest.files:
+        shard = shards.get(file.shard)
+        if shard is None:
+            raise Damaged(f"{file.path} names {file.shard}, which the manifest does not list")
+        target = folder / _safe(file)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as out:
+            for body in read_shard(store, key, manifest, shard):
+                out.write(body)
+
+
+def fetch_folder(store: Store, key: str, manifest: Manifest, folder: Path, rank: int = 0) -> None:
+    """`read_files`, all or nothing: an older folder of that name is replaced. Raises Damaged."""
+    fresh = folder.with_name(f".spottrain-{rank}-{folder.name}")
+    try:
+        read_files(store, key, manifest, fresh)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another pod that shares the disk was quicker
+            raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def read_shard(store: Store, key: str, manifest: Manifest, shard: Shard) -> Iterator[bytes]:
+    """The chunks of one shard in order, each verified. Raises Damaged."""
+    for number in range(len(shard.chunks)):
+        buffer = bytearray(_chunk_length(manifest, shard, number))
+        fetch_chunk(store, key, manifest, shard, number, memoryview(buffer))
+        yield bytes(buffer)
+
+
+def fetch_chunk(
+    store: Store, key: str, manifest: Manifest, shard: Shard, number: int, buffer: memoryview
+) -> None:
+    """Chunk `number` into `buffer`, which has its length. Raises Damaged."""
+    try:
+        store.read_into(key + shard.name, number * manifest.chunk_bytes, buffer)
+    except KeyMissing:
+        raise Damaged(f"{shard.name} is missing") from None
+    except Truncated as error:
+        raise Damaged(f"{shard.name} is shorter than its {shard.bytes} bytes ({error})") from None
+    if hashlib.sha256(buffer).hexdigest() != shard.chunks[number]:
+        raise Damaged(f"{shard.name} has a wrong checksum in chunk {number}")
+
+
+def _chunk_length(manifest: Manifest, shard: Shard, number: int) -> int:
+    return min(manifest.chunk_bytes, shard.bytes - number * manifest.chunk_bytes)
+
+
+def _safe(file: File) -> PurePosixPath:
+    path = PurePosixPath(file.path)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise Damaged(f"the manifest names the file {file.path!r}, which would lie outside its folder")
+    return path
+
+
+def _numbers(plain: Any) -> Iterator[int]:
+    if isinstance(plain, list):
+        for item in plain:
+            yield from _numbers(item)
+    elif isinstance(plain, dict):
+        if "$tensor" in plain:
+            yield plain["$tensor"]
+        else:
+            for item in plain.values():
+                yield from _numbers(item)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Sink:
+    """Where the bytes of a piece go: flat memory."""
+
+    begin: int
+    """Of the piece in its shard's file."""
+    memory: torch.Tensor
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.memory.numel()
+
+
+class _Reading:
+    def __init__(self, store: Store, key: str, manifest: Manifest, want: Want) -> None:
+        self._store, self._key, self._manifest, self._want = store, key, manifest, want
+        self._sinks: dict[str, list[_Sink]] = {}
+        self._after: list[Callable[[], object]] = []
+        self._buffers = threading.local()
+
+    def tensors(self, numbers: list[int]) -> dict[int, torch.Tensor]:
+        found = {number: self._prepare(self._manifest.tensors[number]) for number in numbers}
+        tasks = [
+            (shard, number, sinks)
+            for shard in self._manifest.shards
+            for number, sinks in self._chunks(shard, self._sinks.pop(shard.name, []))
+        ]
+        if self._sinks:
+            raise Damaged(
+                f"tensors are said to be in {', '.join(self._sinks)}, which the manifest does not list"
+            )
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            futures = [pool.submit(self._fetch, *task) for task in tasks]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        for act in self._after:
+            act()
+        return found
+
+    def _prepare(self, stored: Stored) -> torch.Tensor:
+        """Memory for the wanted box, with a sink for each piece that has a part in it."""
+        dtype = getattr(torch, stored.dtype)
+        box = self._want(stored) or Box(start=(0,) * len(stored.shape), shape=stored.shape)
+        target = torch.empty(box.shape, dtype=dtype)
+        for piece in stored.pieces:
+            overlap = _overlap(box, Box(start=piece.start, shape=piece.shape))
+            if overlap is None:
+                continue
+            inside = target[_slices(overlap, box.start)] if box.shape else target
+            begin = piece.offset
+            if overlap.shape[1:] == piece.shape[1:] and inside.is_contiguous():
+                begin += _rows_before(overlap, piece) * dtype.itemsize  # no need to read those
+                memory = inside.reshape(-1).view(torch.uint8)
+            else:
+                staged = torch.empty(piece.shape, dtype=dtype)
+                part = staged[_slices(overlap, piece.start)]
+                self._after.append(partial(inside.copy_, part))
+                memory = staged.reshape(-1).view(torch.uint8)
+            self._sinks.setdefault(piece.shard, []).append(_Sink(begin=begin, memory=memory))
+        covered = sum(_volume(_overlap(box, Box(start=p.start, shape=p.shape))) for p in stored.pieces)
+        if covered != math.prod(box.shape):
+            raise Damaged(
+                f"{stored.name} is not whole: {covered} of {math.prod(box.shape)} numbers are there"
+            )
+        return target
+
+    def _chunks(self, shard: Shard, sinks: list[_Sink]) -> Iterator[tuple[int, list[_Sink]]]:
+        """Each chunk of which something is wanted, with what is wanted of it."""
+        size = self._manifest.chunk_bytes
+        by_chunk: dict[int, list[_Sink]] = {}
+        for sink in sinks:
+            if sink.end > shard.bytes:
+                raise Damaged(f"a tensor ends at byte {sink.end} of {shard.name}, which has {shard.bytes}")
+            for number in range(sink.begin // size, -(-sink.end // size)):
+                by_chunk.setdefault(number, []).append(sink)
+        yield from sorted(by_chunk.items())
+
+    def _fetch(self, shard: Shard, number: int, sinks: list[_Sink]) -> None:
+        begin = number * self._manifest.chunk_bytes
+        length = _chunk_length(self._manifest, shard, number)
+        only = sinks[0]
+        if len(sinks) == 1 and only.begin <= begin and begin + length <= only.end:
+            memory = only.memory[begin - only.begin : begin - only.begin + length]
+            fetch_chunk(self._store, self._key, self._manifest, shard, number, memory.numpy().data)
+            return
+        buffer = self._buffer()[:length]
+        fetch_chunk(self._store, self._key, self._manifest, shard, number, buffer.numpy().data)
+        for sink in sinks:
+            first, last = max(sink.begin, begin), min(sink.end, begin + length)
+            sink.memory[first - sink.begin : last - sink.begin].copy_(buffer[first - begin : last - begin])
+
+    def _buffer(self) -> torch.Tensor:
+        """Of this thread; memory that was touched before is many times as fast as fresh memory."""
+        if not hasattr(self._buffers, "tensor"):
+            self._buffers.tensor = torch.empty(self._manifest.chunk_bytes, dtype=torch.uint8)
+        return self._buffers.tensor  # type: ignore[no-any-return]
+
+
+def _overlap(a: Box, b: Box) -> Box | None:
+    start = tuple(map(max, a.start, b.start))
+    ends = tuple(min(p + s, q + t) for p, s, q, t in zip(a.start, a.shape, b.start, b.shape, strict=True))
+    shape = tuple(end - begin for begin, end in zip(start, ends, strict=True))
+    return Box(start=start, shape=shape) if all(size > 0 for size in shape) else None
+
+
+def _rows_before(overlap: Box, piece: Piece) -> int:
+    """Numbers of `piece` that come before `overlap`, which is some of its rows."""
+    return (overlap.start[0] - piece.start[0]) * math.prod(piece.shape[1:]) if piece.shape else 0
+
+
+def _slices(box: Box, origin: tuple[int, ...]) -> tuple[slice, ...]:
+    """`box` as an index into what begins at `origin`."""
+    return tuple(slice(b - o, b - o + s) for b, o, s in zip(box.start, origin, box.shape, strict=True))
+
+
+def _volume(box: Box | None) -> int:
+    return 0 if box is None else math.prod(box.shape)

@@ -1,0 +1,135 @@
+"""Which checkpoint a start goes on from: the newest that all ranks can read. Called by `checkpointer`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spottrain.checkpoint.context import RunContext
+from spottrain.checkpoint.head.owner import Claim, Entry
+from spottrain.checkpoint.manifest import FOLDER, STATE, Damaged, Manifest
+from spottrain.checkpoint.reader import Want, fetch_folder, read_manifest, read_trees
+from spottrain.contract import Reason
+from spottrain.core import log
+from spottrain.core.text import counted
+from spottrain.distributed.control_channel import Control, hear, say
+from spottrain.errors import CheckpointError, PeerLost
+from spottrain.storage.base import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """What a checkpoint held for this rank."""
+
+    entry: Entry
+    shared: Any
+    own: Any
+    new_rank: bool
+    """Whether it was made by fewer ranks, so that this one is given rank 0's own."""
+
+
+class Choice:
+    """All ranks call the same method. `damaged`: keys of what could not be read."""
+
+    def __init__(self, context: RunContext, store: Store, control: Control | None) -> None:
+        self.context = context
+        self.store = store
+        self._control = control
+        self.damaged: set[str] = set()
+
+    def restore(self, claim: Claim, want: Want | None = None) -> Restored | None:
+        """The newest checkpoint that is whole.
+
+        None where there is none yet. All ranks take the same. A damaged one is named and passed over.
+        Raises CheckpointError where all are damaged: nothing is overwritten, because a person may mend what
+        we cannot.
+        """
+        return self._newest_whole(claim, STATE, lambda entry, manifest: self._trees(entry, manifest, want))
+
+    def restore_folder(self, claim: Claim, place: Callable[[int], Path]) -> Restored | None:
+        """The same for the files of a library, in each pod: into the folder `place(step)`, all or nothing."""
+
+        def read(entry: Entry, manifest: Manifest) -> Restored:
+            if self.context.world.first_here:
+                fetch_folder(self.store, entry.key, manifest, place(entry.step), self.context.world.rank)
+            return self._trees(entry, manifest, None)
+
+        return self._newest_whole(claim, FOLDER, read)
+
+    def _trees(self, entry: Entry, manifest: Manifest, want: Want | None) -> Restored:
+        rank = self.context.world.rank
+        shared, own = read_trees(self.store, entry.key, manifest, rank=rank, want=want)
+        return Restored(entry=entry, shared=shared, own=own, new_rank=rank >= manifest.world)
+
+    def _newest_whole(
+        self, claim: Claim, kind: str, read: Callable[[Entry, Manifest], Restored]
+    ) -> Restored | None:
+        reasons: list[str] = []
+        for number in range(len(claim.resume) + 1 if self.context.world.first else 10**6):
+            entry = self._choice(claim, number)
+            if entry is None:
+                break
+            began = time.time()
+            found, why = self._try(entry, kind, read)
+            why = self._verdict(number, why)
+            if not why:
+                log.event("restored", step=entry.step, key=entry.key, seconds=time.time() - began)
+                return found
+            log.event("damaged", step=entry.step, key=entry.key, error=why)
+            reasons.append(f"step {entry.step}: {why}")
+            self.damaged.add(entry.key)
+        if reasons:
+            raise CheckpointError(
+                f"none of the {counted(len(reasons), 'checkpoint')} at {self.store.uri} can be read "
+                f"({'; '.join(reasons)}). Nothing was overwritten: restore the objects from a backup or "
+                "from older versions, or use another URI",
+                reason=Reason.CHECKPOINT_DAMAGED,
+            )
+        return None
+
+    def _choice(self, claim: Claim, number: int) -> Entry | None:
+        """Rank 0 chooses, and all ranks try exactly that one."""
+        if not self.context.world.first:
+            heard = hear(self._control, f"restore/{number}")
+            return Entry(**heard) if heard else None
+        entry = claim.resume[number] if number < len(claim.resume) else None
+        facts = {f: getattr(entry, f) for f in ("key", "step", "time", "bytes", "keptAs")} if entry else {}
+        say(self._control, f"restore/{number}", facts)
+        return entry
+
+    def _try(
+        self, entry: Entry, kind: str, read: Callable[[Entry, Manifest], Restored]
+    ) -> tuple[Restored | None, str]:
+        try:
+            manifest = read_manifest(self.store, entry.key)
+            if manifest.kind != kind:
+                raise CheckpointError(
+                    f"the checkpoint at {self.store.uri} is of kind {manifest.kind}, and this script goes on "
+                    f"from kind {kind}: another interface of spottrain has made it. Use the script that made "
+                    "it, or another checkpoint URI",
+                    reason=Reason.CHECKPOINT_INCOMPATIBLE,
+                )
+            return read(entry, manifest), ""
+        except Damaged as error:
+            return None, str(error)
+
+    def _verdict(self, number: int, why: str) -> str:
+        """Why any of the ranks could not read it; empty where all could."""
+        if self._control is None:
+            return why
+        name = f"restored/{number}"
+        self._control.gather(name, why.encode())
+        if not self.context.world.first:
+            return str(hear(self._control, f"{name}/verdict")["why"])
+        answers = self._control.collect(name, math.inf)
+        if self._control.lost is not None:
+            raise self._control.lost
+        why = next((answer.decode() for answer in answers if answer), "")
+        if any(answer is None for answer in answers):
+            raise PeerLost("another rank ended while the checkpoint was read; see what ended that one")
+        say(self._control, f"{name}/verdict", {"why": why})
+        return why

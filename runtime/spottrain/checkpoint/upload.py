@@ -1,0 +1,190 @@
+"""The trainer's end of an upload. Called by `saver` in the upload thread.
+
+`Process` hands it to `uploader`; `Here` does it in this process, for systems without shared anonymous files.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from spottrain import errors
+from spottrain.checkpoint.staging_buffer import Arena
+from spottrain.checkpoint.upload_process import upload
+from spottrain.core.child_process import import_path
+from spottrain.errors import StoreUnavailable
+from spottrain.storage import base as stores
+from spottrain.storage.base import Cancelled, Store
+
+POLL_SECONDS: Final = 0.05
+
+
+class UploaderDied(Exception):
+    """The uploader process has ended; what it was sending may be there or not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outgoing:
+    """One object to be written: a part of the arena, or a file of this machine."""
+
+    key: str
+    bytes: int
+    offset: int = 0
+    path: str = ""
+    again: bool = False
+    """It may be there already: by an uploader that died, or a try whose answer was lost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    bytes: int
+    chunks: tuple[str, ...]
+
+
+class Transfer(Protocol):
+    def share(self, arena: Arena) -> None:
+        """From now on offsets mean this arena."""
+
+    def forget(self) -> None:
+        """Lets go of the arena, so that its memory is free."""
+
+    def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        """By key. Raises StoreError, AlreadyExists, Cancelled or UploaderDied. One call at a time."""
+
+    def close(self) -> None: ...
+
+
+class Process:
+    """`where`: arguments of `open_store`."""
+
+    def __init__(self, where: Mapping[str, Any]) -> None:
+        self._sock, theirs = socket.socketpair()
+        # Held over the start, so that a stop cannot end the new process before it ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "spottrain.checkpoint.upload_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": import_path()},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self._turn = threading.Lock()
+        self._number = 0
+        self._text = b""
+        self._say({"store": dict(where)})
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def share(self, arena: Arena) -> None:
+        line = json.dumps({"arena": arena.size}).encode() + b"\n"
+        with contextlib.suppress(OSError):  # it died; the next put will say so
+            socket.send_fds(self._sock, [line], [arena.fd])
+
+    def forget(self) -> None:
+        with contextlib.suppress(UploaderDied):
+            self._say({"forget": True})
+
+    def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        with self._turn:
+            self._number += 1
+            plain = [{k: v for k, v in asdict(file).items() if v != ""} for file in files]
+            self._say({"put": self._number, "files": plain})
+            while (answer := self._answer()) is None or answer["put"] != self._number:
+                if cancelled():  # a part may be under way for long; its end is not waited for
+                    self._say({"abandon": self._number})
+                    raise Cancelled("the upload was abandoned")
+        if "error" in answer:
+            raise _error(answer)
+        return {key: Sent(bytes=size, chunks=tuple(chunks)) for key, (size, chunks) in answer["sent"].items()}
+
+    def close(self) -> None:
+        """The process ends by itself when its socket does; nobody waits for it here."""
+        self._sock.close()
+        self._process.poll()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise self._died() from error
+
+    def _answer(self) -> dict[str, Any] | None:
+        """The next message; None when none came for a moment."""
+        if b"\n" not in self._text:
+            if not select.select([self._sock], [], [], POLL_SECONDS)[0]:
+                return None
+            try:
+                part = self._sock.recv(1 << 20)
+            except OSError as error:
+                raise self._died() from error
+            if not part:
+                raise self._died()
+            self._text += part
+            if b"\n" not in self._text:
+                return None
+        line, _, self._text = self._text.partition(b"\n")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def _died(self) -> UploaderDied:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        return UploaderDied(f"the uploader process {self.pid} ended with {self._process.returncode}")
+
+
+class Here:
+    """In this process, by the very store that is given."""
+
+    def __init__(self, where: Store) -> None:
+        self._store = where
+        self._memory = memoryview(b"")
+        self._sent: dict[str, Sent] = {}
+
+    def share(self, arena: Arena) -> None:
+        self._memory = memoryview(arena.map)
+
+    def forget(self) -> None:
+        self._memory = memoryview(b"")
+
+    def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        keys = {file.key for file in files}
+        self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
+        for file in files:
+            if file.key not in self._sent:
+                body = memoryview(Path(file.path).read_bytes()) if file.path else self._part(file)
+                chunks = upload(self._store, file.key, body, file.again, cancelled)
+                self._sent[file.key] = Sent(bytes=len(body), chunks=tuple(chunks))
+        return dict(self._sent)
+
+    def _part(self, file: Outgoing) -> memoryview:
+        return self._memory[file.offset : file.offset + file.bytes]
+
+    def close(self) -> None:
+        self._memory.release()
+
+
+def _error(answer: dict[str, Any]) -> Exception:
+    """The very error that the store raised over there."""
+    name, message = answer["error"], answer["message"]
+    kind = getattr(errors, name, None) or getattr(stores, name, None) or getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.RunError):
+        return kind(message, reason=answer["reason"] or None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == stores.__name__:
+        return kind(message)
+    return StoreUnavailable(f"the upload failed with {name}: {message}")

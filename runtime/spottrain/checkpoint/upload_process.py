@@ -1,0 +1,206 @@
+"""The process that uploads: started by `transfer`, talks to it over a socket, ends when that is closed.
+
+A process of its own, because an upload in the trainer's would fight with the training for the interpreter
+lock. It maps the trainer's memory and sends from there. No torch here: it starts in a fraction of a second.
+
+    trainer -> {"arena": bytes} and a file descriptor; {"put": number, "files": [...]}; {"abandon": number}
+    trainer <- {"put": number, "sent": {key: [bytes, [sha256 of each chunk]]}} or {"put": .., "error": ..}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from spottrain.contract import CHUNK_BYTES
+from spottrain.storage.base import AlreadyExists, Store
+from spottrain.storage.open import open_store
+
+SMALL_AT_ONCE: Final = 8
+"""Files of at most one chunk in flight; a larger one has the connections to itself."""
+
+
+class Uploader:
+    """`say` sends one message back."""
+
+    def __init__(self, store: Callable[[], Store], say: Callable[[dict[str, Any]], None]) -> None:
+        self._store = store
+        self._say = say
+        self._memory: mmap.mmap | None = None
+        self._abandoned: set[int] = set()
+        self._sent: dict[str, tuple[int, list[str]]] = {}
+        """Of the put at work and of the one before: a second try has only the rest to do."""
+
+    def share(self, fd: int, size: int) -> None:
+        self._memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        os.close(fd)
+
+    def forget(self) -> None:
+        self._memory = None
+
+    def abandon(self, number: int) -> None:
+        self._abandoned.add(number)
+
+    def work(self, number: int, files: list[dict[str, Any]]) -> Callable[[], None]:
+        return partial(self.put, number, files, self._memory)
+
+    def put(self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None) -> None:
+        try:
+            sent = self._put_all(number, files, memory)
+            self._say({"put": number, "sent": sent})
+        except Exception as error:  # whatever it is, the trainer must hear of it
+            words = {"error": type(error).__name__, "message": str(error)}
+            self._say({"put": number, **words, "reason": getattr(error, "reason", "")})
+
+    def _put_all(
+        self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None
+    ) -> dict[str, tuple[int, list[str]]]:
+        keys = {file["key"] for file in files}
+        self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
+        store = self._store()
+
+        failures: list[BaseException] = []
+
+        def send(file: dict[str, Any]) -> None:
+            if failures or file["key"] in self._sent:
+                return
+            try:
+                body = _body(file, memory)
+                again = bool(file.get("again"))
+                chunks = upload(store, file["key"], body, again, lambda: number in self._abandoned)
+                self._sent[file["key"]] = (len(body), chunks)
+            except BaseException as error:
+                failures.append(error)  # the first is the cause
+                self._abandoned.add(number)  # after one that fails no other is begun, nor gone on with
+                raise
+
+        small = [file for file in files if file["bytes"] <= CHUNK_BYTES]
+        pool = ThreadPoolExecutor(SMALL_AT_ONCE)  # `with` would wait for the others after a failure
+        futures = [pool.submit(send, file) for file in small]
+        try:
+            for file in files:
+                if file["bytes"] > CHUNK_BYTES:
+                    send(file)
+            for future in as_completed(futures):
+                future.result()
+        except BaseException as error:
+            raise (failures or [error])[0] from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        # A put that was abandoned may still be at work, and note its own files here.
+        return {key: self._sent[key] for key in keys}
+
+
+def upload(store: Store, key: str, body: memoryview, again: bool, cancelled: Callable[[], bool]) -> list[str]:
+    """SHA-256 of each chunk. `again`: it may be there already, by a try that could not tell so."""
+    try:
+        return store.upload(key, body, cancelled=cancelled)
+    except AlreadyExists:
+        if not again:
+            raise
+        # That try sent these very bytes.
+        starts = range(0, len(body), CHUNK_BYTES)
+        return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
+
+
+def _body(file: dict[str, Any], memory: mmap.mmap | None) -> memoryview:
+    if "path" in file:
+        return _mapped(Path(file["path"]))
+    assert memory is not None, "no memory was shared"
+    return memoryview(memory)[file["offset"] : file["offset"] + file["bytes"]]
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def _messages(sock: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """Each line, with the file descriptors that have come and were not yet taken."""
+    text, descriptors = b"", list[int]()
+    while True:
+        part, fds, _, _ = socket.recv_fds(sock, 1 << 20, 1)
+        if not part:
+            return
+        descriptors += fds
+        *lines, text = (text + part).split(b"\n")
+        for line in lines:
+            yield json.loads(line), descriptors
+
+
+def main(fd: int) -> None:
+    # A stop reaches the whole process group; this process must outlive it until the last save is done.
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    sock = socket.socket(fileno=fd)
+    turn = threading.Lock()
+
+    def say(message: dict[str, Any]) -> None:
+        with turn:
+            sock.sendall(json.dumps(message).encode() + b"\n")
+
+    messages = _messages(sock)
+    try:
+        where, _ = next(messages)
+        store = _opened(where["store"])
+        threading.Thread(target=_warm, args=[store], daemon=True).start()
+        uploader = Uploader(store, say)
+        for message, descriptors in messages:
+            _act(uploader, message, descriptors)
+    except (OSError, StopIteration):
+        pass  # the trainer is gone, and with it what was to be saved
+    os._exit(0)
+
+
+def _act(uploader: Uploader, message: dict[str, Any], descriptors: list[int]) -> None:
+    if "arena" in message:
+        uploader.share(descriptors.pop(0), message["arena"])
+    elif "forget" in message:
+        uploader.forget()
+    elif "abandon" in message:
+        uploader.abandon(message["abandon"])
+    else:
+        number, files = message["put"], message["files"]
+        # With the memory of this moment: what comes next may be a memory of another layout.
+        work = uploader.work(number, files)
+        threading.Thread(target=work, daemon=True).start()
+
+
+def _opened(where: dict[str, Any]) -> Callable[[], Store]:
+    """Opens the store once, when it is first asked for."""
+    turn = threading.Lock()
+    made: list[Store] = []
+
+    def store() -> Store:
+        with turn:
+            if not made:
+                made.append(open_store(**where))
+            return made[0]
+
+    return store
+
+
+def _warm(store: Callable[[], Store]) -> None:
+    """Loads the SDK while nobody waits for it; an error will be told by the first put."""
+    try:
+        store()
+    except Exception:
+        return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

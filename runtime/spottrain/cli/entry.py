@@ -1,0 +1,12 @@
+"""The `spottrain` command. Signals are held before anything else is imported."""
+
+from __future__ import annotations
+
+from spottrain.core.startup_signals import hold_signals
+
+
+def main() -> int:
+    hold_signals()
+    from spottrain.cli.main import main
+
+    return main()

@@ -1,0 +1,129 @@
+"""`spottrain checkpoints lifecycle`: lets S3 move what no job will read again to a cheaper storage class.
+
+The rule acts by tag only, and only this command sets the tag: never on what HEAD names (the newest and the
+best included), but for what earlier jobs left there, when that is asked for. A resuming job reads nothing
+else, so it never meets an archived object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spottrain.checkpoint.head.state import folder_of
+from spottrain.cli.listing import Inventory, look
+from spottrain.cli.output import Answer, size
+from spottrain.contract import CHECKPOINTS_PREFIX
+from spottrain.core.text import counted
+from spottrain.errors import ConfigurationError
+from spottrain.storage.base import KeyMissing, Store
+
+TAG: Final = "spottrain"
+COLD: Final = "cold"
+FEWEST_DAYS: Final = {
+    "GLACIER": 0,
+    "DEEP_ARCHIVE": 0,
+    "GLACIER_IR": 0,
+    "INTELLIGENT_TIERING": 0,
+    "STANDARD_IA": 30,
+}
+"""Days after an object's creation from which on S3 moves it to a class (S3 user guide, transitions)."""
+ID_LIMIT: Final = 255
+"""Characters of a rule's ID (S3 API)."""
+ASKING: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cooling:
+    days: int = 7
+    storage_class: str = "GLACIER"
+    earlier_jobs: bool = False
+    apply: bool = False
+
+    def check(self) -> None:
+        fewest = FEWEST_DAYS[self.storage_class]
+        if self.days < fewest:
+            raise ConfigurationError(
+                f"--days is {self.days}; S3 moves objects to {self.storage_class} after {fewest} days or more"
+            )
+
+
+def lifecycle(store: Store, cooling: Cooling) -> Answer:
+    """Shows the rule and what it would act on; with `apply`, tags and merges. S3 alone has either."""
+    cooling.check()
+    bucket = _bucket(store)
+    seen = look(store)
+    cold = cold_keys(seen, earlier_jobs=cooling.earlier_jobs)
+    rule = rule_for(bucket.key_prefix(CHECKPOINTS_PREFIX), cooling)
+    facts: dict[str, Any] = {"uri": store.uri, "rule": rule, "cold": list(cold), "bytes": seen.bytes(cold)}
+    sum_ = f"cold: {counted(len(cold), 'object')}, {size(seen.bytes(cold))}"
+    lines = [json.dumps(rule, indent=2), sum_]
+    if not cooling.apply:
+        hint = "nothing was changed; --apply tags these objects and merges the rule into the bucket's"
+        return Answer(facts=facts | {"applied": False}, lines=[*lines, hint])
+    warm = [key for key in seen.objects if key not in cold]
+    lifted, tagged = _tag(bucket, warm, cold=False), _tag(bucket, cold, cold=True)
+    others = len(bucket.merge(rule).rules) - 1
+    done = (
+        f"tagged {counted(tagged, 'object')} {TAG}={COLD}, took the tag from {lifted}; the rule is in force "
+        f"beside {counted(others, 'other rule')} of the bucket"
+    )
+    applied = {"applied": True, "tagged": tagged, "untagged": lifted, "otherRules": others}
+    return Answer(facts=facts | applied, lines=[*lines, done])
+
+
+def cold_keys(seen: Inventory, *, earlier_jobs: bool = False) -> tuple[str, ...]:
+    """Objects that no job reads again: named by nothing, or, by wish, laid aside by a fresh start.
+
+    Without HEAD there are none: whatever lies there, a person may be about to restore its HEAD.
+    """
+    if seen.head is None:
+        return ()
+    aside = {entry.key for entry in seen.head.checkpoints if entry.foreign and earlier_jobs}
+    return (*seen.orphans, *(key for key in seen.objects if folder_of(key) in aside))
+
+
+def rule_for(prefix: str, cooling: Cooling) -> dict[str, Any]:
+    """One for each URI, told by its ID, so that several URIs can share a bucket."""
+    name = f"spottrain-cold:{prefix}"
+    if len(name) > ID_LIMIT:
+        name = f"spottrain-cold:{hashlib.sha256(prefix.encode()).hexdigest()}"
+    return {
+        "ID": name,
+        "Status": "Enabled",
+        "Filter": {"And": {"Prefix": prefix, "Tags": [{"Key": TAG, "Value": COLD}]}},
+        "Transitions": [{"Days": cooling.days, "StorageClass": cooling.storage_class}],
+    }
+
+
+def _bucket(store: Store) -> Any:
+    try:
+        from spottrain.storage.s3 import S3Store
+        from spottrain.storage.s3_lifecycle import S3Lifecycle
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"lifecycle rules need boto3 ({error}); install spottrain[s3]") from error
+    if not isinstance(store, S3Store):
+        raise ConfigurationError(f"{store.uri} is not in S3: lifecycle rules and object tags are S3's own")
+    return S3Lifecycle(store)
+
+
+def _tag(bucket: Any, keys: Sequence[str], *, cold: bool) -> int:
+    """Sets or takes the tag where it is not so yet, and leaves all others. Answers how many were changed."""
+
+    def one(key: str) -> bool:
+        try:
+            tags = bucket.tags(key)
+            if (tags.get(TAG) == COLD) is cold:
+                return False
+            rest = {name: value for name, value in tags.items() if name != TAG}
+            bucket.set_tags(key, rest | ({TAG: COLD} if cold else {}))
+        except KeyMissing:  # deleted meanwhile
+            return False
+        return True
+
+    with ThreadPoolExecutor(ASKING) as pool:
+        return sum(pool.map(one, keys))

@@ -1,0 +1,294 @@
+"""What a run knows about itself (`Board`), and the small HTTP server that tells it to the operator.
+
+The training thread, the upload thread and the entry point write to the board; the server, the termination
+message and the watchdogs (`interruption`, `stalled`) read it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar, Final
+
+from spottrain.contract import (
+    STOP_PATH,
+    WAITING_FOR_STORE,
+    Outcome,
+    Progress,
+    Stop,
+    TerminationMessage,
+)
+from spottrain.core import log
+from spottrain.core.heartbeat import Pulse
+
+STOP_LIMIT: Final = 4096
+"""Bytes of an order to stop that are read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """One consistent view of a run. Steps are optimizer steps; times are Unix seconds, durations seconds."""
+
+    attempt: int = 0
+    job_uid: str = ""
+    worker: int = 0
+    state: str = "Starting"
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None
+    samples_per_second: float | None = None
+    steps_per_second: float | None = None
+    start_step: int | None = None
+    durable_step: int | None = None
+    durable_time: float | None = None
+    key: str = ""
+    saves: int = 0
+    save_failures: int = 0
+    last_failure: str = ""
+    save_seconds: float | None = None
+    """From the start of the last save until HEAD named it."""
+    stall_seconds: float | None = None
+    """That training stood still for it."""
+    emergency_seconds: float | None = None
+    grace_seconds: float | None = None
+    warning: str = ""
+    waiting_for: str = ""
+    """The store that does not answer, in a sentence; empty while it does."""
+    waits: bool = False
+    """Whether the run waits for it. In mid-training it goes on, and its saves fail."""
+    ignored_settings: str = ""
+    first_step_seconds: float | None = None
+    startup_seconds: float | None = None
+    output_uri: str = ""
+    ended_early: str = ""
+    """Why, where early stopping ended it."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Of the time of the last steps, by `diagnosis.split.Seconds`' names."""
+    verdict: str = ""
+    """What binds the training, by `diagnosis.verdict.Name`."""
+    utilisation: float | None = None
+    """Of the GPU, by NVML, of 1."""
+    gpu_memory: float | None = None
+    """Of the GPU's, what all processes use, of 1; by NVML."""
+    mfu: float | None = None
+    flops_per_step: float | None = None
+    """Of this rank."""
+    loader_bytes: int | None = None
+    """That the loader workers of this rank hold of their own; None without workers."""
+
+    @property
+    def shown_state(self) -> str:
+        """For people and the operator; `state` is what goes on when the store answers again."""
+        return WAITING_FOR_STORE if self.waiting_for and self.waits else self.state
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps done that no committed checkpoint holds."""
+        return self.step - max(self.durable_step or 0, self.start_step or 0)
+
+
+class Board:
+    """The current facts; replaced as a whole, so that a reader never sees half of a change."""
+
+    def __init__(self, attempt: int = 0) -> None:
+        self.pulse = Pulse()
+        self._facts = Facts(attempt=attempt)
+        self._lock = threading.Lock()
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
+
+    def update(self, **changes: Any) -> None:
+        if changes.get("state", self._facts.state) != self._facts.state:
+            self.pulse.beat()
+        with self._lock:
+            self._facts = replace(self._facts, **changes)
+
+    def stepped(self, step: int) -> None:
+        """`step` optimizer steps are done."""
+        self.update(step=step, state="Training")
+        self.pulse.stepped()
+
+    def save_failed(self, error: str) -> None:
+        with self._lock:
+            failures = self._facts.save_failures + 1
+            self._facts = replace(self._facts, save_failures=failures, last_failure=error)
+
+    def progress(self) -> Progress:
+        facts = self._facts
+        left = facts.total_steps - facts.step
+        finite = facts.loss is not None and math.isfinite(facts.loss)
+        return Progress(
+            state=facts.shown_state,
+            attempt=facts.attempt,
+            jobUID=facts.job_uid,
+            worker=facts.worker,
+            step=facts.step,
+            totalSteps=facts.total_steps,
+            loss=facts.loss if finite else None,  # JSON knows no NaN
+            samplesPerSecond=facts.samples_per_second,
+            etaSeconds=left / facts.steps_per_second if facts.steps_per_second else None,
+            durableStep=facts.durable_step,
+            durableTime=log.rfc3339(facts.durable_time) if facts.durable_time else "",
+            startStep=facts.start_step,
+            saveSeconds=facts.save_seconds,
+            emergencySeconds=facts.emergency_seconds,
+            graceSeconds=facts.grace_seconds,
+            warning=facts.warning,
+            waitingFor=facts.waiting_for,
+            ignoredSettings=facts.ignored_settings,
+            idleSeconds=self.pulse.idle,
+            hangSeconds=self.pulse.limit(facts.state),
+            gpuUtilisation=facts.utilisation,
+            gpuMemory=facts.gpu_memory,
+        )
+
+    def message(
+        self,
+        outcome: Outcome,
+        text: str,
+        *,
+        reason: str = "",
+        signalled_at: float | None = None,
+        durable_seconds: float | None = None,
+    ) -> TerminationMessage:
+        """The termination message: `text` and everything that is known now."""
+        facts = self._facts
+        if facts.save_failures:
+            text += f" {facts.save_failures} save(s) failed on the way, the last with: {facts.last_failure}"
+        return TerminationMessage(
+            outcome=outcome,
+            reason=reason,
+            message=text,
+            attempt=facts.attempt,
+            step=facts.step if facts.total_steps or facts.step else None,
+            totalSteps=facts.total_steps or None,
+            startStep=facts.start_step,
+            durableStep=facts.durable_step,
+            key=facts.key,
+            signalledAt=signalled_at,
+            durableSeconds=durable_seconds,
+            firstStepSeconds=facts.first_step_seconds,
+            startupSeconds=facts.startup_seconds,
+            outputURI=facts.output_uri,
+            emergencySeconds=facts.emergency_seconds,
+            graceSeconds=facts.grace_seconds,
+            warning=facts.warning,
+            ignoredSettings=facts.ignored_settings,
+        )
+
+    def metrics(self) -> str:
+        """Prometheus text format."""
+        facts = self._facts
+        gauges: dict[str, float | None] = {
+            "spottrain_attempt": facts.attempt,
+            "spottrain_step": facts.step,
+            "spottrain_total_steps": facts.total_steps,
+            "spottrain_loss": facts.loss,
+            "spottrain_samples_per_second": facts.samples_per_second,
+            "spottrain_durable_step": facts.durable_step,
+            "spottrain_save_seconds": facts.save_seconds,
+            "spottrain_save_stall_seconds": facts.stall_seconds,
+            "spottrain_emergency_seconds": facts.emergency_seconds,
+            "spottrain_grace_seconds": facts.grace_seconds,
+            "spottrain_gpu_utilisation": facts.utilisation,
+            "spottrain_gpu_memory": facts.gpu_memory,
+            "spottrain_mfu": facts.mfu,
+            "spottrain_flops_per_step": facts.flops_per_step,
+            "spottrain_loader_private_bytes": facts.loader_bytes,
+            "spottrain_idle_seconds": self.pulse.idle,
+            "spottrain_hang_seconds": self.pulse.limit(facts.state),
+            "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
+        }
+        counters = {
+            "spottrain_saves_total": facts.saves,
+            "spottrain_save_failures_total": facts.save_failures,
+        }
+        lines = [f"# TYPE {k} gauge\n{k} {v}" for k, v in gauges.items() if v is not None]
+        lines += [f"# TYPE {k} counter\n{k} {v}" for k, v in counters.items()]
+        lines.append(f'# TYPE spottrain_state gauge\nspottrain_state{{state="{facts.shown_state}"}} 1')
+        if facts.shares:
+            lines.append("# TYPE spottrain_time_share gauge")
+            lines += [
+                f'spottrain_time_share{{part="{part}"}} {share}' for part, share in facts.shares.items()
+            ]
+        if facts.verdict:
+            lines.append(f'# TYPE spottrain_verdict gauge\nspottrain_verdict{{name="{facts.verdict}"}} 1')
+        return "\n".join(lines) + "\n"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    board: ClassVar[Board]
+    stop: ClassVar[Callable[[Stop], bool]]
+    timeout = 5.0
+    """Seconds for whoever has connected to say what is wanted."""
+
+    def do_POST(self) -> None:
+        """204 where this trainer stops, 403 where another pod's is meant."""
+        if self.path != STOP_PATH:
+            return self.send_error(404)
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+            if not 0 <= length <= STOP_LIMIT:  # read(-1) would read without end
+                return self.send_error(413)
+            order = Stop.from_json(self.rfile.read(length).decode())
+        except (ValueError, KeyError, TypeError):
+            return self.send_error(400)
+        self.send_response(204 if type(self).stop(order) else 403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        if self.path == "/progress":
+            kind, text = "application/json", self.board.progress().to_json()
+        elif self.path == "/metrics":
+            kind, text = "text/plain; version=0.0.4", self.board.metrics()
+        else:
+            return self.send_error(404)
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent: the operator polls every few seconds."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One line in place of a traceback, and none where whoever asked is gone before the answer."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.event("progress-not-told", error=f"{type(error).__name__}: {error}")
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:  # no file descriptor is free, say: whoever calls waits, and this fails at once
+            time.sleep(0.5)
+            raise
+
+
+def serve(board: Board, port: int, stop: Callable[[Stop], bool] = lambda _: False) -> int | None:
+    """Serves in a daemon thread and returns the port; None where it is taken, which stops no training.
+
+    `stop`: takes the operator's order to end; False where it is not meant for this trainer.
+    """
+    handler = type("Handler", (_Handler,), {"board": board, "stop": staticmethod(stop)})
+    try:
+        server = _Server(("", port), handler)
+    except OSError as error:
+        log.event("progress-not-served", port=port, error=str(error))
+        return None
+    threading.Thread(target=server.serve_forever, name="spottrain-progress", daemon=True).start()
+    return int(server.server_address[1])

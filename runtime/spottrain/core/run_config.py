@@ -1,0 +1,258 @@
+"""What a run is told: environment variables of the operator, or flags on a laptop. Read once, by `__main__`.
+
+Every bad value is a `ConfigurationError` that names the variable or field, what it holds and what it may.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from spottrain.contract import STORE_WAIT_SECONDS, CompileCacheMode, Env, OnExisting, library_homes
+from spottrain.core import log
+from spottrain.core.training_spec import Training
+from spottrain.core.uri import is_path
+from spottrain.errors import ConfigurationError
+
+T = TypeVar("T")
+
+DEFAULT_INTERVAL: Final = "10m"
+DEFAULT_KEEP: Final = 3
+DEFAULT_GRACE: Final = 30.0
+"""Kubernetes' own default of terminationGracePeriodSeconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """Time between periodic saves: `steps`, `seconds`, or neither: by what is measured (`auto`)."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @property
+    def auto(self) -> bool:
+        return self.steps is None and self.seconds is None
+
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        if text == "auto":
+            return cls()
+        match = re.fullmatch(r"([1-9][0-9]*)(steps|s|m|h)", text)
+        if match is None:
+            raise ConfigurationError(
+                f"checkpoint interval {text!r} is not understood: write auto, 500steps, 90s, 10m or 1h"
+            )
+        number, unit = int(match[1]), match[2]
+        if unit == "steps":
+            return cls(steps=number)
+        return cls(seconds=float(number * {"s": 1, "m": 60, "h": 3600}[unit]))
+
+    def due(self, *, steps: int, seconds: float) -> bool:
+        """Whether a save is due so many steps and seconds after the last one."""
+        if self.steps is not None:
+            return steps >= self.steps
+        return self.seconds is not None and seconds >= self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One start of one job: who it is, where its checkpoints are, how it may end."""
+
+    job: str
+    namespace: str = ""
+    job_uid: str
+    attempt: int | None = None
+    """None on a laptop: one above the attempt that HEAD names."""
+    checkpoint_uri: str | None = None
+    """None: nothing is saved, and an interruption loses the run."""
+    endpoint: str | None = None
+    interval: Interval = field(default_factory=lambda: Interval.parse(DEFAULT_INTERVAL))
+    keep: int = DEFAULT_KEEP
+    keep_best: bool = True
+    path_style: bool | None = None
+    kms_key: str | None = None
+    on_existing: OnExisting = OnExisting.FAIL
+    known_durable_step: int | None = None
+    gate_until: float = 0.0
+    """Unix seconds."""
+    training: Training = field(default_factory=Training)
+    termination_message: Path | None = None
+    progress_port: int | None = None
+    cache_dir: Path | None = None
+    compile_cache: CompileCacheMode = CompileCacheMode.KEEP
+    image_digest: str = ""
+    hang_timeout: float | None = None
+    """Seconds without a step that are a hang; None: by the measured step time (`pulse`)."""
+    store_wait: float = STORE_WAIT_SECONDS
+    """Seconds that a start, and the end of a training, wait for a store that does not answer."""
+    logs: bool = False
+    """Whether what the ranks print is kept beside the checkpoints (`scribe`)."""
+    folder: Path = field(default_factory=Path.cwd)
+    """In which the run began, and which a relative URI means; the script may go to another one."""
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Arguments of `open_store`, which the uploader process is given too."""
+        uri = self.checkpoint_uri
+        return {
+            "uri": str(self.folder / uri) if uri and is_path(uri) else uri,
+            "endpoint": self.endpoint,
+            "path_style": self.path_style,
+            "kms_key": self.kms_key,
+        }
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], *, script: str) -> Run:
+        """The operator's variables; without a job UID this is a person's own run of `script`."""
+        local = Env.JOB_UID not in env
+        name = Path(script).stem or "run"
+        uri = env.get(Env.CHECKPOINT_URI) or (f"checkpoints/{name}" if local else None)
+        return cls(
+            job=env.get(Env.JOB_NAME) or name,
+            namespace=env.get(Env.JOB_NAMESPACE, ""),
+            job_uid=env.get(Env.JOB_UID) or f"local-{name}",
+            attempt=_read(env, Env.ATTEMPT, _count(1), None if local else 1),
+            checkpoint_uri=uri,
+            endpoint=env.get(Env.CHECKPOINT_ENDPOINT) or None,
+            interval=Interval.parse(env.get(Env.CHECKPOINT_INTERVAL) or DEFAULT_INTERVAL),
+            keep=_read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
+            keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _true_or_false, True),
+            path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _true_or_false, None),
+            kms_key=env.get(Env.CHECKPOINT_KMS_KEY) or None,
+            on_existing=_read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
+            known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
+            gate_until=_read(env, Env.GATE_UNTIL, _seconds, 0.0),
+            training=Training.from_json(env.get(Env.TRAINING, "")),
+            termination_message=_read(env, Env.TERMINATION_MESSAGE, Path, None),
+            progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
+            cache_dir=_read(env, Env.CACHE_DIR, Path, None),
+            compile_cache=_read(env, Env.COMPILE_CACHE, _compile_cache, CompileCacheMode.KEEP),
+            image_digest=env.get(Env.IMAGE_DIGEST, ""),
+            hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
+            store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
+            logs=_read(env, Env.LOGS, _kept, not local) and uri is not None,
+        )
+
+
+def grace_seconds(env: Mapping[str, str]) -> float:
+    """Seconds from SIGTERM to SIGKILL. Never raises: it is needed before anything can be told."""
+    try:
+        return _seconds(env.get(Env.GRACE_SECONDS, "")) or DEFAULT_GRACE
+    except ValueError:
+        return DEFAULT_GRACE
+
+
+def deadline_file(env: Mapping[str, str]) -> Path | None:
+    return Path(env[Env.DEADLINE_FILE]) if env.get(Env.DEADLINE_FILE) else None
+
+
+def save_advised_file(env: Mapping[str, str]) -> Path | None:
+    return Path(env[Env.SAVE_ADVISED_FILE]) if env.get(Env.SAVE_ADVISED_FILE) else None
+
+
+def data_cache_folder(env: Mapping[str, str]) -> Path:
+    """Where downloads are kept: the job's volume, or on a laptop a folder of the user's cache."""
+    if told := env.get(Env.DATA_CACHE):
+        if not Path(told).is_absolute():
+            raise ConfigurationError(f"{Env.DATA_CACHE}={told!r} must be an absolute path")
+        return Path(told)
+    user = env.get("XDG_CACHE_HOME", "")  # by its specification a relative one is not to be heeded
+    return (Path(user) if user.startswith("/") else Path.home() / ".cache") / "spottrain" / "data"
+
+
+def use_data_cache(env: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
+    """Points other libraries into the job's volume, unless the user has pointed them elsewhere.
+
+    To be called before they are imported. On a laptop they have folders of their own, which outlive a run.
+    """
+    if not env.get(Env.DATA_CACHE):
+        return
+    for name, folder in library_homes(str(data_cache_folder(env))).items():
+        if _serves(Path(folder)):
+            environ.setdefault(name, folder)
+        elif environ.get(name, folder) == folder:  # not the user's choice: also where the operator has set it
+            environ.pop(name, None)
+            why = f"nothing can be written there, so {name} is left alone: its downloads end with the pod"
+            log.event("data-cache-not-writable", folder=folder, why=why)
+
+
+def _serves(home: Path) -> bool:
+    """Whether a library can download into it, or may find there what somebody has put on a volume that is
+    only read."""
+    try:
+        if home.is_dir() and any(home.iterdir()):
+            return True
+        there = next(each for each in (home, *home.parents) if each.exists())
+    except OSError:  # one that may not even be looked into
+        return False
+    return os.access(there, os.W_OK | os.X_OK)
+
+
+def _read(env: Mapping[str, str], name: Env, parse: Callable[[str], T], default: Any) -> Any:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}={text!r}: {error}") from error
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"must be a whole number, at least {least}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise ValueError("must be a number of seconds, at least 0")
+    return value
+
+
+def _limit(text: str) -> float:
+    value = _seconds(text)
+    if not value:
+        raise ValueError("must be a number of seconds above 0")
+    return value
+
+
+def _kept(text: str) -> bool:
+    if text not in ("keep", "off"):
+        raise ValueError("must be keep or off")
+    return text == "keep"
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) <= 65535:
+        raise ValueError("must be a port, 0 to 65535 (0 = any free one)")
+    return int(text)
+
+
+def _on_existing(text: str) -> OnExisting:
+    if text not in list(OnExisting):
+        raise ValueError(f"must be one of {', '.join(OnExisting)}")
+    return OnExisting(text)
+
+
+def _true_or_false(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def _compile_cache(text: str) -> CompileCacheMode:
+    if text not in list(CompileCacheMode):
+        raise ValueError(f"must be one of {', '.join(CompileCacheMode)}")
+    return CompileCacheMode(text)

@@ -1,0 +1,313 @@
+"""How to train: the arguments of `Trainer`, overridden by `spec.training`. Made by `trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
+from typing import Any, Final, Literal
+
+from spottrain.core import log
+from spottrain.core.training_spec import (
+    POWER_SGD_FP16,
+    ActivationCheckpointing,
+    EarlyStopping,
+    LearningRateScaling,
+    Optimizer,
+    Profile,
+    Trackers,
+    Training,
+    problem,
+)
+from spottrain.errors import ConfigurationError
+
+_MANIFEST_NAME: Final[Mapping[str, str]] = {
+    "precision": "precision",
+    "micro_batch_size": "microBatchSize",
+    "batch_size": "globalBatchSize",
+    "compile": "compile",
+    "compile_mode": "compileMode",
+    "activation_checkpointing": "activationCheckpointing",
+    "optimizer": "optimizer",
+    "learning_rate_scaling": "learningRateScaling",
+    "schedule": "schedule",
+    "warmup_steps": "warmupSteps",
+    "warmup_epochs": "warmupEpochs",
+    "warmup_fraction": "warmupFraction",
+    "clip_grad_norm": "clipGradNorm",
+    "ema_decay": "emaDecay",
+    "gradient_compression": "gradientCompression",
+    "early_stopping": "earlyStopping",
+    "workers": "data.workers",
+    "prefetch_factor": "data.prefetchFactor",
+    "pin_memory": "data.pinMemory",
+    "drop_last": "data.dropLast",
+    "profile": "profile",
+    "trackers": "trackers",
+    "max_steps": "maxSteps",
+    "seed": "seed",
+    "deterministic": "deterministic",
+}
+WARM_UPS: Final = ("warmup_steps", "warmup_epochs", "warmup_fraction")
+GROUPS: Final = (WARM_UPS, ("max_steps", "epochs"))
+"""Settings that say the same in other units."""
+MADE: Final = ("optimizer", "trackers")
+"""What a script gives ready made; who puts the manifest's in its place says so."""
+OFF: Final[Mapping[str, Any]] = {
+    "activation_checkpointing": ActivationCheckpointing(),
+    "gradient_compression": "none",
+}
+"""What None means, where it is no value of the setting."""
+NEEDED: Final = (
+    "batch_size",
+    "precision",
+    "compile",
+    "compile_mode",
+    "seed",
+    "deterministic",
+    "drop_last",
+    "workers",
+)
+"""What may not be None."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The words are those of `Trainer`."""
+
+    batch_size: int = 32
+    micro_batch_size: int | Literal["auto"] | None = None
+    """None: the batch size, that is, no accumulation."""
+    max_steps: int | None = None
+    epochs: int | None = None
+    precision: str = "fp32"
+    compile: bool = False
+    compile_mode: str = "default"
+    activation_checkpointing: ActivationCheckpointing = field(default_factory=ActivationCheckpointing)
+    optimizer: Optimizer | None = None
+    """None: the one that the script has made."""
+    learning_rate_scaling: LearningRateScaling | None = None
+    schedule: Any = "cosine"
+    warmup_steps: int | None = None
+    warmup_epochs: float | None = None
+    warmup_fraction: float | None = None
+    clip_grad_norm: float | None = None
+    ema_decay: float | None = None
+    gradient_compression: str = "none"
+    early_stopping: EarlyStopping | None = None
+    workers: int | Literal["auto"] = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    """None: where there is a GPU."""
+    drop_last: bool = False
+    profile: Profile | None = None
+    trackers: Trackers | None = None
+    """Beside the script's, or in place of those of the same name."""
+    seed: int = 0
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in WARM_UPS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give one")
+        if (self.precision, self.gradient_compression) == ("fp16", "powerSGD"):
+            raise ConfigurationError(POWER_SGD_FP16)
+
+    def given(self) -> dict[str, Any]:
+        """What is not None, by name."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def total_steps(self, steps_per_epoch: int | None) -> int:
+        """Whichever ends first."""
+        if steps_per_epoch is None:
+            if self.max_steps is None:
+                raise ConfigurationError(
+                    "how long an epoch is cannot be known of this train_set: give Trainer max_steps, or "
+                    "steps_per_epoch"
+                )
+            return self.max_steps
+        ends = (self.max_steps, self.epochs and self.epochs * steps_per_epoch)
+        return min(end for end in ends if end is not None)
+
+
+ARGUMENTS: Final = tuple(each.name for each in fields(Settings) if each.name not in MADE)
+"""Arguments of `Trainer` that are settings."""
+
+
+def resolve(manifest: Training, *, of_loop: bool = False, **arguments: Any) -> Settings:
+    """The manifest wins, and each change that it makes is logged. Raises ConfigurationError.
+
+    of_loop: of a loop of one's own, which takes what it has named here, and nothing else, and ends by itself.
+    """
+    script = {name: _checked(name, value) for name, value in arguments.items()}
+    wins = {name: _of(manifest, path) for name, path in _MANIFEST_NAME.items()}
+    wins = {n: v for n, v in wins.items() if v is not None and (not of_loop or n in arguments)}
+    for group in GROUPS:  # one of the manifest leaves none of the script's: maxSteps alone says when it ends
+        if any(name in wins for name in group):
+            # A loop of one's own counts by epochs, and the Guard ends it at maxSteps.
+            kept = {"epochs"} if of_loop else set()
+            wins |= {name: None for name in group if name in script and name not in {*wins, *kept}}
+    for name, value in wins.items():
+        if name not in MADE and value != script.get(name):
+            log.event("override", setting=name, manifest=told(value), script=told(script.get(name)))
+    _require_effect(script, wins)
+    found = Settings(**script | wins)
+    if found.max_steps is None and found.epochs is None and not of_loop:
+        raise ConfigurationError(
+            "the training has no end: give Trainer max_steps or epochs, or set spec.training.maxSteps"
+        )
+    return found
+
+
+def set_in(manifest: Training) -> dict[str, str]:
+    """What spec.training sets: its own name of each setting, by the name here."""
+    return {name: path for name, path in _MANIFEST_NAME.items() if _of(manifest, path) is not None}
+
+
+def _require_effect(script: Mapping[str, Any], wins: Mapping[str, Any]) -> None:
+    """The manifest's own are looked at where it is read."""
+    mode = script.get("compile_mode", "default")
+    if mode != "default" and not script.get("compile") and not wins.get("compile"):
+        raise ConfigurationError(
+            f"Trainer(compile_mode={mode!r}): says how to compile, and compile is not true; give "
+            "compile=True, or leave compile_mode out"
+        )
+
+
+def told(value: Any) -> Any:
+    """A setting in one word of a log line."""
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is None:
+        plain = value is None or isinstance(value, bool | Integral | Real | str | tuple)
+        return value if plain else getattr(value, "__name__", type(value).__name__)
+    given = ((name, getattr(value, name)) for name in fields)
+    return ",".join(f"{name}={told(item)}" for name, item in given if item not in (None, ()))
+
+
+def _of(manifest: Training, path: str) -> Any:
+    found: Any = manifest
+    for name in path.split("."):
+        found = None if found is None else getattr(found, name)
+    return found
+
+
+# --- the script's arguments ---------------------------------------------------------------------------
+def require_whole(name: str, value: object) -> None:
+    """Raises ConfigurationError unless this argument of Trainer is a whole number; numpy's are."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ConfigurationError(f"Trainer({name}={value!r}): must be a whole number")
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Of another type a value would fail much later, by a traceback, or mean something else."""
+    if value is None:
+        if name in NEEDED:
+            raise ConfigurationError(f"Trainer({name}=None): leave it out, or give a value")
+        return OFF.get(name)
+    value = _CONVERTED.get(name, _plain)(value)
+    path = _MANIFEST_NAME.get(name, "maxSteps")  # epochs: as steps
+    if name == "schedule" and not isinstance(value, str):
+        return value
+    if hasattr(value, "__dataclass_fields__"):
+        return _checked_parts(name, value)
+    if words := problem(path, value):
+        raise ConfigurationError(f"Trainer({name}={value!r}): must be {words}")
+    return value
+
+
+def _checked_parts(name: str, value: Any) -> Any:
+    """Of one of the manifest's parts, made in Python, where no schema has looked at it."""
+    given = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    for field_name, item in given.items():
+        if item is None or item == ():
+            continue
+        raw = list(item) if isinstance(item, tuple) else item
+        if words := problem(f"{_MANIFEST_NAME[name]}.{field_name}", raw):
+            kind = type(value).__name__
+            raise ConfigurationError(f"Trainer({name}={kind}({field_name}={item!r})): must be {words}")
+    return replace(value, **given)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers are numbers."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def activation_checkpointing(given: Any) -> ActivationCheckpointing:
+    """A policy's name, a number k (every k-th block), or classes (or their names); None is off.
+
+    Raises ConfigurationError.
+    """
+    if given is None:
+        return ActivationCheckpointing()
+    if isinstance(given, ActivationCheckpointing):
+        return given
+    if (
+        isinstance(given, str)
+        and not problem("activationCheckpointing.policy", given)
+        and given
+        not in (
+            "every",
+            "classes",
+        )
+    ):
+        return ActivationCheckpointing(policy=given)
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        every = ActivationCheckpointing(policy="every", every=given)
+        return ActivationCheckpointing(policy="all") if given == 1 else every
+    names = tuple(_class_names(given))
+    if names:
+        return ActivationCheckpointing(policy="classes", classes=names)
+    raise ConfigurationError(
+        f"Trainer(activation_checkpointing={given!r}): must be none, all, auto, a number k for every k-th "
+        "block, or a list of module classes"
+    )
+
+
+def _class_names(given: Any) -> Iterable[str]:
+    if not isinstance(given, type | list | tuple | set | frozenset):
+        return ()
+    each = [given] if isinstance(given, type) else list(given)
+    names = [kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in each]
+    return names if all(names) else ()
+
+
+def _early_stopping(given: Any) -> EarlyStopping:
+    """A number is the patience."""
+    if hasattr(given, "min_delta"):  # spottrain.EarlyStopping, whose state is of one run
+        return EarlyStopping(
+            metric=given.metric,
+            mode=given.mode,
+            patience=given.patience,
+            minDelta=given.min_delta,
+            target=given.target,
+            minSteps=given.min_steps,
+            stopOnNaN=given.stop_on_nan,
+        )
+    if words := problem("earlyStopping.patience", _plain(given)):
+        raise ConfigurationError(
+            f"Trainer(early_stopping={given!r}): must be a spottrain.EarlyStopping, or the patience, {words}"
+        )
+    return EarlyStopping(patience=int(given))
+
+
+def _kind(name: str, kind: type[Any]) -> Any:
+    def take(given: Any) -> Any:
+        if not isinstance(given, kind):
+            raise ConfigurationError(f"Trainer({name}={given!r}): must be a spottrain.{kind.__name__}")
+        return replace(given)
+
+    return take
+
+
+_CONVERTED: Final[Mapping[str, Any]] = {
+    "activation_checkpointing": activation_checkpointing,
+    "early_stopping": _early_stopping,
+    "learning_rate_scaling": _kind("learning_rate_scaling", LearningRateScaling),
+    "profile": _kind("profile", Profile),
+}

@@ -1,0 +1,106 @@
+"""Fetches micro-batches of a map-style dataset.
+
+Each micro-batch is fetched under a seed of its own, so random augmentation and masking depend on the position
+alone, not on the number of workers or on what went before.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from spottrain.data.plan import Dataset, Step
+from spottrain.data.shuffle import mix
+from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, signals_held
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Request(NamedTuple):
+    """What a loader worker is asked for: the samples, and the random state to fetch them with."""
+
+    seed: int
+    samples: list[int]
+
+
+def request(seed: int, epoch: int, samples: list[int]) -> Request:
+    """Within an epoch no other micro-batch begins with the same sample, but a filler, which is the same."""
+    return Request(mix(mix(seed, epoch), samples[0]), samples)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python's, torch's (on the CPU) and numpy's random state are `seed`'s inside, and as before outside."""
+    before = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    numpy_before = numpy.random.get_state() if numpy else None
+    random.seed(seed)
+    # Not torch.manual_seed: it would seed CUDA too.
+    torch.default_generator.manual_seed(seed)
+    if numpy:
+        numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        if numpy:
+            numpy.random.set_state(numpy_before)
+
+
+class Repeatable:
+    """Fetches and collates each micro-batch under a seed of its own."""
+
+    def __init__(self, dataset: Dataset, collate: Collate) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, request: Request) -> Any:
+        """The collated batch; torch's DataLoader would take a list of samples as well."""
+        with seeded(request.seed):
+            fetch_all = getattr(self.dataset, "__getitems__", None)
+            samples = fetch_all(request.samples) if fetch_all else [self.dataset[i] for i in request.samples]
+            return self.collate(list(samples))
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def load(
+    dataset: Dataset,
+    steps: Iterator[Step],
+    *,
+    seed: int = 0,
+    workers: int = 0,
+    collate: Collate | None = None,
+    pin_memory: bool = False,
+    prefetch_factor: int | None = None,
+) -> Iterator[Any]:
+    """The collated micro-batches of `steps`, in order.
+
+    prefetch_factor: of torch's DataLoader: micro-batches that each worker is ahead (None: 2). One iterator
+    goes through all epochs, so workers live as long as it does: persistent_workers has nothing to add.
+    """
+    requests = (request(seed, step.epoch, samples) for step in steps for samples in step.micro_batches)
+    loader: DataLoader[Any] = DataLoader(
+        Repeatable(dataset, collate or default_collate),  # type: ignore[arg-type]
+        batch_sampler=requests,  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=as_it_is,
+        pin_memory=pin_memory,
+        prefetch_factor=prefetch_factor if workers else None,
+        worker_init_fn=ignore_signals,
+        generator=torch.Generator().manual_seed(seed),  # else it draws a seed from the global random state
+    )
+    with signals_held():
+        return cast(Iterator[Any], end_at_exit(iter(loader)))

@@ -1,0 +1,52 @@
+"""Finds out what is slow: where each step's time goes, what limits it, and what to change.
+
+    step_timer (marks around the phases of a step) -> Shares ------+
+    flops (one counted step) -> Work -> hardware -> Roofline ------+-> bottleneck.diagnose -> Verdict
+    gpu_monitor, recompilations, rank_times (further facts) -------+
+    loop_watch: all of that for one loop
+    profiler: a profile of some steps, when asked for
+
+    from spottrain.diagnostics import Profiler, Watch
+
+Each can be used alone in a custom loop; names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spottrain.core import lazy
+
+if TYPE_CHECKING:
+    from spottrain.core.profile_window import Window
+    from spottrain.diagnostics import bottleneck, flops, loop_watch, profiler, step_timer
+    from spottrain.diagnostics.bottleneck import InUse, Verdict
+    from spottrain.diagnostics.loop_watch import Watch
+    from spottrain.diagnostics.profiler import Profiler
+    from spottrain.diagnostics.step_timer import Split
+
+__all__ = [
+    "InUse",
+    "Profiler",
+    "Split",
+    "Verdict",
+    "Watch",
+    "Window",
+    "bottleneck",
+    "flops",
+    "loop_watch",
+    "profiler",
+    "step_timer",
+]
+
+_MODULES: Final = ("bottleneck", "flops", "loop_watch", "profiler", "step_timer")
+_HOME: Final = {
+    "InUse": "spottrain.diagnostics.bottleneck",
+    "Profiler": "spottrain.diagnostics.profiler",
+    "Split": "spottrain.diagnostics.step_timer",
+    "Verdict": "spottrain.diagnostics.bottleneck",
+    "Watch": "spottrain.diagnostics.loop_watch",
+    "Window": "spottrain.core.profile_window",
+}
+
+__getattr__ = lazy.names(__name__, _HOME, _MODULES)

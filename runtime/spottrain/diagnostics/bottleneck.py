@@ -1,0 +1,349 @@
+"""From measured facts to what binds the training, in a sentence, with the setting that mends it. Pure.
+
+Called by the loop at its lines, by `profiling` and by the benchmark. The order is that of the advice "Always
+fix the slowest part of the pipeline first: data → memory → compute" (seed 002): first what keeps the device
+from having any work (data, and the like: a straggler, communication, checkpoints, compilations), and only
+where nothing of that takes STALL of the time, what binds the work itself (memory bandwidth, launches,
+compute).
+
+A gain is the greatest that the fix can bring, as a share: 0.5 means half as many steps again per second.
+`reckoning` says how it was come by. It is arithmetic on what was measured, not a promise.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from spottrain.diagnostics import recommendations
+from spottrain.diagnostics.flops import Roofline
+from spottrain.diagnostics.rank_times import Rank
+from spottrain.diagnostics.recommendations import InUse as InUse
+from spottrain.diagnostics.step_timer import Shares
+
+LOW: Final = 0.70
+"""Utilisation under which the loader, and not the arithmetic, may want fixing."""
+WISH: Final = 0.80
+"""Utilisation to wish for."""
+STALL: Final = 0.15
+"""Share of the time from which on a stall is worth a verdict of its own."""
+LATE: Final = 0.15
+"""Of the other ranks' step, from which on a rank that is slower is a straggler."""
+RECOMPILED: Final = 3
+"""Compilations in the window, after the first steps, from which on shapes do not settle."""
+CHECKPOINT_GOAL: Final = 0.01
+"""Share of the time that saves may take."""
+LEAST: Final = 1.0
+"""Seconds of a window. In a shorter one a single turn that another process takes looks like a stall."""
+SWING: Final = 0.6
+"""`swing` from which on a GPU is either idle or full, and seldom between."""
+FULL: Final = 0.9
+MEMORY_BUSY, MEMORY_QUIET = 0.8, 0.5
+"""Share of the time that the memory is in use, from and up to which it tells what binds a full GPU."""
+EXPLAINED: Final = 0.5
+"""Of a compiled step, the share that its products must take to be what binds it."""
+
+
+class Name(StrEnum):
+    DATA = "data-bound"
+    MEMORY = "memory-bandwidth-bound"
+    COMPUTE = "compute-bound"
+    LAUNCH = "launch-bound"
+    COMMUNICATION = "communication-bound"
+    CHECKPOINT = "checkpoint-bound"
+    RECOMPILING = "recompiling"
+    STRAGGLER = "straggler"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What was measured of one rank in one window of steps, and of the others' steps."""
+
+    shares: Shares
+    roofline: Roofline | None = None
+    """Of one optimizer step."""
+    products: Roofline | None = None
+    """The same of its matrix products alone, which torch.compile cannot do away with."""
+    compilations: int = 0
+    """In the window, which begins after the first steps."""
+    compile_seconds: float = 0.0
+    """Of the window."""
+    ranks: tuple[Rank, ...] = ()
+    busy: tuple[float, ...] = ()
+    """Samples of the GPU's utilisation, of 1."""
+    bandwidth: tuple[float, ...] = ()
+    """Of the time in which its memory was read or written, of 1."""
+    mfu: float | None = None
+    use: InUse = field(default_factory=InUse)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    name: Name
+    sentence: str
+    fix: str
+    gain: float
+    reckoning: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}: {self.sentence} {self.fix} Gain: at most {self.gain:.0%} ({self.reckoning})."
+
+
+def diagnose(facts: Facts) -> Verdict | None:
+    """None where there is nothing to judge by: under LEAST, or neither a stall, a roofline nor samples."""
+    if facts.shares.seconds.total < LEAST:
+        return None
+    return _straggler(facts) or _stalled(facts) or _unsplit(facts) or _bound(facts) or _by_samples(facts)
+
+
+def advice(facts: Facts) -> str:
+    """One sentence on utilisation, to be said first; empty where it is at WISH or above, or not known."""
+    busy = statistics.fmean(facts.busy) if facts.busy else facts.shares.utilisation
+    if not facts.shares.steps:
+        return ""
+    return utilised(busy, facts.shares.share("data") + facts.shares.share("h2d"))
+
+
+def utilised(busy: float, waits: float) -> str:
+    """The same of two shares of the time: the device's utilisation, and what is waited for data."""
+    if busy >= WISH:
+        return ""
+    if busy >= LOW:
+        return f"utilisation is {busy:.0%}, of {WISH:.0%} to wish for"
+    if waits >= 0.5 * (1 - busy):
+        return f"utilisation is {busy:.0%}, under {LOW:.0%}: the loader wants fixing, not the arithmetic"
+    why = f"and the loader is not why: data are waited for {waits:.0%}"
+    return f"utilisation is {busy:.0%}, under {LOW:.0%}, {why}"
+
+
+def swing(samples: tuple[float, ...]) -> float:
+    """Of utilisation: 0 for a steady one, 1 for one that is always at 0 or 1, half of the time each.
+
+    Twice the standard deviation; 0 for fewer than four samples.
+    """
+    return min(1.0, 2 * statistics.pstdev(samples)) if len(samples) >= 4 else 0.0
+
+
+# --- what keeps the device from its work ------------------------------------------------------------
+def _straggler(facts: Facts) -> Verdict | None:
+    if len(facts.ranks) < 2:
+        return None
+    slowest = max(range(len(facts.ranks)), key=lambda number: facts.ranks[number].own)
+    rank = facts.ranks[slowest]
+    rest = [each for number, each in enumerate(facts.ranks) if number != slowest]
+    others = statistics.median(
+        each.own for each in rest
+    )  # without it: of two, it would be half of the median
+    waits = statistics.median(each.communication for each in rest)
+    late = rank.own - others
+    if late < LATE * (others + waits) or late < 0.5 * waits:
+        return None  # as late as any, or what they wait for is something else
+    for_data = rank.data - statistics.median(each.data for each in rest)
+    if for_data > 0.5 * late:
+        fix = recommendations.of_slow_rank(facts.use, slowest)
+    else:
+        fix = (
+            f"Look at the node of rank {slowest}: its clock (heat, power), its neighbours, its share of the "
+            "samples; where the node is slow, delete its pod and let another node take it."
+        )
+    return Verdict(
+        name=Name.STRAGGLER,
+        sentence=f"Rank {slowest} takes {rank.own:.3g} s of its own for a step, the others "
+        f"{others:.3g} s, and they wait for it.",
+        fix=fix,
+        gain=late / max(others, 0.01 * rank.own),
+        reckoning="its own time brought to the others' median",
+    )
+
+
+def _stalled(facts: Facts) -> Verdict | None:
+    """The greatest stall, where it is worth it; of equal ones the first of this order."""
+    share = facts.shares.share
+    total = facts.shares.seconds.total
+    compiling = min(1.0, facts.compile_seconds / total) if total > 0 else 0.0
+    stalls = [
+        (share("data") + share("h2d"), _data),
+        (share("communication"), _communication),
+        (share("checkpoint"), _checkpoint),
+        (compiling, _recompiling),
+    ]
+    size, judge = max(stalls, key=lambda each: each[0])
+    if size >= STALL:
+        return judge(facts, size)
+    return _recompiling(facts, compiling) if facts.compilations >= RECOMPILED else None
+
+
+def _data(facts: Facts, size: float) -> Verdict:
+    data, copy = facts.shares.share("data"), facts.shares.share("h2d")
+    if copy > data:
+        return Verdict(
+            name=Name.DATA,
+            sentence=f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}.",
+            fix=recommendations.of_copy(facts.use),
+            gain=recommendations.faster(copy / 2),
+            reckoning="half of the copy's time",
+        )
+    fix = recommendations.of_loader(facts.use, data)
+    return Verdict(
+        name=Name.DATA,
+        sentence=f"The device waits for data {data:.0%} of the time{_swinging(facts)}.",
+        fix=fix.text,
+        gain=fix.gain,
+        reckoning=fix.reckoning,
+    )
+
+
+def _swinging(facts: Facts) -> str:
+    found = swing(facts.busy)
+    return f", and its utilisation swings between idle and full ({found:.1f} of 1)" if found >= SWING else ""
+
+
+def _communication(facts: Facts, size: float) -> Verdict:
+    rarer = "exchange less often: a greater globalBatchSize, with microBatchSize as it is."
+    if facts.use.sharded:
+        fix = f"{rarer} Or reduce in bf16: FSDP2's MixedPrecisionPolicy(reduce_dtype=...)."
+        fix = fix[0].upper() + fix[1:]
+        reckoning = "twice the micro-batches for each exchange, so half of the wait"
+    elif facts.use.gradient_compression == "none":
+        fix = f"Set training.gradientCompression to bf16, which halves what is sent, or {rarer}"
+        reckoning = "half of the bytes, so half of the wait"
+    else:
+        fix = f"The gradients are compressed already: {rarer}"
+        reckoning = "twice the micro-batches for each exchange, so half of the wait"
+    return Verdict(
+        name=Name.COMMUNICATION,
+        sentence=f"Ranks wait for their gradients {size:.0%} of the time, with nothing left to compute.",
+        fix=fix,
+        gain=recommendations.faster(size / 2),
+        reckoning=reckoning,
+    )
+
+
+def _checkpoint(facts: Facts, size: float) -> Verdict:
+    rest = 1 - size
+    times = size / rest * (1 - CHECKPOINT_GOAL) / CHECKPOINT_GOAL
+    auto = (
+        ""
+        if facts.use.interval_auto
+        else ", or set it to auto, which weighs the stall against what an interruption costs"
+    )
+    return Verdict(
+        name=Name.CHECKPOINT,
+        sentence=f"Training stands still for its saves {size:.0%} of the time.",
+        fix=f"Make checkpoint.interval {math.ceil(times)} times as long{auto}.",
+        gain=(1 - CHECKPOINT_GOAL) / rest - 1,
+        reckoning=f"saves brought to {CHECKPOINT_GOAL:.0%} of the time",
+    )
+
+
+def _recompiling(facts: Facts, size: float) -> Verdict:
+    drop = "" if facts.use.drop_last else ", drop_last=True"
+    off = "; else set training.compile to false" if facts.use.compile else ""
+    return Verdict(
+        name=Name.RECOMPILING,
+        sentence=f"torch.compile compiled {facts.compilations} more time(s) in {facts.shares.steps} steps, "
+        f"{size:.0%} of the time: shapes, or Python numbers, keep changing.",
+        fix=f"Give batches one shape (pad to a fixed length{drop}), or let Dynamo take sizes as variables "
+        f"(no dynamic=False){off}.",
+        gain=recommendations.faster(size),
+        reckoning="all compilations gone",
+    )
+
+
+# --- what binds the work itself ---------------------------------------------------------------------
+def _unsplit(facts: Facts) -> Verdict | None:
+    """A loop that marks no data wait, on a GPU that is idle and full by turns."""
+    if facts.shares.share("data") > 0 or swing(facts.busy) < SWING:
+        return None
+    idle = 1 - statistics.fmean(facts.busy)
+    return Verdict(
+        name=Name.DATA,
+        sentence=f"The GPU swings between idle and full ({swing(facts.busy):.1f} of 1); {idle:.0%} is idle.",
+        fix=recommendations.of_idle(facts.use, idle),
+        gain=recommendations.faster(idle),
+        reckoning="all of the idle time gone; this loop does not tell its data wait, so it is a guess",
+    )
+
+
+def _roof(facts: Facts) -> Roofline | None:
+    """What is counted is the model before torch.compile, which does away with launches and bytes."""
+    return facts.products if facts.use.compile else facts.roofline
+
+
+def _explained(facts: Facts) -> float:
+    """Share of the time of compute that the machine's limits account for; may be over 1."""
+    roof, computing = _roof(facts), facts.shares.seconds.compute / max(1, facts.shares.steps)
+    return roof.total / computing if roof is not None and computing > 0 else 0.0
+
+
+def _bound(facts: Facts) -> Verdict | None:
+    roof, explained = _roof(facts), _explained(facts)
+    if roof is None or roof.total <= 0 or (facts.use.compile and explained < EXPLAINED):
+        return None
+    share = facts.shares.share("compute")
+    parts = [(roof.memory, _memory), (roof.launch, _launch), (roof.arithmetic, _compute)]
+    size, judge = max(parts, key=lambda each: each[0])
+    return judge(facts, share * size / roof.total, size / roof.total)
+
+
+def _memory(facts: Facts, size: float, part: float) -> Verdict:
+    return Verdict(
+        name=Name.MEMORY,
+        sentence=f"The device works, but {part:.0%} of that work is to move bytes{_achieved(facts)}.",
+        fix=recommendations.of_bytes(facts.use),
+        gain=recommendations.faster(size / 2),
+        reckoning="half of the bytes of those operations that the memory binds",
+    )
+
+
+def _launch(facts: Facts, size: float, part: float) -> Verdict:
+    return Verdict(
+        name=Name.LAUNCH,
+        sentence=f"{part:.0%} of the work is operations so small that to dispatch them takes longer than to "
+        f"do them{_achieved(facts)}.",
+        fix=recommendations.of_launches(facts.use),
+        gain=recommendations.faster(size),
+        reckoning="all launches gone, as in one graph",
+    )
+
+
+def _compute(facts: Facts, size: float, part: float) -> Verdict:
+    half = recommendations.half(facts.use)
+    return Verdict(
+        name=Name.COMPUTE,
+        sentence=f"The device does arithmetic: {part:.0%} of the work is bound by it{_achieved(facts)}.",
+        fix=recommendations.of_arithmetic(facts.use),
+        gain=recommendations.faster(size / 2) if half else 0.0,
+        reckoning=f"half of the time of matrix products, which a device with units for {half} saves"
+        if half
+        else "nothing is known to be in its way",
+    )
+
+
+def _by_samples(facts: Facts) -> Verdict | None:
+    """Without a roofline: a full GPU moves bytes, or has its memory idle and does arithmetic."""
+    if not (facts.busy and facts.bandwidth) or statistics.fmean(facts.busy) < FULL:
+        return None
+    moving = statistics.fmean(facts.bandwidth)
+    if MEMORY_QUIET < moving < MEMORY_BUSY:
+        return None
+    found = (_memory if moving >= MEMORY_BUSY else _compute)(facts, 0.0, 1.0)
+    sentence = f"The GPU is never idle, and its memory is in use {moving:.0%} of the time."
+    return replace(
+        found,
+        sentence=sentence,
+        gain=0.0,
+        reckoning="a guess by NVML's samples alone, so no gain is reckoned",
+    )
+
+
+def _achieved(facts: Facts) -> str:
+    """How near the work comes to what the machine can do; far from it, something else is in the way too."""
+    words = [] if facts.mfu is None else [f"MFU {facts.mfu:.0%}"]
+    if explained := _explained(facts):
+        words.append(f"the machine's limits explain {explained:.0%} of its time")
+    return f" ({', '.join(words)})" if words else ""

@@ -1,0 +1,222 @@
+"""What this machine can do: arithmetic, memory, launches. Called by `flops` (MFU) and by whoever diagnoses.
+
+A GPU's figures are its maker's, by name and number format: dense, without the factor 2 of structured
+sparsity. A CPU has no such figure, so its MFU is not known; for a verdict, which only compares, what it can
+do is measured in less than half a second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
+
+import torch
+
+from spottrain.core import log
+
+FORMATS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES: Final = FORMATS | {"tf32": torch.float32}
+CACHE_BYTES: Final = 32 * 2**20
+"""Of the last level, where the system does not say."""
+CUDA_LAUNCH_SECONDS: Final = 6e-6
+"""That Python and torch take to dispatch one small operation, where it was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPU:
+    """One kind. `flops`: peak FLOP/s by format; `bandwidth`: bytes per second of its memory."""
+
+    pattern: str
+    flops: Mapping[str, float]
+    bandwidth: float
+    source: str
+
+
+def _gpu(pattern: str, bandwidth: float, source: str, **teraflops: float) -> GPU:
+    flops = {name: value * 1e12 for name, value in teraflops.items()}
+    return GPU(pattern=pattern, flops=flops, bandwidth=bandwidth * 1e9, source=source)
+
+
+_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
+_H100 = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
+_A100_SHEET, _V100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet", "NVIDIA V100 Tensor Core GPU datasheet"
+_H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet"
+_H100_PAPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper; bandwidth: its datasheet"
+_H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet; FLOP/s with the digits of the H100's whitepaper"
+GPUS: Final = (
+    # The first that is found in torch.cuda.get_device_name(). "\b" keeps an L40S from being taken for an L4,
+    # "$" a slice of a virtual GPU ("A10-8Q") for the whole. Left out, for their figures are others or not
+    # known: an H100 with HBM2 or HBM2e (PCIe or SXM, the name does not say), the A100 of 64 GB (Leonardo's
+    # chip), a V100 of low power (FHHL).
+    _gpu(r"\bH200 NVL\b", 4800, "NVIDIA H200 datasheet", fp32=60, tf32=417.5, bf16=835.5, fp16=835.5),
+    _gpu(r"\bH200\b", 4800, _H200_SHEET, **_H100),
+    _gpu(r"\bH100 PCIe\b", 2000, _H100_PAPER, fp32=51.2, tf32=378, bf16=756, fp16=756),
+    _gpu(r"\bH100 NVL\b", 3900, _H100_SHEET, fp32=60, tf32=417.5, bf16=835.5, fp16=835.5),
+    _gpu(r"\bH100\b(?!.*HBM2)", 3350, _H100_PAPER, **_H100),
+    _gpu(r"\bA100.80GB PCIe\b", 1935, _A100_SHEET, **_A100),
+    _gpu(r"\bA100.*80GB\b", 2039, _A100_SHEET, **_A100),
+    _gpu(r"\bA100\b(?!.*64GB)", 1555, _A100_SHEET, **_A100),
+    _gpu(r"\bA10$", 600, "NVIDIA A10 Tensor Core GPU datasheet", fp32=31.2, tf32=62.5, bf16=125, fp16=125),
+    _gpu(r"\bA10G\b", 600, "NVIDIA A10G datasheet, as of AWS G5", fp32=31.5, tf32=35, bf16=70, fp16=70),
+    _gpu(r"\bL40S$", 864, "NVIDIA L40S GPU datasheet", fp32=91.6, tf32=183, bf16=362, fp16=362),
+    _gpu(r"\bL4\b", 300, "NVIDIA L4 Tensor Core GPU datasheet", fp32=30.3, tf32=60, bf16=121, fp16=121),
+    _gpu(r"\bT4\b", 320, "NVIDIA T4 Tensor Core GPU datasheet", fp32=8.1, fp16=65),
+    _gpu(r"\bV100-PCIE\b", 900, _V100_SHEET, fp32=14, fp16=112),
+    _gpu(r"\bV100-(SXM|DGXS)", 900, _V100_SHEET, fp32=15.7, fp16=125),
+)
+
+
+def known_gpu(name: str) -> GPU | None:
+    """None where it is none of ours, or a MIG slice, whose part of the figures nobody tells."""
+    if "MIG" in name:
+        return None
+    return next((gpu for gpu in GPUS if re.search(gpu.pattern, name)), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Per second: floating-point operations, bytes to and from memory. Seconds: of one small operation."""
+
+    flops: float
+    """Of the run's precision."""
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    """The same by number format, where they are known."""
+    bandwidth: float
+    cache_bytes: int = 0
+    """An operation on so few bytes finds them in the cache, and has `cache_bandwidth`."""
+    cache_bandwidth: float
+    launch: float
+    source: str = "measured"
+
+    def rate(self, size: int) -> float:
+        """Bytes per second for an operation that reads and writes `size` bytes."""
+        return self.bandwidth if size > self.cache_bytes else self.cache_bandwidth
+
+
+def machine(device: torch.device, precision: str) -> Machine | None:
+    """Of this device; None for a GPU that nobody has told us about. A CPU is measured once."""
+    if device.type == "cpu":
+        return _measured(precision, torch.get_num_threads())
+    name = torch.cuda.get_device_name(device)
+    found = of_gpu(name, precision, tf32=uses_tf32())
+    if found is None:
+        log.event("peak-unknown", device=name, precision=precision, next="no MFU and no roofline are told")
+    return found
+
+
+def of_gpu(name: str, precision: str, *, tf32: bool) -> Machine | None:
+    gpu, peak = known_gpu(name), peak_flops(name, precision, tf32=tf32)
+    if gpu is None or peak is None:
+        return None
+    peaks = {each: found for each in FORMATS if (found := peak_flops(name, each, tf32=tf32)) is not None}
+    return Machine(
+        flops=peak,
+        peaks=peaks,
+        bandwidth=gpu.bandwidth,
+        cache_bandwidth=gpu.bandwidth,
+        launch=CUDA_LAUNCH_SECONDS,
+        source=gpu.source,
+    )
+
+
+def peak_flops(name: str, precision: str, *, tf32: bool = False) -> float | None:
+    """FLOP/s of the GPU with that name. `tf32`: whether fp32 matrices are multiplied in it.
+
+    None where it is not known, and where the GPU has no such format (bf16 on a T4 is done by other means).
+    """
+    gpu = known_gpu(name)
+    if gpu is None:
+        return None
+    if precision == "fp32" and tf32 and "tf32" in gpu.flops:
+        return gpu.flops["tf32"]
+    return gpu.flops.get(precision)
+
+
+def uses_tf32() -> bool:
+    """Whether torch multiplies fp32 matrices in TF32 here; by default it does not.
+
+    Read from the newer of its two settings, which is right whichever of them was set: after a script has set
+    `fp32_precision` alone, `torch.get_float32_matmul_precision()` raises RuntimeError (torch 2.15).
+    """
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+# --- a CPU, measured --------------------------------------------------------------------------------
+@cache
+def _measured(precision: str, threads: int) -> Machine:
+    """`threads` is what the figures depend on. The best of several tries: what others do is not ours."""
+    with torch.no_grad(), torch.random.fork_rng([]):
+        found = Machine(
+            flops=_measure_flops(TYPES[precision]),
+            bandwidth=_measure_copy(64 * 2**20),
+            cache_bytes=_cache_bytes(),
+            cache_bandwidth=_measure_copy(256 * 2**10),
+            launch=_measure_launch(),
+        )
+    log.event(
+        "machine-measured",
+        precision=precision,
+        threads=threads,
+        gigaflops=found.flops / 1e9,
+        gigabytes=found.bandwidth / 1e9,
+        launch_us=found.launch * 1e6,
+    )
+    return found
+
+
+def _best(act: Callable[[], object], *, tries: int, within: float) -> float:
+    """Seconds of the fastest of `tries`, or of as many as go into `within` seconds, after one to warm up."""
+    act()
+    until, best = time.perf_counter() + within, float("inf")
+    for _ in range(tries):
+        began = time.perf_counter()
+        act()
+        now = time.perf_counter()
+        best = min(best, now - began)
+        if now > until:
+            break
+    return best
+
+
+def _measure_flops(kind: torch.dtype, size: int = 512) -> float:
+    one, other = torch.ones(size, size, dtype=kind), torch.ones(size, size, dtype=kind)
+    into = torch.empty(size, size, dtype=kind)
+    return 2 * size**3 / _best(lambda: torch.mm(one, other, out=into), tries=12, within=0.12)
+
+
+def _measure_copy(size: int) -> float:
+    """Bytes read and written per second. Small copies are timed in tens, for one is as short as a launch."""
+    source, target = torch.ones(size // 4), torch.zeros(size // 4)
+    times = 1 if size > CACHE_BYTES else 10
+
+    def copy() -> None:
+        for _ in range(times):
+            target.copy_(source)
+
+    return 2 * size * times / _best(copy, tries=6, within=0.1)
+
+
+def _measure_launch(ops: int = 100) -> float:
+    """Seconds of one operation on one number, as a training does it: its share of backward included."""
+    value = torch.ones(1, requires_grad=True)
+
+    def chain() -> None:
+        with torch.enable_grad():
+            result = value
+            for _ in range(ops):
+                result = result * 1.0001
+            result.backward()  # type: ignore[no-untyped-call]
+
+    return _best(chain, tries=20, within=0.05) / (2 * ops)
+
+
+def _cache_bytes() -> int:
+    try:
+        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or CACHE_BYTES
+    except (ValueError, OSError):
+        return CACHE_BYTES

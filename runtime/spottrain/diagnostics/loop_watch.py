@@ -1,0 +1,172 @@
+"""All of the diagnosis for one loop: the split, one counted step, samples, and a verdict now and then.
+
+    watch = Watch(device, precision="bf16", use=InUse(workers=4), world=world)
+    for ...:
+        with watch.counting():              # of one step alone; nothing in all others
+            with watch.split.data(): ...    # the phases, as in `split`
+            ...
+        watch.step_done()                   # in place of split.step_done()
+        if step % log_every == 0:
+            watch.look()                    # by all ranks after the same step
+    watch.close()
+
+Made by the loop of `Trainer`, and by anybody's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import torch
+
+from spottrain.core import log
+from spottrain.diagnostics.bottleneck import LEAST, Facts, InUse, Name, Verdict, advice, diagnose
+from spottrain.diagnostics.flops import Work, counted, mfu
+from spottrain.diagnostics.gpu_monitor import Sampler
+from spottrain.diagnostics.hardware import machine
+from spottrain.diagnostics.rank_times import gathered
+from spottrain.diagnostics.recommendations import too_many_workers
+from spottrain.diagnostics.step_timer import Shares, Split
+from spottrain.distributed.world import World
+from spottrain.techniques.recompilations import compilations
+
+SETTLED: Final = 3
+"""Steps of an attempt that are left out: compilation, first allocations. The next one is counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """The last look, for a progress board. None, or empty: not known."""
+
+    shares: Shares = field(default_factory=Shares)
+    step_flops: int | None = None
+    """Of this rank."""
+    mfu: float | None = None
+    gpu_utilisation: float | None = None
+    gpu_memory: float | None = None
+    verdict: Verdict | None = None
+    advice: str = ""
+
+
+class Watch:
+    """`clock`, `sampler`: of the split, and of the GPU; parameters so that no time and no GPU is needed."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        precision: str = "fp32",
+        use: InUse | None = None,
+        world: World | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self._sampler = sampler or Sampler(device)
+        self.split = Split(device, clock=clock, restarted=self._sampler.restarted)
+        self.work: Work | None = None
+        """Of the counted step; None before it."""
+        self.figures = Figures()
+        self._device, self._precision = device, precision
+        self.use, self._world = use or InUse(precision=precision), world or World()
+        """`use` may be replaced when a setting changes in the run."""
+        self._steps = 0
+        self._counting = False
+        self._compiled = compilations()
+        self._told: Name | None = None
+        if self._world.first and (sentence := too_many_workers(self.use)) is not None:
+            log.event("advice", about="loader-workers", text=sentence)
+
+    def counting(self) -> AbstractContextManager[object]:
+        """Around all of a step, optimizer included. The step after the first SETTLED is counted, and its time
+        left out of the split: it takes several times as long, once in an attempt."""
+        return self._count() if self._steps == SETTLED and self.work is None else nullcontext()
+
+    def step_done(self) -> None:
+        """After each optimizer step."""
+        self._steps += 1
+        if self._counting:
+            self._counting = False
+            self.split.restart()
+            return
+        self.split.step_done()
+        self._sampler.stepped()
+        if self._steps == SETTLED:
+            self.split.window()
+            self._sampler.settled()
+            self._compiled = compilations()
+
+    def facts(self) -> Facts:
+        """Of the steps since the last look. A collective where there are several ranks."""
+        return self._facts(self.split.window(clear=False))
+
+    def alone(self) -> Facts:
+        """The same of this rank alone: no collective."""
+        return self._facts(self.split.window(clear=False), together=False)
+
+    def look(self) -> Verdict | None:
+        """What binds the training now; told in the log by rank 0 where it is not what was told last.
+
+        A collective where there are several ranks. None while the window is too short, or nothing is known.
+        """
+        shares = self.split.window(clear=False)
+        facts = self._facts(shares)
+        verdict, words = diagnose(facts), advice(facts)
+        if shares.seconds.total < LEAST:
+            return None
+        self.split.window()
+        self._compiled = compilations()
+        self.figures = Figures(
+            shares=shares,
+            step_flops=self.work.flops or None if self.work is not None else None,
+            mfu=facts.mfu,
+            gpu_utilisation=self._sampler.utilisation,
+            gpu_memory=self._sampler.memory,
+            verdict=verdict,
+            advice=words,
+        )
+        self._sampler.window()
+        self._tell(verdict, words)
+        return verdict
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    # --- inside -------------------------------------------------------------------------------------
+    @contextmanager
+    def _count(self) -> Iterator[object]:
+        self._counting = True
+        with counted(machine(self._device, self._precision)) as work:
+            yield work
+        self.work = work
+
+    def _facts(self, shares: Shares, *, together: bool = True) -> Facts:
+        compiled = compilations().since(self._compiled)
+        work, samples = self.work or Work(), self._sampler.samples
+        settled = self._steps > SETTLED
+        return Facts(
+            shares=shares,
+            roofline=work.roofline,
+            products=work.products,
+            compilations=compiled.count if settled else 0,
+            compile_seconds=compiled.seconds if settled else 0.0,
+            ranks=gathered(shares, self._world) if self._world.distributed and together else (),
+            busy=tuple(sample.utilisation for sample in samples),
+            bandwidth=tuple(sample.bandwidth for sample in samples),
+            mfu=mfu(work, shares.step_seconds, self._device),
+            use=self._as_computed(work),
+        )
+
+    def _as_computed(self, work: Work) -> InUse:
+        """A loop may not say in which format it computes, and its weights may have one of their own."""
+        halved = self.use.precision in ("fp32", "tf32") and work.format in ("bf16", "fp16")
+        return replace(self.use, precision=work.format) if halved and work.format else self.use
+
+    def _tell(self, verdict: Verdict | None, words: str) -> None:
+        if verdict is None or not self._world.first or verdict.name is self._told:
+            return
+        self._told = verdict.name
+        log.event("diagnosis", verdict=verdict.name, first=words or None, why=verdict.text)

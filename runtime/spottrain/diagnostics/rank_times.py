@@ -1,0 +1,39 @@
+"""What each rank has taken for a step, so that the slowest is known. Called by the loop, by all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from spottrain.diagnostics.step_timer import Shares
+from spottrain.distributed.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """Seconds of a mean step of one rank. `own`: without communication, in which it waits for others."""
+
+    own: float
+    data: float
+    communication: float
+
+    @classmethod
+    def of(cls, shares: Shares) -> Rank:
+        steps, seconds = max(1, shares.steps), shares.seconds
+        communication = seconds.communication / steps
+        return cls(own=shares.own_seconds, data=seconds.data / steps, communication=communication)
+
+
+def gathered(shares: Shares, world: World) -> tuple[Rank, ...]:
+    """By rank. A collective over the CPU's backend: every rank must call it, after the same step."""
+    mine = Rank.of(shares)
+    if not world.distributed:
+        return (mine,)
+    value = torch.tensor([mine.own, mine.data, mine.communication], dtype=torch.float64)
+    found = [torch.empty_like(value) for _ in range(world.size)]
+    dist.all_gather(found, value)
+    return tuple(
+        Rank(own=float(own), data=float(data), communication=float(wait)) for own, data, wait in found
+    )

@@ -1,0 +1,216 @@
+"""The settings that mend a verdict, in words: those alone that are not made already. Pure; for `verdict`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from spottrain.techniques.compilation import doubt as compiling_doubt
+
+AHEAD: Final = 4
+"""Micro-batches that each worker is ahead, from which on more of them only hold memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InUse:
+    """Settings of the run, so that no fix is advised that is made already. None: not known."""
+
+    workers: int | None = None
+    """Loader processes of this rank, as they are: what `auto` has found."""
+    prefetch: int | None = None
+    """Micro-batches that each of them is ahead."""
+    pin_memory: bool | None = None
+    own_loader: bool = False
+    """Whether the script brought a loader, which `training.data` does not reach."""
+    precision: str = "fp32"
+    compile: bool = False
+    compile_mode: str = "default"
+    gradient_compression: str = "none"
+    sharded: bool = False
+    """Whether the model is FSDP2's, which has no hook to compress what is sent."""
+    whole_share: bool = False
+    """Whether a micro-batch is the rank's share of the global batch: it cannot be greater by itself."""
+    drop_last: bool = False
+    interval_auto: bool = False
+    """Whether the checkpoint interval is found by what a save costs."""
+    cuda: bool = False
+    """Whether the device is a GPU."""
+    bf16: bool = True
+    """Whether the device has it."""
+    cores: int | None = None
+    """That this rank may use, of the container's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fix:
+    text: str
+    gain: float
+    reckoning: str
+
+
+def faster(gone: float) -> float:
+    """The gain where such a share of the time goes away."""
+    return 1 / max(1 - gone, 0.01) - 1
+
+
+# --- the loader -------------------------------------------------------------------------------------
+def of_loader(use: InUse, data: float) -> Fix:
+    """Where the device waits for data such a share of the time."""
+    if _no_core_left(use):
+        gain = faster(data)
+        return Fix(text=_cheaper(use) + _beside(use, data), gain=gain, reckoning="all of that wait gone")
+    # With enough workers a batch is there when the rest of the step is done.
+    rest = max(1 - data, 0.01)
+    now = max(1, use.workers or 0)
+    needed = max(now + 1, math.ceil(now * data / rest) + (1 if use.workers else 0))
+    workers = min(needed, max(use.cores or needed, now))
+    after = max(rest, (data + (rest if use.workers else 0)) * now / workers)
+    held = f"; {needed} would be needed, and {use.cores} cores are there" if workers < needed else ""
+    known = "not known" if use.workers is None else use.workers
+    settings = [f"{_name(use, 'workers')} to {workers} (now {known})", *_further_ahead(use), *_pinned(use)]
+    return Fix(
+        text=f"Set {_listed(settings)}; or make dataset[i] cheaper{held}.{_compiled(use, data)}",
+        gain=1 / after - 1,
+        reckoning=f"loading spread over {workers} workers beside the rest of the step",
+    )
+
+
+def of_idle(use: InUse, idle: float) -> str:
+    """The same where a loop marks no wait, so that nobody can say how many workers."""
+    if _no_core_left(use):
+        return _cheaper(use) + _beside(use, idle)
+    now = "" if use.workers is None else f" (now {use.workers})"
+    pin = [] if use.pin_memory else [f"{_name(use, 'pinMemory')} to true"]
+    settings = [f"{_name(use, 'workers')} higher{now}", *pin]
+    return f"Set {' and '.join(settings)}, and look again.{_compiled(use, idle)}"
+
+
+def of_copy(use: InUse) -> str:
+    if use.pin_memory:
+        return "Send less: keep samples in their small type (uint8, token ids) and widen them on the device."
+    return (
+        f"Set {_name(use, 'pinMemory')} to true: the copy is faster then, and the host does not wait for it."
+    )
+
+
+def of_slow_rank(use: InUse, rank: int) -> str:
+    """Where one rank is late because it waits for its data."""
+    more = "make dataset[i] cheaper" if _no_core_left(use) else f"raise {_name(use, 'workers')}"
+    return f"It waits for its data: {more}, or look at the storage of rank {rank}."
+
+
+def too_many_workers(use: InUse) -> str | None:
+    """Why that number of workers does harm, as a sentence; None where it does none, or is not known."""
+    if use.workers is None or use.cores is None or use.workers <= max(1, use.cores):
+        return None
+    return (
+        f"{use.workers} loader workers share {use.cores} core(s), all that this rank may use of the "
+        "container's: unless they mostly wait for storage, they take time from each other and from the "
+        f"training, and memory; set {_name(use, 'workers')} to {use.cores} at most"
+        + ("" if use.own_loader else ", or to auto")
+    )
+
+
+def _no_core_left(use: InUse) -> bool:
+    return use.workers is not None and use.cores is not None and use.workers >= max(1, use.cores)
+
+
+def _cheaper(use: InUse) -> str:
+    return (
+        f"No core is left for another worker: {use.workers} worker(s) have used up the {use.cores} core(s). "
+        "Give the container more CPU for each GPU, make dataset[i] cheaper (its transforms), or store the "
+        "samples decoded, or cached."
+    )
+
+
+def _beside(use: InUse, waits: float) -> str:
+    pin = _pinned(use)
+    return (f" Set {pin[0]}." if pin else "") + _compiled(use, waits)
+
+
+def _further_ahead(use: InUse) -> list[str]:
+    name = _name(use, "prefetchFactor")
+    if use.prefetch is None:
+        return [f"{name} to {AHEAD} where it is less"]
+    return [f"{name} to {AHEAD} (now {use.prefetch})"] if use.prefetch < AHEAD else []
+
+
+def _pinned(use: InUse) -> list[str]:
+    """Nothing where it is not known: it is torch's default on a GPU here, and no use without one."""
+    return [f"{_name(use, 'pinMemory')} to true"] if use.cuda and use.pin_memory is False else []
+
+
+def _compiled(use: InUse, waits: float) -> str:
+    sentence = compiling_doubt(waits) if use.compile else None
+    return f" {sentence}." if sentence else ""
+
+
+def _name(use: InUse, setting: str) -> str:
+    if not use.own_loader:
+        return f"training.data.{setting}"
+    theirs = {"workers": "num_workers", "prefetchFactor": "prefetch_factor", "pinMemory": "pin_memory"}
+    return f"{theirs[setting]} of the script's loader"
+
+
+def _listed(settings: list[str]) -> str:
+    *most, last = settings
+    return f"{', '.join(most)}, and {last}" if most else last
+
+
+# --- the work itself --------------------------------------------------------------------------------
+def half(use: InUse) -> str | None:
+    """The 16-bit format that a run in fp32 may go over to; None where there is none, or it is there already.
+
+    bf16 where the device has it, else fp16 with a loss scale on a GPU (V100, T4).
+    """
+    if use.precision != "fp32":
+        return None
+    return "bf16" if use.bf16 else "fp16" if use.cuda else None
+
+
+def scaled(name: str) -> str:
+    """What is to be said beside the name of that format."""
+    if name != "fp16":
+        return ""
+    return " (this GPU has no bf16; Trainer scales the loss by itself, techniques.Amp does in a custom loop)"
+
+
+def of_bytes(use: InUse) -> str:
+    """Where memory bandwidth binds the work."""
+    if (name := half(use)) is not None:
+        text = f"Set precision to {name}{scaled(name)}, which moves half of the bytes"
+        return text + ("." if use.compile else "; and compile to true, which joins elementwise operations.")
+    if not use.compile:
+        return "Set compile to true: it joins elementwise operations, so that values stay in registers."
+    return (
+        "Make microBatchSize smaller, so that activations fit into the cache, or take kernels that are "
+        "fused (attention, loss, optimizer)."
+    )
+
+
+def of_launches(use: InUse) -> str:
+    if not use.compile:
+        graphs = " and compileMode to reduce-overhead (CUDA graphs)" if use.cuda else ""
+        fix = f"Set compile to true{graphs}; "
+    elif use.cuda and use.compile_mode != "reduce-overhead":
+        fix = "Set compileMode to reduce-overhead (CUDA graphs); "
+    else:
+        fix = "Look for graph breaks (TORCH_LOGS=graph_breaks); "
+    return fix + f"or make {_greater(use)}, so that each operation does more."
+
+
+def _greater(use: InUse) -> str:
+    """A micro-batch grows within the global batch alone."""
+    return (
+        "globalBatchSize greater, and microBatchSize with it" if use.whole_share else "microBatchSize greater"
+    )
+
+
+def of_arithmetic(use: InUse) -> str:
+    name = half(use)
+    if name is None:
+        grown = "globalBatchSize and microBatchSize" if use.whole_share else "microBatchSize"
+        return f"This is how it should be. A greater {grown} may fill the device still better."
+    faster_by = f"precision {name}{scaled(name)}, for matrix products in half the time."
+    return f"This is how it should be. Still faster: {faster_by}"

@@ -1,0 +1,174 @@
+"""Looks at how a `Trainer`'s run goes: where its time goes, what binds it, and a profile if one is asked for.
+
+What it finds goes to log, board and store; the finding itself is `diagnosis`. Everything that ranks must do
+together is done at steps that depend on their number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from spottrain.core import log
+from spottrain.core.device import to_device
+from spottrain.core.training_settings import Settings
+from spottrain.core.training_spec import AUTO
+from spottrain.data import Batches, Source
+from spottrain.data.worker_count import cores
+from spottrain.diagnostics import loop_watch, profiler
+from spottrain.diagnostics.bottleneck import InUse
+from spottrain.diagnostics.flops import Work, counted
+from spottrain.diagnostics.gpu_monitor import sampled
+from spottrain.diagnostics.hardware import machine
+from spottrain.diagnostics.loader_memory import watched
+from spottrain.distributed.dtensor import any_sharded
+from spottrain.lifecycle.session import Session
+from spottrain.lifecycle.worker_signals import worker_pids
+from spottrain.techniques import activation_checkpointing
+from spottrain.techniques.dry_run import rehearsal, release
+from spottrain.techniques.memory import memory_of
+from spottrain.techniques.memory_fit import Fitting
+from spottrain.techniques.precision import Precision, facts_of
+
+EVERY: Final = 64
+"""Steps between two looks."""
+SETTLED: Final = 2
+"""Steps after which memory has been at its peak: the optimizer's state is made in the first one."""
+
+
+class Watch:
+    """Of one attempt, from its first step on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session: Session,
+        *,
+        model: torch.nn.Module,
+        loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
+        source: Source,
+        fitting: Fitting,
+        precision: Precision,
+        device: torch.device,
+        start: int,
+        total_steps: int,
+    ) -> None:
+        self._settings, self._session = settings, session
+        self._model, self._loss_of, self._source, self._fitting = model, loss_of, source, fitting
+        self._precision, self._device = precision, device
+        self._sharded = any_sharded(model)
+        self._watch = loop_watch.Watch(
+            device,
+            precision=precision.name,
+            use=self._in_use(),
+            world=session.world,
+            sampler=sampled(device, session.board),
+        )
+        self.split = self._watch.split
+        self._steps = 0
+        self._profiler = profiler.of_run(
+            session,
+            settings.profile,
+            start=start,
+            total_steps=total_steps,
+            device=device,
+            facts=self._watch.alone,
+        )
+        self._memory = watched(session.world, session.board, worker_pids)
+
+    def step_done(self) -> None:
+        """After each optimizer step."""
+        self._watch.step_done()
+        was_on = self._profiler.on
+        self._profiler.step()
+        if was_on and not self._profiler.on:
+            self.split.restart()  # to write the trace took seconds
+        self._steps += 1
+        if self._steps == SETTLED:
+            self._advise_on_recomputation()
+        if self._steps % EVERY == 0:
+            self._look()
+
+    def _advise_on_recomputation(self) -> None:
+        wanted = self._settings.activation_checkpointing.policy
+        if wanted in ("none", AUTO) or self._settings.micro_batch_size == AUTO:
+            return
+        memory = memory_of(self._device, ranks=self._session.world.local_size)
+        if text := activation_checkpointing.needless(peak=memory.peak(), limit=memory.limit):
+            log.event("advice", about="activations", text=text)
+
+    def close(self) -> None:
+        """At the end of the loop, however it came."""
+        if self._memory is not None:
+            self._memory.close()
+        self._profiler.close()
+        self._watch.close()
+        shares = self.split.whole()
+        if shares.steps and self._session.world.first:
+            parts = {name: f"{share:.3f}" for name, share in shares.shares.items()}
+            log.event("time", steps=shares.steps, step_seconds=shares.step_seconds, **parts)
+
+    def _look(self) -> None:
+        if self._watch.work is None:
+            self._watch.work = self._count()
+        self._watch.use = self._in_use()
+        self._watch.look()
+        found = self._watch.figures
+        self._session.board.update(
+            shares=found.shares.shares if found.shares.steps else {},
+            mfu=found.mfu,
+            flops_per_step=None if found.step_flops is None else float(found.step_flops),
+            verdict="" if found.verdict is None else str(found.verdict.name),
+        )
+        self.split.restart()
+
+    def _count(self) -> Work:
+        """The work of an optimizer step: one micro-batch is done once more, without a trace.
+
+        By the model as it is before DDP and torch.compile, not within a step of the training: a step that is
+        counted runs uncompiled, and the run would no longer be the same bit for bit as one without it.
+        """
+        if not isinstance(self._source, Batches) or self._settings.deterministic or self._sharded:
+            return Work()  # a forward pass may leave traces in a model that only its author knows of
+        try:
+            return self._counted(self._source)
+        except (
+            Exception
+        ) as error:  # of memory, of a kernel without a formula, of a loss that counts its calls
+            why = f"{type(error).__name__}: {error}"
+        log.event("work-not-counted", why=why, next="no MFU, and no verdict on what binds the work itself")
+        release(self._device)
+        return Work()
+
+    def _counted(self, source: Batches) -> Work:
+        plan = source.plan
+        apart = max(1, len(source.dataset) // plan.micro_batch_size)  # of all lengths, where a set is sorted
+        batch = to_device(self._fitting.sample(plan.micro_batch_size, apart=apart), self._device)
+        with rehearsal(self._model), counted(machine(self._device, self._precision.name)) as work:
+            with self._precision.autocast(self._device):
+                loss = self._loss_of(self._model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return work.times(plan.accumulation)
+
+    def _in_use(self) -> InUse:
+        settings, source = self._settings, self._source
+        ours = source if isinstance(source, Batches) else None
+        return InUse(
+            workers=source.workers,
+            prefetch=None if ours is None else ours.prefetch_factor or 2,  # torch's default
+            pin_memory=None if ours is None else ours.pin_memory,
+            own_loader=ours is None,
+            precision=self._precision.name,
+            compile=settings.compile,
+            compile_mode=settings.compile_mode,
+            gradient_compression=settings.gradient_compression,
+            sharded=self._sharded,
+            whole_share=ours is not None and ours.plan.accumulation == 1,
+            drop_last=settings.drop_last,
+            interval_auto=self._session.run.interval.auto,
+            cuda=self._device.type == "cuda",
+            bf16=facts_of(self._device).bf16,
+            cores=max(1, int(cores(local_ranks=self._session.world.local_size))),
+        )

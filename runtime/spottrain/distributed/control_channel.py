@@ -1,0 +1,295 @@
+"""What the ranks of a gang tell each other outside of collectives: a TCP connection of each rank to rank 0.
+
+Used by `agreement` (orders, requests to stop) and by multi-rank saves (each rank's report of its shards). A
+connection of our own and not a torch store, because it tells both sides at once that a rank is gone: see
+docs/adr/0005-agreement.md. Frames are a name and bytes; nothing in them is ever executed. Of torch only the
+default store is used, as the book in which rank 0 writes the port that it listens on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from spottrain.core import log
+from spottrain.distributed.connections import AddressBook, Link, call, torch_book, welcome_all
+from spottrain.distributed.world import World
+from spottrain.errors import PeerLost
+
+CONNECT_SECONDS: Final = 300.0
+"""In which all ranks must have come: torch's own patience for its rendezvous."""
+END_SECONDS: Final = 5.0
+"""For the receiving thread to read what came before a connection's end."""
+TELL_AFTER_SECONDS: Final = 60.0
+"""Of waiting, after which the log says for what."""
+LOOK_SECONDS: Final = 0.2
+"""How often a wait looks whether it should go on, without any message having come."""
+MOST_NAMES: Final = 256
+"""Of a rank's parts that rank 0 keeps unread; the oldest go first, such as those of a save given up."""
+BYE: Final = "bye"
+
+
+class Control:
+    """The ranks' messages, by name. Made by `connect`.
+
+    Every message is kept until it is read; messages of one name and rank are read in the order of sending. A
+    rank that is gone without `close` is lost: `lost` says so, and every wait for it ends at once.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        links: Iterable[Link],
+        *,
+        on_lost: Callable[[PeerLost], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.world = world
+        self.lost: PeerLost | None = None
+        """The first rank that went without a word."""
+        self._links = {link.peer: link for link in links}
+        self._open = set(self._links)
+        self._left: set[int] = set()
+        self._on_lost = on_lost
+        self._clock = clock
+        self._closing = False
+        self._came = threading.Condition()
+        self._inbox: dict[tuple[str, int], deque[bytes]] = {}
+        self._handlers: dict[str, Callable[[int, bytes], None]] = {}
+        myself = weakref.ref(self)
+        # A forked loader worker would hold the connections open when this process is long dead.
+        os.register_at_fork(after_in_child=lambda: _leave_to_parent(myself()))
+        self._ear = threading.Thread(target=self._listen, name="spottrain-control", daemon=True)
+        self._ear.start()
+
+    # --- rank 0 to all ------------------------------------------------------------------------------
+    def say(self, name: str, body: bytes) -> None:
+        """Rank 0: tells all other ranks. Does not wait for them. Raises PeerLost."""
+        for rank in sorted(self._open):
+            try:
+                self._links[rank].send(name, body)
+            except OSError:
+                self._await_end(rank)
+        if self.lost is not None:
+            raise self.lost
+
+    def hear(self, name: str, timeout: float = math.inf) -> bytes | None:
+        """Other ranks: the next that rank 0 said under this name; None when nothing came in time.
+
+        Raises PeerLost when rank 0 is gone and everything it said has been heard.
+        """
+        key = (name, 0)
+        with self._came:
+            self._wait(lambda: key in self._inbox or 0 not in self._open, timeout, name)
+            if key in self._inbox:
+                return self._pop(key)
+            if 0 in self._open:
+                return None
+        raise self.lost or _ended()
+
+    def came(self, name: str) -> bool:
+        """Other ranks: whether `hear` would answer at once."""
+        with self._came:
+            return (name, 0) in self._inbox or 0 not in self._open
+
+    # --- all ranks to rank 0 ------------------------------------------------------------------------
+    def gather(self, name: str, body: bytes) -> None:
+        """Any rank: hands rank 0 its part of `name`. Raises PeerLost."""
+        if self.world.first:
+            if handler := self._keep(name, 0, body):
+                handler(0, body)
+            return
+        try:
+            self._links[0].send(name, body)
+        except OSError as error:
+            self._await_end(0)
+            raise self.lost or _ended() from error
+
+    def collect(
+        self, name: str, timeout: float, give_up: Callable[[], bool] = lambda: False
+    ) -> list[bytes | None]:
+        """Rank 0: every rank's part of `name`, by rank; None for those that are gone or not in time."""
+        ranks = range(self.world.size)
+
+        def complete() -> bool:
+            return give_up() or all((name, r) in self._inbox or (r and r not in self._open) for r in ranks)
+
+        with self._came:
+            self._wait(complete, timeout, name)
+            return [self._pop((name, r)) if (name, r) in self._inbox else None for r in ranks]
+
+    def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:
+        """Each message of this name, those that came before included, is passed to `handler` with its rank,
+        on the receiving thread, and not kept."""
+        with self._came:
+            self._handlers[name] = handler
+            kept = [(key[1], self._inbox.pop(key)) for key in list(self._inbox) if key[0] == name]
+        for rank, bodies in kept:
+            for body in bodies:
+                handler(rank, body)
+
+    def await_loss(self, seconds: float) -> bool:
+        """Whether a rank is lost, or becomes so within `seconds`."""
+        with self._came:
+            self._wait(lambda: self.lost is not None, seconds, "loss")
+            return self.lost is not None
+
+    @property
+    def gone(self) -> list[int]:
+        """Ranks that said good-bye or are lost. Rank 0 sees all of them, the others see rank 0 alone."""
+        return sorted(self._links.keys() - self._open)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Says good-bye. Rank 0 leaves last: it waits for the others', `timeout` seconds at most."""
+        if self._closing:
+            return
+        if self.world.first:
+            with self._came:
+                self._wait(lambda: not self._open, timeout, BYE)
+        self._closing = True
+        for rank in sorted(self._open):
+            with contextlib.suppress(OSError):
+                self._links[rank].send(BYE)
+            self._links[rank].shut(socket.SHUT_WR)
+        if self._ear is not threading.current_thread():
+            self._ear.join(timeout=min(timeout, 2.0))
+        for link in self._links.values():
+            link.socket.close()
+
+    # --- inside -------------------------------------------------------------------------------------
+    def _wait(self, done: Callable[[], Any], timeout: float, name: str) -> None:
+        """With `_came` held. In slices, so that the log can say what is waited for."""
+        began = self._clock()
+        told = False
+        while not done():
+            waited = self._clock() - began
+            if waited >= timeout:
+                return
+            if waited >= TELL_AFTER_SECONDS and not told:
+                told = True
+                log.event("waiting", rank=self.world.rank, what=name, seconds=waited)
+            self._came.wait(min(LOOK_SECONDS, timeout - waited))
+
+    def _pop(self, key: tuple[str, int]) -> bytes:
+        queue = self._inbox[key]
+        body = queue.popleft()
+        if not queue:
+            del self._inbox[key]
+        return body
+
+    def _keep(self, name: str, rank: int, body: bytes) -> Callable[[int, bytes], None] | None:
+        """For whoever will read it; the handler instead, where there is one."""
+        with self._came:
+            if handler := self._handlers.get(name):
+                return handler
+            self._inbox.setdefault((name, rank), deque()).append(body)
+            if self.world.first and len(self._inbox) > MOST_NAMES:
+                self._forget_oldest(rank)
+            self._came.notify_all()
+        return None
+
+    def _forget_oldest(self, rank: int) -> None:
+        kept = [key for key in self._inbox if key[1] == rank]
+        if len(kept) > MOST_NAMES:
+            del self._inbox[kept[0]]
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for link in self._links.values():
+                selector.register(link.socket, selectors.EVENT_READ, link)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if not self._take(key.data):
+                        selector.unregister(key.fileobj)
+
+    def _take(self, link: Link) -> bool:
+        """False when the connection is at its end."""
+        try:
+            for name, body in link.receive():
+                if name == BYE:
+                    self._left.add(link.peer)
+                elif handler := self._keep(name, link.peer, body):
+                    handler(link.peer, body)
+        except (OSError, ValueError) as error:
+            if isinstance(error, TimeoutError) and error.errno is None:
+                return True  # nothing to read after all; with a number it is the host that fell silent
+            self._gone(link.peer, error)
+            return False
+        return True
+
+    def _await_end(self, rank: int) -> None:
+        """A send failed. The receiving thread sees the end too, after it has read what came before."""
+        self._links[rank].shut()
+        with self._came:
+            self._wait(lambda: rank not in self._open, END_SECONDS, BYE)
+
+    def _gone(self, rank: int, error: Exception) -> None:
+        with self._came:
+            known = rank not in self._open
+            self._open.discard(rank)
+            fresh = not (known or self.lost or rank in self._left or self._closing)
+            if fresh:
+                self.lost = PeerLost(
+                    f"rank {rank} is gone: its connection to rank {self.world.rank} broke ({error}). Its own "
+                    "log says why; the next attempt goes on from the last checkpoint"
+                )
+            self._came.notify_all()
+        self._links[rank].shut()
+        if fresh and self.lost is not None and self._on_lost is not None:
+            self._on_lost(self.lost)
+
+
+def say(control: Control | None, name: str, facts: Mapping[str, Any]) -> None:
+    """Rank 0: tells the others, if there are any, as JSON."""
+    if control is not None:
+        control.say(name, json.dumps(facts).encode())
+
+
+def hear(control: Control | None, name: str) -> dict[str, Any]:
+    """Other ranks: waits for as long as rank 0 lives."""
+    assert control is not None, "one rank has nobody to hear"
+    body = control.hear(name)
+    assert body is not None, "without a time limit there is an answer or PeerLost"
+    return json.loads(body)  # type: ignore[no-any-return]
+
+
+def _ended() -> PeerLost:
+    return PeerLost("rank 0 has ended its run, so this rank cannot go on; rank 0's log says why")
+
+
+def _leave_to_parent(control: Control | None) -> None:
+    """In a forked child; no lock is taken, because the parent's thread may have held it."""
+    if control is not None:
+        for link in control._links.values():
+            link.socket.close()
+
+
+def connect(
+    world: World,
+    *,
+    host: str,
+    book: AddressBook | None = None,
+    timeout: float = CONNECT_SECONDS,
+    on_lost: Callable[[PeerLost], None] | None = None,
+) -> Control:
+    """Called by all ranks, once torch's default process group exists; returns when all have come.
+
+    `host`: where rank 0 is reached from here, which is what MASTER_ADDR says. `on_lost` is called, once, on
+    the receiving thread: the main thread may be stuck in a collective that the lost rank will never join.
+    Raises PeerLost when a rank does not come within `timeout` seconds.
+    """
+    if world.size == 1:
+        return Control(world, [], on_lost=on_lost)
+    book = book or torch_book()
+    links = welcome_all(world, book, timeout) if world.first else [call(world, host, book, timeout)]
+    return Control(world, links, on_lost=on_lost)

@@ -1,0 +1,335 @@
+"""At which steps all ranks of a gang save and stop. Asked by `guard` at every step's boundary.
+
+Rank 0 decides, in numbered orders. An order is made at a boundary (so many steps are done), says whether all
+save or stop there, and up to which boundary all go on without asking again. A rank that reaches that boundary
+takes the next order, so no two ranks can differ, whatever either of them knew when. An order reaches
+REACH_SECONDS, or one step: that is how late a stop is, and within it a boundary costs one comparison. No
+collective, no device sync. Why so: docs/adr/0005-agreement.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final, Protocol
+
+from spottrain.distributed.world import World
+from spottrain.errors import ConfigurationError, PeerLost
+
+REACH_SECONDS: Final = 0.25
+REACH_SECONDS_PER_RANK: Final = 0.01
+"""Rank 0 sends an order to each rank itself, in some 5 to 10 us, which so takes 0.1 % of its time at most."""
+MOST_STEPS: Final = 1000
+"""Of one order, however quick the steps seem."""
+ORDER: Final = "order"
+STOP: Final = "stop"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """What to do at this boundary. Never both: whoever stops decides about its last save itself."""
+
+    save: bool = False
+    stop: bool = False
+
+
+GO_ON: Final = Orders()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    number: int
+    at: int
+    """Steps done when it was made, by every rank."""
+    until: int
+    """Steps done when the next one is taken; `at` where it is the last."""
+    save: bool = False
+    stop: bool = False
+    deadline: float = math.inf
+    """Unix seconds; the least of all ranks'."""
+    reason: str = ""
+    total: int | None = None
+    """Steps that rank 0 means to do; None where the loop does not know."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Order:
+        return cls(**json.loads(text))
+
+    @property
+    def orders(self) -> Orders:
+        return Orders(save=self.save, stop=self.stop)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """That all ranks should stop. Of several the least deadline counts, and the reason of the first."""
+
+    deadline: float
+    reason: str = ""
+
+    def joined(self, other: Request | None) -> Request:
+        if other is None:
+            return self
+        return Request(deadline=min(self.deadline, other.deadline), reason=other.reason)
+
+
+def reach(*, last: Order | None, at: int, step_seconds: float | None, size: int) -> int:
+    """For how many steps the next order holds.
+
+    At most twice as many as the last one, so that a few quick steps, such as those that a GPU has only
+    queued, do not put off the next look for long.
+    """
+    if last is None or not step_seconds or step_seconds <= 0:
+        return 1
+    seconds = max(REACH_SECONDS, REACH_SECONDS_PER_RANK * size)
+    return max(1, min(int(seconds / step_seconds), 2 * max(1, at - last.at), MOST_STEPS))
+
+
+def decide(
+    *,
+    last: Order | None,
+    at: int,
+    steps: int,
+    total: int | None,
+    request: Request | None,
+    save_due: Callable[[], bool],
+    horizon: int | None = None,
+) -> Order:
+    """Rank 0's next order, of `steps` steps, or fewer where `total` or `horizon` come first."""
+    number = last.number + 1 if last else 1
+    if request is not None:
+        return Order(
+            number=number,
+            at=at,
+            until=at,
+            stop=True,
+            deadline=request.deadline,
+            reason=request.reason,
+            total=total,
+        )
+    ends = [bound for bound in (total, horizon) if bound is not None and bound > at]
+    return Order(number=number, at=at, until=min([at + max(1, steps), *ends]), save=save_due(), total=total)
+
+
+class Line(Protocol):
+    """What is needed of `control.Control`."""
+
+    world: World
+    lost: PeerLost | None
+
+    @property
+    def gone(self) -> list[int]: ...
+    def say(self, name: str, body: bytes) -> None: ...
+    def hear(self, name: str) -> bytes | None: ...
+    def gather(self, name: str, body: bytes) -> None: ...
+    def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None: ...
+
+
+class Agreement(Protocol):
+    """One rank's view. All ranks call `begin` and `at_boundary` with the same steps, in the same order."""
+
+    @property
+    def stop_deadline(self) -> float:
+        """Unix seconds; the least that this rank knows of, its own included."""
+
+    @property
+    def stop_reason(self) -> str:
+        """Who asked for the stop."""
+
+    def begin(self, step: int, total: int | None) -> Orders:
+        """`step` steps are done of `total`, and the next would begin. May say stop before it does."""
+
+    def at_boundary(
+        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None = None
+    ) -> Orders:
+        """`step` steps are done. Raises PeerLost.
+
+        Both callables are asked on rank 0 alone, once for each order it makes. `save_due`: whether all should
+        save at `step`; not asked where they stop. `horizon`: the next step at which it must be asked again,
+        where a save is due by steps.
+        """
+
+    def request_stop(self, deadline: float, reason: str = "") -> None:
+        """From any thread but no signal handler, any number of times. Does not raise and does not wait."""
+
+
+def alone(stopping: Callable[[], bool]) -> Agreement:
+    """Of a world of one: decides at every boundary."""
+    return _Alone(stopping)
+
+
+Start = Callable[[Callable[[], None]], None]
+"""Has something done while the caller goes on."""
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="spottrain-request-stop", daemon=True).start()
+
+
+def led(
+    control: Line, *, clock: Callable[[], float] = time.monotonic, start: Start = _in_a_thread
+) -> Agreement:
+    """Of this rank in its gang; rank 0 leads."""
+    return _Leader(control, clock) if control.world.first else _Follower(control, start)
+
+
+class _Asked:
+    """Requests that this rank knows of, from any thread."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self.request: Request | None = None
+
+    def note(self, request: Request) -> None:
+        with self._turn:
+            self.request = request.joined(self.request)
+
+    @property
+    def stop_deadline(self) -> float:
+        return self.request.deadline if self.request else math.inf
+
+    @property
+    def stop_reason(self) -> str:
+        return self.request.reason if self.request else ""
+
+
+class _Alone(_Asked):
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        super().__init__()
+        self._stopping = stopping
+
+    def begin(self, step: int, total: int | None) -> Orders:
+        return Orders(stop=(self._stopping() or self.request is not None) and step != total)
+
+    def at_boundary(
+        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None = None
+    ) -> Orders:
+        stop = self._stopping() or self.request is not None
+        return Orders(stop=True) if stop else Orders(save=save_due())
+
+    def request_stop(self, deadline: float, reason: str = "") -> None:
+        self.note(Request(deadline=deadline, reason=reason))
+
+
+class _Rank(_Asked):
+    """What leader and followers have in common: they ask where the last order ends."""
+
+    def __init__(self, control: Line) -> None:
+        super().__init__()
+        self._control = control
+        self._order: Order | None = None
+        self._until = 0
+        self._total: int | None = None
+
+    def begin(self, step: int, total: int | None) -> Orders:
+        self._total = total
+        self._until = step
+        return self.at_boundary(step, save_due=lambda: False)
+
+    def at_boundary(
+        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None = None
+    ) -> Orders:
+        if self._control.lost is not None:
+            raise self._control.lost
+        if step < self._until or step == self._total:
+            return GO_ON
+        if self._order is not None and self._order.stop:
+            return self._order.orders  # the last word, however often it is asked for
+        order = self._next(step, save_due, horizon)
+        self._order, self._until = order, order.until
+        return order.orders
+
+    def _next(
+        self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
+    ) -> Order:
+        raise NotImplementedError
+
+
+class _Leader(_Rank):
+    def __init__(self, control: Line, clock: Callable[[], float]) -> None:
+        super().__init__(control)
+        self._clock = clock
+        self._made_at = 0.0
+        control.handle(STOP, self._hear_request)
+
+    def request_stop(self, deadline: float, reason: str = "") -> None:
+        self.note(Request(deadline=deadline, reason=reason))
+
+    def _hear_request(self, rank: int, body: bytes) -> None:
+        told = Request(**json.loads(body))
+        self.note(Request(deadline=told.deadline, reason=f"rank {rank}: {told.reason}"))
+
+    def _next(
+        self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
+    ) -> Order:
+        self._require_all(step)
+        last = self._order
+        order = decide(
+            last=last,
+            at=step,
+            steps=reach(
+                last=last, at=step, step_seconds=self._step_seconds(step), size=self._control.world.size
+            ),
+            total=self._total,
+            request=self.request,
+            save_due=save_due,
+            horizon=horizon() if horizon else None,
+        )
+        self._control.say(ORDER, order.to_bytes())
+        self._made_at = self._clock()
+        return order
+
+    def _step_seconds(self, step: int) -> float | None:
+        """Of the steps since the last order, with whatever else was done between them."""
+        if self._order is None or step <= self._order.at:
+            return None
+        return (self._clock() - self._made_at) / (step - self._order.at)
+
+    def _require_all(self, step: int) -> None:
+        if gone := self._control.gone:
+            raise PeerLost(
+                f"rank {gone[0]} has ended its run, but rank 0 is at step {step} of {self._total}: all ranks "
+                "must do the same number of steps, so give each of them as many batches"
+            )
+
+
+class _Follower(_Rank):
+    def __init__(self, control: Line, start: Start) -> None:
+        super().__init__(control)
+        self._start = start
+
+    def request_stop(self, deadline: float, reason: str = "") -> None:
+        request = Request(deadline=deadline, reason=reason)
+        self.note(request)
+        self._start(lambda: self._tell(request))
+
+    def _tell(self, request: Request) -> None:
+        with contextlib.suppress(PeerLost):  # the main thread finds out at its next boundary
+            self._control.gather(STOP, json.dumps(asdict(request)).encode())
+
+    def _next(
+        self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
+    ) -> Order:
+        body = None
+        while body is None:
+            body = self._control.hear(ORDER)
+        order = Order.from_bytes(body)
+        if (order.at, order.total) != (step, self._total):
+            raise ConfigurationError(self._differs(order, step))
+        if order.stop:
+            self.note(Request(deadline=order.deadline, reason=order.reason))
+        return order
+
+    def _differs(self, order: Order, step: int) -> str:
+        return (
+            f"rank {self._control.world.rank} is at step {step} of {self._total}, rank 0 at step {order.at} "
+            f"of {order.total}: all ranks must do the same number of steps, so give each as many batches"
+        )

@@ -1,0 +1,429 @@
+"""Keeps one rank's training from being lost: claim, restore, save, agree, stop. Used by `trainer`, `guard`.
+
+    begin -> [ boundary after each optimizer step ] -> finish, or interrupted
+
+What is saved is given as functions, so that it does not matter whose loop it is. All ranks call the same
+methods at the same steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from spottrain.checkpoint.final_weights import FinalWeights, most_bytes, require_room
+from spottrain.checkpoint.head.owner import Claim
+from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.plain_state import MODEL
+from spottrain.checkpoint.reader import Want
+from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.selection import Restored
+from spottrain.checkpoint.upload import Here, Process, Transfer
+from spottrain.contract import Env, Outcome
+from spottrain.core import log
+from spottrain.core.container import memory
+from spottrain.distributed.control_channel import Control, connect, hear, say
+from spottrain.distributed.stop_agreement import Agreement, alone, led
+from spottrain.errors import OutOfMemory, PeerLost, RunError
+from spottrain.lifecycle import restart_request
+from spottrain.lifecycle.early_end import Ends
+from spottrain.lifecycle.notice_budget import Budget
+from spottrain.lifecycle.rebalance import Advice
+from spottrain.lifecycle.save_interval import Cadence, Observed, auto_seconds
+from spottrain.lifecycle.session import Session
+from spottrain.lifecycle.worker_signals import protect_all
+from spottrain.storage.base import Cancelled
+
+LOOK_SECONDS: Final = 0.1
+"""How soon a stop that this rank was told of is passed on to the others."""
+LAST_SECONDS: Final = 5.0
+"""For the training thread to meet the loss of a peer by itself, before another thread ends the process."""
+ADVISED: Final = "advised"
+"""Name of the message by which the ranks of other pods tell rank 0 of an advice to save."""
+MEASURED_AFTER: Final = 3
+"""Steps of this attempt, after which one is no longer a compilation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """What is saved. `shared`: equal on all ranks, stored once; `own`: of this rank."""
+
+    shared: Callable[[], dict[str, Any]]
+    own: Callable[[], dict[str, Any]]
+    load: Callable[[Any, Any, bool], None]
+    """Takes both again. True: this rank was not there, and gets rank 0's own. Raises CheckpointError."""
+    intact: Callable[[], bool] = lambda: False
+    """Whether, within a step, what `shared` and `own` give is still the state after the step before."""
+    want: Want | None = None
+    of_first: frozenset[str] = frozenset()
+    """Paths, and beginnings of paths that end in a dot, of shared tensors of which rank 0 alone has the right
+    ones: `modelstate.buffers`."""
+
+
+class Keeper:
+    """`step`: optimizer steps done; whoever owns the loop counts."""
+
+    def __init__(self, session: Session, state: State, *, total_steps: int | None = None) -> None:
+        self.session = session
+        self.state = state
+        self.total_steps = total_steps
+        self.checkpoints: Checkpointer | None = None
+        self.control: Control | None = None
+        self.agreement: Agreement = alone(lambda: session.interruption.stopping)
+        self.trained = 0.0
+        """Seconds of training of all attempts up to here."""
+        self._cadence = Cadence(session.run.interval, self._auto_seconds)
+        self._advice = Advice(lambda: session.interruption.advised)
+        self._stall: float | None = None
+        self._steps_here = 0
+        self._step_seconds = 0.0
+        self._stepped: float | None = None
+        self._skipped_for: int | None = None
+        self._budget: Budget | None = None
+        """As it was last told."""
+        self._warning = session.board.facts.warning
+        """Of the session, such as a launcher that kills early."""
+        self._connect()
+        if session.store is not None:
+            self.checkpoints = Checkpointer(
+                session, session.store, transfer=self._transfer, control=self.control
+            )
+            self.checkpoints.saver.of_first = state.of_first
+            self.checkpoints.on_durable = self._tell_budget
+        self.ends = Ends(session, self.checkpoints, self.take, self.close)
+        session.unfinished = self._left
+        session.broken = self._broken
+        protect_all()
+
+    @property
+    def step(self) -> int:
+        return self.session.board.facts.step
+
+    # --- start --------------------------------------------------------------------------------------
+    def begin(self) -> bool:
+        """Claim and restore; True where there was something to restore. Raises RunError.
+
+        Until the first step is done nothing can be lost: a stop may end it anywhere.
+        """
+        session = self.session
+        if self.checkpoints is None:
+            log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
+            session.interruption.let_end(self.ends.unchanged)
+            self._started()
+            return False
+        claim = self.checkpoints.claim()
+        if claim.done:
+            trained, total = self.checkpoints.trained()
+            self.ends.done_already(
+                self.checkpoints.final_uri, trained, total=total, wanted=self.total_steps or 0
+            )
+        session.interruption.let_end(self.ends.unchanged)
+        session.board.update(state="Restoring")
+        found = self._restore(self.checkpoints, claim)
+        if found is not None:
+            entry = found.entry
+            self.state.load(found.shared, found.own, found.new_rank)
+            session.board.update(
+                durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step
+            )
+        session.cache_ready()
+        session.interruption.let_end(self.ends.unchanged)
+        self._started()
+        return found is not None
+
+    def _started(self) -> None:
+        self.session.outage.patient = False  # from here on the training goes on meanwhile
+        self.session.board.update(start_step=self.step)
+        self._cadence.started(self.step)
+        self._advice.begin()
+        if self.agreement.begin(self.step, self.total_steps).stop:
+            self.ends.unchanged()
+
+    def _connect(self) -> None:
+        world = self.session.world
+        if not world.distributed:
+            return
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        self.control = connect(world, host=host, on_lost=self._peer_lost)
+        self.session.peer_gone = self.control.await_loss
+        self.agreement = led(self.control)
+        if world.first:
+            self.control.handle(ADVISED, lambda rank, body: self._advice.tell(float(body)))
+        threading.Thread(target=self._pass_on, name="spottrain-stop", daemon=True).start()
+
+    def _transfer(self) -> Transfer:
+        assert self.session.store is not None
+        return Process(self.session.run.where) if hasattr(os, "memfd_create") else Here(self.session.store)
+
+    # --- between steps ------------------------------------------------------------------------------
+    def boundary(self, step: int) -> bool:
+        """`step` steps are done. Saves when it is due; True where all ranks stop here."""
+        self._time_step()
+        if self.checkpoints is not None and self._steps_here == 1 and not self.busy:
+            self._prepare(self.checkpoints)
+        if self._steps_here == MEASURED_AFTER:
+            threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
+        if self.total_steps is not None and step >= self.total_steps:
+            return False  # the last save is `finish`'s
+        orders = self.agreement.at_boundary(step, save_due=self._save_due, horizon=self._horizon)
+        if orders.save:
+            self.save()
+        if orders.stop:
+            self.session.interruption.stop_by(self.agreement.stop_deadline, self.agreement.stop_reason)
+        return orders.stop
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way, or none can be made."""
+        return self.checkpoints is None or self.checkpoints.busy_with is not None
+
+    def _time_step(self) -> None:
+        now = time.perf_counter()
+        if self._stepped is not None:
+            seconds = now - self._stepped
+            self.trained += seconds
+            self._step_seconds += 0.2 * (seconds - self._step_seconds) if self._step_seconds else seconds
+        self._stepped = now
+        self._steps_here += 1
+
+    def _save_due(self) -> bool:
+        """On rank 0."""
+        checkpoints, advised = self.checkpoints, self._advice.take()
+        if checkpoints is not None and advised is not None and self._heeds(advised):
+            return True
+        if checkpoints is None or not self._cadence.due(self.step, failed=checkpoints.last_save_failed):
+            return False
+        if (uploading := checkpoints.busy_with) is None:
+            return True
+        if uploading != self._skipped_for:  # once for each upload, not at every step until it is done
+            log.event("save-skipped", step=self.step, uploading=uploading)
+        self._skipped_for = uploading
+        return False
+
+    def _heeds(self, advised: float) -> bool:
+        """Whether an advice to save is worth a save now."""
+        facts, why = self.session.board.facts, None
+        age = time.time() - (facts.durable_time or 0.0)
+        if self.busy:
+            why = "a save is under way"
+        elif self._cadence.fresh(steps=facts.lost_steps, seconds=age):
+            why = f"there is little to lose: {facts.lost_steps} step(s) since what is durable"
+        log.event("save-advised", step=facts.step, advised=log.rfc3339(advised), skipped=why)
+        return why is None
+
+    def _horizon(self) -> int | None:
+        return self._cadence.next_step
+
+    def save(self, *, best: bool = False, since: float | None = None) -> Save | None:
+        """Copies the state, and has it uploaded while training goes on. All ranks at the same step.
+
+        `since`: when training stood still for it, by `perf_counter`; default: now.
+        """
+        assert self.checkpoints is not None
+        self._cadence.started(self.step)
+        began = time.perf_counter() if since is None else since
+        self.checkpoints.settle()  # of another rank: the one that leads had none under way
+        save = self.take(best=best)
+        self.checkpoints.start(save)
+        self._stall = time.perf_counter() - began
+        if self.session.world.first:
+            log.event("saving", step=self.step, stall=self._stall, best=best or None)
+        self.session.board.update(stall_seconds=self._stall)
+        self.session.board.pulse.beat()
+        self._stepped = time.perf_counter()
+        return save
+
+    def take(self, *, best: bool = False) -> Save:
+        """A copy of everything that the next step depends on."""
+        assert self.checkpoints is not None
+        return self.checkpoints.saver.snapshot(self.state.shared(), self.state.own(), self.step, best=best)
+
+    def _auto_seconds(self) -> float:
+        observed = Observed(trained=self.trained, losses=max(self.session.attempt - 1, 0))
+        return auto_seconds(
+            stall=self._stall, upload=self.session.board.facts.save_seconds, observed=observed
+        )
+
+    # --- measures -----------------------------------------------------------------------------------
+    def _after_first_steps(self) -> None:
+        """Beside the training: how long a save at a notice would take, and what was compiled is kept."""
+        if self.checkpoints is not None:
+            try:
+                self.checkpoints.measure_bandwidth()
+                self._tell_budget()
+            except (RunError, Cancelled) as error:
+                log.event("bandwidth-not-measured", error=str(error))
+        if self.session.compile_cache is not None:
+            self.session.compile_cache.save_if_changed()
+
+    def _tell_budget(self) -> None:
+        assert self.checkpoints is not None
+        saver, grace = self.checkpoints.saver, self.session.interruption.grace
+        if saver.bandwidth is None:
+            return
+        budget = Budget(
+            bytes=saver.bytes,
+            bandwidth=saver.bandwidth,
+            step_seconds=self._step_seconds,
+            copy_seconds=saver.copy_seconds,
+            grace=grace,
+        )
+        board = self.session.board
+        warning = " ".join(filter(None, (self._warning, budget.warning)))
+        board.update(emergency_seconds=budget.seconds, grace_seconds=grace, warning=warning)
+        if self._budget is not None and bool(self._budget.warning) == bool(budget.warning):
+            return  # told already; the numbers differ a little at every save
+        self._budget = budget
+        log.event(
+            "emergency-budget",
+            seconds=budget.seconds,
+            grace=grace,
+            share=budget.share,
+            bytes=budget.bytes,
+            bandwidth=int(budget.bandwidth),
+            step_seconds=budget.step_seconds,
+            warning=budget.warning or None,
+        )
+
+    # --- other ranks --------------------------------------------------------------------------------
+    def _pass_on(self) -> None:
+        """Tells rank 0 that this one was told to stop, again when the deadline becomes a nearer one; and, of
+        another pod, of an advice to save."""
+        told, interruption, world = float("inf"), self.session.interruption, self.session.world
+        while True:
+            if interruption.stopping and interruption.deadline < told:
+                told = interruption.deadline
+                self.agreement.request_stop(told, interruption.source)
+            if world.first_here and not world.first and (advised := self._advice.take()) is not None:
+                assert self.control is not None
+                with contextlib.suppress(PeerLost):  # the training thread finds out
+                    self.control.gather(ADVISED, str(advised).encode())
+            time.sleep(LOOK_SECONDS)
+
+    def _peer_lost(self, error: PeerLost) -> None:
+        """On the thread that hears of it; the training thread may be stuck in a collective for ever."""
+        log.unhindered("peer-lost", error=str(error))
+
+        def end() -> None:
+            time.sleep(LAST_SECONDS)
+            self.end_without(error)
+
+        threading.Thread(target=end, name="spottrain-peer-lost", daemon=True).start()
+
+    def end_without(self, error: RunError) -> NoReturn:
+        """Another rank is gone, or this one cannot go on: nothing can be computed any more."""
+        text, outcome = str(error), error.outcome
+        if isinstance(error, OutOfMemory):
+            by_itself = restart_request.ask(self.session.env, text) or Env.JOB_UID in self.session.env
+            text += "" if by_itself else ": start it again (spottrain run --nproc does that by itself)"
+        if isinstance(error, PeerLost):
+            if self.checkpoints is not None:
+                self.checkpoints.release()
+        else:
+            self.ends.give_up()  # the others wait for this rank, so an upload under way may get done
+        lost = self.session.board.facts.lost_steps > 0  # asked now: that upload has done what it could
+        if outcome is Outcome.INTERRUPTED_LOST and not lost:
+            outcome = Outcome.INTERRUPTED
+        self.session.end_now(outcome, text, reason=error.reason)
+
+    # --- end ----------------------------------------------------------------------------------------
+    def finish(
+        self, weights: Callable[[], Mapping[str, Any]], beside: Collection[str] = ()
+    ) -> tuple[str, str]:
+        """Last checkpoint, final weights, release. Each can be done again by a successor.
+
+        `weights` gives the tensors by name; all ranks call it. `beside`: names of those that are not the
+        model's own. Returns the weights' URI and digest.
+        """
+        self.session.interruption.let_end(None)
+        uri = ""
+        self._wait_for_store()
+        if self.checkpoints is not None:
+            self.session.board.update(state="Saving")
+            self.checkpoints.settle()
+            if self.session.board.facts.durable_step != self.step:
+                self._save_last(self.checkpoints)
+            self.checkpoints.saver.forget()
+        final = FinalWeights(weights(), beside=beside, most=most_bytes(memory()))
+        digest = self._leave(final)
+        if self.checkpoints is not None:
+            uri = self.checkpoints.final_uri
+            if self.session.compile_cache is not None:
+                self.session.compile_cache.save_if_changed()
+            self.checkpoints.release(done=True)
+            self.session.outage.patient = False
+        self.session.completed = True  # HEAD says so: neither a peer that is gone nor a signal changes it
+        self.session.board.update(state="Done", output_uri=uri)
+        self.session.note_done()
+        self.close()
+        log.event("done", step=self.step, digest=digest, output=uri or None)
+        session = self.session
+        session.interruption.let_end(
+            lambda: session.end_now(Outcome.DONE, session.summary(), reason=session.reason_done)
+        )
+        return uri, digest
+
+    def _wait_for_store(self) -> None:
+        """For as long as it took to train what would be lost, and store_wait at least."""
+        session, facts = self.session, self.session.board.facts
+        if self.checkpoints is not None:
+            since = facts.durable_time or session.born
+            unsaved = time.time() - since if facts.lost_steps else 0.0
+            session.store_wait = max(session.run.store_wait, unsaved)
+            session.outage.patient = True
+
+    def _leave(self, final: FinalWeights) -> str:
+        """Writes the final weights, a file at a time, on rank 0; the digest, on all."""
+        first = self.session.world.first
+        if self.checkpoints is not None and first:
+            self.checkpoints.write_final(final, self.step)
+        else:
+            for _ in final.files(first=first, keep=False):
+                pass  # the others have their part in each tensor
+        if first:
+            say(self.control, "final", {"digest": final.digest})
+            return final.digest
+        return str(hear(self.control, "final")["digest"])
+
+    # --- what depends on the kind of checkpoint -----------------------------------------------------
+    def _restore(self, checkpoints: Checkpointer, claim: Claim) -> Restored | None:
+        return checkpoints.restore(claim, self.state.want)
+
+    def _prepare(self, checkpoints: Checkpointer) -> None:
+        """After the first step: what the first save needs."""
+        shared = self.state.shared()
+        if self.session.world.first:
+            require_room(shared.get(MODEL, {}), memory())
+        checkpoints.saver.prepare(shared, self.state.own())
+
+    def _save_last(self, checkpoints: Checkpointer) -> None:
+        checkpoints.save_now(self.take)
+
+    def _left(self) -> None:
+        """The script is over, and has not said that the training is: what there is is kept for the next."""
+        if self.checkpoints is None:
+            return
+        try:
+            self.checkpoints.settle()
+            if self.session.board.facts.lost_steps:
+                self._save_last(self.checkpoints)
+        except Exception as error:  # the script's end is told in any case
+            log.event("save-failed", step=self.step, error=str(error))
+        self.ends.give_up()
+
+    def _broken(self, then: str) -> None:
+        """A stop has broken the script, maybe within a step. Several ranks cannot save without this one."""
+        whole = not self.session.world.distributed and self.state.intact()
+        self.ends.broken(then, whole=whole)
+
+    def close(self) -> None:
+        """Parts from the other ranks, in peace: rank 0 when they have, or when the notice is nearly over."""
+        if self.checkpoints is not None:
+            self.checkpoints.saver.close()
+        if self.control is not None:
+            self.control.close(min(10.0, max(self.session.interruption.seconds_left(), 0.1)))

@@ -1,0 +1,152 @@
+"""The ways in which a training ends before its last step. Used by `keeper`; `session` ends the process.
+
+By the training thread, which leaves through SystemExit so that the script's `finally` blocks run; or, while
+that thread waits for something and cannot poll, by another one, which ends the process on the spot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.save import Save
+from spottrain.contract import Outcome, Reason
+from spottrain.errors import RunError, StoreError
+from spottrain.lifecycle.session import Session
+
+SETTLE_SECONDS: Final = 60.0
+"""Seconds that a failing script leaves an upload under way to finish."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Words:
+    outcome: Outcome
+    text: str
+    durable_seconds: float | None = None
+
+
+def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
+    """Of a job that was done before this attempt.
+
+    total: the last step that the job was to have, which early stopping may not have let it reach; 0: it had
+    none. wanted: the one of this attempt; 0: it has none.
+    """
+    done = f"The job is done already: {trained} steps were trained, and its weights are at {uri}."
+    if wanted <= max(total, trained):
+        return f"{done} To train anew use another checkpoint URI."
+    return (
+        f"{done} {wanted} steps are asked for now, and a job that is done trains no more. To go on from its "
+        "last checkpoint make a new job on this URI with checkpoint.onExisting: resume; without Kubernetes "
+        "copy it (spottrain checkpoints copy --to NEW) and start with --checkpoint NEW --on-existing resume."
+    )
+
+
+class Ends:
+    """`take`: copies the state of the present step, the board's. `close`: parts from the other ranks."""
+
+    def __init__(
+        self,
+        session: Session,
+        checkpoints: Checkpointer | None,
+        take: Callable[[], Save],
+        close: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._checkpoints = checkpoints
+        self._take = take
+        self._close = close
+
+    # --- by the training thread -----------------------------------------------------------------------
+    def done_already(self, uri: str, trained: int, *, total: int, wanted: int) -> NoReturn:
+        """A predecessor has finished the job: the script must not go on with untrained weights."""
+        self._session.board.update(
+            state="Done", step=trained, durable_step=trained, total_steps=total or trained, output_uri=uri
+        )
+        self._session.end(Outcome.DONE, words_of_done(uri, trained, total=total, wanted=wanted))
+
+    def interrupted(self) -> NoReturn:
+        """Saves the newest step within the notice, releases HEAD and leaves."""
+        words = self._save_and_release()
+        self._session.end(words.outcome, words.text, durable_seconds=words.durable_seconds)
+
+    def broken(self, then: str, *, whole: bool) -> None:
+        """The last words of a script that a stop has broken. `whole`: the newest step can still be saved."""
+        try:
+            words = self._save_and_release() if whole else self._unsaved()
+        except RunError as error:
+            self.give_up()
+            self._session.conclude(error.outcome, f"{error}{then}", reason=error.reason)
+            return
+        self._session.conclude(words.outcome, words.text + then, durable_seconds=words.durable_seconds)
+
+    def _unsaved(self) -> _Words:
+        self.give_up()
+        facts = self._session.board.facts
+        if not facts.lost_steps:
+            return _Words(
+                outcome=Outcome.INTERRUPTED, text=f"Interrupted at step {facts.step}; nothing was lost."
+            )
+        text = (
+            f"Interrupted at step {facts.step}, within the step after it, which cannot be undone; "
+            f"{facts.lost_steps} step(s) since the last commit are lost."
+        )
+        return _Words(outcome=Outcome.INTERRUPTED_LOST, text=text)
+
+    def give_up(self) -> None:
+        """Leaves an upload under way a while, and releases HEAD."""
+        if self._checkpoints is not None:
+            self._checkpoints.settle(min(SETTLE_SECONDS, self._session.interruption.seconds_left()))
+            self._checkpoints.release()
+
+    # --- by another thread ----------------------------------------------------------------------------
+    def unchanged(self) -> NoReturn:
+        """While the training thread is busy with something that cannot be lost."""
+        if self._checkpoints is not None:
+            self._checkpoints.release()
+        step = self._session.board.facts.step
+        self._session.end_now(
+            Outcome.INTERRUPTED, f"Interrupted at step {step}, before a step was done; nothing was lost."
+        )
+
+    def between_steps(self) -> NoReturn:
+        """While the training thread waits at a step boundary for data that do not come."""
+        try:
+            words = self._save_and_release()
+        except RunError as error:
+            self.give_up()
+            self._session.fail_now(error)
+        except Exception as error:
+            self.give_up()
+            self._session.end_now(
+                Outcome.FAILED, f"{type(error).__name__}: {error}", reason=Reason.SCRIPT_FAILED
+            )
+        self._session.end_now(words.outcome, words.text, durable_seconds=words.durable_seconds)
+
+    # --- inside ---------------------------------------------------------------------------------------
+    def _save_and_release(self) -> _Words:
+        session, board = self._session, self._session.board
+        step = board.facts.step
+        board.update(state="Saving")
+        lost = "there is no checkpoint URI" if self._checkpoints is None else ""
+        if self._checkpoints is not None and board.facts.lost_steps:
+            try:
+                self._checkpoints.save_before_end(self._take, step)
+            except StoreError as error:
+                board.save_failed(str(error))
+                lost = str(error)
+        durable_seconds = time.time() - (session.interruption.signalled_at or time.time())
+        self.give_up()
+        self._close()
+        if board.facts.lost_steps:
+            return _Words(
+                outcome=Outcome.INTERRUPTED_LOST,
+                text=f"Interrupted at step {step}; {board.facts.lost_steps} step(s) are lost: {lost}.",
+            )
+        return _Words(
+            outcome=Outcome.INTERRUPTED,
+            text=f"Interrupted at step {step}, which is saved; the same command goes on from there.",
+            durable_seconds=durable_seconds,
+        )

@@ -1,0 +1,91 @@
+"""Passes the ranks' output on and stores a copy: `python -m spottrain.lifecycle.log_capture FD`.
+
+A process of its own, so that neither a hung trainer nor its interpreter lock, nor a store that hangs, comes
+between the ranks and the log. Started by `outputs`, which talks to it over a socket, a JSON object a line:
+
+    <- {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
+    <- {"finish": seconds}        what is in the pipes is the last; the copy is stored within so many seconds
+    -> {"done": true}             it is passed on
+
+Ends then; where the socket ends without it, when no writer is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Final
+
+from spottrain.lifecycle.log_capture.relay import Relay, Stream
+from spottrain.lifecycle.log_capture.uploader import Shelf
+from spottrain.storage.open import open_store
+
+STDOUT: Final = 1
+LAST_SECONDS: Final = 5.0
+"""For the last parts, where nobody says how long it may take."""
+SAY_SECONDS: Final = 0.1
+"""Before the end, to say what is not stored."""
+DRAIN_SECONDS: Final = 1.0
+"""To pass on what is in the pipes."""
+SWITCH_SECONDS: Final = 0.0005
+"""Between threads: the relay does not wait for an upload."""
+
+
+def main(fd: int) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it outlives those who write
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    sys.setswitchinterval(SWITCH_SECONDS)
+    sock = socket.socket(fileno=fd)
+    words = sock.makefile("rb")
+    plan = json.loads(words.readline())
+    streams = [Stream(rank=rank, source=pipe, target=target) for rank, pipe, target in plan["streams"]]
+    shelf = _shelf(plan, streams)
+    relay = Relay(streams, shelf.add)
+    shelf.start()
+    threading.Thread(target=_run, args=[relay], name="scribe-relay", daemon=True).start()
+    if said := words.readline():
+        seconds = float(json.loads(said)["finish"])
+        until = time.monotonic() + seconds - SAY_SECONDS
+        threading.Timer(max(seconds, DRAIN_SECONDS), os._exit, [0]).start()
+        relay.finish()
+        relay.done.wait(min(DRAIN_SECONDS, seconds / 2) or None)  # nobody may be reading
+    else:
+        until = float("inf")
+        if not relay.done.wait(DRAIN_SECONDS):  # a child of those who have died still writes
+            shelf.hurry()
+        relay.done.wait()
+    with contextlib.suppress(OSError):
+        sock.sendall(b'{"done": true}\n')
+    shelf.finish(max(0.0, min(LAST_SECONDS, until - time.monotonic())))
+    os._exit(0)
+
+
+def _run(relay: Relay) -> None:
+    """Where it fails the process ends, and whoever started it starts another."""
+    try:
+        relay.run()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _shelf(plan: dict[str, Any], streams: list[Stream]) -> Shelf:
+    ranks = sorted({stream.rank for stream in streams})
+
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(STDOUT, line.encode())
+
+    return Shelf(lambda: open_store(**plan["store"]), ranks, attempt=plan["attempt"], say=say)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,623 @@
+"""One run of one process: what it was told, how it may end, and the one place from which it does.
+
+`__main__` makes it before the script runs; `Trainer` takes it from `current()`. Where there is no `__main__`
+of ours (`python train.py`, torchrun, `accelerate launch`) `current()` makes one from the environment, and
+`see_out` sees to it that the process still has its last words and leaves in time.
+
+By rank: rank 0 of the gang asks the store; the first rank of each pod serves progress and writes the
+termination message; another rank writes it only to tell of a failure, which may be the cause of the rest.
+torchrun exits 1 whatever its processes do, so there the message is what counts. It also kills 30 s after
+SIGTERM unless told otherwise (`--shutdown-timeout`): a longer grace is cut to that, and said so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NoReturn, Protocol
+
+from spottrain.checkpoint.compile_cache.cache import CompileCache
+from spottrain.checkpoint.compile_cache.folders import use_folder
+from spottrain.checkpoint.head.state import Head
+from spottrain.contract import (
+    EXIT_CODE_OF,
+    HEAD_KEY,
+    PROFILE,
+    STORE_WAIT_SECONDS,
+    Env,
+    ExitCode,
+    Outcome,
+    Reason,
+    Stop,
+    TerminationMessage,
+)
+from spottrain.core import log, progress, run_config
+from spottrain.core.preemption import Interruption
+from spottrain.core.process_start import process_start
+from spottrain.core.profile_window import MADE as PROFILES_MADE
+from spottrain.core.profile_window import not_made
+from spottrain.distributed.world import World
+from spottrain.errors import ConfigurationError, RunError
+from spottrain.lifecycle import hang_watchdog, parent_signals, termination_message
+from spottrain.lifecycle.gpu_faults import fault_behind
+from spottrain.lifecycle.log_capture.outputs import MARK, Outputs, keep, seconds_for_logs
+from spottrain.storage.base import Store
+from spottrain.storage.open import open_store
+from spottrain.storage.outage import Outage, PatientStore, Silence, watch
+
+RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
+TELL_AGAIN_SECONDS: Final = 30.0
+"""Between two lines about a store that does not answer."""
+WORDS_OF_WAIT: Final = 1000
+"""Characters of the sentence about it."""
+LOOPS: Final = ("keeper", "trainer", "guard", "loop", "integrations", "data", "ownloop")
+"""Modules that a script which trains by spottrain has imported before its first step."""
+GROUP_SIGNAL_SECONDS: Final = 0.2
+"""That a failing script leaves a signal to its process group to arrive here too."""
+
+
+class Closes(Protocol):
+    def close(self, outcome: Outcome, *, within: float) -> None:
+        """within: seconds that it may take."""
+
+
+class Session:
+    """Made in two moves: the constructor cannot fail and makes the run interruptible; `prepare` may fail."""
+
+    run: run_config.Run
+    store: Store | None = None
+    attempt: int = 0
+    """0 before `prepare`. On a person's own run the ranks but 0 are not told: theirs is 1."""
+
+    def __init__(self, env: Mapping[str, str], interruption: Interruption | None = None) -> None:
+        self.env = env
+        self.world = World()
+        with contextlib.suppress(ConfigurationError):  # `prepare` tells
+            self.world = World.from_env(env)
+        if self.world.distributed:
+            log.rank = self.world.rank
+        self.born = process_start()
+        self.board = progress.Board()
+        self.owns_process = False
+        """Whether the process ends with this session; set by `use` and `current`."""
+        self.completed = False
+        """Whether the training reached its end and its weights are stored."""
+        self.message: TerminationMessage | None = None
+        """The last words; the first ones spoken hold."""
+        self.unfinished: Callable[[], None] | None = None
+        """Where a training was begun: keeps what there is, if the script ends before it is finished."""
+        self.at_end: list[Callable[[Outcome], None]] = []
+        """Called with the outcome once the termination message is written; they must not take long."""
+        self.broken: Callable[[str], None] | None = None
+        """Of the same: saves what it can and has the last words, where a stop has broken the script. Takes
+        the text that is to be added to them."""
+        self.asked: set[str] = set()
+        """Settings of spec.training that the script has asked for itself (`ownloop`)."""
+        self.outage = Outage()
+        """Of the store: whether it answers, and whether it is waited for."""
+        self.store_wait: float = STORE_WAIT_SECONDS
+        """Seconds that it is waited for."""
+        self._outage_told = float("-inf")
+        self.peer_gone: Callable[[float], bool] = lambda seconds: False
+        """Whether another rank is known to be gone; waits so many seconds for the news."""
+        self.script = ""
+        """File that `spottrain run` has begun to execute."""
+        self.compile_cache: CompileCache | None = None
+        self._fetching: threading.Thread | None = None
+        self._last_words = threading.Lock()
+        self._words_since = self._begin_of_words()
+        self.interruption = interruption or install(env)
+        self.interruption.forced = self._forced
+        self.interruption.let_end(self.end_idle)
+
+    def prepare(self, script: str) -> None:
+        """Reads the environment and asks the store: what is bad ends the run early. Raises RunError."""
+        self.world = World.from_env(self.env)
+        self.run = run_config.Run.from_env(self.env, script=script)
+        self.board.update(
+            attempt=self.run.attempt or 1,
+            job_uid=self.env.get(Env.JOB_UID, ""),
+            worker=int(self.env.get(Env.WORKER_INDEX) or 0),
+        )
+        self._forget_words_of_last_round()
+        self._warn_of_agent()
+        if Env.JOB_UID in self.env:  # a pod, where the kubelet signals PID 1 and nobody else
+            parent_signals.warn_if_init_is_deaf()
+        if self.run.progress_port is not None and self.world.first_here:
+            port = progress.serve(self.board, self.run.progress_port, self._stop)
+            log.event("progress-served", port=port)
+        self._use_cache_dir()
+        self.board.pulse.timeout = self.run.hang_timeout
+        hang_watchdog.watch(self.board)
+        self.attempt = self.run.attempt or 1
+        if self.run.checkpoint_uri:
+            self.store = self._open_store()
+            if self.world.first:
+                self.store.probe()
+                self.attempt = self.run.attempt or self._next_attempt(self.store)
+        self.board.update(attempt=self.attempt)
+        self._fetch_compile_cache()
+        log.event(
+            "start",
+            job=self.run.job,
+            attempt=self.attempt,
+            world=self.world.size if self.world.distributed else None,
+            checkpoints=self.run.checkpoint_uri or "none: an interruption loses the run",
+            grace=self.interruption.grace,
+        )
+
+    # --- a store that does not answer -------------------------------------------------------------------
+    def _open_store(self) -> Store:
+        """From here on a store that does not answer is waited for, until the training begins."""
+        store = open_store(**self.run.where)
+        self.store_wait = self.run.store_wait
+        self.outage.patient = True
+        acts = (self.outage, self._tell_silence, self._give_store_up, lambda: self.store_wait)
+        threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
+        return PatientStore(store, self.outage)
+
+    def _tell_silence(self, silence: Silence | None) -> None:
+        """A line at first and now and then, and for whoever asks /progress. None: it answers again."""
+        assert self.store is not None
+        where = f"{self.store.uri} at {self.store.endpoint}" if self.store.endpoint else self.store.uri
+        if silence is None:
+            self._outage_told = float("-inf")
+            self.board.update(waiting_for="", waits=False)
+            return log.event("store-answers", store=where)
+        since = log.rfc3339(time.time() - silence.seconds)
+        words = f"{where} does not answer since {since}: {silence.why}"[:WORDS_OF_WAIT]
+        waits = self.outage.patient
+        self.board.update(waiting_for=words, waits=waits)
+        if silence.seconds - self._outage_told >= TELL_AGAIN_SECONDS or self._outage_told > silence.seconds:
+            self._outage_told = silence.seconds
+            name, limit = ("waiting-for-store", self.store_wait) if waits else ("store-silent", None)
+            log.event(name, store=where, seconds=silence.seconds, limit=limit, why=silence.why)
+
+    def _give_store_up(self, silence: Silence) -> None:
+        """The node is given back; the next start asks again."""
+        if self.interruption.stopping or self.completed or self.message is not None:
+            return  # it ends already, in its own way
+        facts = self.board.facts
+        lost = (
+            f"{facts.lost_steps} step(s) since the last commit are lost"
+            if facts.lost_steps
+            else "nothing was lost"
+        )
+        text = (
+            f"The checkpoint store did not answer for {silence.seconds:.0f} s: {facts.waiting_for}; {lost}."
+        )
+        self.end_now(Outcome.STORE_UNREACHABLE, text, reason=Reason.STORE_UNAVAILABLE)
+
+    # --- the end ----------------------------------------------------------------------------------------
+    def _stop(self, order: Stop) -> bool:
+        """The operator's word in place of a signal that was lost: at PID 1, before there was a handler."""
+        meant = bool(order.podUID) and order.podUID == self.env.get(Env.POD_UID)
+        if meant:
+            self.interruption.stop_by(order.deadline, "operator")
+        return meant
+
+    def end(
+        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
+    ) -> NoReturn:
+        """Leaves the script through SystemExit, so that its `finally` blocks run, within the grace."""
+        code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
+        self.leave_in_time(code)
+        raise SystemExit(int(code))
+
+    def leave_in_time(self, code: int) -> None:
+        """The last words are spoken: what the script still does must end before SIGKILL, or in a grace."""
+        moment = min(self.interruption.forced_exit_at, time.time() + self.interruption.grace)
+
+        def wait() -> None:
+            time.sleep(max(0.0, moment - time.time()))
+            leave(code)
+
+        if self.owns_process:
+            threading.Thread(target=wait, name="spottrain-leave", daemon=True).start()
+
+    def end_now(
+        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
+    ) -> NoReturn:
+        """Ends the process from any thread."""
+        code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
+        leave(code)
+
+    def fail_now(self, error: RunError) -> NoReturn:
+        self.end_now(error.outcome, str(error), reason=error.reason)
+
+    def broken_by_stop(self, error: BaseException, script: str = "") -> bool:
+        """Whether the script raised `error` because it was told to stop.
+
+        Then this saves what it can, and the run has its last words.
+
+        A signal goes to all processes of a group: a worker of the script dies of it, and the script of that.
+        Whatever is raised after a stop counts as its consequence. A mistake of the script comes again in the
+        next attempt, and is charged there.
+        """
+        known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
+        if known or not self._was_told_to_stop():
+            return False
+        self._end_broken(f" After that the script raised {_what_was_raised(error, script or sys.argv[0])}")
+        return True
+
+    def _was_told_to_stop(self) -> bool:
+        """A signal to the group may have ended a child a moment before it arrives here."""
+        give_up = time.monotonic() + GROUP_SIGNAL_SECONDS
+        while not self.interruption.stopping and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return self.interruption.stopping
+
+    def _end_broken(self, then: str) -> None:
+        if self.completed:
+            self.conclude(Outcome.DONE, self.summary() + then, reason=self.reason_done)
+        elif self.broken is not None:
+            self.broken(then)
+        else:
+            outcome, text = self._idle_words()
+            self.conclude(outcome, text + then)
+
+    def fail(self, error: BaseException, script: str) -> ExitCode:
+        """The last words of a script that raised `error`."""
+        fault = fault_behind(error)
+        if not fault and self.world.distributed and "torch" in sys.modules:
+            from spottrain.distributed.process_group import peer_lost
+
+            error = peer_lost(error, self.world, self.peer_gone) or error
+        if isinstance(error, RunError) and not fault:
+            return self.conclude(error.outcome, str(error), reason=error.reason)
+        text = _what_was_raised(error, script)
+        if fault:
+            text = f"a GPU of this node has failed: {fault}; {text}"
+            return self.conclude(Outcome.FAILED, text, reason=Reason.NODE_FAULT)
+        self.broken_by_stop(error, script)  # its words are the first then, and hold
+        return self.conclude(Outcome.FAILED, text, reason=Reason.SCRIPT_FAILED)
+
+    def end_of_script(self) -> ExitCode:
+        """The last words of a script that came to its end by itself."""
+        if self.completed:
+            return self.conclude(Outcome.DONE, self.summary(), reason=self.reason_done)
+        if self.unfinished is None:
+            return self._end_untrained()
+        if self.interruption.stopping:
+            self._end_broken(" The script ended itself then.")
+        self.unfinished()
+        return self.conclude(
+            Outcome.FAILED,
+            f"The script ended after {self.board.facts.step} step(s) without saying that the training is "
+            "finished, so no final weights were stored: call finish() after the last step.",
+            reason=Reason.SCRIPT_FAILED,
+        )
+
+    def _end_untrained(self) -> ExitCode:
+        """Exit code 0, as without `spottrain run`. In a job checkpoint.managed decides if it is success."""
+        if self.env.get(PROFILE) and PROFILES_MADE:
+            return self.conclude(Outcome.DONE, "The script ended by itself; the profile is made.")
+        return self.conclude(
+            Outcome.UNTRAINED,
+            "The script ended by itself without beginning a training with the spottrain runtime (a Trainer, "
+            "a Guard or a callback), so nothing was saved.",
+            reason=Reason.NOT_TRAINED,
+        )
+
+    def must_leave(self, code: int) -> bool:
+        """Whether the interpreter's own end, which may wait for peers and threads, would take too long."""
+        peerless = self.world.distributed and code != ExitCode.DONE
+        return self.interruption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
+
+    def conclude(
+        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
+    ) -> ExitCode:
+        """Writes the termination message, unless there is one, and returns the exit code it calls for."""
+        with self._last_words:
+            if self.message is None:
+                if outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
+                    outcome, text, reason = Outcome.FAILED, lack, Reason.SCRIPT_FAILED
+                if self.world.distributed and outcome is Outcome.FAILED:
+                    text = f"Rank {self.world.rank}: {text}"
+                self.message = self.board.message(
+                    outcome,
+                    text,
+                    reason=reason,
+                    signalled_at=self.interruption.signalled_at,
+                    durable_seconds=durable_seconds,
+                )
+                termination_message.tell_launcher(self.env, self.message.outcome)
+                self._write(self.message)
+            outcome = self.message.outcome
+        for each in self.at_end:
+            with contextlib.suppress(Exception):  # the process ends, whatever becomes of it
+                each(outcome)
+        return EXIT_CODE_OF[outcome]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of a training that has ended: where there are no last words yet, an error is on its way."""
+        if self.message is not None:
+            return self.message.outcome
+        return Outcome.DONE if self.completed else Outcome.FAILED
+
+    def close_at_end(self, trackers: Closes) -> None:
+        """However the run ends, its trackers are closed."""
+        left = self.interruption.seconds_left
+        self.at_end.append(lambda outcome: trackers.close(outcome, within=left()))
+
+    def _write(self, message: TerminationMessage) -> None:
+        """The message first: nobody may be reading what is printed."""
+        self._leave_words(message)
+        log.unhindered(
+            "end",
+            outcome=message.outcome,
+            code=int(EXIT_CODE_OF[message.outcome]),
+            reason=message.reason or None,
+            step=message.step,
+            durable_step=message.durableStep,
+            durable_seconds=message.durableSeconds,
+            message=message.message,
+        )
+
+    def note_done(self) -> None:
+        """HEAD says done. So does the termination message from here on, also where the process ends without
+        its last words, such as by os._exit() in the script."""
+        self._leave_words(self.board.message(Outcome.DONE, self.summary(), reason=self.reason_done))
+
+    def _leave_words(self, message: TerminationMessage) -> None:
+        path = self.env.get(Env.TERMINATION_MESSAGE)
+        grave = message.outcome in (
+            Outcome.FAILED,
+            Outcome.BAD_CONFIGURATION,
+            Outcome.STORE_UNREACHABLE,
+        )
+        grave = grave or message.reason == Reason.OUT_OF_MEMORY  # the cause of what the others say
+        if path and (self.world.first_here or grave):
+            try:
+                termination_message.revise(
+                    Path(path), termination_message.outranking(message), since=self._words_since
+                )
+            except OSError as error:
+                log.unhindered("termination-message-not-written", path=path, error=str(error))
+
+    def _begin_of_words(self) -> float:
+        """Since when a message in the file is of this run: of a peer, which the same launcher has started."""
+        if self.world.local_size == 1:
+            return float("inf")  # none: this process is the pod's only one
+        return process_start(os.getppid())
+
+    def _forget_words_of_last_round(self) -> None:
+        """torchrun has ended all ranks and begins anew. Where they are to end, the old words still hold."""
+        path = self.env.get(Env.TERMINATION_MESSAGE)
+        again = self.env.get(RESTARTS, "0") != "0" and not self.interruption.stopping
+        if path and again and self.world.first_here:
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+
+    def summary(self) -> str:
+        """What a completed run has to say."""
+        facts = self.board.facts
+        where = f"are at {facts.output_uri}" if facts.output_uri else "were not stored: no checkpoint URI"
+        early = f" and ended early: {facts.ended_early}" if facts.ended_early else ""
+        short = f" of {facts.total_steps}" if facts.step < facts.total_steps and not early else ""
+        return f"Trained {facts.step}{short} steps{early}; the weights {where}."
+
+    @property
+    def reason_done(self) -> str:
+        """Of a completed run; "" where it is just done."""
+        return Reason.EARLY_STOPPED if self.board.facts.ended_early else ""
+
+    def end_idle(self) -> NoReturn:
+        """The end while no training has begun: nothing of ours can be lost."""
+        self.end_now(*self._idle_words())
+
+    def _idle_words(self) -> tuple[Outcome, str]:
+        if self.script and not uses_spottrain(self.script):
+            return Outcome.INTERRUPTED_LOST, (
+                f"Interrupted, and nothing that {self.script} has done was saved: it does not use spottrain, "
+                "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Guard "
+                "to the loop (docs/own-loop.md)."
+            )
+        return Outcome.INTERRUPTED, "Interrupted before the training began; nothing was lost."
+
+    def _forced(self) -> None:
+        facts = self.board.facts
+        if self.completed:
+            self.end_now(Outcome.DONE, self.summary(), reason=self.reason_done)
+        if facts.lost_steps > 0:
+            self.end_now(
+                Outcome.INTERRUPTED_LOST,
+                f"Interrupted at step {facts.step}, and the save did not finish in time; "
+                f"{facts.lost_steps} step(s) since the last commit are lost.",
+            )
+        if self.unfinished is None:
+            self.end_idle()
+        self.end_now(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
+
+    def _next_attempt(self, store: Store) -> int:
+        """A person's run counts for itself, so that it may go on from its own interrupted or killed one."""
+        found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
+        return Head.from_json(found.body).attempt + 1 if found else 1
+
+    def _warn_of_agent(self) -> None:
+        command = parent_signals.command_of(os.getppid())
+        warning = parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env, command)
+        if warning:
+            log.event("grace-shortened", why=warning)
+            self.board.update(warning=warning)
+
+    def _use_cache_dir(self) -> None:
+        """Before torch and others are imported, which read these once."""
+        if self.run.cache_dir is not None:
+            use_folder(self.run.cache_dir, os.environ)
+        run_config.use_data_cache(self.env, os.environ)
+
+    def _fetch_compile_cache(self) -> None:
+        """Beside the import of torch; by the first rank of a pod, for all of it."""
+        if self.world.first_here:
+            self.compile_cache = CompileCache.of(self.store, self.run, os.environ, self.attempt)
+        if self.compile_cache is not None:
+            fetch = self.compile_cache.restore
+            self._fetching = threading.Thread(target=fetch, name="spottrain-cache", daemon=True)
+            self._fetching.start()
+
+    def cache_ready(self) -> None:
+        """Before anything is compiled."""
+        if self._fetching is not None:
+            self._fetching.join()
+
+
+_current: Session | None = None
+_outputs: Outputs | None = None
+"""Of a process that no launcher of ours has started."""
+
+
+def current() -> Session:
+    """The session of this process. Raises RunError."""
+    global _current
+    if _current is None:
+        use(Session(os.environ))
+        assert _current is not None
+        see_out(_current)
+        _keep_outputs(_current)
+        _current.prepare(sys.argv[0])
+    _current.interruption.take_back(_current.end_idle)
+    return _current
+
+
+def existing() -> Session | None:
+    """The session of this process, if it has one yet."""
+    return _current
+
+
+def _keep_outputs(session: Session) -> None:
+    global _outputs
+    _outputs = keep(session.env, [session.world.rank], sys.argv[0], parent=False)
+    if _outputs is not None:
+        _outputs.take_over()
+        _outputs.watch()
+        os.environ.update(MARK)
+
+
+def _finish_outputs() -> None:
+    """Before the end of the process, at which the scribe may be killed."""
+    if _outputs is not None and _current is not None:
+        _outputs.finish(seconds_for_logs(_current.interruption.deadline))
+
+
+def use(session: Session) -> None:
+    global _current
+    _current = session
+    session.owns_process = True
+
+
+def uses_spottrain(script: str) -> bool:
+    """Whether the script, or a module of its own, trains by spottrain or is about to."""
+    try:
+        if re.search(r"\bspottrain\b", Path(script).read_text(errors="replace")):
+            return True
+    except OSError:
+        return True  # not known: then nothing is claimed of it
+    if any(f"spottrain.{name}" in sys.modules for name in LOOPS):
+        return True
+    package = sys.modules["spottrain"]
+    ours = ("spottrain.", "runpy")
+    others = [module for name, module in list(sys.modules.items()) if not name.startswith(ours)]
+    return any(getattr(module, "__dict__", {}).get("spottrain") is package for module in others)
+
+
+def install(env: Mapping[str, str]) -> Interruption:
+    """Within the grace that the parent leaves."""
+    grace = parent_signals.grace_within(
+        run_config.grace_seconds(env), env, parent_signals.command_of(os.getppid())
+    )
+    interruption = Interruption(
+        grace=grace,
+        deadline_file=run_config.deadline_file(env),
+        save_advised_file=run_config.save_advised_file(env),
+    )
+    interruption.install()
+    return interruption
+
+
+def show(error: BaseException, usual: Callable[[], None]) -> None:
+    """On standard error: a sentence where it is one of ours, else in the usual way."""
+    if isinstance(error, RunError):
+        print(f"spottrain: {error}", file=sys.stderr)
+    else:
+        usual()
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process at once: no exit handler, hung thread or wedged peer may eat up the notice."""
+    log.flush()
+    with contextlib.suppress(Exception):
+        _finish_outputs()
+    with contextlib.suppress(Exception):
+        _kill_children()
+    os._exit(code)
+
+
+def _kill_children() -> None:
+    """Those of `multiprocessing`, such as workers of pools and loaders.
+
+    Where the interpreter ends by itself it ends them; here nobody would, and a pool's workers wait for ever
+    for a parent that is gone. This comes last, because a pool replaces its dead.
+    """
+    if "multiprocessing" in sys.modules:
+        import multiprocessing
+
+        for child in multiprocessing.active_children():
+            child.kill()
+
+
+def see_out(session: Session) -> None:
+    """Where no `__main__` of ours waits for the script's end: last words and exit code for every one of them.
+
+    An exception is told as it happens. At the end of the exit handlers, of which this one is among the last
+    for it was registered early, the process leaves where it must: what comes after them takes down process
+    groups and waits for peers that may be gone. A script that ends by itself, untrained, leaves no words:
+    its exit code, which cannot be known here, says it all.
+    """
+    usual = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if session.message is not None:
+            usual(kind, error, trace)
+            return
+        show(error, lambda: usual(kind, error, trace))
+        session.leave_in_time(session.fail(error, sys.argv[0]))
+
+    def left() -> None:
+        if session.message is None and session.completed:
+            if code := session.conclude(Outcome.DONE, session.summary(), reason=session.reason_done):
+                leave(code)
+        elif session.message is None and session.unfinished is not None:
+            leave(session.end_of_script())
+        elif session.message is not None:
+            code = EXIT_CODE_OF[session.message.outcome]
+            if session.must_leave(code) or code == ExitCode.BAD_CONFIGURATION:
+                leave(code)
+        _finish_outputs()
+
+    sys.excepthook = told
+    atexit.register(left)
+
+
+def _what_was_raised(error: BaseException, script: str) -> str:
+    what = traceback.format_exception_only(error)[-1].strip()
+    return f"{what} ({_place(error, script)})"
+
+
+def _place(error: BaseException, script: str) -> str:
+    """file:line of the innermost frame that is the script's own, else of the innermost of all."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == script] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else script

@@ -1,0 +1,354 @@
+"""A store in a bucket of Google Cloud Storage. Opened by `store.open`; knows the Google library alone.
+
+Conditions are generations: the ETag is the generation of an object, and generation 0 means that there is
+none. A large body goes up in one resumable session, so in one stream: its last request creates the object,
+under the condition, and a session that is not finished costs nothing and ends by itself after a week.
+Google allows about one write a second to the same key; more of them are answered 429 (StoreUnavailable).
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+import requests
+from google.api_core import exceptions as api
+from google.api_core.retry import Retry, retry_target
+from google.auth import exceptions as auth
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from spottrain.contract import CHUNK_BYTES, HEAD_KEY
+from spottrain.errors import (
+    BucketNotFound,
+    ConfigurationError,
+    StoreDenied,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+from spottrain.storage.base import (
+    AlreadyExists,
+    Body,
+    Cancelled,
+    KeyMissing,
+    Object,
+    PreconditionFailed,
+    Stat,
+    Truncated,
+    never,
+)
+from spottrain.storage.requests import LONGEST_PAUSE, Stopped, digests, pause
+
+WRITE_ID: Final = "spottrain-write"
+"""Metadata that names the writer of an object."""
+READ_WINDOW: Final = 16 << 20
+"""Bytes per request of a read, which the library holds once before they go into the caller's buffer."""
+NO_PROJECT: Final = "none"
+"""No request of ours names a project; without a word the library would look for one on the network."""
+NO_LOOKUPS: Final = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
+"""Else the library asks for the bucket's location beside our requests, in threads, for traces that we do
+not make and with a permission that we do not ask for."""
+POLICY: Final = "give it roles/storage.objectUser on the bucket"
+FAILURES: Final = (
+    api.GoogleAPICallError,
+    api.RetryError,
+    auth.GoogleAuthError,
+    requests.RequestException,
+    DataCorruption,
+)
+"""All that a call of the library raises."""
+
+
+class _Retry(Retry):
+    """With pauses of our own: Google's draw from Python's random numbers, and these are the training's."""
+
+    def __call__(self, func: Callable[..., Any], on_error: Callable[[Exception], Any] | None = None) -> Any:
+        def again(*args: Any, **more: Any) -> Any:
+            pauses = (self._initial * pause(failures) for failures in itertools.count(1))
+            return retry_target(
+                partial(func, *args, **more),
+                self._predicate,
+                pauses,
+                timeout=self._timeout,
+                on_error=self._on_error or on_error,
+            )
+
+        return again
+
+
+class GCSStore:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str | None = None,
+        credentials: Any = None,
+        head_timeout: float = 5.0,
+        timeout: float = 60.0,
+        retry_seconds: float = 120.0,
+        first_pause: float = 1.0,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """`credentials` None: the standard chain. Time-outs are seconds without a byte."""
+        self.uri = f"gs://{bucket}/{prefix}".rstrip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._name = bucket
+        self._times = {True: head_timeout, False: timeout}
+        self._retry = _Retry(_passes, first_pause, LONGEST_PAUSE, timeout=retry_seconds)
+        self._chunk_bytes = chunk_bytes
+        options = {"api_endpoint": endpoint} if endpoint else None
+        os.environ.setdefault(NO_LOOKUPS, "true")
+        with self._said(""):
+            self._client = storage.Client(NO_PROJECT, credentials, client_options=options)
+        self._bucket = self._client.bucket(bucket)
+
+    @property
+    def endpoint(self) -> str:
+        return str(self._client.api_endpoint)
+
+    def get(self, key: str) -> Object | None:
+        blob = self._blob(key)
+        try:
+            with self._said(key):
+                body = blob.download_as_bytes(**self._patience(key))
+        except KeyMissing:
+            return None
+        return Object(body=body, etag=str(blob.generation))
+
+    def put(self, key: str, body: Body) -> None:
+        self._put(key, body, None)
+
+    def put_if_absent(self, key: str, body: Body) -> str:
+        write_id = secrets.token_hex(8)
+        try:
+            return self._put(key, body, 0, write_id)
+        except PreconditionFailed:
+            return self._etag_of_own(key, write_id)
+
+    def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        try:
+            return self._put(key, body, int(etag))
+        except PreconditionFailed:
+            if self._look(key) is None:
+                raise KeyMissing(self._place(key)) from None
+            raise
+
+    def upload(
+        self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
+    ) -> builtins.list[str]:
+        view, write_id = body.cast("B"), secrets.token_hex(8)
+        with ThreadPoolExecutor(1, thread_name_prefix="spottrain-digest") as pool:
+            hashed = pool.submit(digests, view, self._chunk_bytes)
+            try:
+                self._send(key, view, write_id, cancelled)
+            except (PreconditionFailed, KeyMissing):  # missing is the session
+                self._etag_of_own(key, write_id)
+            except Stopped:
+                raise Cancelled(key) from None
+            return hashed.result()
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        view, blob = buffer.cast("B"), self._blob(key)
+        for at in range(0, len(view), READ_WINDOW):
+            window = view[at : at + READ_WINDOW]
+            start = offset + at
+            with self._said(key):
+                body = blob.download_as_bytes(
+                    start=start,
+                    end=start + len(window) - 1,
+                    checksum=None,
+                    single_shot_download=True,
+                    **self._patience(key),
+                )
+            if len(body) != len(window):
+                raise Truncated(f"{self._place(key)} ends at byte {start + len(body)}")
+            window[:] = body
+
+    def stat(self, key: str) -> Stat | None:
+        found = self._look(key)
+        if found is None:
+            return None
+        # Also the class ARCHIVE is read at once.
+        return Stat(
+            bytes=int(found.size), storage_class=str(found.storage_class), archived=False, restoring=False
+        )
+
+    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
+        """Nothing to do: see above."""
+        return []
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        with self._said(""):
+            found = self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, **self._patience(""))
+            return [blob.name.removeprefix(self._prefix) for blob in found]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(KeyMissing), self._said(key):
+                self._blob(key).delete(**self._patience(key))
+
+    def probe(self) -> None:
+        key = f"probe-{secrets.token_hex(8)}"
+        try:
+            first = self.put_if_absent(key, b"1")
+            with contextlib.suppress(AlreadyExists):
+                self.put_if_absent(key, b"2")
+                raise StoreUnsuitable(self._ignores(key, "ifGenerationMatch=0"))
+            with contextlib.suppress(PreconditionFailed):
+                self.put_if_match(key, b"3", str(int(first) - 1))
+                raise StoreUnsuitable(self._ignores(key, "ifGenerationMatch"))
+            self.put_if_match(key, b"4", first)
+        finally:
+            self.delete([key])
+
+    def _ignores(self, key: str, condition: str) -> str:
+        return (
+            f"{self._place(key)} ignores {condition}, so two attempts could overwrite each other's "
+            "checkpoints; use Google Cloud Storage itself"
+        )
+
+    def _put(self, key: str, body: Body, generation: int | None, write_id: str = "") -> str:
+        blob = self._blob(key, write_id)
+        content = body if isinstance(body, bytes) else bytes(body)
+        with self._said(key):
+            blob.upload_from_string(content, if_generation_match=generation, **self._patience(key))
+        return str(blob.generation)
+
+    def _send(self, key: str, view: memoryview, write_id: str, cancelled: Callable[[], bool]) -> None:
+        def go_on(error: Exception) -> bool:
+            return _passes(error) and not cancelled()
+
+        blob = self._blob(key, write_id)
+        blob.chunk_size = self._chunk_bytes
+        with self._said(key):
+            blob.upload_from_file(
+                _Incoming(view, cancelled),
+                size=len(view),
+                if_generation_match=0,
+                timeout=self._patience(key)["timeout"],
+                retry=self._retry.with_predicate(go_on),
+            )
+
+    def _etag_of_own(self, key: str, write_id: str) -> str:
+        """After a refused creation: whether it was an earlier try of the same write that got there."""
+        found = self._look(key)
+        if found is None:
+            raise StoreUnavailable(
+                f"{self._place(key)}: another write is under way, or the upload's session has ended; "
+                "try again"
+            )
+        if (found.metadata or {}).get(WRITE_ID) != write_id:
+            raise AlreadyExists(self._place(key))
+        return str(found.generation)
+
+    def _look(self, key: str) -> Any:
+        """The blob with what Google knows of it, or None."""
+        blob = self._blob(key)
+        try:
+            with self._said(key):
+                blob.reload(**self._patience(key))
+        except KeyMissing:
+            return None
+        return blob
+
+    def _blob(self, key: str, write_id: str = "") -> Any:
+        blob = self._bucket.blob(self._prefix + key)
+        if write_id:
+            blob.metadata = {WRITE_ID: write_id}
+        return blob
+
+    def _patience(self, key: str) -> dict[str, Any]:
+        """HEAD is tried once: `owner.py` resolves what a lost reply leaves open."""
+        head = key == HEAD_KEY
+        return {"timeout": (5.0, self._times[head]), "retry": None if head else self._retry}
+
+    def _place(self, key: str) -> str:
+        return f"gs://{self._name}/{self._prefix}{key}"
+
+    @contextlib.contextmanager
+    def _said(self, key: str) -> Iterator[None]:
+        """Turn the library's errors into the store's."""
+        place = self._place(key)
+        try:
+            yield
+        except FAILURES as error:
+            cause = error.cause if isinstance(error, api.RetryError) and error.cause else error
+            if isinstance(cause, api.NotFound) and key:
+                next(iter(self.list(key)), None)  # the bucket may be what is missing
+                raise KeyMissing(place) from error
+            raise _translated(cause, place) from error
+
+
+def _passes(error: Exception) -> bool:
+    """Whether a second try may mend it: the library's own judgement, as its public one does not know the
+    errors of uploads."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        with contextlib.suppress(requests.RequestException):
+            _ = response.content  # the library leaves the connection of a refused download open
+    return bool(DEFAULT_RETRY._predicate(error))
+
+
+def _translated(error: BaseException, place: str) -> Exception:
+    if isinstance(error, api.GoogleAPICallError):
+        return _answered(error, f"{place}: {error.code} {error.message}")
+    if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
+        return StoreDenied(
+            f"no credentials for {place} ({error}); give the service account an identity (GKE Workload "
+            "Identity), or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+        )
+    if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return ConfigurationError(
+            f"the certificate for {place} is not trusted ({error}); name the file with its CA in "
+            "REQUESTS_CA_BUNDLE"
+        )
+    if isinstance(error, requests.exceptions.InvalidURL | requests.exceptions.MissingSchema):
+        return ConfigurationError(f"{place} cannot be used: {error}; check the endpoint")
+    return StoreUnavailable(f"{place} did not answer: {error}")
+
+
+def _answered(error: api.GoogleAPICallError, said: str) -> Exception:
+    match int(error.code or 0):
+        case 409 | 412:
+            return PreconditionFailed(said)
+        case 416:
+            return Truncated(said)
+        case 401 | 403:
+            return StoreDenied(f"the store denied {said}; check the identity of this pod, and {POLICY}")
+        case 404:
+            return BucketNotFound(f"there is no such bucket: {said}; create it, or check the URI")
+        case status if status in (408, 429) or status >= 500 or not status:
+            return StoreUnavailable(f"the store could not answer: {said}")
+    return ConfigurationError(f"the store refused {said}; check the URI and the endpoint")
+
+
+class _Incoming:
+    """A memoryview as the file that the library reads in chunks; each read is one copy of a chunk."""
+
+    def __init__(self, view: memoryview, cancelled: Callable[[], bool]) -> None:
+        self._view = view
+        self._cancelled = cancelled
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        if self._cancelled():
+            raise Stopped
+        part = self._view[self._at :] if size < 0 else self._view[self._at : self._at + size]
+        self._at += len(part)
+        return bytes(part)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = {0: 0, 1: self._at, 2: len(self._view)}[whence] + offset
+        return self._at

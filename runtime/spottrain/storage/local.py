@@ -1,0 +1,297 @@
+"""A store in a folder: laptops, shared file systems and tests. Opened by `store.open`.
+
+Same interface and same guarantees as S3: a write appears whole or not at all (temporary file, fsync,
+rename), and conditional writes are serialised by flock on one lock file. The ETag is the content's SHA-256.
+Nothing is made before the first write or probe, so that looking at a mistyped path leaves no trace.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from spottrain.contract import CHUNK_BYTES
+from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
+from spottrain.storage.base import (
+    AlreadyExists,
+    Body,
+    Cancelled,
+    KeyMissing,
+    Object,
+    PreconditionFailed,
+    Stat,
+    Truncated,
+    never,
+)
+
+PRIVATE: Final = ".spottrain"
+"""Folder of the lock and the temporary files; no key lies in it."""
+LOCK: Final = "lock"
+STALE_SECONDS: Final = 86400.0
+"""Age at which a temporary file belongs to nobody any more."""
+HOPELESS: Final = {errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+"""Errors of a folder that can never be written, whoever tries again."""
+
+
+class FolderStore:
+    def __init__(self, root: Path, *, uri: str = "", chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self.uri = uri or root.as_uri()
+        self._root = root
+        self._private = root / PRIVATE
+        self._seen = os.path.isdir(self._private)
+        """Whether it was there once: then its absence is a loss."""
+
+    @property
+    def endpoint(self) -> str:
+        return ""
+
+    def get(self, key: str) -> Object | None:
+        with self._said(key):
+            try:
+                body = self._path(key).read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._require_not_lost()
+                return None
+        return Object(body=body, etag=_etag(body))
+
+    def put(self, key: str, body: Body) -> None:
+        self._publish(key, _writes(body), lambda path: None)
+
+    def put_if_absent(self, key: str, body: Body) -> str:
+        self._publish(key, _writes(body), _absent)
+        return _etag(body)
+
+    def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        def matches(path: Path) -> None:
+            if not path.is_file():
+                raise KeyMissing(key)
+            if _etag(path.read_bytes()) != etag:
+                raise PreconditionFailed(key)
+
+        self._publish(key, _writes(body), matches)
+        return _etag(body)
+
+    def upload(
+        self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
+    ) -> builtins.list[str]:
+        view = body.cast("B")
+        digests: list[str] = []
+
+        def write(file: BinaryIO) -> None:
+            for start in range(0, len(view), self._chunk_bytes):
+                if cancelled():
+                    raise Cancelled(key)
+                chunk = view[start : start + self._chunk_bytes]
+                file.write(chunk)
+                digests.append(hashlib.sha256(chunk).hexdigest())
+
+        self._publish(key, write, _absent)
+        return digests
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        left = buffer.cast("B")
+        with self._said(key), self._opened(key) as file:
+            file.seek(offset)
+            while left:
+                count = file.readinto(left)
+                if not count:
+                    raise Truncated(f"{self._root}/{key} ends before byte {offset + buffer.nbytes}")
+                left = left[count:]
+
+    def stat(self, key: str) -> Stat | None:
+        with self._said(key):
+            try:
+                with self._opened(key) as file:
+                    size = os.fstat(file.fileno()).st_size
+            except KeyMissing:
+                return None
+        return Stat(bytes=size, storage_class="", archived=False, restoring=False)
+
+    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
+        """All temporary files that nobody writes any more; of what key they were is not known."""
+        with self._said(prefix):
+            if self._require_not_lost():
+                with self._locked():
+                    self._sweep_temporaries()
+        return []
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        with self._said(prefix):
+            self._require_not_lost()
+            return sorted(key for key in self._keys() if key.startswith(prefix))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._said(f"({len(keys)} keys)"):
+            if not self._require_not_lost() and not self._root.is_dir():
+                return
+            self._make()
+            with self._locked():
+                for key in keys:
+                    self._remove(self._path(key))
+
+    def probe(self) -> None:
+        with self._said(""), self._judged(HOPELESS):
+            self._make()
+            with _temporary(self._private, _writes(b"probe")), self._locked():
+                self._sweep_temporaries()
+
+    def _make(self) -> None:
+        """Once only: a folder that went away later is not made anew, for that would begin another store."""
+        if self._seen:
+            return
+        with self._judged({errno.ENOENT, *HOPELESS}):
+            self._private.mkdir(parents=True, exist_ok=True)
+        self._seen = True
+
+    def _require_not_lost(self) -> bool:
+        """Whether our folder is there. Raises where it was: one that was unmounted is no empty folder."""
+        try:
+            self._private.stat()
+        except FileNotFoundError:
+            if self._seen:
+                raise
+            return False
+        self._seen = True
+        return True
+
+    def _sweep_temporaries(self) -> None:
+        """Those of killed processes. A living one's is seconds old."""
+        for path in self._private.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # its process is done with it
+                if path.name != LOCK and path.stat().st_mtime < time.time() - STALE_SECONDS:
+                    path.unlink()
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[FileIO]:
+        try:
+            file = self._path(key).open("rb", buffering=0)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            self._require_not_lost()
+            raise KeyMissing(f"{self._root}/{key}") from None
+        with file:
+            yield file
+
+    def _publish(
+        self, key: str, write: Callable[[BinaryIO], None], condition: Callable[[Path], None]
+    ) -> None:
+        """Write a temporary file, then move it to `key` unless `condition`, called under the lock, raises."""
+        path = self._path(key)
+        with self._said(key):
+            self._make()
+            with _temporary(self._private, write) as written, self._locked():
+                condition(path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(written, path)
+                _fsync_folders(path.parent, self._root)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """flock belongs to the open file, so it holds between threads as between processes."""
+        with (self._private / LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:  # closing it is not enough: a process that was forked meanwhile has it open too
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if not all(parts) or not {".", "..", PRIVATE}.isdisjoint(parts):
+            raise ValueError(f"not a key: {key!r}")
+        return self._root / key
+
+    def _keys(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self._root):
+            if Path(folder) == self._root and PRIVATE in folders:
+                folders.remove(PRIVATE)
+            for name in names:
+                yield (Path(folder) / name).relative_to(self._root).as_posix()
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == self._root or not folder.is_dir() or any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+    @contextlib.contextmanager
+    def _judged(self, hopeless: set[int]) -> Iterator[None]:
+        """Of a folder's first use: whether a person must act, since later tries would end the same."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in hopeless:
+                raise
+            raise ConfigurationError(
+                f"{self._root} cannot hold checkpoints: {error.strerror}; name a folder that can be made and "
+                "written (in a pod: below the mount of a volume)"
+            ) from error
+
+    @contextlib.contextmanager
+    def _said(self, key: str) -> Iterator[None]:
+        """Turn the file system's errors into the store's."""
+        where = f"{self._root}/{key}"
+        try:
+            yield
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigurationError(
+                f"{where} cannot be used: {error.strerror}; a file is in the way"
+            ) from error
+        except PermissionError as error:
+            raise StoreDenied(
+                f"{where}: {error.strerror}; check the owner and mode of the folder for user {os.getuid()}"
+            ) from error
+        except OSError as error:
+            raise StoreUnavailable(f"{where}: {error.strerror or error}") from error
+
+
+def _writes(body: Body) -> Callable[[BinaryIO], None]:
+    def write(file: BinaryIO) -> None:
+        file.write(body)
+
+    return write
+
+
+def _absent(path: Path) -> None:
+    if path.exists():
+        raise AlreadyExists(str(path))
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path, write: Callable[[BinaryIO], None]) -> Iterator[Path]:
+    path = folder / secrets.token_hex(8)
+    try:
+        with path.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _fsync_folders(folder: Path, root: Path) -> None:
+    """A rename is durable once its folder is, and a new folder once its own is."""
+    for each in (folder, *folder.parents):
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if each == root:
+            return
+
+
+def _etag(body: Body) -> str:
+    return hashlib.sha256(body).hexdigest()

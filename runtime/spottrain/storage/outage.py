@@ -1,0 +1,245 @@
+"""Waits for a store that does not answer, and says so: at a start, and at the end of a training.
+
+`Outage` knows how long the store has been silent. While `patient`, what fails with StoreUnavailable is tried
+again; a refusal is raised at once. `watch` looks from a thread of its own, because an endpoint that accepts
+connections and never answers gives no error for minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from spottrain.contract import COMPILE_CACHE_PREFIX, HEAD_KEY
+from spottrain.errors import StoreUnavailable
+from spottrain.storage.base import Body, Object, Stat, Store, never
+
+T = TypeVar("T")
+
+TELL_SECONDS: Final = 5.0
+"""Of silence, after which it is told."""
+LOOK_SECONDS: Final = 0.25
+FORGET_SECONDS: Final = 45.0
+"""After a failure without another request nothing is known any more. HEAD is read every 30 s."""
+FIRST_PAUSE: Final = 0.25
+LONGEST_PAUSE: Final = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Silence:
+    """The store does not answer."""
+
+    seconds: float
+    why: str
+    """The last error, or which request waits for its answer."""
+
+
+class Outage:
+    """Of one store, as this process sees it. Its methods may be called from any thread.
+
+    Args:
+        clock: Seconds that never go back.
+        sleep: Waits between two tries.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.patient = False
+        """Whether a failed request is made again."""
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._asked: dict[int, tuple[float, str]] = {}
+        """Requests under way that should have an answer soon: since when, and what they are."""
+        self._retried: dict[int, tuple[float, str]] = {}
+        """What is tried again: since when, and its last error. Answers to others do not end it: a store may
+        read and not write."""
+        self._heard = clock()
+        self._failed_since: float | None = None
+        self._failed_last = 0.0
+        self._error = ""
+
+    @contextlib.contextmanager
+    def request(self, what: str, *, brief: bool = True) -> Iterator[None]:
+        """A request. `brief`: that it takes long is a sign of an outage; a large body may take its time."""
+        number, began = next(self._numbers), self._clock()
+        if brief:
+            with self._lock:
+                self._asked[number] = (began, what)
+        try:
+            yield
+        except StoreUnavailable as error:
+            self._failed(began if brief else self._clock(), str(error))
+            raise
+        except BaseException:
+            self._answered()  # a refusal, or a condition that did not hold
+            raise
+        else:
+            self._answered()
+        finally:
+            with self._lock:
+                self._asked.pop(number, None)
+
+    def through(
+        self,
+        what: str,
+        act: Callable[[], T],
+        *,
+        brief: bool = True,
+        between: Callable[[], None] = lambda: None,
+    ) -> T:
+        """`act`, again for as long as the store does not answer and we are patient.
+
+        `between` is called before each further try. Who gives up at last is `watch`.
+        """
+        pause, number = FIRST_PAUSE, next(self._numbers)
+        try:
+            while True:
+                try:
+                    with self.request(what, brief=brief):
+                        return act()
+                except StoreUnavailable as error:
+                    if not self.patient:
+                        raise
+                    with self._lock:
+                        since, _ = self._retried.get(number, (self._clock(), ""))
+                        self._retried[number] = since, str(error)
+                self._sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                between()
+        finally:
+            with self._lock:
+                self._retried.pop(number, None)
+
+    @property
+    def silence(self) -> Silence | None:
+        """None while the store answers, or while nobody asks it."""
+        with self._lock:
+            now = self._clock()
+            waiting = min(self._asked.values(), default=None)
+            failing = self._failed_since
+            if failing is not None and now - self._failed_last > FORGET_SECONDS and waiting is None:
+                failing = self._failed_since = None
+            found = []
+            if self._retried:
+                since, error = min(self._retried.values())
+                found.append(Silence(seconds=now - since, why=error))
+            if failing is not None:
+                found.append(Silence(seconds=now - max(failing, self._heard), why=self._error))
+            if waiting is not None:
+                why = f"no answer to {waiting[1]}"
+                found.append(Silence(seconds=now - max(waiting[0], self._heard), why=why))
+            return max(found, key=lambda each: each.seconds, default=None)
+
+    def _answered(self) -> None:
+        with self._lock:
+            self._heard = self._clock()
+            self._failed_since = None
+
+    def _failed(self, since: float, error: str) -> None:
+        with self._lock:
+            if self._failed_since is None:
+                self._failed_since = max(since, self._heard)
+            self._failed_last = self._clock()
+            self._error = error
+
+
+def watch(
+    outage: Outage,
+    tell: Callable[[Silence | None], None],
+    give_up: Callable[[Silence], None],
+    limit: Callable[[], float],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Runs for ever. Calls `tell` at every look while the store is silent, and once when it answers again.
+    After `limit()` seconds of silence, where somebody waits, it calls `give_up`, which may decline."""
+    told = False
+    while True:
+        told = look(outage, tell, give_up, limit(), told)
+        sleep(LOOK_SECONDS)
+
+
+def look(
+    outage: Outage,
+    tell: Callable[[Silence | None], None],
+    give_up: Callable[[Silence], None],
+    limit: float,
+    told: bool,
+) -> bool:
+    """One look of `watch`. Returns whether a silence is told and not over."""
+    silence = outage.silence
+    if silence is not None and silence.seconds >= min(TELL_SECONDS, limit):
+        tell(silence)
+        if silence.seconds >= limit and outage.patient:
+            give_up(silence)
+        return True
+    if told:
+        tell(None)
+    return False
+
+
+class PatientStore:
+    """`store`, whose reads and probe are tried again in an outage. Writes are not: their callers know what a
+    lost answer means. HEAD is not: `head.owner` asks again itself, and can be told to stop."""
+
+    def __init__(self, store: Store, outage: Outage) -> None:
+        self._store = store
+        self._outage = outage
+
+    @property
+    def uri(self) -> str:
+        return self._store.uri
+
+    @property
+    def endpoint(self) -> str:
+        return self._store.endpoint
+
+    def get(self, key: str) -> Object | None:
+        if key != HEAD_KEY:
+            brief = not key.startswith(COMPILE_CACHE_PREFIX)  # whose archives are large
+            return self._outage.through(f"GET {key}", lambda: self._store.get(key), brief=brief)
+        with self._outage.request("GET HEAD"):
+            return self._store.get(key)
+
+    def put(self, key: str, body: Body) -> None:
+        with self._outage.request(f"PUT {key}", brief=False):
+            self._store.put(key, body)
+
+    def put_if_absent(self, key: str, body: Body) -> str:
+        with self._outage.request(f"PUT {key}", brief=key == HEAD_KEY):
+            return self._store.put_if_absent(key, body)
+
+    def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        with self._outage.request(f"PUT {key}", brief=key == HEAD_KEY):
+            return self._store.put_if_match(key, body, etag)
+
+    def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
+        with self._outage.request(f"PUT {key}", brief=False):
+            return self._store.upload(key, body, cancelled=cancelled)
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        self._outage.through(f"GET {key}", lambda: self._store.read_into(key, offset, buffer), brief=False)
+
+    def stat(self, key: str) -> Stat | None:
+        return self._outage.through(f"HEAD {key}", lambda: self._store.stat(key))
+
+    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> list[str]:
+        with self._outage.request(f"LIST uploads of {prefix}", brief=False):
+            return self._store.sweep_uploads(prefix, doomed)
+
+    def list(self, prefix: str) -> list[str]:
+        return self._outage.through(f"LIST {prefix}", lambda: self._store.list(prefix), brief=False)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._outage.request("DELETE", brief=False):
+            self._store.delete(keys)
+
+    def probe(self) -> None:
+        self._outage.through("the first requests", self._store.probe)

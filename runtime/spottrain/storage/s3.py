@@ -1,0 +1,339 @@
+"""A store in an S3 bucket. Opened by `store.open`; with `s3client.py` and `s3errors.py` all that knows boto3.
+
+A retried PUT whose first try had arrived is refused by its own condition, so each conditional PUT carries
+an id, by which that is told from another writer.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from botocore.exceptions import ClientError
+
+from spottrain.contract import CHUNK_BYTES, HEAD_KEY
+from spottrain.errors import StoreUnavailable, StoreUnsuitable
+from spottrain.storage import requests as ways
+from spottrain.storage.base import (
+    AlreadyExists,
+    Body,
+    KeyMissing,
+    Object,
+    PreconditionFailed,
+    Stat,
+    Truncated,
+    never,
+)
+from spottrain.storage.requests import SLICE, Outgoing, tried
+from spottrain.storage.s3_client import Reach, clients
+from spottrain.storage.s3_errors import FAILURES, Place, translate
+from spottrain.storage.s3_upload import Bucket, Manner, Upload, checksum
+
+WRITE_ID: Final = "spottrain-write"
+"""User metadata that names the writer of an object."""
+DELETE_BATCH: Final = 1000
+"""Keys per DeleteObjects request (S3 API limit)."""
+READ_TRIES: Final = 3
+"""GETs of one object: the SDK retries the request, but not a body that breaks off."""
+DEFAULT_KEY: Final = "default"
+"""`kms_key` for the account's own key."""
+ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+
+
+class S3Store:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str | None = None,
+        path_style: bool | None = None,
+        kms_key: str | None = None,
+        head_timeout: float = 5.0,
+        timeout: float = 60.0,
+        tries: int = 5,
+        connections: int = 8,
+        chunk_bytes: int = CHUNK_BYTES,
+        pause: Callable[[int], float] = ways.pause,
+    ) -> None:
+        """Time-outs are seconds without a byte; `connections` are those of one upload; `pause` gives the
+        seconds after so many failures."""
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        reach = Reach(endpoint=endpoint, path_style=path_style, head_timeout=head_timeout, timeout=timeout)
+        self._clients = clients(reach, self.uri)
+        self._encryption = _encryption(kms_key)
+        self._manner = Manner(chunk_bytes=chunk_bytes, connections=connections, tries=tries, pause=pause)
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    @property
+    def endpoint(self) -> str:
+        return self._clients.endpoint
+
+    def get(self, key: str) -> Object | None:
+        for _ in range(READ_TRIES - 1 if key != HEAD_KEY else 0):
+            try:
+                return self._get(key)
+            except StoreUnavailable:
+                continue
+        return self._get(key)
+
+    def put(self, key: str, body: Body) -> None:
+        self._call("put_object", key, **_sent(body), **self._encryption)
+
+    def put_if_absent(self, key: str, body: Body) -> str:
+        write_id = secrets.token_hex(8)
+        try:
+            return self._put(key, body, write_id, IfNoneMatch="*")
+        except PreconditionFailed:
+            return self._etag_of_own(key, write_id)
+
+    def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        write_id = secrets.token_hex(8)
+        try:
+            return self._put(key, body, write_id, IfMatch=etag)
+        except PreconditionFailed as refused:
+            if key == HEAD_KEY:  # is tried once, and `owner` finds out what a lost reply leaves open
+                raise
+            with contextlib.suppress(AlreadyExists):
+                return self._etag_of_own(key, write_id)
+            raise refused
+
+    def upload(
+        self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
+    ) -> builtins.list[str]:
+        write_id = secrets.token_hex(8)
+        return Upload(
+            bucket=Bucket(call=self._call_bulk, own=self._own, abort_all=self._abort_all),
+            key=key,
+            body=body.cast("B"),
+            write_id=write_id,
+            manner=self._manner,
+            cancelled=cancelled,
+            options={"Metadata": {WRITE_ID: write_id}, **self._encryption},
+        ).run()
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        left = buffer.cast("B")
+        done = 0
+
+        def read() -> None:  # again from where the last body broke off
+            nonlocal done
+            for count in self._stream(key, offset + done, left[done:]):
+                done += count
+
+        if left:
+            self._again(read)
+
+    def stat(self, key: str) -> Stat | None:
+        reply = self._head(key)
+        if reply is None:
+            return None
+        storage_class = str(reply.get("ArchiveStatus") or reply.get("StorageClass") or "STANDARD")
+        restore = str(reply.get("Restore", ""))
+        shut = storage_class in ARCHIVES and 'ongoing-request="false"' not in restore
+        return Stat(
+            bytes=int(reply["ContentLength"]),
+            storage_class=storage_class,
+            archived=shut or bool(reply.get("ArchiveStatus")),
+            restoring='ongoing-request="true"' in restore,
+        )
+
+    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
+        swept = [(key, upload) for key, upload in self._uploads(prefix) if doomed(key)]
+        for key, upload in swept:
+            with contextlib.suppress(KeyMissing):  # somebody else ended it
+                self._call("abort_multipart_upload", key, UploadId=upload)
+        return [key for key, _ in swept]
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        return [key for page in self._pages(prefix) for key in page]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), DELETE_BATCH):
+            batch = [{"Key": self._prefix + key} for key in keys[start : start + DELETE_BATCH]]
+            reply = self._call("delete_objects", "", Delete={"Objects": batch, "Quiet": True})
+            for failed in reply.get("Errors", ()):
+                error = {"Error": failed, "ResponseMetadata": {"HTTPStatusCode": 200}}
+                raise translate(ClientError(error, "DeleteObjects"), self._place(failed["Key"]))
+
+    def probe(self) -> None:
+        next(self._pages(""), None)
+        key = f"probe-{secrets.token_hex(8)}"
+        try:
+            self._probe_conditions(key)
+        finally:
+            self.delete([key])
+
+    def _probe_conditions(self, key: str) -> None:
+        first = self.put_if_absent(key, b"1")
+        self.put_if_match(key, b"2", first)
+        writes: dict[str, Callable[[], str]] = {
+            "If-None-Match": lambda: self.put_if_absent(key, b"3"),
+            "If-Match": lambda: self.put_if_match(key, b"4", first),
+        }
+        for name, write in writes.items():
+            try:
+                write()
+            except (AlreadyExists, PreconditionFailed):
+                continue
+            raise StoreUnsuitable(
+                f"{self._place(key)} ignores {name} on PUT, so two attempts could overwrite each other's "
+                "checkpoints; use a store with conditional writes (AWS S3 and most S3 servers since 2024)"
+            )
+
+    def _get(self, key: str) -> Object | None:
+        try:
+            reply = self._call("get_object", key)
+            return Object(body=reply["Body"].read(), etag=reply["ETag"])
+        except KeyMissing:
+            return None
+        except FAILURES as error:
+            raise translate(error, self._place(key)) from error
+
+    def _put(self, key: str, body: Body, write_id: str, **condition: str) -> str:
+        reply = self._call(
+            "put_object",
+            key,
+            **_sent(body),
+            Metadata={WRITE_ID: write_id},
+            **self._encryption,
+            **condition,
+        )
+        return str(reply["ETag"])
+
+    def _etag_of_own(self, key: str, write_id: str) -> str:
+        """After a refused condition: whether it was an earlier try of the same write that got there."""
+        try:
+            reply = self._call("get_object", key)
+        except KeyMissing:
+            raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again") from None
+        reply["Body"].close()
+        if reply["Metadata"].get(WRITE_ID) != write_id:
+            raise AlreadyExists(str(self._place(key)))
+        return str(reply["ETag"])
+
+    def _own(self, key: str, write_id: str) -> None:
+        """The same by a HEAD request, which moves no body."""
+        reply = self._head(key)
+        if reply is None:
+            raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again")
+        if reply["Metadata"].get(WRITE_ID) != write_id:
+            raise AlreadyExists(str(self._place(key)))
+
+    def _head(self, key: str) -> Any:
+        if (reply := self._again(lambda: self._head_once(key))) is not None:
+            return reply
+        next(self._pages(key), None)  # a reply without a body says 404 for the bucket too
+        return None
+
+    def _head_once(self, key: str) -> Any:
+        try:
+            return self._clients.steady.head_object(Bucket=self._bucket, Key=self._prefix + key)
+        except ClientError as error:
+            if error.response["ResponseMetadata"].get("HTTPStatusCode") != 404:
+                raise translate(error, self._place(key)) from error
+        except FAILURES as error:
+            raise translate(error, self._place(key)) from error
+        return None
+
+    def _stream(self, key: str, start: int, view: memoryview) -> Iterator[int]:
+        """Fills the view from there; yields how many bytes came."""
+        wanted = f"bytes={start}-{start + len(view) - 1}"
+        reply = self._call_bulk("get_object", key, Range=wanted)
+        with contextlib.closing(reply["Body"]) as body:
+            if reply["ContentLength"] != len(view) or start != _first_byte(reply):
+                raise Truncated(f"{self._place(key)}: asked for {wanted}, got {reply.get('ContentRange')}")
+            at = 0
+            while at < len(view):
+                try:
+                    count = body.readinto(view[at : at + SLICE])
+                except FAILURES as error:
+                    raise translate(error, self._place(key)) from error
+                if not count:
+                    raise StoreUnavailable(f"{self._place(key)}: the body broke off")
+                at += count
+                yield count
+
+    def _abort_all(self, key: str) -> None:
+        self.sweep_uploads(key, lambda found: found == key)
+
+    def _uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Key and upload id of each unfinished upload."""
+        marker: dict[str, str] = {}
+        while True:
+            reply = self._call("list_multipart_uploads", None, Prefix=self._prefix + prefix, **marker)
+            for item in reply.get("Uploads", ()):
+                yield item["Key"].removeprefix(self._prefix), item["UploadId"]
+            if not reply.get("IsTruncated"):
+                return
+            marker = {"KeyMarker": reply["NextKeyMarker"], "UploadIdMarker": reply["NextUploadIdMarker"]}
+
+    def _pages(self, prefix: str) -> Iterator[builtins.list[str]]:
+        token: dict[str, str] = {}
+        while True:
+            reply = self._call("list_objects_v2", None, Prefix=self._prefix + prefix, **token)
+            yield [item["Key"].removeprefix(self._prefix) for item in reply.get("Contents", ())]
+            if not reply.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": reply["NextContinuationToken"]}
+
+    def _call(self, operation: str, key: str | None, **parameters: Any) -> Any:
+        if key == HEAD_KEY:
+            return self._ask(self._clients.quick, operation, key, parameters)
+        return self._again(lambda: self._ask(self._clients.steady, operation, key, _rewound(parameters)))
+
+    def _again(self, act: Callable[[], Any]) -> Any:
+        """By us, not by the SDK, whose pauses draw from Python's random numbers: these are the training's."""
+        return tried(act, self._manner.tries, lambda failures: time.sleep(self._manner.pause(failures)))
+
+    def _call_bulk(self, operation: str, key: str, **parameters: Any) -> Any:
+        return self._ask(self._clients.bulk, operation, key, parameters)
+
+    def _ask(self, client: Any, operation: str, key: str | None, parameters: dict[str, Any]) -> Any:
+        if key:
+            parameters["Key"] = self._prefix + key
+        try:
+            return getattr(client, operation)(Bucket=self._bucket, **parameters)
+        except FAILURES as error:
+            raise translate(error, self._place(key or "")) from error
+
+    def _place(self, key: str) -> Place:
+        return Place(bucket=self._bucket, key=self._prefix + key, endpoint=self._clients.endpoint)
+
+
+def _encryption(kms_key: str | None) -> dict[str, str]:
+    if kms_key is None:
+        return {}
+    return {"ServerSideEncryption": "aws:kms"} | ({} if kms_key == DEFAULT_KEY else {"SSEKMSKeyId": kms_key})
+
+
+def _rewound(parameters: dict[str, Any]) -> dict[str, Any]:
+    body: Any = parameters.get("Body")
+    if hasattr(body, "seek"):
+        body.seek(0)
+    return dict(parameters)
+
+
+def _first_byte(reply: Any) -> int:
+    """Of the range that came; 0 where the server sent the whole object."""
+    said = str(reply.get("ContentRange", "bytes 0-"))
+    return int(said.removeprefix("bytes ").split("-", 1)[0])
+
+
+def _sent(body: Body) -> dict[str, Any]:
+    """The body as botocore's parameters.
+
+    A small one is a bytearray, which botocore sends at once, while it asks for 100-continue before any
+    bytes or file: a round trip, and over TLS the loss of an early answer (versitygw says 412 unread).
+    """
+    view = memoryview(body).cast("B")
+    sent = Outgoing(view) if len(view) > SLICE else bytearray(view)
+    return {"Body": sent, "ChecksumSHA256": checksum(view)}

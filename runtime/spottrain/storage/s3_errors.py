@@ -1,0 +1,177 @@
+"""What an S3 error means for the run, told by its code, and the sentence for it. Called by `s3.py`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import urllib3.exceptions
+from botocore import exceptions as boto
+
+from spottrain.errors import (
+    BucketNotFound,
+    CheckpointArchived,
+    ConfigurationError,
+    RunError,
+    StoreDenied,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+from spottrain.storage.base import KeyMissing, PreconditionFailed, Truncated
+
+POLICY: Final = (
+    "check that its policy allows s3:ListBucket and s3:ListBucketMultipartUploads on the bucket, and "
+    "s3:GetObject, s3:PutObject, s3:AbortMultipartUpload and s3:DeleteObject on the prefix"
+)
+DENIED: Final[Mapping[str, str]] = {
+    "AccessDenied": POLICY,
+    "InvalidAccessKeyId": "the store does not know this AWS_ACCESS_KEY_ID; check it, and the endpoint",
+    "XAdminUserNotFound": "the store does not know this AWS_ACCESS_KEY_ID; check it",  # versitygw, with 404
+    "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY, and that no proxy rewrites the Host header",
+    "ExpiredToken": "the temporary credentials have expired; check what should renew them",
+    "TokenRefreshRequired": "the temporary credentials have expired; check what should renew them",
+    "InvalidToken": "check AWS_SESSION_TOKEN; it must belong to the access key",
+    "RequestTimeTooSkewed": "the clock of this node and the store's differ too much; check its time service",
+}
+KMS: Final = (
+    "check checkpoint.encryption.kmsKey, that the key is enabled and in the bucket's region, and that the "
+    "role may kms:GenerateDataKey and kms:Decrypt with it"
+)
+WEB_IDENTITY: Final = (
+    "check AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, and that the role trusts this service account"
+)
+MOVED: Final = frozenset(
+    {
+        "PermanentRedirect",
+        "TemporaryRedirect",
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+    }
+)
+GONE: Final = frozenset({"NoSuchKey", "NoSuchUpload"})
+BY_TIER: Final = frozenset({"ARCHIVE_ACCESS", "DEEP_ARCHIVE_ACCESS"})
+"""Intelligent-Tiering's archive tiers: restored for good, so the request may name no days."""
+RESTORED_DAYS: Final = 7
+PASSING: Final = frozenset({"RequestTimeout", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted"})
+"""4xx codes that a second try may mend."""
+NO_CREDENTIALS: Final = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+    boto.UnauthorizedSSOTokenError,
+    boto.ProfileNotFound,
+)
+NO_ANSWER: Final = (
+    boto.ConnectionError,  # nobody there
+    boto.HTTPClientError,  # connect, read, TLS, proxy
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    boto.ChecksumError,
+    boto.FlexibleChecksumError,
+    urllib3.exceptions.HTTPError,  # botocore lets it out when the body of an error stalls
+)
+FAILURES: Final = (boto.ClientError, boto.BotoCoreError, urllib3.exceptions.HTTPError, OSError)
+"""All that a call of botocore raises; OSError is a web identity token that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where it happened, for the sentence."""
+
+    bucket: str
+    key: str
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key} at {self.endpoint}"
+
+
+def translate(error: Exception, place: Place) -> Exception:
+    """The store's own exception for one of botocore's."""
+    if isinstance(error, boto.ClientError):
+        return _answered(error, place)
+    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return ConfigurationError(
+            f"the certificate of {place} is not trusted ({error}); name the file with its CA in AWS_CA_BUNDLE"
+        )
+    if isinstance(error, NO_CREDENTIALS):
+        return StoreDenied(
+            f"no credentials for {place} ({error}); set checkpoint.credentialsSecret, AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or give the service account a role"
+        )
+    if isinstance(error, NO_ANSWER):
+        return StoreUnavailable(f"{place} did not answer: {error}")
+    if isinstance(error, OSError) and error.filename:
+        return StoreDenied(f"no credentials for {place}: {error.filename}: {error.strerror}; {WEB_IDENTITY}")
+    return ConfigurationError(f"{place} cannot be used: {error}")
+
+
+def restore_command(place: Place, storage_class: str, aws: bool) -> str:
+    """What a person types to make an archived object readable. `storage_class` may be an archive tier."""
+    wanted: dict[str, object] = {"GlacierJobParameters": {"Tier": "Standard"}}
+    if storage_class not in BY_TIER:
+        wanted = {"Days": RESTORED_DAYS, **wanted}
+    words = ["aws", "s3api", "restore-object", "--bucket", place.bucket, "--key", place.key]
+    words += ["--restore-request", json.dumps(wanted)]
+    return shlex.join(words + ([] if aws else ["--endpoint-url", place.endpoint]))
+
+
+def _archived(error: Mapping[str, Any], place: Place) -> CheckpointArchived:
+    storage_class = str(error.get("AccessTier") or error.get("StorageClass") or "an archive class")
+    command = restore_command(place, storage_class, aws=".amazonaws.com" in place.endpoint)
+    return CheckpointArchived(
+        f"{place} was moved to {storage_class} and cannot be read; restore it, and each other object of "
+        f"its folder, with: {command} - and start the job again when that is done (hours)"
+    )
+
+
+def _answered(error: boto.ClientError, place: Place) -> Exception:
+    response: Any = error.response
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = f"{place}: {status} {code}: {response.get('Error', {}).get('Message', '')}"
+    if error.operation_name == "AssumeRoleWithWebIdentity":
+        return _no_role(status, code, said)
+    if code == "InvalidObjectState":
+        return _archived(response["Error"], place)
+    if status == 416:
+        return Truncated(said)
+    if status == 412 or (status == 409 and code not in PASSING):
+        return PreconditionFailed(said)
+    if code in GONE:
+        return KeyMissing(said)
+    return _refused(code, status, said)
+
+
+def _no_role(status: int, code: str, said: str) -> RunError:
+    """STS gave no credentials for the web identity."""
+    if status >= 500 or status == 429 or code in ("Throttling", "IDPCommunicationError"):
+        return StoreUnavailable(f"STS could not answer for {said}")
+    return StoreDenied(f"STS refused the role for {said}; {WEB_IDENTITY}")
+
+
+def _refused(code: str, status: int, said: str) -> RunError:
+    # 403 is never "none".
+    if code.startswith("KMS.") or (status == 403 and "kms:" in said):
+        return StoreDenied(f"the store may not use the KMS key for {said}; {KMS}")
+    if code in DENIED or status in (401, 403):
+        return StoreDenied(f"the store denied {said}; {DENIED.get(code, POLICY)}")
+    if not code or code.isdigit():
+        # A broken-off reply, or a server that is no S3; neither says anything about the key.
+        return StoreUnavailable(f"no answer that is S3's from {said}; if this lasts, check the endpoint")
+    if code == "NoSuchBucket":
+        return BucketNotFound(
+            f"there is no such bucket: {said}; create it, or check the URI and the endpoint"
+        )
+    if code in MOVED:
+        return ConfigurationError(f"the bucket lies in another region: {said}; set AWS_REGION")
+    if code == "NotImplemented" or status == 501:
+        return StoreUnsuitable(f"the store lacks what checkpoints need: {said}")
+    if status >= 500 or status in (408, 429) or code in PASSING:
+        return StoreUnavailable(f"the store could not answer: {said}")
+    return ConfigurationError(f"the store refused {said}; check the URI and the endpoint")

@@ -1,0 +1,258 @@
+"""One object on its way into a bucket: in one request, or in parts. Called by `S3Store.upload`.
+
+A part's SHA-256 is computed once, in the thread that sends it: S3 checks it, and the manifest keeps it.
+A reply of CompleteMultipartUpload may be lost, or be an error after the fact; whether the object is ours
+is then told by the write id in its metadata.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from spottrain.core import log
+from spottrain.errors import RunError, StoreUnavailable
+from spottrain.storage.base import Cancelled, KeyMissing, PreconditionFailed
+from spottrain.storage.requests import Outgoing, Stopped, digests, tried
+
+MAX_PARTS: Final = 9000
+"""S3 takes 10 000."""
+POLL_SECONDS: Final = 0.05
+"""How often `cancelled` is asked."""
+STOP_SECONDS: Final = 2.0
+"""How long an upload that ends early waits for its parts under way before it aborts without them."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """What of the store an upload uses; all of it raises the store's exceptions."""
+
+    call: Callable[..., Any]
+    """(operation, key, **parameters), tried once."""
+    own: Callable[[str, str], None]
+    """(key, write id): raises AlreadyExists or StoreUnavailable unless the object there carries this id."""
+    abort_all: Callable[[str], object]
+    """Aborts each unfinished upload to exactly this key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manner:
+    chunk_bytes: int
+    connections: int
+    tries: int
+    pause: Callable[[int], float]
+    """Seconds before the next try, after so many failures."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Upload:
+    bucket: Bucket
+    key: str
+    body: memoryview
+    write_id: str
+    manner: Manner
+    cancelled: Callable[[], bool]
+    options: dict[str, Any]
+    """Of the new object: metadata, encryption."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _digests: dict[int, list[str]] = field(default_factory=dict)
+    _lost: bool = False
+    """A creation had no answer, so there may be an upload of which only its key is known."""
+
+    def run(self) -> list[str]:
+        """The digests. Called once."""
+        try:
+            if len(self.body) <= self.manner.chunk_bytes:
+                return self._whole()
+            return self._in_parts()
+        except Stopped:
+            raise Cancelled(self.key) from None
+
+    def _whole(self) -> list[str]:
+        digest = checksum(self.body)
+
+        def put() -> None:
+            body: Any = Outgoing(self.body, self._unless_cancelled) if len(self.body) else b""
+            self.bucket.call(
+                "put_object", self.key, Body=body, ChecksumSHA256=digest, IfNoneMatch="*", **self.options
+            )
+
+        try:
+            self._tried(put, self._rest)
+        except PreconditionFailed:
+            self.bucket.own(self.key, self.write_id)
+        except StoreUnavailable:
+            if not self._arrived():
+                raise
+        return digests(self.body, self.manner.chunk_bytes)
+
+    def _in_parts(self) -> list[str]:
+        left = ""
+        try:
+            left = upload_id = self._tried(self._create, self._rest)
+            self._send(upload_id)
+            self._unless_cancelled()
+            if self._complete(upload_id):
+                left = ""
+        finally:
+            self._clear(left)
+        return [digest for number in sorted(self._digests) for digest in self._digests[number]]
+
+    def _create(self) -> str:
+        try:
+            reply = self.bucket.call(
+                "create_multipart_upload", self.key, ChecksumAlgorithm="SHA256", **self.options
+            )
+        except StoreUnavailable:
+            self._lost = True
+            raise
+        return str(reply["UploadId"])
+
+    def _send(self, upload_id: str) -> None:
+        size = part_bytes(len(self.body), self.manner.chunk_bytes)
+        starts = range(0, len(self.body), size)
+        todo = deque((number, self.body[at : at + size]) for number, at in enumerate(starts, 1))
+        workers = min(self.manner.connections, len(todo))
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="spottrain-upload")
+        futures = [pool.submit(self._work, upload_id, todo) for _ in range(workers)]
+        try:
+            self._watch(futures)
+        except BaseException:
+            self._stop.set()
+            wait(futures, timeout=STOP_SECONDS)
+            raise
+        finally:
+            pool.shutdown(wait=False)
+
+    def _watch(self, futures: list[Future[None]]) -> None:
+        pending = set(futures)
+        while pending:
+            self._unless_cancelled()
+            done, pending = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+
+    def _work(self, upload_id: str, todo: deque[tuple[int, memoryview]]) -> None:
+        """What each connection does: the next part, until there is none."""
+        while True:
+            self._unless_stopped()
+            try:
+                number, view = todo.popleft()
+            except IndexError:
+                return
+            self._part(upload_id, number, view)
+
+    def _part(self, upload_id: str, number: int, view: memoryview) -> None:
+        chunk_bytes = self.manner.chunk_bytes
+        self._digests[number] = digests(view, chunk_bytes)
+        one = len(view) <= chunk_bytes
+        digest = _base64(self._digests[number][0]) if one else checksum(view)
+
+        def put() -> Any:
+            return self.bucket.call(
+                "upload_part",
+                self.key,
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=Outgoing(view, self._unless_stopped),
+                ChecksumSHA256=digest,
+            )
+
+        try:
+            reply = self._tried(put, self._rest_of_worker)
+        except KeyMissing as error:
+            raise StoreUnavailable(f"somebody aborted the upload under way: {error}; try again") from error
+        self._parts[number] = {"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": digest}
+
+    def _complete(self, upload_id: str) -> bool:
+        """Whether S3 said that the upload is over; False where only the object says so."""
+        parts = {"Parts": [self._parts[number] for number in sorted(self._parts)]}
+
+        def complete() -> None:
+            self.bucket.call(
+                "complete_multipart_upload",
+                self.key,
+                UploadId=upload_id,
+                IfNoneMatch="*",
+                MultipartUpload=parts,
+            )
+
+        try:
+            self._tried(complete, time.sleep)  # once begun it is not cancelled: it may have been done
+            return True
+        except (PreconditionFailed, KeyMissing):
+            self.bucket.own(self.key, self.write_id)
+        except StoreUnavailable:
+            if not self._arrived():
+                raise
+        return False
+
+    def _arrived(self) -> bool:
+        """After no answer. Raises AlreadyExists where another's object is at the key."""
+        with contextlib.suppress(RunError):
+            self.bucket.own(self.key, self.write_id)
+            return True
+        return False
+
+    def _clear(self, left: str) -> None:
+        """Nothing of the upload stays behind, nor of a creation whose answer was lost."""
+        try:
+            if left:
+                self._tried(lambda: self._abort(left), time.sleep)
+            if self._lost:
+                self.bucket.abort_all(self.key)
+        except RunError as error:
+            # What is left costs money and harms nobody; the sweep of the next start finds it.
+            log.event("upload-not-aborted", key=self.key, upload=left or None, error=str(error))
+
+    def _abort(self, upload_id: str) -> None:
+        with contextlib.suppress(KeyMissing):
+            self.bucket.call("abort_multipart_upload", self.key, UploadId=upload_id)
+
+    def _tried(self, act: Callable[[], T], rest: Callable[[float], None]) -> T:
+        return tried(act, self.manner.tries, lambda failures: rest(self.manner.pause(failures)))
+
+    def _rest(self, seconds: float) -> None:
+        """In the caller's thread."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._unless_cancelled()
+            time.sleep(min(left, POLL_SECONDS))
+
+    def _rest_of_worker(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+        self._unless_stopped()
+
+    def _unless_stopped(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+    def _unless_cancelled(self) -> None:
+        if self.cancelled():
+            raise Stopped
+
+
+def part_bytes(total: int, chunk_bytes: int) -> int:
+    """The least multiple of `chunk_bytes` that makes at most MAX_PARTS of `total`."""
+    chunks = -(-total // chunk_bytes)
+    return max(1, -(-chunks // MAX_PARTS)) * chunk_bytes
+
+
+def checksum(view: memoryview) -> str:
+    return base64.b64encode(hashlib.sha256(view).digest()).decode()
+
+
+def _base64(digest: str) -> str:
+    return base64.b64encode(bytes.fromhex(digest)).decode()

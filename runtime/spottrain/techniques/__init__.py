@@ -1,0 +1,105 @@
+"""Techniques that make a step cheaper or the training better, for `Trainer` and for custom loops.
+
+    from spottrain.techniques import Amp, EMA
+    from spottrain.techniques.activation_checkpointing import apply
+    import spottrain          # then spottrain.techniques.lr_scaling.scaled(...), without a second import
+
+Each can be used alone; names and modules are loaded on first use. docs/techniques.md says what each is good
+for and when not to use it; docs/own-loop.md shows three lines of each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spottrain.core import lazy
+
+if TYPE_CHECKING:
+    from spottrain.techniques import (
+        accumulation,
+        activation_checkpointing,
+        batch_size_trials,
+        compilation,
+        dry_run,
+        early_stopping,
+        ema,
+        gradient_compression,
+        lr_scaling,
+        memory,
+        optimizers,
+        precision,
+        schedules,
+        trackers,
+    )
+    from spottrain.techniques.activation_checkpointing import Policy
+    from spottrain.techniques.batch_size_finder import find_batch_size
+    from spottrain.techniques.batch_size_trials import Trial
+    from spottrain.techniques.compilation import compiled, warm_up
+    from spottrain.techniques.dry_run import rehearsal
+    from spottrain.techniques.early_stopping import EarlyStopping
+    from spottrain.techniques.ema import EMA
+    from spottrain.techniques.precision import Amp, Precision
+    from spottrain.techniques.schedules import lr_schedule
+    from spottrain.techniques.trackers import Trackers
+
+__all__ = [
+    "EMA",
+    "Amp",
+    "EarlyStopping",
+    "Policy",
+    "Precision",
+    "Trackers",
+    "Trial",
+    "accumulation",
+    "activation_checkpointing",
+    "batch_size_trials",
+    "compilation",
+    "compiled",
+    "dry_run",
+    "early_stopping",
+    "ema",
+    "find_batch_size",
+    "gradient_compression",
+    "lr_scaling",
+    "lr_schedule",
+    "memory",
+    "optimizers",
+    "precision",
+    "rehearsal",
+    "schedules",
+    "trackers",
+    "warm_up",
+]
+
+_MODULES: Final = (
+    "accumulation",
+    "activation_checkpointing",
+    "batch_size_trials",
+    "compilation",
+    "dry_run",
+    "early_stopping",
+    "ema",
+    "gradient_compression",
+    "lr_scaling",
+    "memory",
+    "optimizers",
+    "precision",
+    "schedules",
+    "trackers",
+)
+_HOME: Final = {
+    "Amp": "spottrain.techniques.precision",
+    "EMA": "spottrain.techniques.ema",
+    "EarlyStopping": "spottrain.techniques.early_stopping",
+    "Policy": "spottrain.techniques.activation_checkpointing",
+    "Precision": "spottrain.techniques.precision",
+    "Trackers": "spottrain.techniques.trackers",
+    "Trial": "spottrain.techniques.batch_size_trials",
+    "compiled": "spottrain.techniques.compilation",
+    "find_batch_size": "spottrain.techniques.batch_size_finder",
+    "lr_schedule": "spottrain.techniques.schedules",
+    "rehearsal": "spottrain.techniques.dry_run",
+    "warm_up": "spottrain.techniques.compilation",
+}
+
+__getattr__ = lazy.names(__name__, _HOME, _MODULES)

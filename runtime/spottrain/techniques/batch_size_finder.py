@@ -1,0 +1,107 @@
+"""What has a step of a loop of one's own fit into memory, by trial: one call for `microBatchSize: auto` and
+`activationCheckpointing: auto`. Nothing of ours calls it; it is `Trainer`'s own way (`fitting`), without one.
+
+    found = find_batch_size(model, optimizer, dataset, loss, batch_size=256)
+    size, windows = found.micro_batch_size, found.accumulation
+    loader = spottrain.data.loader(dataset, batch_size=size, accumulation=windows)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from spottrain.core.training_settings import Settings, activation_checkpointing
+from spottrain.core.training_spec import AUTO
+from spottrain.data.dataloader import Collate
+from spottrain.data.source import source
+from spottrain.distributed import process_group
+from spottrain.distributed.world import World
+from spottrain.techniques.activation_checkpointing import Policy
+from spottrain.techniques.memory_fit import Fitting
+from spottrain.techniques.oom_history import Shortages
+from spottrain.techniques.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """What was found; the same on all ranks."""
+
+    micro_batch_size: int
+    """Samples of one forward pass of a rank."""
+    accumulation: int
+    """Such passes in an optimizer step of a rank."""
+    policy: Policy
+    """What is recomputed; it is applied already."""
+
+
+def find_batch_size(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    loss: Callable[[torch.nn.Module, Any], torch.Tensor],
+    *,
+    batch_size: int,
+    micro_batch_size: int | Literal["auto"] | None = AUTO,
+    checkpointing: Policy | str | int | None = "none",
+    precision: Precision | None = None,
+    collate: Collate | None = None,
+    world: World | None = None,
+) -> Fit:
+    """The largest micro-batch that fits, and with `checkpointing="auto"` the least recomputation for it.
+
+    model: on its device, before DDP and torch.compile. optimizer: made of it.
+    dataset: map-style; its first samples are tried. loss(model, batch): scalar tensor.
+    batch_size: samples of one optimizer step, of all ranks together. micro_batch_size: a number is taken as
+    it is; None: a rank's share of the step at once. checkpointing: an `activation_checkpointing.Policy`, its
+    name, or k for every k-th block, None for none; it is applied to the model.
+    precision: as `Amp(...).precision`. world: None: from the environment; all ranks must call it.
+
+    The trials leave no trace in weights, buffers, gradients or random state. A later attempt on another
+    machine may find another size: a sum in another order then, over the same samples. Raises
+    ConfigurationError.
+    """
+    world = World.from_env(os.environ) if world is None else world
+    share = batch_size // world.size
+    device = next(model.parameters()).device
+    process_group.join(world, device)
+    sized, given = micro_batch_size == AUTO, isinstance(checkpointing, Policy)
+    size = None if micro_batch_size is None or sized else int(micro_batch_size)
+    settings = Settings(
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        activation_checkpointing=activation_checkpointing("none" if given else checkpointing),
+    )
+    batches = source(
+        dataset,
+        world,
+        batch_size=batch_size,
+        micro_batch_size=size,
+        seed=0,
+        shuffle=False,
+        drop_last=False,
+        steps_per_epoch=None,
+        workers=0,
+        collate=collate,
+        pin_memory=False,
+    )
+    fitting = Fitting(
+        settings,
+        model=model,
+        optimizer=optimizer,
+        loss_of=loss,
+        source=batches,
+        precision=precision or Precision(name="fp32"),
+        device=device,
+        world=world,
+        shortages=Shortages(store=None, job_uid=""),  # a loop of one's own ends at an error of memory
+    )
+    if isinstance(checkpointing, Policy):
+        fitting.policy = checkpointing
+    fitting.fit()
+    found = fitting.size or size or share
+    return Fit(micro_batch_size=found, accumulation=share // found, policy=fitting.policy)

@@ -1,0 +1,309 @@
+"""Gradient compression between ranks, by torch's communication hooks for DDP. Called once after DDP is made.
+
+    compressed = compression.attach(ddp, "powerSGD", start_step=1000)
+    ...                                  # `state_dict` and `own_state_dict` go into the checkpoint
+
+none, bf16 (half the bytes of fp32; sums of many ranks lose digits), powerSGD (Vogels et al. 2019,
+arXiv:1905.13727: each matrix by two thin ones; what is left out is added to the next step's gradient).
+Worth it only where the exchange is the bottleneck: slow links between nodes. Inside of a node with NVLink
+hardly ever.
+
+Facts of torch 2.15 that this module is built around:
+- PowerSGDState keeps errors and Qs by the number of a bucket, and DDP sorts its buckets anew after its first
+  backward pass, by the order in which gradients came. A state loaded into a new process would be added to
+  other parameters, or not fit. So here it is kept by the names of parameters, and laid out for the buckets as
+  they come.
+- The hook draws the first Qs in the order of the buckets. Here they are drawn by name, so that they are the
+  same in a run that begins to compress right after a resume. Its `rng` is then never asked.
+- An infinite gradient stays in the error for ever. fp16 with a loss scale, where such gradients come by
+  design and the scale of old errors changes, is refused.
+- The first two iterations of a process must not be compressed by torch's own state (`start_powerSGD_iter`);
+  kept by name they may, so a resumed run compresses from its first step.
+- The hook starts its second and third collective from the callback of the one before. NCCL's callbacks run at
+  once, in the order of the buckets. gloo's run on its own threads: with several buckets ranks then start
+  collectives in different orders, which ended a process by gloo::EnforceNotMet ("Received data size doesn't
+  match"). So there each bucket is waited for.
+- Sums over three or more ranks depend on the layout of the buckets: bit-exact resume wants
+  find_unused_parameters=True there, as `ranks.parallel.Replica` has it in deterministic mode.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from spottrain.checkpoint import plain_state
+from spottrain.core import log
+from spottrain.core.training_spec import POWER_SGD_FP16
+from spottrain.errors import ConfigurationError
+
+KINDS: Final = ("none", "bf16", "powerSGD")
+START_STEP: Final = 1000
+"""torch's default, and its reason: the first steps suffer most from gradients that are not exact, and what
+that costs may not be made good later."""
+
+
+class Compression:
+    """What `attach` answers, and its state: one part is the same on all ranks, the other is each rank's own.
+
+    Ranks must agree on the first, or they wait for each other for ever: so a rank that is new takes it too.
+    """
+
+    kind = "none"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same on all ranks: tensors and plain values. Between optimizer steps."""
+        return {"kind": self.kind}
+
+    def own_state_dict(self) -> dict[str, Any]:
+        """This rank's own: tensors by names of parameters."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        """own: None for a rank that was not there when it was saved. Of another kind nothing is taken, and
+        compression begins anew, which is told."""
+        if state["kind"] != self.kind:
+            log.event("override", setting="compression", checkpoint=state["kind"], script=self.kind)
+
+
+class BF16(Compression):
+    kind = "bf16"
+
+
+class PowerSGD(Compression):
+    """The state of torch's hook, by names of parameters."""
+
+    kind = "powerSGD"
+
+    def __init__(
+        self, names: Mapping[int, str], *, matrix_rank: int, start_step: int, min_compression_rate: float
+    ) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks  # imports numpy
+
+        self._run = hooks.powerSGD_hook
+        self._torch = hooks.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=matrix_rank,
+            start_powerSGD_iter=start_step,
+            min_compression_rate=min_compression_rate,
+        )
+        self._matrix_rank = matrix_rank
+        self._names = names
+        """By the id of a parameter."""
+        self._layout: dict[int, list[torch.Tensor]] = {}
+        """Parameters of each bucket, for which torch's dictionaries are laid out now."""
+        self._errors: dict[str, torch.Tensor] = {}
+        """What is not laid out, flat, by parameter."""
+        self._qs: dict[str, torch.Tensor] = {}
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps whose gradients went through here."""
+        return int(self._torch.iter)
+
+    def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """What DDP calls for each bucket."""
+        if self._torch.iter >= self._torch.start_powerSGD_iter:
+            self._lay_out(bucket)
+        found: torch.futures.Future[torch.Tensor] = self._run(self._torch, bucket)
+        if not (bucket.buffer().is_cuda and "nccl" in dist.get_backend_config()):
+            found.wait()
+        return found
+
+    # --- buckets ------------------------------------------------------------------------------------
+    def _lay_out(self, bucket: Any) -> None:
+        number, parameters = bucket.index(), bucket.parameters()
+        known = self._layout.get(number)
+        if known is not None and [id(p) for p in known] == [id(p) for p in parameters]:
+            return
+        if known is not None:  # DDP has sorted its buckets anew: all that is laid out is of the old ones
+            self._take_up()
+        like = bucket.buffer()
+        errors = [self._error(p, like) for p in parameters]
+        self._torch.error_dict[number] = torch.cat(errors)
+        qs = [self._q(p, like) for p in self._compressed(parameters)]
+        self._torch.q_memory_dict[number] = torch.cat(qs) if qs else like.new_empty(0)
+        self._torch.p_memory_dict[number] = like.new_empty(
+            sum(map(self._p_size, self._compressed(parameters)))
+        )
+        self._layout[number] = list(parameters)
+
+    def _take_up(self) -> None:
+        """From torch's dictionaries into ours, by name."""
+        for number, parameters in self._layout.items():
+            self._errors |= self._split(self._torch.error_dict[number], parameters, torch.Tensor.numel)
+            inside = self._compressed(parameters)
+            self._qs |= self._split(self._torch.q_memory_dict[number], inside, self._q_size)
+        for laid in (
+            self._torch.error_dict,
+            self._torch.q_memory_dict,
+            self._torch.p_memory_dict,
+            self._layout,
+        ):
+            laid.clear()
+
+    def _split(
+        self, flat: torch.Tensor, parameters: list[torch.Tensor], size: Any
+    ) -> dict[str, torch.Tensor]:
+        pieces = torch.split(flat, [size(p) for p in parameters])
+        return {self._names[id(p)]: piece.clone() for p, piece in zip(parameters, pieces, strict=True)}
+
+    def _error(self, parameter: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        kept = self._errors.pop(self._names[id(parameter)], None)
+        return like.new_zeros(parameter.numel()) if kept is None else kept.to(like)
+
+    def _q(self, parameter: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Of a matrix that was not compressed yet: drawn by its name, equal on all ranks and in each
+        attempt."""
+        name = self._names[id(parameter)]
+        kept = self._qs.pop(name, None)
+        if kept is None:
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            kept = torch.randn(self._q_size(parameter), generator=generator)
+        return kept.to(like)
+
+    def _compressed(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that torch's hook compresses, in the order in which it lays out their Qs: by shape."""
+        by_shape: dict[tuple[int, int], list[torch.Tensor]] = {}
+        for parameter in parameters:
+            n, m = _matrix(parameter)
+            rank = min(n, m, self._matrix_rank)
+            if (n + m) * rank * self._torch.min_compression_rate < n * m:
+                by_shape.setdefault((n, m), []).append(parameter)
+        return [parameter for alike in by_shape.values() for parameter in alike]
+
+    def _q_size(self, parameter: torch.Tensor) -> int:
+        n, m = _matrix(parameter)
+        return m * min(n, m, self._matrix_rank)
+
+    def _p_size(self, parameter: torch.Tensor) -> int:
+        n, m = _matrix(parameter)
+        return n * min(n, m, self._matrix_rank)
+
+    # --- state --------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        self._take_up()
+        return {
+            "kind": self.kind,
+            "step": self.step,
+            "matrix_rank": self._matrix_rank,
+            "qs": dict(self._qs),
+        }
+
+    def own_state_dict(self) -> dict[str, Any]:
+        self._take_up()
+        return {"errors": dict(self._errors)}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        """A rank that is new begins without errors; those of a rank that is gone are lost. Qs of another
+        matrix rank are drawn anew."""
+        if state["kind"] != self.kind:
+            return super().load_state_dict(state, own)
+        self._take_up()
+        self._torch.iter = int(state["step"])
+        self._errors = _clones(own["errors"]) if own else {}
+        if own is None and self.step > self._torch.start_powerSGD_iter:
+            log.event("new-rank", why="the checkpoint has no error feedback of this rank; it begins without")
+        same = state["matrix_rank"] == self._matrix_rank
+        self._qs = _clones(state["qs"]) if same else {}
+        if not same:
+            was, now = state["matrix_rank"], self._matrix_rank
+            log.event("override", setting="powerSGD.matrixRank", checkpoint=was, script=now)
+
+
+def _clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def start(total_steps: int, warmup_steps: int = 0) -> int:
+    """From which optimizer step on powerSGD compresses: torch's default, sooner in a short run."""
+    return max(2, warmup_steps, min(START_STEP, total_steps // 10))
+
+
+def attach(
+    model: torch.nn.Module,
+    kind: str = "none",
+    *,
+    matrix_rank: int = 1,
+    start_step: int = START_STEP,
+    min_compression_rate: float = 2.0,
+    precision: str | None = None,
+    around: Callable[[Any], Any] = lambda hook: hook,
+) -> Compression:
+    """Has DDP exchange gradients compressed. Before the first forward pass, and before a state is loaded.
+
+    matrix_rank: columns of powerSGD's thin matrices; 1 to 4 are usual, 32 for some language models.
+    start_step: optimizer steps before which powerSGD exchanges whole gradients, at least 2, and no fewer than
+        those of the warm-up; about a tenth of the run is a good begin.
+    min_compression_rate: a matrix is compressed only if it gets smaller by this factor.
+    precision: of the training (`Amp(...).precision.name`), for fp16 with powerSGD is refused; where it is not
+        said, that is told. around: makes of torch's hook the one that
+        is registered, such as `diagnosis.Split.timed`. Raises ConfigurationError.
+    """
+    if kind not in KINDS:
+        raise ConfigurationError(f"the gradient compression {kind!r} is not known: use {', '.join(KINDS)}")
+    if kind == "none":
+        return Compression()
+    _require_sense(kind, matrix_rank, start_step, min_compression_rate, precision)
+    ddp: Any = getattr(model, "_orig_mod", model)
+    if not _useful(ddp, kind):
+        return Compression()
+    if kind == "powerSGD" and precision is None:
+        text = "powerSGD must not meet fp16, which auto may become: say attach(precision=amp.precision.name)"
+        log.event("advice", about="compression", text=text)
+    if kind == "bf16":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        ddp.register_comm_hook(None, around(bf16_compress_hook))
+        found: Compression = BF16()
+    else:
+        names = {id(p): plain_state.clean(name) for name, p in ddp.module.named_parameters()}
+        power = PowerSGD(
+            names, matrix_rank=matrix_rank, start_step=start_step, min_compression_rate=min_compression_rate
+        )
+        # Without annotations, which torch would have to be its own objects, and here they are strings.
+        ddp.register_comm_hook(None, around(lambda _, bucket: power.hook(bucket)))
+        found = power
+    log.event("compression", kind=kind, **({"from_step": start_step} if kind == "powerSGD" else {}))
+    return found
+
+
+def _useful(model: torch.nn.Module, kind: str) -> bool:
+    """Whether there are gradients to exchange. Raises ConfigurationError where the model is no DDP."""
+    if isinstance(model, DistributedDataParallel):
+        if dist.get_world_size(model.process_group) > 1:
+            return True
+    elif hasattr(model, "set_requires_gradient_sync"):
+        raise ConfigurationError(
+            f"gradient compression {kind} is for DDP, and this model is sharded by FSDP2, which has no such "
+            "hooks: leave it out, or reduce in bf16 by FSDP2's MixedPrecisionPolicy(reduce_dtype=...)"
+        )
+    elif dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigurationError(
+            f"gradient compression {kind} needs the model that DDP has wrapped, and was given a "
+            f"{type(model).__name__}: call it after DistributedDataParallel(model)"
+        )
+    why = f"gradient compression {kind} does nothing: there is one rank, and nothing is exchanged"
+    log.event("advice", about="compression", why=why, fix="leave it out")
+    return False
+
+
+def _require_sense(kind: str, matrix_rank: int, start_step: int, rate: float, precision: str | None) -> None:
+    if kind == "powerSGD" and precision == "fp16":
+        raise ConfigurationError(POWER_SGD_FP16)
+    for name, value, least in (("matrix_rank", matrix_rank, 1), ("start_step", start_step, 2)):
+        if value < least:
+            raise ConfigurationError(f"gradient compression {kind}: {name}={value} must be at least {least}")
+    if not rate > 0:
+        raise ConfigurationError(f"gradient compression {kind}: min_compression_rate={rate} must be above 0")
+
+
+def _matrix(parameter: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns as the hook sees it."""
+    rows = parameter.shape[0] if parameter.dim() else 1
+    return rows, parameter.numel() // max(1, rows)

@@ -1,0 +1,273 @@
+"""Has a step fit into memory: the size of micro-batches and what is recomputed, where they are `auto`.
+
+Called by `trainer` when the state is restored, before anything is compiled. The global batch stays what it
+is, so the learning rate does too. After an error of memory one rank goes on by itself; of several all are
+started again, with what `shortages` keeps: docs/adr/0010-out-of-memory.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils.data import default_collate
+
+from spottrain.core import log
+from spottrain.core.training_settings import Settings
+from spottrain.core.training_spec import AUTO, ActivationCheckpointing
+from spottrain.data import Batches, Source
+from spottrain.data.dataloader import request, seeded
+from spottrain.distributed import process_group
+from spottrain.distributed.dtensor import any_sharded
+from spottrain.distributed.world import World
+from spottrain.errors import ConfigurationError, OutOfMemory, RunError
+from spottrain.techniques import activation_checkpointing, batch_size_trials
+from spottrain.techniques.activation_checkpointing import Policy
+from spottrain.techniques.dry_run import release
+from spottrain.techniques.memory import Memory, memory_of
+from spottrain.techniques.oom_history import Shortages
+from spottrain.techniques.precision import Precision
+
+GROWN: Final = 1.1
+"""Times the memory of before: less is what other processes make of the same device."""
+
+
+def _waits_for_others(module: torch.nn.Module) -> bool:
+    """Whether a forward pass is a collective, without DDP too."""
+    return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
+
+
+def policy_of(wanted: ActivationCheckpointing) -> Policy:
+    match wanted.policy:
+        case "every":
+            return Policy(every=wanted.every or 2)
+        case "classes":
+            return Policy(every=1, classes=wanted.classes)
+        case word:
+            return Policy.of(word)
+
+
+class Fitting:
+    """Of one training. `loss_of(model, batch)`: the mean over the batch."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
+        source: Source,
+        precision: Precision,
+        device: torch.device,
+        world: World,
+        shortages: Shortages,
+    ) -> None:
+        self._model, self._optimizer, self._loss_of = model, optimizer, loss_of
+        self._precision, self._device, self._world = precision, device, world
+        self._shortages = shortages
+        self.policy = policy_of(settings.activation_checkpointing)
+        self._sized = settings.micro_batch_size == AUTO
+        self._exact = settings.deterministic
+        self.before: int | None = None
+        """Samples of a micro-batch in the attempt before, whose order of sums is kept where it fits."""
+        self.room: int | None = None
+        """Bytes that the rank with the least has, where the size is found by trial."""
+        self.room_before: int | None = None
+        self._fitted = False
+        self._tried: Policy | None = None
+        """While policies are tried."""
+        self._batches = source if isinstance(source, Batches) else None
+        if (self._sized or self.policy.auto) and self._batches is None:
+            raise ConfigurationError(
+                "microBatchSize auto and activationCheckpointing auto try batches of their own, which takes "
+                "a map-style train_set: give a size and a policy, or a dataset in place of the loader"
+            )
+
+    def fit(self) -> None:
+        """All ranks must call it. Raises ConfigurationError where nothing fits, and StoreError."""
+        most = self._most() if self._sized else None
+        if self.policy.auto:
+            self.policy = self._least(most)
+        activation_checkpointing.apply(self._model, self.policy)
+        if self._batches is not None and most is not None:
+            self._batches.resized(self._largest(self._share, most))
+        self._fitted = True
+
+    @property
+    def size(self) -> int | None:
+        """Samples of a micro-batch, where they are found by trial."""
+        return self._batches.plan.micro_batch_size if self._sized and self._batches is not None else None
+
+    @property
+    def samples(self) -> bool:
+        """Whether `sample` can be called."""
+        return self._batches is not None
+
+    def lacks_memory(self, error: BaseException) -> bool:
+        """After an error in a step: whether `shrink` is worth a try. Else this process cannot go on.
+
+        With several ranks the others wait in a collective: see `out_of_memory`.
+        """
+        if self._batches is None or not batch_size_trials.is_out_of_memory(error):
+            return False
+        if self._sized:
+            return not self._world.distributed
+        micro = self._batches.plan.micro_batch_size
+        log.event("advice", about="memory", micro_batch_size=micro, text=batch_size_trials.SMALLER_WAYS)
+        return False
+
+    def out_of_memory(self, error: BaseException, step: int) -> RunError | None:
+        """What an error means that ends one of several ranks: that all start again, with less at a time.
+
+        From the step's error on, or a trial's that all ranks were in. ConfigurationError where there is
+        nothing smaller. None: it is another error, the size is given, or there is nowhere to keep it.
+        """
+        if (policy := self._too_much(error)) is not None:
+            return self._without(policy)
+        size = self._too_large(error)
+        if size is None:
+            return None
+        try:
+            smaller = batch_size_trials.smaller(size, self._share)
+        except ConfigurationError as nothing:
+            return nothing
+        rank = self._world.rank
+        if not self._shortages.note(size, rank=rank, ranks=self._world.size, share=self._share, step=step):
+            text = f"no checkpoint URI to keep it in, or no answer: set microBatchSize to {smaller} or less"
+            log.event("advice", about="memory", micro_batch_size=size, text=text)
+            return None
+        log.event("batch-size", micro_batch_size=smaller, was=size, why="a step ran out of memory")
+        return OutOfMemory(
+            f"rank {rank} ran out of memory with micro-batches of {size}, at step {step + 1}; the next start "
+            f"goes on from the last checkpoint, with {smaller} at a time at most"
+        )
+
+    def shrink(self) -> None:
+        """Smaller micro-batches from here on. Raises ConfigurationError where there are none."""
+        assert self._batches is not None
+        micro = self._batches.plan.micro_batch_size
+        smaller = batch_size_trials.smaller(micro, self._share)
+        log.event("batch-size", micro_batch_size=smaller, was=micro, why="a step ran out of memory")
+        release(self._device)
+        self._batches.resized(smaller)
+
+    # --- inside -------------------------------------------------------------------------------------
+    def _too_much(self, error: BaseException) -> Policy | None:
+        """The policy that a trial of all ranks has run out of memory with, where there is another to try."""
+        tried = self._tried if isinstance(error, batch_size_trials.OutOfMemoryTogether) else None
+        return None if tried == activation_checkpointing.STEPS[-1] else tried
+
+    def _without(self, policy: Policy) -> RunError | None:
+        if not self._shortages.note_policy(str(policy), rank=self._world.rank, ranks=self._world.size):
+            text = "no checkpoint URI to keep it in, or no answer: name a policy of activation checkpointing"
+            log.event("advice", about="memory", policy=policy, text=text)
+            return None
+        return OutOfMemory(
+            f"rank {self._world.rank} ran out of memory in a trial of activation checkpointing {policy}; the "
+            "next start tries those that recompute more"
+        )
+
+    def _untried(self) -> list[Policy]:
+        """Policies that no trial of this job has run out of memory with. All ranks must call it."""
+        known = self._shortages.policies() if self._world.first else set()
+        last = max(
+            (i + 1 for i, each in enumerate(activation_checkpointing.STEPS) if str(each) in known), default=0
+        )
+        first = process_group.earliest(
+            float(last) if self._world.first else math.inf, self._world, self._device
+        )
+        return list(
+            activation_checkpointing.STEPS[min(round(first), len(activation_checkpointing.STEPS) - 1) :]
+        )
+
+    def _too_large(self, error: BaseException) -> int | None:
+        """Samples of the micro-batch that a rank of several has just run out of memory with."""
+        if self._batches is None or not self._sized or not self._world.distributed:
+            return None
+        if isinstance(error, batch_size_trials.OutOfMemoryTogether):
+            return error.size
+        known = self._fitted and batch_size_trials.is_out_of_memory(error)  # before, it was no step's
+        return self._batches.plan.micro_batch_size if known else None
+
+    def _most(self) -> int:
+        """The largest size that no step of this job has run out of memory with. All ranks must call it."""
+        known = self._shortages.least() if self._world.first else None
+        least = process_group.earliest(float(known or math.inf), self._world, self._device)
+        if least > self._share:
+            return self._share
+        most = batch_size_trials.smaller(round(least), self._share)
+        log.event("batch-size", most=most, why=f"a step of this job ran out of memory with {round(least)}")
+        return most
+
+    @property
+    def _share(self) -> int:
+        assert self._batches is not None
+        return self._batches.plan.batch_size // self._world.size
+
+    def _least(self, most: int | None) -> Policy:
+        """The least that lets the micro-batch fit: of the size that is given, else of the largest allowed.
+
+        Of a sharded model each policy is tried from one sample up, so its order is safe there as well.
+        """
+        assert self._batches is not None
+        size = most or self._batches.plan.micro_batch_size
+
+        def fits(policy: Policy) -> bool:
+            self._tried = policy
+            activation_checkpointing.apply(self._model, policy)
+            trial = self._trial()
+            mine = batch_size_trials.fits(trial, size, trial.clear)
+            return batch_size_trials.agreed(int(mine), self._world, self._device) == 1
+
+        found = activation_checkpointing.least(fits, self._untried())
+        self._tried = None
+        if found is None and not self._sized:
+            raise ConfigurationError(
+                f"micro-batches of {size} do not fit even with all blocks recomputed: set microBatchSize auto"
+            )
+        return found or Policy(every=1)
+
+    def _largest(self, share: int, most: int) -> int:
+        trial = self._trial()
+        self.room = batch_size_trials.agreed(trial.memory.limit, self._world, self._device)
+        fitting = self.before is not None and share % self.before == 0 and self.before <= most
+        if self.before is not None and fitting and not self._grown:
+            mine = batch_size_trials.fits(trial, self.before, trial.clear)
+            if batch_size_trials.agreed(int(mine), self._world, self._device):
+                log.event("batch-size", micro_batch_size=self.before, share=share, source="the checkpoint")
+                return self.before
+        found = batch_size_trials.find(trial, share, largest=most, clear=trial.clear)
+        return batch_size_trials.agreed(found, self._world, self._device)
+
+    @property
+    def _grown(self) -> bool:
+        """Whether there is more room than in the attempt before, and the order of sums may change for it."""
+        if self._exact or self.room is None or self.room_before is None:
+            return False
+        return self.room > GROWN * self.room_before
+
+    def _trial(self) -> batch_size_trials.Trial:
+        memory: Memory = memory_of(self._device, ranks=self._world.local_size)
+        if self._world.distributed and any(map(_waits_for_others, self._model.modules())):
+            memory = batch_size_trials.Together(memory, self._world)
+        return batch_size_trials.Trial(
+            self._model,
+            self._optimizer,
+            loss_of=self._loss_of,
+            batch_of=self.sample,
+            share=self._share,
+            memory=memory,
+            precision=self._precision,
+        )
+
+    def sample(self, size: int, *, start: int = 0, apart: int = 1) -> Any:
+        """A batch of every `apart`th sample of the set from `start` on, on the host; the loader's position
+        stays."""
+        assert self._batches is not None
+        count, collate = len(self._batches.dataset), self._batches.collate or default_collate
+        numbers = [(start + number * apart) % count for number in range(size)]
+        with seeded(request(self._batches.plan.seed, 0, numbers).seed):
+            return collate([self._batches.dataset[number] for number in numbers])

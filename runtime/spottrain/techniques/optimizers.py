@@ -1,0 +1,304 @@
+"""Optimizers by name, so that a manifest can choose one: adamw, sgd, adafactor. Called before the first step.
+
+    optimizer = optimizers.make("adamw", model.parameters(), learning_rate=3e-4, weight_decay=0.1)
+    optimizer = optimizers.rebuilt(optimizer, "sgd", learning_rate=0.1, momentum=0.9)
+
+Facts of torch 2.15. Without `fused=` AdamW and SGD take the foreach kernels on a GPU and a loop over the
+parameters on a CPU; fused kernels, one launch for many tensors, must be asked for. torch checks a device or a
+dtype they do not have at the first step only, so `make` tries one step on a tensor of one element of each
+device and dtype there is. Adafactor has no fused kernel. Fused and unfused differ in the last bits, so which
+one it is goes into the parameter groups, and a checkpoint's holds after a resume. `zero_grad` sets gradients
+to None unless told otherwise (since 2.0): memory is given back, and an absent gradient is no gradient of
+zero.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from spottrain.core import log
+from spottrain.distributed.dtensor import is_sharded
+from spottrain.errors import ConfigurationError
+
+SAID: Final = "said"
+"""Of a parameter group: which settings the manifest has said, and how."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A torch optimizer, and what torch calls each of our hyper-parameters."""
+
+    make: type[torch.optim.Optimizer]
+    words: Mapping[str, str]
+    fuses: bool
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "adamw": Kind(
+        make=torch.optim.AdamW,
+        words={"weight_decay": "weight_decay", "betas": "betas", "epsilon": "eps"},
+        fuses=True,
+    ),
+    "sgd": Kind(
+        make=torch.optim.SGD,
+        words={"weight_decay": "weight_decay", "momentum": "momentum", "nesterov": "nesterov"},
+        fuses=True,
+    ),
+    "adafactor": Kind(
+        make=torch.optim.Adafactor,
+        words={"weight_decay": "weight_decay", "beta2_decay": "beta2_decay"},
+        fuses=False,
+    ),
+}
+
+UNFUSED: Final = ("foreach", "differentiable")
+"""Options that torch refuses beside fused kernels."""
+
+Parameters = Iterable[torch.Tensor] | Iterable[Mapping[str, Any]]
+
+
+def make(
+    name: str,
+    parameters: Parameters,
+    *,
+    learning_rate: float,
+    weight_decay: float | None = None,
+    momentum: float | None = None,
+    nesterov: bool | None = None,
+    betas: tuple[float, float] | None = None,
+    epsilon: float | None = None,
+    beta2_decay: float | None = None,
+    fused: bool | None = None,
+) -> torch.optim.Optimizer:
+    """`name` over parameters, or over groups of them as torch has them (dicts with "params").
+
+    None: torch's default. adamw takes weight_decay (decoupled), betas, epsilon; sgd weight_decay (added to
+    the gradient), momentum, nesterov; adafactor weight_decay (decoupled), beta2_decay, and its
+    `learning_rate` is the upper limit of a step relative to the weights' size: torch's own default is 0.01.
+    fused: None: where torch can; False: not, for bits equal to those of a run without it.
+    Raises ConfigurationError: an unknown name, or a hyper-parameter that the optimizer does not have.
+    """
+    given = {
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "betas": betas,
+        "epsilon": epsilon,
+        "beta2_decay": beta2_decay,
+    }
+    words = _translated(name, {key: value for key, value in given.items() if value is not None})
+    return _made(name, _groups(name, parameters), learning_rate, words, fused=fused)
+
+
+def _made(
+    name: str,
+    groups: list[dict[str, Any]],
+    learning_rate: float,
+    words: dict[str, Any],
+    *,
+    fused: bool | None,
+) -> torch.optim.Optimizer:
+    """words: torch's."""
+    kind = _kind(name)
+    unfit = next((key for key in UNFUSED for each in (words, *groups) if each.get(key)), None)
+    takes = _fused(kind, name, groups, fused, unfit)
+    if kind.fuses:
+        words = words | {"fused": takes}
+    try:
+        made = kind.make(groups, lr=learning_rate, **words)  # type: ignore[call-arg]
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"the optimizer {name} cannot be made: {error}") from error
+    return made
+
+
+def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.optim.Optimizer:
+    """The optimizer that a manifest asks for, over the parameter groups of the script's, in their order.
+
+    hyper: as of `make`; learning_rate may be absent where the kind stays the same, for a rate of AdamW means
+    nothing to SGD. If the kind stays, so does every option of the script's that is not said anew; if it
+    changes, `maximize` alone. Groups keep what sets them apart: the ratio of their rate to the script's rate,
+    and, if the kind stays, each setting that differs from the script's default; if it changes, a weight decay
+    of 0 (biases and norms) and `maximize`. Fused it is as with `make`, but not where the script's says
+    fused=False, or has foreach or differentiable, which torch refuses beside it.
+    A schedule must be made after this, for one of torch's keeps the old optimizer. Raises ConfigurationError,
+    also where the script's optimizer has made a step or has a torch schedule.
+    """
+    kind = _kind(name)
+    same = type(optimizer) is kind.make
+    _require_fresh(optimizer, name)
+    rate, fused = hyper.pop("learning_rate", None), hyper.pop("fused", None)
+    said = _translated(name, {key: value for key, value in hyper.items() if value is not None})
+    if rate is None:
+        if not same:
+            raise ConfigurationError(
+                f"the manifest asks for {name} in place of the script's {type(optimizer).__name__}, whose "
+                "learning rate means nothing to it: give learningRate as well"
+            )
+        rate = optimizer.defaults["lr"]
+    groups = [_carried(group, optimizer.defaults, same=same, rate=rate) for group in optimizer.param_groups]
+    if same and optimizer.defaults.get("fused") is False:
+        fused = False
+    words = _options(optimizer.defaults, kind, same=same) | said
+    found = _made(name, groups, rate, words, fused=fused)
+    log.event(
+        "override", setting="optimizer", manifest=name, script=type(optimizer).__name__, lr=f"{rate:.6g}"
+    )
+    return found
+
+
+def hold(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
+    """What the manifest says of these settings of its groups holds where a checkpoint was told another.
+
+    names: torch's. What was said is kept in the groups' state, so what is said again as it was changes
+    nothing: a schedule, or the script, may have moved a setting since. "lr" is the checkpoint's where a torch
+    LRScheduler is there, which has a state of its own. An override is told when a state is loaded.
+    """
+    if not names:
+        return
+    said = [{name: group[name] for name in names} for group in optimizer.param_groups]
+    for group, mine in zip(optimizer.param_groups, said, strict=True):
+        group[SAID] = group.get(SAID, {}) | mine
+
+    def put_back(restored: torch.optim.Optimizer) -> None:
+        for number, (group, mine) in enumerate(zip(restored.param_groups, said, strict=False)):
+            before = group.get(SAID, {})
+            group[SAID] = before | mine
+            for name, value in mine.items():
+                if before.get(name) != value:
+                    _override(group, name, value, number)
+
+    optimizer.register_load_state_dict_post_hook(put_back)
+
+
+def _override(group: dict[str, Any], name: str, value: Any, number: int) -> None:
+    scheduled = name == "lr" and "initial_lr" in group
+    was = group["initial_lr" if scheduled else name]
+    if not scheduled:
+        group[name] = value
+    if was != value:
+        words = {"holds": "checkpoint" if scheduled else "now", "checkpoint": repr(was), "now": repr(value)}
+        log.event("override", setting=f"optimizer.{name}", group=number, **words)
+
+
+def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:
+    if optimizer.state:
+        raise ConfigurationError(
+            f"the script's {type(optimizer).__name__} has made steps already, and {name} would forget them: "
+            "let the manifest's optimizer be made before the first step"
+        )
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise ConfigurationError(
+            f"a torch LRScheduler was made over the script's {type(optimizer).__name__} and would not know "
+            f"of {name}: use schedule='cosine', 'constant' or a function of the step, or leave the "
+            "optimizer to the script"
+        )
+
+
+def _options(defaults: Mapping[str, Any], kind: Kind, *, same: bool) -> dict[str, Any]:
+    """The script's own, as torch's constructor takes them: not all of its defaults are arguments. What says
+    whether the loss is to fall or to rise has the same meaning in each kind."""
+    taken = set(inspect.signature(kind.make).parameters) - {"params", "lr", "fused"}
+    taken &= set(defaults) if same else {"maximize"}
+    return {name: value for name, value in defaults.items() if name in taken}
+
+
+def _carried(
+    group: Mapping[str, Any], defaults: Mapping[str, Any], *, same: bool, rate: float
+) -> dict[str, Any]:
+    ratio = float(group["lr"]) / float(defaults["lr"]) if defaults.get("lr") else 1.0
+    kept: dict[str, Any] = {"params": list(group["params"]), "lr": rate * ratio}
+    if same:
+        kept |= {
+            key: value
+            for key, value in group.items()
+            if key not in (*kept, "fused") and _own(key, value, defaults)
+        }
+        return kept
+    kept |= {
+        key: group[key]
+        for key in ("param_names", "maximize")
+        if key in group and _own(key, group[key], defaults)
+    }
+    if group.get("weight_decay") == 0 and defaults.get("weight_decay") != 0:
+        kept["weight_decay"] = 0.0
+    return kept
+
+
+def _own(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Whether a group has it for itself."""
+    return key not in defaults or value != defaults[key]
+
+
+def _kind(name: str) -> Kind:
+    if name not in KINDS:
+        raise ConfigurationError(f"the optimizer {name!r} is not known: use {', '.join(sorted(KINDS))}")
+    return KINDS[name]
+
+
+def _translated(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    words = _kind(name).words
+    for key in hyper:
+        if key not in words:
+            others = [other for other, kind in KINDS.items() if key in kind.words]
+            of = f"; it belongs to {', '.join(others)}" if others else ""
+            raise ConfigurationError(f"{name} has no {key}{of}: {name} has learning_rate, {', '.join(words)}")
+    return {words[key]: value for key, value in hyper.items()}
+
+
+def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
+    """As torch's, with the parameters in lists: they are walked through more than once."""
+    given: list[Any] = list(parameters)
+    if not given:
+        raise ConfigurationError(f"the optimizer {name} is given no parameters: give it model.parameters()")
+    if not isinstance(given[0], Mapping):
+        return [{"params": given}]
+    groups = [dict(group) | {"params": _listed(group["params"])} for group in given]
+    allowed = {"params", "param_names", "lr", "fused", *KINDS[name].words.values()}
+    for number, group in enumerate(groups):
+        if odd := sorted(set(group) - allowed):
+            raise ConfigurationError(f"parameter group {number} sets {odd[0]}, which {name} does not have")
+    return groups
+
+
+def _listed(parameters: Any) -> list[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+# --- fused ------------------------------------------------------------------------------------------
+def _fused(
+    kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None, unfit: str | None
+) -> bool | None:
+    """Whether to ask torch for its fused kernels. Tells why not. unfit: an option that rules them out."""
+    why = "not asked for: its bits differ" if wanted is False else None
+    why = why or (unfit and f"{unfit} is asked for, and torch refuses both")
+    why = why if kind.fuses else f"torch has no fused {name}"
+    why = why or next(filter(None, (_refusal(kind, *each) for each in _places(groups))), None)
+    if why is not None and wanted:
+        raise ConfigurationError(f"fused=True for {name} cannot be had: {why}")
+    log.event("optimizer", name=name, fused=why is None, why=why)
+    return None if why is not None else True
+
+
+def _places(groups: list[dict[str, Any]]) -> list[tuple[torch.device, torch.dtype]]:
+    """Each device and dtype of the parameters, once, in their order. Of a DTensor: of its part here."""
+    return list(dict.fromkeys((_device(p), p.dtype) for group in groups for p in group["params"]))
+
+
+def _device(parameter: torch.Tensor) -> torch.device:
+    return parameter.to_local().device if is_sharded(parameter) else parameter.device
+
+
+def _refusal(kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
+    """None where a fused step on one number works there."""
+    try:
+        probe = torch.nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        probe.grad = torch.zeros_like(probe)
+        kind.make([probe], lr=1e-3, fused=True).step()  # type: ignore[call-arg]
+    except (RuntimeError, NotImplementedError) as error:
+        return f"{str(error).splitlines()[0][:120]} ({device.type}, {dtype})"
+    return None

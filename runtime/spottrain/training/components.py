@@ -1,0 +1,111 @@
+"""Makes what the settings ask for: early stopping, trackers; and says which settings cannot act."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+
+from spottrain.core import log
+from spottrain.core.training_settings import WARM_UPS, Settings, told
+from spottrain.core.training_spec import MLflow, TensorBoard, WandB
+from spottrain.data import Batches, Source
+from spottrain.lifecycle.session import Session
+from spottrain.techniques import trackers as trackers_of
+from spottrain.techniques.early_stopping import EarlyStopping
+from spottrain.techniques.ema import EMA
+from spottrain.techniques.trackers import Tracker
+from spottrain.training.evaluation import Evaluation
+
+
+def tell_what_cannot_act(settings: Settings, source: Source) -> None:
+    """Settings that this train_set or this schedule takes no notice of: else they would seem to hold."""
+    loading = ("workers", "prefetch_factor", "pin_memory", "drop_last")
+    given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
+    if given and not isinstance(source, Batches):
+        text = f"{', '.join(given)} cannot act: train_set is a loader, which has settings of its own"
+        log.event("advice", about="data", text=text)
+    if settings.prefetch_factor and not settings.workers and isinstance(source, Batches):
+        text = "prefetch_factor cannot act: it is how far loader workers are ahead, and there are none"
+        log.event("advice", about="data", text=text)
+    warm_ups = [name for name in WARM_UPS if getattr(settings, name)]
+    if warm_ups and not isinstance(settings.schedule, str):
+        text = f"{', '.join(warm_ups)} cannot act: the schedule is the script's own; use cosine or constant"
+        log.event("advice", about="learning-rate", text=text)
+
+
+def pinned(settings: Settings, device: torch.device) -> bool:
+    return device.type == "cuda" if settings.pin_memory is None else settings.pin_memory
+
+
+def use_findings(evaluation: Evaluation, *, micro_batch_size: int | None, workers: int | None) -> None:
+    """Gives the evaluation the sizes that were found by trial since it was made; None: as it is."""
+    if micro_batch_size is not None:
+        evaluation.batch_size = micro_batch_size
+    if workers is not None:
+        evaluation.workers = workers if evaluation.room is None else evaluation.room.most(workers)
+
+
+def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyStopping | None:
+    """more: whether the evaluation gives figures beside the loss, whose names come with it."""
+    wanted = settings.early_stopping
+    if wanted is None:
+        return None
+    found = EarlyStopping(
+        metric=wanted.metric,
+        mode=wanted.mode,
+        patience=wanted.patience,
+        min_delta=wanted.minDelta,
+        target=wanted.target,
+        min_steps=wanted.minSteps,
+        stop_on_nan=wanted.stopOnNaN,
+    )
+    found.require(evaluates=evaluates, metrics=None if more else ("loss",))
+    return found
+
+
+def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
+    """One that is new in this attempt begins with the weights that were restored. Raises ValueError."""
+    if saved is None:
+        log.event("ema", source="the restored weights", why="the checkpoint has no average")
+        ema.begin()
+        return
+    ema.load_state_dict(saved)
+
+
+def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Session) -> list[Tracker]:
+    """The script's, and those of the manifest, which stand in place of its own of the same name; none on
+    other ranks than 0. Raises ConfigurationError."""
+    own = trackers_of.listed(given, "Trainer(trackers=...)")
+    wanted = settings.trackers
+    asked = {} if wanted is None else {each.name: getattr(wanted, each.name) for each in fields(wanted)}
+    asked = {name: words for name, words in asked.items() if words is not None}
+    kept = [each for each in own if each.name not in asked]
+    for each in own:
+        if each.name in asked:
+            log.event(
+                "override", setting=f"trackers.{each.name}", manifest=told(asked[each.name]), script="own"
+            )
+    if not session.world.first:  # the others make none: its package may ask for a lock, or for an account
+        return []
+    return kept + [_tracker(words, settings) for words in asked.values()]
+
+
+def _tracker(wanted: TensorBoard | WandB | MLflow, settings: Settings) -> Tracker:
+    config = {name: told(value) for name, value in settings.given().items()}
+    match wanted:
+        case TensorBoard():
+            return trackers_of.TensorBoard(folder=wanted.folder)
+        case WandB():
+            return trackers_of.WandB(**asdict(wanted), config=config)
+        case MLflow():
+            return trackers_of.MLflow(
+                experiment=wanted.experiment, tracking_uri=wanted.trackingURI, config=config
+            )
+
+
+def run_id(session: Session) -> str:
+    """Of experiment trackers: one for all attempts of a job."""
+    return trackers_of.run_id(session.run.job_uid)

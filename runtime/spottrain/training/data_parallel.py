@@ -1,0 +1,110 @@
+"""One model over several ranks: DDP for a plain model, FSDP2 for one that `shard` was called on.
+
+The parameters of a sharded model are DTensors, so its optimizer must be made after `shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from spottrain.checkpoint import outside_parameters
+from spottrain.distributed.dtensor import any_sharded, is_sharded, local
+from spottrain.distributed.process_group import default_device, give_buffers, join, of_first
+from spottrain.distributed.world import World
+from spottrain.lifecycle.session import current
+
+
+def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) -> torch.nn.Module:
+    """Shards `model` over all ranks by FSDP2; without other ranks it stays as it is.
+
+    layers: classes of the blocks that are gathered one at a time, such as a transformer's. Call it before the
+    optimizer is made, for the parameters change:
+
+        model = spottrain.shard(GPT(), layers=[Block])
+        optimizer = torch.optim.AdamW(model.parameters())
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # not above: it is slow to import, and few need it
+
+    world = current().world
+    if not world.distributed:
+        return model
+    device = torch.device(default_device(world) or "cpu")
+    join(world, device)
+    mesh = init_device_mesh(device.type, (world.size,))
+    model.to(device)
+    kinds = tuple(layers)
+    for module in model.modules():
+        if kinds and isinstance(module, kinds):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+class Replica:
+    """The model as the loop calls it: `outer`. `module` is the plain one.
+
+    What is trained beside the model (`trained.Together`) is no part of DDP or FSDP2: its gradients are
+    averaged, and rank 0's parameters and buffers given to all ranks, by the methods here.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, world: World, device: torch.device, *, deterministic: bool
+    ) -> None:
+        self.module = outside_parameters.inner(model)
+        self.outer: torch.nn.Module = self.module
+        self._world, self._others = world, outside_parameters.others(model)
+        for parameter in self._beside():
+            of_first(parameter.detach(), world)
+        model, sharded = self.module, any_sharded(self.module)
+        if world.distributed and not sharded:
+            # After the first step DDP sorts its buckets anew, by use, and three or more ranks are then added
+            # up in another order than right after a resume; a search for unused parameters prevents it.
+            keep_order = deterministic and world.size > 2
+            self.outer = DistributedDataParallel(
+                model,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=keep_order,
+            )
+
+    def _beside(self) -> list[torch.nn.Parameter]:
+        return [parameter for module in self._others for parameter in module.parameters()]
+
+    def give_buffers(self) -> None:
+        """Rank 0's, of what is beside the model, before each step: as DDP does with the model's."""
+        for module in self._others:
+            give_buffers(module, self._world)
+
+    def average_gradients(self) -> None:
+        """After the last backward pass of a step, of what is beside the model: the mean over ranks."""
+        if not self._world.distributed:
+            return
+        for parameter in (each for each in self._beside() if each.requires_grad):
+            if parameter.grad is None:  # not used in this rank's part of the batch
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(self._world.size)
+
+
+def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
+    """Scales all gradients so that their common norm is at most so much; those of FSDP2 may be among them."""
+    every = list(parameters)
+    sharded = [each for each in every if is_sharded(each)]
+    if not sharded or len(sharded) == len(every):
+        torch.nn.utils.clip_grad_norm_(every, most)
+        return
+    whole = [each for each in every if not is_sharded(each)]
+    norms = [
+        torch.nn.utils.get_total_norm([p.grad for p in of if p.grad is not None]) for of in (sharded, whole)
+    ]
+    norm = torch.linalg.vector_norm(
+        torch.stack([each.full_tensor() if is_sharded(each) else each for each in norms])
+    )
+    factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+    for gradient in (each.grad for each in every if each.grad is not None):
+        local(gradient).mul_(factor.to(local(gradient).device))

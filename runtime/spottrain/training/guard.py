@@ -1,0 +1,401 @@
+"""For people with a loop of their own: three lines keep it from being lost. Its base is `loop.Loop`.
+
+guard = spottrain.Guard(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=1000)
+for batch in guard.batches(loader):
+    ...                              # forward, backward, optimizer.step(), scheduler.step()
+    guard.advance(loss=loss)
+guard.finish()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint.manifest import Stored
+from spottrain.checkpoint.reader import Want
+from spottrain.core import device as devices
+from spottrain.core import log
+from spottrain.distributed import process_group
+from spottrain.distributed.dtensor import Box
+from spottrain.errors import ConfigurationError
+from spottrain.lifecycle.coordinator import Keeper, State
+from spottrain.lifecycle.session import Session, current
+from spottrain.techniques.early_stopping import EarlyStopping
+from spottrain.techniques.ema import EMA
+from spottrain.techniques.gradient_compression import Compression
+from spottrain.techniques.trackers import Trackers
+from spottrain.training import job_settings, weight_averages
+from spottrain.training.extra_state import Values, adapted
+from spottrain.training.loop import STATEFUL, Loop
+
+ONLY: Final = "main"
+"""Name of an optimizer that was given alone."""
+SCALER: Final = "scaler"
+LEVERS: Final = (EMA, EarlyStopping, Compression, Trackers)
+"""What a manifest may ask for in one attempt and not in another."""
+
+
+class Guard(Loop):
+    """Claims the checkpoint URI and restores what is given, when it is made; `step` then says how far it is.
+
+    model, optimizer: as they are trained, wrapped (DDP, FSDP2, torch.compile) or not; or dicts of several.
+        An optimizer may have parameters that are not the model's: those of modules in `extra`, and single
+        ones, are saved, and left beside the final weights (`spottrain.load_weights(path, "extra.loss")`).
+    scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. `extra` also
+        takes plain values: numbers, strings, tensors, dicts and lists of them, and random generators of
+        torch, Python and NumPy. They are restored in place; a number or a string, which cannot be, is read
+        and written as `guard.extra[name]`. Modules in `extra`, such as an average of the weights, are stored
+        like the model. All are the same on all ranks, but random generators, and what an object's
+        own_state_dict() gives, as that of `gradient_compression.attach` does: this is kept for each rank, and
+        both parts are given to load_state_dict(state, own), None where the rank is new.
+        By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early; `Trackers` there are
+        closed at the end. None in a dict, and scaler=None: left out, and so is what a checkpoint has of it.
+        A scaler or a lever (EMA, EarlyStopping, Trackers, compression) that a checkpoint has no state of
+        begins anew. Both are told. An EMA of the whole model is what is left as the final weights.
+    data: what gives the batches, if it can go on where it was: `spottrain.data.loader`, a DataLoader over a
+        sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
+    max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
+        spec.training.profile is made here too; what else it sets the loop asks for itself, by
+        `spottrain.training_arguments`, and what nobody takes is told.
+
+    Make it after everything it is given, and after the wrapping. Random state of Python, NumPy, torch and the
+    current GPU is kept for each rank. Raises RunError.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module | Mapping[str, torch.nn.Module],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+        scheduler: Any = None,
+        scaler: Any = None,
+        data: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
+        log_every: int = 10,
+        session: Session | None = None,
+    ) -> None:
+        session = session or current()
+        super().__init__(data=data, max_steps=max_steps, log_every=log_every, session=session)
+        self._model = _models(model)
+        self._optimizers = _optimizers(optimizer)
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._objects: dict[str, Any] = {}
+        self._left_out: set[str] = set()
+        self.extra = Values(extra if isinstance(extra, Mapping) else {})
+        """What was given, by name. A number or a string is read and written here."""
+        self._saves = 0
+        for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
+            self._add(kind, given)
+        self._require_whole(scheduler)
+        self._place = weight_averages.Place(self._emas())
+        world = session.world
+        if world.distributed:
+            process_group.join(world, devices.choose(process_group.default_device(world)))
+        state = State(
+            shared=self._shared,
+            own=self._own,
+            load=self._load,
+            intact=self._intact,
+            want=self._want(),
+            of_first=plain_state.buffers(self._model).union(
+                ("loose.", "objects."),
+                *(plain_state.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
+            ),
+        )
+        self._begin(Keeper(session, state, total_steps=self.max_steps))
+
+    @property
+    def _loose(self) -> dict[str, torch.nn.Parameter]:
+        """Those that are trained and belong to no module here, such as a learnt temperature of the loss.
+
+        Found anew each time: a group of parameters may be added while the training goes on.
+        """
+        return outside_parameters.loose(self._optimizers, [self._model, *self._modules.values()])
+
+    def _require_whole(self, scheduler: Any) -> None:
+        """That what is trained is saved, and all of it. Raises ConfigurationError."""
+        outside_parameters.require_no_other_state(
+            self._loose.values(),
+            [self._model, *self._modules.values()],
+            "Give the module to the Guard: extra={'loss': module}, or model={...} with a dict of several",
+        )
+        for each in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
+            outside_parameters.require_of(each, self._optimizers.values(), "Guard(scheduler=...)")
+
+    def _add(self, kind: str, given: Any) -> None:
+        named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
+        if given is None and kind == SCALER:  # it was fp16's, say, and the manifest has another precision now
+            self._left_out.add(kind)
+        if given is not None and not isinstance(given, Mapping):
+            if kind == "extra":
+                raise ConfigurationError(
+                    f"Guard(extra=...) is a {type(given).__name__}: give it a dict of names, such as "
+                    "extra={'ema': ema}"
+                )
+            named = {kind: given}
+        for name, each in named.items():
+            if each is None:  # an average, say, that the settings do not want
+                self._left_out.add(name)
+                continue
+            self._keep(kind, name, each)
+
+    def _keep(self, kind: str, name: str, each: Any) -> None:
+        if isinstance(each, EarlyStopping):
+            job_settings.agreeing(each, self.session.world)
+        if isinstance(each, Trackers):
+            self.session.close_at_end(each)
+        if isinstance(each, torch.nn.Module):
+            self._modules[name] = plain_state.plain(each)
+        elif all(hasattr(each, method) for method in STATEFUL):
+            self._objects[name] = each
+        elif kind == "extra" and (plain := adapted(self.extra, name.removeprefix("extra."))) is not None:
+            self._objects[name] = plain
+        else:
+            raise ConfigurationError(
+                f"Guard: {name} is a {type(each).__name__} without state_dict() and load_state_dict(), "
+                "so it cannot be saved; give it both, or leave it out"
+                + ("; or give what is in it: numbers, tensors, dicts of them" if kind == "extra" else "")
+            )
+
+    # --- state --------------------------------------------------------------------------------------
+    def _shared(self) -> dict[str, Any]:
+        self._saves += 1
+        if self._saves == 2:  # the first only measures how much there is
+            self._tell_unread()
+        return {
+            plain_state.MODEL: plain_state.model_state(self._model),
+            "optimizers": {
+                name: plain_state.optimizer_state(self._model, each)
+                for name, each in self._optimizers.items()
+            },
+            "loose": {name: each.detach() for name, each in self._loose.items()},
+            "modules": {name: plain_state.model_state(each) for name, each in self._modules.items()},
+            "objects": {name: each.state_dict() for name, each in self._objects.items()},
+            "progress": self._progress(),
+        }
+
+    def _tell_unread(self) -> None:
+        unread = self.extra.unread
+        if unread and self.session.world.first:
+            text = (
+                "these are numbers or strings, which the Guard cannot put back into a variable, and the "
+                "script has not asked for them: read and write them as guard.extra['NAME']"
+            )
+            log.event("advice", about="extra", names=",".join(unread), text=text)
+
+    def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
+        """Raises CheckpointError where the checkpoint is of something else."""
+        if "optimizers" not in tree:
+            raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Guard")
+        for kind in ("optimizers", "loose"):
+            self._require_same_names(tree[kind], getattr(self, f"_{kind}"))
+        self._require_same_names(self._wanted(tree["modules"]), self._modules)
+        new = self._new_levers(tree["objects"])
+        for name, parameter in self._loose.items():
+            self._require(_copied(parameter, tree["loose"][name], name))
+        self._require(plain_state.load_model(self._model, tree[plain_state.MODEL]))
+        for name, optimizer in self._optimizers.items():
+            self._require(plain_state.load_optimizer(self._model, optimizer, tree["optimizers"][name]))
+        for name, module in self._modules.items():
+            self._require(plain_state.load_model(module, tree["modules"][name]))
+        for name, each in self._objects.items():
+            if name in new:
+                _begin_anew(name, each)
+                continue
+            self._load_object(name, each, tree["objects"][name], None if new_rank else own.get("objects", {}))
+        self._load_progress(tree["progress"], own, new_rank)
+
+    def _own(self) -> dict[str, Any]:
+        objects = {n: each.own_state_dict() for n, each in self._objects.items() if _has_own(each)}
+        return super()._own() | {"objects": objects}
+
+    def _load_object(self, name: str, each: Any, saved: Any, own: Mapping[str, Any] | None) -> None:
+        """own: this rank's part of all objects; None where it is new."""
+        if _is_scaler(name) and not (saved and each.state_dict()):  # switched off it has, or had, no state
+            return _tell_dropped(name) if saved else _begin_anew(name, each)
+        try:
+            if _has_own(each):
+                each.load_state_dict(saved, own.get(name) if own is not None else None)
+            else:
+                each.load_state_dict(saved)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise self._incompatible(f"its {name} does not fit ({error})") from error
+
+    def _new_levers(self, saved: Mapping[str, Any]) -> set[str]:
+        """Names of those that the checkpoint has not. Raises CheckpointError for what is no lever."""
+        new = {
+            name
+            for name, each in self._objects.items()
+            if name not in saved and (isinstance(each, LEVERS) or _is_scaler(name))
+        }
+        known = {name: each for name, each in self._objects.items() if name not in new}
+        self._require_same_names(self._wanted(saved), known)
+        return new
+
+    def _wanted(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Without what is given as None here, which is told."""
+        gone = sorted(
+            name
+            for name in set(saved) - set(self._objects) - set(self._modules)
+            if name in self._left_out or (_is_scaler(name) and SCALER in self._left_out)
+        )
+        for name in gone:
+            if saved[name]:  # a scaler that was switched off has no state
+                _tell_dropped(name)
+        return {name: each for name, each in saved.items() if name not in gone}
+
+    def _require(self, mismatch: str | None) -> None:
+        if mismatch is not None:
+            raise self._incompatible(mismatch)
+
+    def _require_same_names(self, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        for name in here:
+            if name not in saved:
+                raise self._incompatible(f"it has no state of {name}, which the Guard here is given")
+        for name in saved:
+            if name not in here:
+                raise self._incompatible(
+                    f"it has a state of {name}, which the Guard here is not given: {_to_do_about(name)}"
+                )
+
+    def _want(self) -> Want:
+        """Which part of each stored tensor this rank needs."""
+        of_model = plain_state.wanted(self._model)
+        kinds = [(f"optimizers.{name}.", f"{plain_state.OPTIMIZER}.", of_model) for name in self._optimizers]
+        kinds += [
+            (f"modules.{name}.", f"{plain_state.MODEL}.", plain_state.wanted(each))
+            for name, each in self._modules.items()
+        ]
+
+        def want(stored: Stored) -> Box | None:
+            for begin, usual, wanted in kinds:
+                if stored.name.startswith(begin):
+                    return wanted(replace(stored, name=usual + stored.name.removeprefix(begin)))
+            return of_model(stored)
+
+        return want
+
+    # --- for the base ---------------------------------------------------------------------------------
+    def _close(self) -> None:
+        super()._close()
+        for each in self._objects.values():
+            if isinstance(each, Trackers):
+                each.close(self.session.outcome)
+
+    def _module(self) -> torch.nn.Module:
+        return torch.nn.ModuleList([self._model, *self._modules.values()])
+
+    def _emas(self) -> dict[str, EMA]:
+        return {name: each for name, each in self._objects.items() if isinstance(each, EMA)}
+
+    def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
+        super()._count(loss, samples)
+        if self.session.world.first:
+            self._place.counted(self._step)
+
+    def _final(self) -> Mapping[str, Any]:
+        weights = weight_averages.final_weights(self._model, self._emas(), tell=self.session.world.first)
+        return weights | self._trained_beside()
+
+    def _trained_beside(self) -> dict[str, Any]:
+        """What is trained and not the model's; but not what follows the weights, such as an average."""
+        given = {id(p) for each in self._optimizers.values() for g in each.param_groups for p in g["params"]}
+        found: dict[str, Any] = {
+            f"{outside_parameters.LOOSE}.{name}": each for name, each in self._loose.items()
+        }
+        for name, module in self._modules.items():
+            if given.intersection(map(id, module.parameters())):
+                found |= {f"{name}.{n}": each for n, each in plain_state.model_state(module).items()}
+        return found
+
+    def _names_beside(self) -> Collection[str]:
+        return self._trained_beside().keys()
+
+    def _early(self) -> str:
+        """A reason that was given before the last step. One that the loop has not heeded ends nothing."""
+        given = (each.reason for each in self._objects.values() if isinstance(each, EarlyStopping))
+        return "" if self.done else next((reason for reason in given if reason), "")
+
+    def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
+        return self._optimizers.values()
+
+    def _rate(self) -> float | None:
+        groups = next(iter(self._optimizers.values())).param_groups
+        return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+
+
+def _is_scaler(name: str) -> bool:
+    return name.split(".")[0] == SCALER
+
+
+def _to_do_about(name: str) -> str:
+    """Where a checkpoint has what the Guard is not given."""
+    kind, _, key = name.partition(".")
+    if key and kind in ("scheduler", "extra"):
+        return f"give it, or {kind}={{{key!r}: None}} to do without"
+    if kind == "scheduler":
+        return "give it, for without it the learning rate would silently be another one"
+    return "give it, or scaler=None to do without" if kind == SCALER else "give it"
+
+
+def _tell_dropped(name: str) -> None:
+    log.event("override", setting=name, checkpoint="there", script="none")
+
+
+def _begin_anew(name: str, lever: Any) -> None:
+    if _is_scaler(name) and not lever.state_dict():
+        return  # switched off
+    log.event("override", setting=name, checkpoint="none", script="begins anew")
+    if isinstance(lever, EMA):  # it was made of what the weights were before the restore
+        lever.begin()
+
+
+def _has_own(each: Any) -> bool:
+    """Whether a part of its state is this rank's alone."""
+    return hasattr(each, "own_state_dict")
+
+
+def _copied(parameter: torch.nn.Parameter, saved: torch.Tensor, name: str) -> str | None:
+    """None, or a sentence that says why it does not fit."""
+    if parameter.shape != saved.shape:
+        return f"parameter {name} has shape {tuple(saved.shape)} there and {tuple(parameter.shape)} here"
+    with torch.no_grad():
+        parameter.copy_(saved)
+    return None
+
+
+def _models(given: Any) -> torch.nn.Module:
+    """One module; of several, named `<key>.<parameter>`."""
+    if isinstance(given, torch.nn.Module) and not isinstance(given, torch.nn.ModuleDict):
+        return plain_state.plain(given)
+    if not isinstance(given, Mapping | torch.nn.ModuleDict) or not given:
+        raise ConfigurationError(
+            f"Guard(model=...) is {given!r:.80}; give a torch module, or a dict of modules"
+        )
+    try:
+        return torch.nn.ModuleDict({name: plain_state.plain(each) for name, each in given.items()})
+    except (KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"Guard(model=...): {error}; give a dict of names and torch modules"
+        ) from error
+
+
+def _optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
+    named = dict(given) if isinstance(given, Mapping) else {ONLY: given}
+    for name, each in named.items():
+        each = getattr(each, "optimizer", each)  # what Accelerate has wrapped
+        if not isinstance(each, torch.optim.Optimizer):
+            raise ConfigurationError(
+                f"Guard(optimizer=...): {name} is a {type(each).__name__}; give a torch optimizer, or a dict "
+                "of several"
+            )
+        named[name] = each
+    if not named:
+        raise ConfigurationError("Guard(optimizer={}) is empty; give a torch optimizer, or a dict of them")
+    return named

@@ -1,0 +1,121 @@
+"""Tells how the training goes: a line per `log_every` steps on stdout, and the board at every step.
+
+Called by `trainer` after each optimizer step. The loss stays on its device until it is logged: reading it
+makes the host wait for the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from spottrain.core import log
+from spottrain.core.progress import Board
+from spottrain.data import Step
+from spottrain.distributed.process_group import total
+from spottrain.distributed.world import World
+from spottrain.errors import TrainingFailed
+
+
+class Meter:
+    """`born`: Unix seconds at which the process started. `told`: called with each line's step and figures."""
+
+    def __init__(
+        self,
+        board: Board,
+        *,
+        born: float,
+        total_steps: int | None,
+        log_every: int,
+        world: World,
+        told: Callable[[int, dict[str, float | None]], None] = lambda step, values: None,
+    ) -> None:
+        self._board = board
+        self._world = world
+        self._born = born
+        self._total = total_steps
+        self._every = log_every
+        self._told = told
+        self._restored = time.time()
+        self._first = True
+        self._since = time.perf_counter()
+        self._samples = 0
+        self._steps = 0
+
+    @property
+    def began(self) -> bool:
+        """Whether a step was done."""
+        return not self._first
+
+    def restart(self) -> None:
+        """Forgets the time since the last line: it went into something other than steps."""
+        self._since, self._samples, self._steps = time.perf_counter(), 0, 0
+
+    def tell(self, step: int, plan: Step, loss: torch.Tensor, rate: float) -> None:
+        """`step`: number of steps done, this one included. The loss is summed over ranks."""
+
+        def value() -> float:
+            return float(total(loss.clone(), self._world))  # waits for the device: what follows measures work
+
+        self.note(step, value, rate=rate, samples=plan.samples, epoch=plan.epoch)
+
+    def note(
+        self,
+        step: int,
+        loss: Callable[[], float | None],
+        *,
+        rate: float | None = None,
+        samples: int = 0,
+        epoch: int | None = None,
+    ) -> None:
+        """The same of a loop that is not ours: `loss` is asked where a line is due; 0 samples: not known."""
+        self._samples += samples
+        self._steps += 1
+        if self._first or step % self._every == 0 or step == self._total:
+            self.line(step, loss(), rate=rate, epoch=epoch)
+        self._tell_board(step)
+
+    def count(self, step: int, samples: int = 0) -> None:
+        """A step, whose line will come later, if any."""
+        self._samples += samples
+        self._steps += 1
+        self._tell_board(step)
+
+    def _tell_board(self, step: int) -> None:
+        if self._first:
+            self._first = False
+            now = time.time()
+            self._board.update(first_step_seconds=now - self._restored, startup_seconds=now - self._born)
+            log.event("first-step", step=step, seconds=now - self._restored, startup=now - self._born)
+        self._board.stepped(step)
+
+    def line(self, step: int, loss: float | None, *, rate: float | None, epoch: int | None) -> None:
+        """Of the steps since the last one. Raises TrainingFailed where the loss is no number."""
+        if loss is not None:
+            require_finite(loss, step)
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        speed = self._samples / seconds if self._samples else None
+        self._told(step, {"loss": loss, "lr": rate, "samples_per_second": speed})
+        self._board.update(loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds)
+        if self._world.first:
+            log.line(
+                f"step={step}/{self._total}" if self._total else f"step={step}",
+                loss=None if loss is None else f"{loss:.9g}",  # nine digits tell any two fp32 numbers apart
+                lr=None if rate is None else f"{rate:.6g}",
+                **{"samples/s": None if speed is None else f"{speed:.1f}"},
+                epoch=epoch,
+            )
+        self.restart()
+
+
+def require_finite(loss: float, step: int) -> None:
+    """Raises TrainingFailed: what comes after such a step is worth no checkpoint."""
+    if not math.isfinite(loss):
+        raise TrainingFailed(
+            f"the loss is {loss} at step {step}; nothing was saved since. Lower the learning rate, clip the "
+            "gradients (clipGradNorm), use bf16 instead of fp16, or look at the samples of this step; the "
+            "checkpoints before it are whole"
+        )

@@ -1,0 +1,82 @@
+"""Averages (`techniques.EMA`) in a custom loop: which become the final weights, and whether they are updated
+in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from spottrain.checkpoint import plain_state
+from spottrain.core import log
+from spottrain.techniques.ema import EMA
+
+
+def final_weights(model: torch.nn.Module, emas: Mapping[str, EMA], *, tell: bool) -> dict[str, Any]:
+    """The model's by name, as `Trainer` leaves them: the average, where there is one that can be taken.
+
+    A ModuleDict is several models, of which some may have an average. For all ranks: of sharded weights each
+    has its part.
+    """
+    weights = plain_state.model_state(model)
+    averages: dict[int, torch.Tensor] = {}
+    for name, ema in emas.items():
+        found = ema.by_weight()
+        if not found.keys() & _ids(model):
+            continue  # of something else
+        others = [
+            each for each, other in emas.items() if other is not ema and found.keys() & other.by_weight()
+        ]
+        why = _why_not(model, ema, found, others)
+        averages |= {} if why else found
+        if tell and why:
+            text = f"the final weights are not the average {name}, but the raw ones: {why}"
+            log.event("advice", about="ema", text=text)
+        elif tell:
+            log.event("ema", final="the average", of=name)
+    return {name: averages.get(id(value), value) for name, value in weights.items()}
+
+
+def _why_not(model: torch.nn.Module, ema: EMA, found: Mapping[int, Any], others: list[str]) -> str:
+    """Why it does not become the final weights; "" where it does."""
+    if others:
+        return f"{' and '.join(others)} averages the same; give the Guard one of them, or ship it by copy_to"
+    if not ema.updated:
+        return "it was never updated; call ema.update(guard.step + 1) before guard.advance()"
+    if not found.keys() <= _ids(model) or any(
+        found.keys() & _ids(part) and not _ids(part, trained=True) <= found.keys() for part in _parts(model)
+    ):
+        return "it is of a part of the model, and with the raw rest it is no model that was trained"
+    return ""
+
+
+def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    yield from model.values() if isinstance(model, torch.nn.ModuleDict) else (model,)
+
+
+def _ids(model: torch.nn.Module, *, trained: bool = False) -> set[int]:
+    return {id(parameter) for parameter in model.parameters() if parameter.requires_grad or not trained}
+
+
+class Place:
+    """Tells of averages that are updated after `advance`, or as of the step before: a save inside of
+    `advance` lacks the update, and a resume is another training."""
+
+    def __init__(self, emas: Mapping[str, EMA]) -> None:
+        self._emas = dict(emas)
+        self._before: dict[str, int] = {}
+
+    def counted(self, step: int) -> None:
+        """In `advance`. One update that is not there may be a step that fp16 has left out; but it does not
+        come later."""
+        for name, ema in list(self._emas.items()):
+            if step % ema.every:
+                continue
+            if ema.updated == step - ema.every and self._before.get(name) == step - 2 * ema.every:
+                del self._emas[name]  # told once
+                text = (
+                    f"{name} is a step behind, so a resume is not exact: call update(guard.step + 1) before"
+                )
+                log.event("advice", about="ema", text=f"{text} guard.advance()")
+            self._before[name] = ema.updated
