@@ -6,10 +6,25 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
-from spottrain_operator.api import AttemptRecord, ConditionStatus, Job, JobKey, RankRecord, Status
-from spottrain_operator.model import Ended, NodeView, Notice, Observed, PodView, Refusal, Sample
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import (
+    Ended,
+    NodeView,
+    Notice,
+    Observed,
+    PodView,
+    Refusal,
+    Sample,
+)
+from spottrain_operator.api.training_job import (
+    AttemptRecord,
+    ConditionStatus,
+    Job,
+    JobKey,
+    RankRecord,
+    Status,
+)
 from spottrain_operator.names import API_VERSION, KIND, Condition, Platform, Reason, pod_name
-from spottrain_operator.pools import Pool
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = JobKey(namespace="ns", name="job", uid="uid-1")

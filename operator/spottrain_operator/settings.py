@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from spottrain_operator import wire
+from spottrain_operator.api import wire
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Limits
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.model import Limits
 from spottrain_operator.names import Platform
-from spottrain_operator.pools import Pool
 
 DEFAULT_POOL = Pool(name="default", platform=Platform.AUTO)
 PREFIX = "SPOTTRAIN_OPERATOR_"

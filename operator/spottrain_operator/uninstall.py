@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from spottrain_operator import names
-from spottrain_operator.cluster import Json, KubeCluster
 from spottrain_operator.errors import ApiError
+from spottrain_operator.io.cluster import Json, KubeCluster
 from spottrain_operator.settings import PREFIX
 
 AT_ONCE: Final = 16

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from spottrain_operator.api import TrainingJobSpec
+from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import API_VERSION
 
 from tests.api.kube import MERGE, Json, Kube, Refused, jobs

@@ -11,7 +11,12 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any, Final
 
-from spottrain_operator.names import HOSTNAME_LABEL, INSTANCE_TYPE_LABEL, OUTCOME_FINALIZER, ZONE_LABEL
+from spottrain_operator.names import (
+    HOSTNAME_LABEL,
+    INSTANCE_TYPE_LABEL,
+    OUTCOME_FINALIZER,
+    ZONE_LABEL,
+)
 
 from tests.api.scene import job_body
 from tests.chaosop.api import JSON, MERGE, Api, Json, job_path, node_path

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import kopf
-from spottrain_operator import logs
-from spottrain_operator.handlers import registry
-from spottrain_operator.service import Service
+from spottrain_operator.control.handlers import registry
+from spottrain_operator.control.service import Service
+from spottrain_operator.io import logs
 from spottrain_operator.settings import Settings
 
 CLOCK: Final = "CHAOSOP_CLOCK"

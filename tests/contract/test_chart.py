@@ -13,8 +13,8 @@ import pytest
 import yaml
 from spottrain_operator.agent.settings import AgentEnv
 from spottrain_operator.agent.settings import Settings as AgentSettings
+from spottrain_operator.api.node_pools import CAPACITY_LABELS, CapacityType, Pool
 from spottrain_operator.names import Platform
-from spottrain_operator.pools import CAPACITY_LABELS, CapacityType, Pool
 from spottrain_operator.settings import Settings as OperatorSettings
 
 from tests.support.helm import CHART, KUBERNETES, NAMESPACE, ROOT, Object, find, helm, render, template

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from spottrain_operator import names
-from spottrain_operator.cluster import Cluster, Json, KubeCluster
+from spottrain_operator.io.cluster import Cluster, Json, KubeCluster
 from spottrain_operator.uninstall import uninstall
 
 from tests.support.helm import ROOT, Object, find, render

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from spottrain.contract import OnExisting
 from spottrain_operator import names
-from spottrain_operator.api import CABundle, CompileCache, Status, TrainingJobSpec
-from spottrain_operator.datacache import AccessMode, DataCache
-from spottrain_operator.pools import CapacityType
-from spottrain_operator.wire import camel
+from spottrain_operator.api.data_cache import AccessMode, DataCache
+from spottrain_operator.api.node_pools import CapacityType
+from spottrain_operator.api.training_job import CABundle, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.api.wire import camel
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())

@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 import yaml
 from spottrain.contract import Outcome
-from spottrain_operator.api import REASON_LIMIT, STATE_LIMIT, TIME_LIMIT, URI_LIMIT, WARNING_LIMIT, Status
-from spottrain_operator.model import Observed, Waiting
-from spottrain_operator.plan import plan
+from spottrain_operator.api.observed import Observed, Waiting
+from spottrain_operator.api.training_job import (
+    REASON_LIMIT,
+    STATE_LIMIT,
+    TIME_LIMIT,
+    URI_LIMIT,
+    WARNING_LIMIT,
+    Status,
+)
+from spottrain_operator.control.plan import plan
 
 from tests.builders import ended_pod, make_job, make_observed, make_pod, started, told
 

@@ -11,7 +11,7 @@ from typing import Any
 from localcluster.karpenter import ZONES
 from spottrain.contract import Outcome
 from spottrain_operator.names import PINNED_ANNOTATION, SOURCE_ANNOTATION, ZONE_LABEL
-from spottrain_operator.render import restrict
+from spottrain_operator.rendering.trainer_pod import restrict
 
 from tests.api.kube import Json, Kube, wait_for
 from tests.api.scene import Scene

@@ -14,7 +14,7 @@ from json import loads
 from math import inf
 from typing import Any, Final, TypeAlias
 
-from spottrain_operator import wire
+from spottrain_operator.api import wire
 
 LEAD_SECONDS: Final = 120.0
 """How long before a maintenance its notice is given: AWS's own two minutes, and enough for a save.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from spottrain_operator.api import Status
-from spottrain_operator.model import Observed, PodView
+from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause
 
 FAULT_KEPT: Final = timedelta(hours=24)

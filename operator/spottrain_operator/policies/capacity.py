@@ -11,12 +11,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api import AttemptRecord, Status, TrainingJobSpec
+from spottrain_operator.api.node_pools import CapacityType, ChosenPool, Pool, as_chosen, chosen
+from spottrain_operator.api.observed import Ending, Observed
+from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.model import Ending, Observed
 from spottrain_operator.names import Cause, Platform
 from spottrain_operator.policies import claims, gang, pins
-from spottrain_operator.pools import CapacityType, ChosenPool, Pool, as_chosen, chosen
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that speak of the pool."""

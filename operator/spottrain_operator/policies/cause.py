@@ -15,13 +15,13 @@ from typing import Final
 
 from spottrain.contract import ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
 
-from spottrain_operator.api import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
-from spottrain_operator.model import Ending, Notice, Observed, PodView
+from spottrain_operator.api.observed import Ending, Notice, Observed, PodView
+from spottrain_operator.api.training_job import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
+from spottrain_operator.api.wire import cut, rfc3339, well_typed
 from spottrain_operator.names import Cause
 from spottrain_operator.names import Reason as OurReason
 from spottrain_operator.policies import runtime
 from spottrain_operator.policies.gone import ended, node_dead
-from spottrain_operator.wire import cut, rfc3339, well_typed
 
 AFTERMATH: Final = timedelta(seconds=60)
 """A node may outlive its deadline by this, and what ends in it still ends by the notice."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from spottrain_operator.api import TrainingJobSpec
-from spottrain_operator.datacache import AccessMode, DataCache
-from spottrain_operator.model import ClaimView, Observed, PodView
+from spottrain_operator.api.data_cache import AccessMode, DataCache
+from spottrain_operator.api.observed import ClaimView, Observed, PodView
+from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import CLAIMS
 from spottrain_operator.policies import gang
 from spottrain_operator.policies.cause import notice_of

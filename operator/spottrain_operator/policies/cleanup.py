@@ -11,8 +11,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api import DeletionPolicy
-from spottrain_operator.model import Observed
+from spottrain_operator.api.observed import Observed
+from spottrain_operator.api.training_job import DeletionPolicy
 from spottrain_operator.policies.gone import over
 
 DEADLINE: Final = timedelta(minutes=15)

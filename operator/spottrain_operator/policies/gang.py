@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from spottrain_operator.api import Status
-from spottrain_operator.model import Ending, Observed, PodView
+from spottrain_operator.api.observed import Ending, Observed, PodView
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause, cause_of
 from spottrain_operator.policies.cause import before_us, why
 from spottrain_operator.policies.gone import over

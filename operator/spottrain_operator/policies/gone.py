@@ -5,8 +5,8 @@ Called by plan, status, conditions and cause.
 
 from __future__ import annotations
 
-from spottrain_operator.model import Observed, PodView
-from spottrain_operator.signals import OUT_OF_SERVICE
+from spottrain_operator.api.node_signals import OUT_OF_SERVICE
+from spottrain_operator.api.observed import Observed, PodView
 
 
 def ended(pod: PodView) -> bool:

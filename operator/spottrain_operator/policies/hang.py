@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.model import Ending, Observed, Sample
+from spottrain_operator.api.observed import Ending, Observed, Sample
 from spottrain_operator.names import Cause
 from spottrain_operator.policies import gang
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api import Status
-from spottrain_operator.model import Ending, Observed
+from spottrain_operator.api.observed import Ending, Observed
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause
 
 FOR_EVER: Final = 2**31 - 1

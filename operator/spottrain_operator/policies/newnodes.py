@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from spottrain_operator import native
-from spottrain_operator.api import Status
-from spottrain_operator.model import Observed
-from spottrain_operator.native import GangApi
+from spottrain_operator.api import native_gangs
+from spottrain_operator.api.native_gangs import GangApi
+from spottrain_operator.api.node_pools import Pool, Preset
+from spottrain_operator.api.observed import Observed, Placement
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.policies import avoid, gang
-from spottrain_operator.pools import Pool, Preset
-from spottrain_operator.render import Placement
 
 KARPENTER: Final = "karpenter."
 """What the labels begin with that Karpenter and its providers know."""
@@ -28,7 +27,7 @@ def placements(
 ) -> Iterator[Placement]:
     """Of the ranks that can be made now. `pinned`: host name by rank. `api`: of the group they are in."""
     soft = by_karpenter(o, pool)
-    in_turn = soft and api is None and o.job.spec is not None and native.one_by_one(o.job.spec)
+    in_turn = soft and api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
     doomed = avoid.doomed(o, status)
     for rank in gang.missing(o, status):
         pin = pinned.get(rank, "")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from spottrain_operator import native
-from spottrain_operator.api import AttemptRecord, Job, Status
-from spottrain_operator.model import Observed, PodView
+from spottrain_operator.api import native_gangs
+from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.training_job import AttemptRecord, Job, Status
 from spottrain_operator.names import Cause
 from spottrain_operator.policies import avoid
 
@@ -69,7 +69,7 @@ def in_vain(o: Observed, pod: PodView) -> str:
     usable -= avoid.faulty(o, o.job.status)
     if pod.pinned not in usable:
         return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or going"
-    alone = o.job.spec is not None and not pod.grouped and native.one_by_one(o.job.spec)
+    alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
     if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # others wait for all of the gang
         return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which has no room: {pod.unschedulable}"
     return ""

@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Final
 
-from spottrain_operator.api import AttemptRecord, FailurePolicy, Status
-from spottrain_operator.model import Ending
+from spottrain_operator.api.observed import Ending
+from spottrain_operator.api.training_job import AttemptRecord, FailurePolicy, Status
+from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Condition, Reason, cause_of
-from spottrain_operator.wire import rfc3339
 
 CLOCKS: Final = timedelta(seconds=5)
 """By which the clocks of two machines that run the operator in turn may differ."""

@@ -14,8 +14,8 @@ from typing import Final
 
 from spottrain.contract import PROGRESS_PORT, WAITING_FOR_STORE
 
-from spottrain_operator.api import Status
-from spottrain_operator.model import Ending, Observed, PodView
+from spottrain_operator.api.observed import Ending, Observed, PodView
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies.gone import over
 

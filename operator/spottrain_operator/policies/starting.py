@@ -11,13 +11,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api import REASON_LIMIT, FailurePolicy, Status
-from spottrain_operator.model import Ending, Observed, PodEvents, PodView, Waiting
+from spottrain_operator.api.observed import Ending, Observed, PodEvents, PodView, Waiting
+from spottrain_operator.api.training_job import REASON_LIMIT, FailurePolicy, Status, with_record
+from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause
 from spottrain_operator.policies import gang
 from spottrain_operator.policies.gone import over
-from spottrain_operator.status import with_record
-from spottrain_operator.wire import rfc3339
 
 QUIET: Final = timedelta(seconds=5)
 """A pod's Events are read when it has had its node for so long, and again after so long."""

@@ -59,7 +59,7 @@ TELL_AGAIN_SECONDS: Final = 30.0
 """Between two lines about a store that does not answer."""
 WORDS_OF_WAIT: Final = 1000
 """Characters of the sentence about it."""
-LOOPS: Final = ("keeper", "trainer", "guard", "loop", "integrations", "data", "ownloop")
+LOOPS: Final = ("lifecycle.coordinator", "training", "integrations", "data")
 """Modules that a script which trains by spottrain has imported before its first step."""
 GROUP_SIGNAL_SECONDS: Final = 0.2
 """That a failing script leaves a signal to its process group to arrive here too."""

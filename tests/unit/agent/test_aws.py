@@ -10,7 +10,15 @@ from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Ending, Findings, Unreadable, found
+from spottrain_operator.agent.findings import (
+    NOTHING,
+    Advice,
+    Answer,
+    Ending,
+    Findings,
+    Unreadable,
+    found,
+)
 from spottrain_operator.agent.sources.aws import (
     Aws,
     parse_instance_action,

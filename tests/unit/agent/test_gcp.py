@@ -9,7 +9,12 @@ import aiohttp
 import pytest
 from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Ending, Unreadable, found
 from spottrain_operator.agent.sources.client import Client
-from spottrain_operator.agent.sources.gcp import Gcp, parse_maintenance, parse_notice_seconds, parse_preempted
+from spottrain_operator.agent.sources.gcp import (
+    Gcp,
+    parse_maintenance,
+    parse_notice_seconds,
+    parse_preempted,
+)
 
 from tests.support.gcpmetadata import MAINTENANCE, NOTICE_SECONDS, PREEMPTED, FakeGcp, fake_gcp
 from tests.unit.agent.bodies import GARBAGE, LISTS, RECORDS

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from spottrain_operator import names
-from spottrain_operator.cluster import Json
 from spottrain_operator.errors import ApiError
+from spottrain_operator.io.cluster import Json
 from spottrain_operator.uninstall import uninstall
 
 OURS = [names.OUTCOME_FINALIZER, "theirs/finalizer"]

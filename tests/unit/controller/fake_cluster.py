@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import ApiError
 from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER
-from spottrain_operator.wire import rfc3339
 
 from tests.builders import KEY, NOW, raw_job
 

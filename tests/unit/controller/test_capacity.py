@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import AttemptRecord, RankRecord, Status
-from spottrain_operator.model import Annotate, Create, Delete, Ending, Observed, Plan
+from spottrain_operator.api.node_pools import CapacityType, Pool, Preset
+from spottrain_operator.api.observed import Annotate, Create, Delete, Ending, Observed, Plan
+from spottrain_operator.api.training_job import AttemptRecord, RankRecord, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase, Platform
-from spottrain_operator.plan import plan
 from spottrain_operator.policies import capacity
-from spottrain_operator.pools import CapacityType, Pool, Preset
 
 from tests.builders import (
     NOW,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Reason
-from spottrain_operator.model import Ended, NodeView, PodView
+from spottrain_operator.api.observed import Ended, NodeView, PodView
+from spottrain_operator.api.views import pod_view
 from spottrain_operator.names import Cause
 from spottrain_operator.policies.cause import why
-from spottrain_operator.views import pod_view
 
 from tests.builders import (
     KEY,

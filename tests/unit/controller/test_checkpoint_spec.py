@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Env
-from spottrain_operator import render
-from spottrain_operator.api import AttemptRecord, Status
+from spottrain_operator.api.training_job import AttemptRecord, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase
-from spottrain_operator.plan import plan
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import ended_pod, make_job, make_observed, raw_spec
 from tests.unit.controller.test_render import Json, rendered, trainer_of
@@ -167,7 +167,7 @@ def _cache_after(*codes: int | None, wanted: str = "keep") -> str:
     current = AttemptRecord(number=len(codes) + 1)
     job = make_job(raw_spec(checkpoint={"uri": "s3://b/p", "compileCache": wanted}))
     status = Status(attempt=current.number, attempts=(*records, current))
-    return render.environment(job, status, 110)[Env.COMPILE_CACHE]
+    return trainer_pod.environment(job, status, 110)[Env.COMPILE_CACHE]
 
 
 def test_an_illegal_instruction_drops_the_compile_cache_for_one_attempt() -> None:
@@ -182,7 +182,7 @@ def test_the_attempt_after_an_illegal_instruction_is_made_without_the_compile_ca
     assert first is not None and first.attempt == 2 and first.failures == 1
     assert "SIGILL" in first.attempts[0].evidence
     again = make_job(status=replace(first, next_start=None))
-    manifest = render.pod(again, again.status, make_observed().default_pool)
+    manifest = trainer_pod.pod(again, again.status, make_observed().default_pool)
     assert _values(manifest)["SPOTTRAIN_COMPILE_CACHE"] == "drop"
 
 

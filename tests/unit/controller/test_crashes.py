@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Progress
-from spottrain_operator.api import Job, JobKey, Status
-from spottrain_operator.caches import Caches
-from spottrain_operator.memory import Memory
-from spottrain_operator.model import Limits, Sample
+from spottrain_operator.api.observed import Limits, Sample
+from spottrain_operator.api.training_job import Job, JobKey, Status
+from spottrain_operator.api.views import pod_view
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.reconcile import AT_ONCE, Reconciler
+from spottrain_operator.control.resync import resync
 from spottrain_operator.names import pod_name
-from spottrain_operator.reconcile import AT_ONCE, Reconciler
-from spottrain_operator.resync import resync
-from spottrain_operator.views import pod_view
 
 from tests.builders import KEY, POOL, raw_spec, word
 from tests.unit.controller.fake_cluster import Crash, FakeCluster

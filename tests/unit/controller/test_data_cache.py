@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Env, Outcome
-from spottrain_operator.api import Status
+from spottrain_operator.api.observed import ClaimView, Create, Observed, Plan, Provide
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
-from spottrain_operator.model import ClaimView, Create, Observed, Plan, Provide
 from spottrain_operator.names import CLAIMS, Condition, Phase, Reason, cache_claim_name
-from spottrain_operator.plan import plan
 from spottrain_operator.policies import claims
 
 from tests.builders import (

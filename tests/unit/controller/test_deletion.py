@@ -6,9 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from spottrain.contract import Outcome
-from spottrain_operator.model import Create, Delete, Ended, Hold, Observed, Plan, PodView, Provide, Release
-from spottrain_operator.plan import plan
-from spottrain_operator.wire import rfc3339
+from spottrain_operator.api.observed import (
+    Create,
+    Delete,
+    Ended,
+    Hold,
+    Observed,
+    Plan,
+    PodView,
+    Provide,
+    Release,
+)
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.plan import plan
 
 from tests.builders import after, deleted, make_job, make_observed, make_pod, raw_spec, started, told
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain_operator import render
-from spottrain_operator.api import Status
-from spottrain_operator.model import Create, Delete, NodeView, Notice, Plan, PodView
+from spottrain_operator.api.observed import (
+    Create,
+    Delete,
+    NodeView,
+    Notice,
+    Placement,
+    Plan,
+    PodView,
+)
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause
-from spottrain_operator.plan import plan
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import (
     KEY,
@@ -88,7 +96,7 @@ def _replaced(pod: PodView, *nodes: NodeView, **status: object) -> Plan:
 
 
 def test_a_pod_carries_the_names_of_the_nodes_it_is_kept_off() -> None:
-    meta = render.pod(make_job(), Status(attempt=1), POOL, render.Placement(avoid=("n2", "n1")))["metadata"]
+    meta = trainer_pod.pod(make_job(), Status(attempt=1), POOL, Placement(avoid=("n2", "n1")))["metadata"]
     assert meta["annotations"]["spottrain.io/avoids"] == "n1,n2"
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api import ConditionStatus, Job
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Event, Observed, Plan
+from spottrain_operator.api.training_job import ConditionStatus, Job
+from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
-from spottrain_operator.model import Event, Observed, Plan
 from spottrain_operator.names import Condition, Phase, Reason
-from spottrain_operator.plan import plan
-from spottrain_operator.pools import Pool
 
 from tests.builders import KEY, NOW, ended_pod, make_job, make_observed, make_pod, raw_spec, started
 from tests.unit.controller.test_crashes import World

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
-from spottrain_operator.api import Status
-from spottrain_operator.caches import Caches
-from spottrain_operator.cluster import KubeCluster
-from spottrain_operator.discovery import discover_node_pools
+from spottrain_operator.api.node_pools import NOTHING, Found, Pool, of_node, of_node_pool
+from spottrain_operator.api.observed import Create, Observed, Plan
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.views import node_view
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.discovery import discover_node_pools
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
-from spottrain_operator.memory import Memory
-from spottrain_operator.model import Create, Observed, Plan
+from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import Condition, Platform, Reason
-from spottrain_operator.plan import plan
-from spottrain_operator.pools import NOTHING, Found, Pool, of_node, of_node_pool
-from spottrain_operator.views import node_view
 
 from tests.builders import NOW, make_job, make_node, make_observed, make_pod, raw_spec
 from tests.support.loopback import on_loopback

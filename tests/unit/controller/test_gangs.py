@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome
 from spottrain.contract import Reason as Word
-from spottrain_operator.api import Job, RankRecord, Status
-from spottrain_operator.model import (
+from spottrain_operator.api.observed import (
     Annotate,
     Create,
     Delete,
@@ -22,6 +21,8 @@ from spottrain_operator.model import (
     Refusal,
     Release,
 )
+from spottrain_operator.api.training_job import Job, RankRecord, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import (
     AVOIDS_ANNOTATION,
     PINNED_ANNOTATION,
@@ -31,7 +32,6 @@ from spottrain_operator.names import (
     Reason,
     pod_name,
 )
-from spottrain_operator.plan import plan
 from spottrain_operator.policies import pins
 
 from tests.builders import (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from spottrain.contract import Env
 from spottrain.lifecycle.topology import Gang
-from spottrain_operator import render
-from spottrain_operator.api import Job, Status
+from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import POOL, make_job, raw_spec
 
@@ -29,7 +29,7 @@ def job(
 
 def trainer_of(made: Job) -> Json:
     assert made.spec is not None, made.invalid
-    trainer: Json = render.pod(made, Status(attempt=1), POOL)["spec"]["containers"][0]
+    trainer: Json = trainer_pod.pod(made, Status(attempt=1), POOL)["spec"]["containers"][0]
     return trainer
 
 

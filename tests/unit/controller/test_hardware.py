@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Reason
-from spottrain_operator.api import AttemptRecord, Job, RankRecord
-from spottrain_operator.model import Create, NodeView, Observed, Plan, PodEvents, PodView
+from spottrain_operator.api.observed import Create, NodeView, Observed, Plan, PodEvents, PodView
+from spottrain_operator.api.training_job import AttemptRecord, Job, RankRecord
+from spottrain_operator.api.views import node_view, pod_events, pod_view
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.observe import observe
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition
 from spottrain_operator.names import Reason as OurReason
-from spottrain_operator.observe import observe
-from spottrain_operator.plan import plan
 from spottrain_operator.policies import avoid, hang, pins
 from spottrain_operator.policies.cause import why
-from spottrain_operator.views import node_view, pod_events, pod_view
-from spottrain_operator.wire import rfc3339
 
 from tests.builders import (
     NOW,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import Job, JobKey
+from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import pod_name
-from spottrain_operator.workqueue import WorkQueue
 
 from tests.builders import KEY, word
 from tests.support.virtualtime import run_virtually

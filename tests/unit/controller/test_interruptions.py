@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.model import Delete, Observed
+from spottrain_operator.api.observed import Delete, Observed
+from spottrain_operator.api.views import node_view, pod_events, pod_view
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import (
     ATTEMPT_LABEL,
     JOB_UID_LABEL,
@@ -21,9 +24,6 @@ from spottrain_operator.names import (
     RANK_LABEL,
     Cause,
 )
-from spottrain_operator.plan import plan
-from spottrain_operator.views import node_view, pod_events, pod_view
-from spottrain_operator.wire import rfc3339
 
 from tests.builders import KEY, NOW, OWNER, after, make_job, make_observed, raw_spec, started, word
 

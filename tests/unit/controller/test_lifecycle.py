@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import Status
-from spottrain_operator.model import Create, Delete, DeleteJob, Observed, Plan, PodView
+from spottrain_operator.api.observed import Create, Delete, DeleteJob, Observed, Plan, PodView
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
-from spottrain_operator.plan import plan
 from spottrain_operator.policies.hang import LEAST_START
 
 from tests.builders import (

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from spottrain_operator.logs import JsonLines, about
+from spottrain_operator.io.logs import JsonLines, about
 
 from tests.builders import KEY
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api import RankRecord
-from spottrain_operator.discovery import discover
+from spottrain_operator.api.native_gangs import GangApi
+from spottrain_operator.api.observed import Create, Plan, Provide
+from spottrain_operator.api.training_job import RankRecord
+from spottrain_operator.api.views import pod_view
+from spottrain_operator.control.discovery import discover
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
-from spottrain_operator.memory import Memory
-from spottrain_operator.model import Create, Plan, Provide
 from spottrain_operator.names import PINNED_ANNOTATION, pod_name
-from spottrain_operator.native import GangApi
-from spottrain_operator.plan import plan
 from spottrain_operator.settings import Settings
-from spottrain_operator.views import pod_view
 
 from tests.builders import (
     KEY,

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api import Status
-from spottrain_operator.model import Create, Observed, Plan
+from spottrain_operator.api.observed import Create, Observed, Plan
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.views import node_view
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import AVOIDS_ANNOTATION, PINNED_ANNOTATION
-from spottrain_operator.plan import plan
-from spottrain_operator.views import node_view
 
 from tests.builders import deleted, make_job, make_node, make_observed, make_pod, notice, raw_spec
 from tests.unit.controller.test_gangs import NODES, SIZE, begun, created, member, observed, over, status_of

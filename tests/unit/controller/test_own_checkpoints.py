@@ -7,11 +7,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain_operator import render
-from spottrain_operator.api import AttemptRecord, Job, ProgressStatus, Status
-from spottrain_operator.model import Annotate, Create, Delete, Ended, NodeView, Plan, PodView
+from spottrain_operator.api.observed import (
+    Annotate,
+    Create,
+    Delete,
+    Ended,
+    NodeView,
+    Plan,
+    PodView,
+)
+from spottrain_operator.api.training_job import AttemptRecord, Job, ProgressStatus, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
-from spottrain_operator.plan import plan
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import (
     NOW,
@@ -50,7 +58,7 @@ def test_spot_capacity_with_checkpoints_of_its_own_is_accepted() -> None:
 
 
 def test_it_is_told_who_it_is_and_nothing_of_checkpoints() -> None:
-    told = render.environment(_job(), Status(attempt=2, known_durable_step=3, gate_until=after(9)), 110)
+    told = trainer_pod.environment(_job(), Status(attempt=2, known_durable_step=3, gate_until=after(9)), 110)
     assert told["SPOTTRAIN_ATTEMPT"] == "2" and told["SPOTTRAIN_GRACE_SECONDS"] == "110"
     assert told["SPOTTRAIN_DEADLINE_FILE"]
     words = ("CHECKPOINT", "GATE", "DURABLE", "COMPILE", "DIGEST")
@@ -59,7 +67,7 @@ def test_it_is_told_who_it_is_and_nothing_of_checkpoints() -> None:
 
 def test_its_credentials_and_certificates_are_given_all_the_same() -> None:
     checkpoint = {"managed": False, "credentialsSecret": "s3", "caBundle": {"configMap": "ca"}}
-    manifest = render.pod(make_job(raw_spec(checkpoint=checkpoint)), Status(attempt=1), POOL)
+    manifest = trainer_pod.pod(make_job(raw_spec(checkpoint=checkpoint)), Status(attempt=1), POOL)
     trainer = manifest["spec"]["containers"][0]
     assert trainer["envFrom"] == [{"secretRef": {"name": "s3"}}]
     assert "AWS_CA_BUNDLE" in {e["name"] for e in trainer["env"]}

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import Job, Status
-from spottrain_operator.model import (
+from spottrain_operator.api.observed import (
     Action,
     Annotate,
     Check,
@@ -21,8 +20,9 @@ from spottrain_operator.model import (
     Release,
     Waiting,
 )
+from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase, Reason
-from spottrain_operator.plan import plan
 
 from tests.builders import (
     NOW,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain_operator.model import Create, Observed, PodView
+from spottrain_operator.api.observed import Create, Observed, PodView
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase, Reason
-from spottrain_operator.plan import plan
 
 from tests.builders import (
     KEY,

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain_operator import render
+from spottrain_operator.control.reconcile import AT_ONCE
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import Condition, Reason
-from spottrain_operator.reconcile import AT_ONCE
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import KEY, POOL
 from tests.unit.controller.test_crashes import World
@@ -103,7 +103,7 @@ async def test_a_refusal_is_forgotten_when_the_pod_was_made_after_all() -> None:
     job = w.caches.jobs.get(KEY)
     assert job is not None
     api.no = None
-    await w.cluster.create_pod(render.pod(job, job.status, POOL))
+    await w.cluster.create_pod(trainer_pod.pod(job, job.status, POOL))
     await w.settle()
     assert _accepted(w)[0] == "True" and w.reconciler.memory.refusals == {}
 
@@ -118,7 +118,7 @@ async def test_a_refusal_is_forgotten_when_the_pod_is_adopted() -> None:
     job = w.caches.jobs.get(KEY)
     assert job is not None
     api.no = None
-    await w.cluster.create_pod(render.pod(job, job.status, POOL))
+    await w.cluster.create_pod(trainer_pod.pod(job, job.status, POOL))
     await w.reconciler(KEY)  # the watch has not told of it: 409
     assert w.reconciler.memory.refusals == {} and len(w.cluster.pods) == 1
 

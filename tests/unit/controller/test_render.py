@@ -6,10 +6,11 @@ import copy
 from typing import Any
 
 import pytest
-from spottrain_operator import render
-from spottrain_operator.api import Status
+from spottrain_operator.api.observed import Placement
+from spottrain_operator.api.template import admission_words
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import pod_name
-from spottrain_operator.template import admission_words
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import POOL, make_job, raw_spec
 
@@ -24,8 +25,8 @@ def rendered(
     job = make_job(raw_spec(template=template, **spec))
     assert job.spec is not None, job.invalid
     before = copy.deepcopy(job.spec.template)
-    place = render.Placement(avoid=avoid)
-    manifest = render.pod(job, Status(attempt=1), job.spec.pools(POOL, {})[0], place)
+    place = Placement(avoid=avoid)
+    manifest = trainer_pod.pod(job, Status(attempt=1), job.spec.pools(POOL, {})[0], place)
     assert job.spec.template == before, "the template was changed"
     return manifest
 
@@ -40,7 +41,7 @@ def test_labels_and_annotations_of_the_template_stay_and_ours_are_added() -> Non
         "metadata": {"labels": {"team": "a"}, "annotations": {"karpenter.sh/do-not-disrupt": "false"}},
         "spec": {"containers": [{"name": "trainer", "image": "x"}]},
     }
-    meta = render.pod(make_job(raw_spec(template=template)), Status(attempt=3), POOL)["metadata"]
+    meta = trainer_pod.pod(make_job(raw_spec(template=template)), Status(attempt=3), POOL)["metadata"]
     assert meta["labels"]["team"] == "a" and meta["labels"]["spottrain.io/attempt"] == "3"
     assert meta["annotations"]["karpenter.sh/do-not-disrupt"] == "false"
     assert meta["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
@@ -106,7 +107,7 @@ def test_the_grace_is_at_most_what_a_notice_leaves(
     template = {"spec": {"containers": [{"name": "trainer"}]} | pod}
     job = make_job(raw_spec(template=template, capacity={"type": kind}))
     assert job.spec is not None
-    said = render.grace_note(job.spec, job.spec.pools(POOL, {})[0])
+    said = trainer_pod.grace_note(job.spec, job.spec.pools(POOL, {})[0])
     assert note in said and bool(note) == bool(said)
 
 
@@ -304,7 +305,7 @@ def test_what_is_not_ours_is_the_templates(spec: Json) -> None:
 
 
 def test_every_variable_that_a_gang_is_told_is_refused_in_a_template() -> None:
-    told = render.environment(make_job(raw_spec(workers=2)), Status(attempt=1), 110)
+    told = trainer_pod.environment(make_job(raw_spec(workers=2)), Status(attempt=1), 110)
     for name in told:
         assert make_job(raw_spec(workers=2, **with_env(name))).spec is None, name
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import AttemptRecord, FailurePolicy, Status
-from spottrain_operator.model import Ending
+from spottrain_operator.api.observed import Ending
+from spottrain_operator.api.training_job import AttemptRecord, FailurePolicy, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause
-from spottrain_operator.plan import plan
 from spottrain_operator.policies import restart
 
 from tests.builders import (

@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Reason
-from spottrain_operator.api import ConditionStatus, Status
-from spottrain_operator.model import Create, Ended, Limits, Observed, Plan, PodView, Sample, Silence
+from spottrain_operator.api.observed import (
+    Create,
+    Ended,
+    Limits,
+    Observed,
+    Plan,
+    PodView,
+    Sample,
+    Silence,
+)
+from spottrain_operator.api.training_job import ConditionStatus, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
-from spottrain_operator.plan import plan
 
 from tests.builders import (
     NOW,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import Job
-from spottrain_operator.reconcile import AT_ONCE
+from spottrain_operator.api.training_job import Job
+from spottrain_operator.control.reconcile import AT_ONCE
 
 from tests.builders import KEY, word
 from tests.unit.controller.fake_cluster import Crash

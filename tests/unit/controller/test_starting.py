@@ -7,16 +7,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain_operator.api import AttemptRecord, Job, Status
-from spottrain_operator.caches import Caches
-from spottrain_operator.memory import Memory
-from spottrain_operator.model import Delete, Limits, Observed, Plan, PodEvents, PodView, Waiting
+from spottrain_operator.api.observed import (
+    Delete,
+    Limits,
+    Observed,
+    Plan,
+    PodEvents,
+    PodView,
+    Waiting,
+)
+from spottrain_operator.api.training_job import AttemptRecord, Job, Status
+from spottrain_operator.api.views import pod_events, pod_view
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.observe import observe
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
-from spottrain_operator.observe import observe
-from spottrain_operator.plan import plan
 from spottrain_operator.policies import restart, starting
-from spottrain_operator.views import pod_events, pod_view
-from spottrain_operator.wire import rfc3339
 
 from tests.builders import NOW, POOL, after, make_job, make_observed, make_pod, raw_spec, started
 from tests.unit.controller.fake_cluster import FakeCluster

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import WAITING_FOR_STORE, Outcome
-from spottrain_operator.api import ConditionStatus, Job, ProgressStatus, Status
-from spottrain_operator.model import PodView
+from spottrain_operator.api.observed import PodView
+from spottrain_operator.api.training_job import ConditionStatus, Job, ProgressStatus, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase, Reason
-from spottrain_operator.plan import plan
 from spottrain_operator.policies import restart
 
 from tests.builders import (

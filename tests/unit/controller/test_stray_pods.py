@@ -6,10 +6,10 @@ import copy
 from typing import Any
 
 import pytest
-from spottrain_operator.model import Plan
+from spottrain_operator.api.observed import Plan
+from spottrain_operator.api.views import pod_view
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition
-from spottrain_operator.plan import plan
-from spottrain_operator.views import pod_view
 
 from tests.builders import KEY, make_job, make_observed, raw_spec, started
 from tests.unit.controller.test_crashes import World

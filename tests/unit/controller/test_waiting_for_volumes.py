@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import Status
-from spottrain_operator.cluster import KubeCluster
+from spottrain_operator.api.observed import ClaimView, Provide
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.views import claim_view
+from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
-from spottrain_operator.model import ClaimView, Provide
+from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import CLAIMS, Cause, Condition, Phase, Reason, cache_claim_name
-from spottrain_operator.plan import plan
-from spottrain_operator.views import claim_view
 
 from tests.builders import KEY, make_job, make_node, make_observed, make_pod, raw_spec, started, word
 from tests.unit.controller.test_crashes import World

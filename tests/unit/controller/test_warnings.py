@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Reason
-from spottrain_operator.api import ProgressStatus, Status
-from spottrain_operator.model import Ended, Event, Plan, PodView, Sample
+from spottrain_operator.api.observed import Ended, Event, Plan, PodView, Sample
+from spottrain_operator.api.training_job import ProgressStatus, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition
-from spottrain_operator.plan import plan
-from spottrain_operator.status import progress_due
+from spottrain_operator.status.changes import progress_due
 
 from tests.builders import NOW, after, make_job, make_observed, make_pod, sample, started, told
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api import Status
-from spottrain_operator.model import Event, Observed, Plan, PodView
+from spottrain_operator.api.observed import Event, Observed, Plan, PodView
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition
-from spottrain_operator.plan import plan
-from spottrain_operator.status import progress_due
+from spottrain_operator.status.changes import progress_due
 
 from tests.builders import (
     after,

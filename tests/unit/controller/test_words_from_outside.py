@@ -14,22 +14,23 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import Outcome, Progress, Stop
-from spottrain_operator import render, wire
-from spottrain_operator.api import Status, TrainingJobSpec
-from spottrain_operator.caches import Caches
+from spottrain_operator.api import wire
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Sample, Silence
+from spottrain_operator.api.training_job import Status, TrainingJobSpec
+from spottrain_operator.api.views import cleanup_ended, node_view, pod_view
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.plan import plan
+from spottrain_operator.control.progress import Poller
+from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.memory import Memory
-from spottrain_operator.model import Sample, Silence
 from spottrain_operator.names import TRAINER_ANNOTATION, Platform
-from spottrain_operator.plan import plan
 from spottrain_operator.policies.cause import word_of
-from spottrain_operator.pools import Pool
-from spottrain_operator.progress import Poller
+from spottrain_operator.rendering import trainer_pod
 from spottrain_operator.settings import Settings
-from spottrain_operator.status import progress_due
-from spottrain_operator.views import cleanup_ended, node_view, pod_view
-from spottrain_operator.wire import rfc3339
-from spottrain_operator.workqueue import WorkQueue
+from spottrain_operator.status.changes import progress_due
 
 from tests.builders import (
     KEY,
@@ -115,7 +116,7 @@ def test_the_trainer_is_the_container_that_was_the_trainer_when_the_pod_was_made
 def test_the_pod_says_which_of_its_containers_is_the_trainer() -> None:
     spec = raw_spec(template={"spec": {"containers": [{"name": "learner", "image": "x"}]}})
     job = make_job(spec, status=started())
-    made = render.pod(job, job.status, POOL)
+    made = trainer_pod.pod(job, job.status, POOL)
     assert made["metadata"]["annotations"][TRAINER_ANNOTATION] == "learner"
 
 

@@ -7,9 +7,9 @@ import logging
 from datetime import timedelta
 
 import pytest
-from spottrain_operator.api import JobKey
-from spottrain_operator.metrics import QUEUE_DEPTH
-from spottrain_operator.workqueue import WorkQueue
+from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.io.metrics import QUEUE_DEPTH
 
 from tests.support.virtualtime import run_virtually
 

@@ -1,0 +1,154 @@
+"""What others have written on a node about its end: Karpenter, AWS's node termination handler, GKE, AKS, the
+cluster autoscaler, Kubernetes itself. Pure; called by views.py. docs/interruptions.md has the same table.
+
+Where a time is known it is a notice, and is acted on as one of our agent's. Where none is, the node is
+leaving: new pods keep off it, and what ends on it by a signal has ended because of that. A rebalance
+recommendation is an advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from spottrain_operator.api.observed import Notice
+from spottrain_operator.api.wire import timestamp
+
+Raw = Mapping[str, Any]
+
+KARPENTER_DISRUPTED: Final = "karpenter.sh/disrupted"
+KARPENTER_DEADLINE: Final = "karpenter.sh/nodeclaim-termination-timestamp"
+NTH: Final = "aws-node-termination-handler/"
+NTH_TIME: Final = f"{NTH}action-time"
+OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
+LEAVING_TAINTS: Final = {
+    KARPENTER_DISRUPTED: "Karpenter takes the node out of service",
+    f"{NTH}spot-itn": "the AWS node termination handler has seen a spot interruption",
+    f"{NTH}scheduled-maintenance": "the AWS node termination handler has seen a maintenance event",
+    f"{NTH}asg-lifecycle-termination": "its auto scaling group ends the instance",
+    "cloud.google.com/impending-node-termination": "Google Cloud ends the machine",
+    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler deletes the node",
+    "remediator.aks.microsoft.com/unschedulable": "AKS drains the node",
+    "remediator.kubernetes.azure.com/unschedulable": "AKS drains the node",
+    OUT_OF_SERVICE: "an administrator says that the node is down",
+}
+ENDING_CONDITIONS: Final = {
+    "PreemptionScheduled": (timedelta(seconds=30), "AKS has seen a spot eviction"),
+    "GCESpotPreempting": (timedelta(seconds=30), "Google Cloud takes the spot machine back"),
+}
+"""Conditions that are True from the cloud's word on: seconds that the cloud gives from then."""
+LEAVING_CONDITIONS: Final = {"VMEventScheduled": "Azure has an event for this machine"}
+FAULTY_IF_TRUE: Final = frozenset(
+    {
+        "GPUMissing",
+        "GPUXIDErrors",
+        "XIDErrors",
+        "XidError",
+        "GPUUnhealthy",
+        "GpuUnhealthy",
+        "SysLogsXIDError",
+        "SysLogsSXIDError",
+        "SysLogsGPUFallenOff",
+        "GpuMemWatch",
+        "GpuPcieWatch",
+        "GpuNvlinkWatch",
+        "GpuDriverWatch",
+        "GpuInforomWatch",
+    }
+)
+"""Conditions of node problem detectors: AKS (GPU...), NVSentinel (SysLogs..., ...Watch), customary names."""
+FAULTY_IF_FALSE: Final = frozenset({"AcceleratedHardwareReady"})
+"""Conditions of the EKS node monitoring agent."""
+FAULTY_TAINTS: Final = frozenset({"nvidia.com/gpu.unhealthy", "nvidia.com/syslog-xid-error"})
+MAINTENANCE_LABEL: Final = "cloud.google.com/active-node-maintenance"
+KARPENTER_NOTICE: Final = timedelta(seconds=120)
+"""From the node's deletion, where Karpenter stamps no time: it deletes at AWS's two-minute notice."""
+
+
+def notice(node: Raw) -> Notice | None:
+    """The end that others have announced with a time."""
+    return min(_notices(node), key=lambda found: found.deadline, default=None)
+
+
+def _notices(node: Raw) -> Iterator[Notice]:
+    meta, taints = node["metadata"], _taints(node)
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    if stamped := _time(annotations.get(KARPENTER_DEADLINE)):
+        yield Notice(deadline=stamped, source=f"Karpenter {KARPENTER_DEADLINE}")
+    elif KARPENTER_DISRUPTED in taints and (deleted := _time(meta.get("deletionTimestamp"))):
+        yield Notice(deadline=deleted + KARPENTER_NOTICE, source=f"taint {KARPENTER_DISRUPTED}", seen=deleted)
+    ending = next((k for k in (f"{NTH}spot-itn", f"{NTH}asg-lifecycle-termination") if k in taints), "")
+    if ending and (at := _unix(labels.get(NTH_TIME, ""))):
+        yield Notice(deadline=at, source=f"taint {ending}")
+    for condition in node.get("status", {}).get("conditions") or ():
+        given, _ = ENDING_CONDITIONS.get(condition["type"], (None, ""))
+        since = _time(condition.get("lastTransitionTime"))
+        if given is not None and condition.get("status") == "True" and since is not None:
+            source = f"condition {condition['type']}"
+            yield Notice(deadline=since + given, source=source, seen=since)
+
+
+def leaving(node: Raw) -> str:
+    """Who takes the node out of service, as a sentence; "" where nobody does."""
+    meta = node["metadata"]
+    found = next(
+        (f"{LEAVING_TAINTS[key]} (taint {key})" for key in _taints(node) if key in LEAVING_TAINTS), ""
+    )
+    if found or "deletionTimestamp" in meta:
+        return found or "the node is being deleted"
+    if (meta.get("labels") or {}).get(MAINTENANCE_LABEL) == "ONGOING":
+        return f"Google Cloud maintains the machine (label {MAINTENANCE_LABEL})"
+    for condition in node.get("status", {}).get("conditions") or ():
+        kind, true = condition["type"], condition.get("status") == "True"
+        if true and kind in LEAVING_CONDITIONS:
+            return f"{LEAVING_CONDITIONS[kind]} (condition {kind}): {condition.get('message', '')[:200]}"
+        if kind == "Ready" and not true and "shutting down" in condition.get("message", ""):
+            return "the node shuts down (condition Ready)"
+    return ""
+
+
+def fault(node: Raw) -> str:
+    """What a health monitor says of the node's GPUs; "" where nothing is wrong."""
+    if found := next((key for key in _taints(node) if key in FAULTY_TAINTS), ""):
+        return f"taint {found}"
+    for condition in node.get("status", {}).get("conditions") or ():
+        kind, status = condition["type"], condition.get("status")
+        if (kind in FAULTY_IF_TRUE and status == "True") or (kind in FAULTY_IF_FALSE and status == "False"):
+            why = ": ".join(filter(None, (condition.get("reason"), condition.get("message", "")[:500])))
+            return f"condition {kind}={status} ({why})"
+    return ""
+
+
+def out_of_service(node: Raw) -> bool:
+    """Somebody who knows says that the machine is off, so nothing of a pod runs there any more."""
+    return OUT_OF_SERVICE in _taints(node)
+
+
+def advice(node: Raw) -> str:
+    """Time of a rebalance recommendation that the node termination handler has passed on, RFC 3339."""
+    if f"{NTH}rebalance-recommendation" not in _taints(node):
+        return ""
+    at = _unix((node["metadata"].get("labels") or {}).get(NTH_TIME, "")) or _time(
+        node["metadata"].get("creationTimestamp")
+    )
+    return at.isoformat().replace("+00:00", "Z") if at else ""
+
+
+def _taints(node: Raw) -> dict[str, Raw]:
+    return {str(t.get("key")): t for t in node.get("spec", {}).get("taints") or ()}
+
+
+def _unix(text: str) -> datetime | None:
+    if not (text.isdigit() and len(text) <= len("9999999999")):
+        return None
+    return datetime.fromtimestamp(int(text), UTC)
+
+
+def _time(text: object) -> datetime | None:
+    """None for what is no time: an annotation may be anyone's."""
+    try:
+        found = timestamp(text) if isinstance(text, str) and text else None
+    except (ValueError, OverflowError):
+        return None
+    return found if found is not None and 2000 < found.year < 3000 else None

@@ -1,0 +1,398 @@
+"""Raw pods and nodes to the few words that decisions need.
+
+Called by the caches, for every event and every list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from spottrain_operator.api import native_gangs, node_signals
+from spottrain_operator.api.node_pools import of_node
+from spottrain_operator.api.observed import (
+    ClaimView,
+    Ended,
+    NodeView,
+    Notice,
+    PodEvents,
+    PodView,
+    Waiting,
+)
+from spottrain_operator.api.template import judged
+from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.api.wire import timestamp
+from spottrain_operator.names import (
+    ATTEMPT_LABEL,
+    AVOIDS_ANNOTATION,
+    DEADLINE_ANNOTATION,
+    GROUP,
+    HOSTNAME_LABEL,
+    INSTANCE_TYPE_LABEL,
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    KARPENTER_LABEL,
+    KIND,
+    NOTICE_SEEN_ANNOTATION,
+    OUTCOME_FINALIZER,
+    PINNED_ANNOTATION,
+    RANK_LABEL,
+    ROLE_CLEANUP,
+    SAVE_ADVISED_ANNOTATION,
+    SELECTED_NODE_ANNOTATION,
+    SOURCE_ANNOTATION,
+    TERMINATING_TAINT,
+    TRAINER_ANNOTATION,
+    ZONE_LABEL,
+    pod_name,
+)
+
+Raw = Mapping[str, Any]
+MAX_WORDS = 2000
+"""Of a container's last words, from their end."""
+
+
+def pod_view(raw: Raw) -> PodView | None:
+    """None for a pod that is not ours: it lacks our labels, or another controller owns it."""
+    meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
+    job, attempt = _owner(meta), (meta.get("labels") or {}).get(ATTEMPT_LABEL, "")
+    if job is None or not attempt.isdigit():
+        return None
+    trainer = _trainer(meta, spec)
+    name = str(trainer.get("name", ""))
+    state = _state(status, name)
+    return PodView(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        job=job,
+        resource_version=int(meta["resourceVersion"]),
+        attempt=int(attempt),
+        rank=_rank(meta),
+        stray=_stray(meta, job),
+        created=timestamp(meta["creationTimestamp"]),
+        phase=status.get("phase", "Pending"),
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        node=spec.get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        grace=int(spec.get("terminationGracePeriodSeconds", 30)),
+        memory_limit=_memory_limit(trainer),
+        trainer=name,
+        probed=bool(trainer.get("livenessProbe") or trainer.get("startupProbe")),
+        others_run=_others_run(status, name),
+        deleted=_time(meta.get("deletionTimestamp")),
+        deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
+        holds_outcome=OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
+        notice=_annotated_notice(meta),
+        save_advised=_advice(meta),
+        running_since=_time((state.get("running") or {}).get("startedAt")),
+        bound=_bound(status),
+        waiting=_why_waiting(status, name),
+        ended=_ended(state),
+        unschedulable=_unschedulable(status),
+        queued=bool(spec.get("schedulingGates")),
+        disruption=_disruption(status),
+        unhealthy=_unhealthy(status, name),
+        init_failure=_init_failure(status),
+        avoids=_avoids(meta),
+        pinned=(meta.get("annotations") or {}).get(PINNED_ANNOTATION, ""),
+        grouped=native_gangs.grouped(spec),
+    )
+
+
+def _rank(meta: Raw) -> int:
+    text = (meta.get("labels") or {}).get(RANK_LABEL, "")
+    return int(text) if text.isdecimal() and len(text) < 6 else 0
+
+
+def _stray(meta: Raw, job: JobKey) -> bool:
+    """Ours have an owner, and a name that follows from job, attempt and rank."""
+    owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
+    attempt = int(meta["labels"][ATTEMPT_LABEL])
+    return not owned or meta["name"] != pod_name(job.name, job.uid, attempt, _rank(meta))
+
+
+def _avoids(meta: Raw) -> tuple[str, ...]:
+    names = (meta.get("annotations") or {}).get(AVOIDS_ANNOTATION, "")
+    return tuple(name for name in names.split(",") if name)
+
+
+def _group(owner: Raw) -> str:
+    return str(owner.get("apiVersion", "")).partition("/")[0]
+
+
+def _owner(meta: Raw) -> JobKey | None:
+    owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
+    labels = meta.get("labels") or {}
+    if owner is not None and owner.get("kind") == KIND and _group(owner) == GROUP:
+        return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"])
+    if owner is None and OUTCOME_FINALIZER in (meta.get("finalizers") or ()) and JOB_UID_LABEL in labels:
+        # Orphaned with its job: nobody but us can take the finalizer off.
+        return JobKey(namespace=meta["namespace"], name=labels.get(JOB_LABEL, ""), uid=labels[JOB_UID_LABEL])
+    return None
+
+
+def _trainer(meta: Raw, spec: Raw) -> Raw:
+    """By the name that was put down when the pod was made; by its place where there is none of that name."""
+    name = (meta.get("annotations") or {}).get(TRAINER_ANNOTATION)
+    containers = spec.get("containers") or ()
+    return next((c for c in containers if c.get("name") == name), judged(containers))
+
+
+def _state(status: Raw, name: str) -> Raw:
+    states = (s.get("state") or {} for s in status.get("containerStatuses") or () if s["name"] == name)
+    return next(states, {})
+
+
+def _others_run(status: Raw, name: str) -> bool:
+    others = (s for s in status.get("containerStatuses") or () if s["name"] != name)
+    return any("running" in (s.get("state") or {}) for s in others)
+
+
+def _memory_limit(trainer: Raw) -> str:
+    limits = (trainer.get("resources") or {}).get("limits") or {}
+    return str(limits.get("memory", ""))
+
+
+def _why_waiting(status: Raw, trainer: str) -> Waiting | None:
+    """A container that cannot start is why the others wait, whichever it is; a trainer only says so."""
+    kinds = ("initContainerStatuses", "containerStatuses")
+    waits = [w for kind in kinds for s in status.get(kind) or () if (w := _waiting(s)) is not None]
+    failing = next((w for w in waits if w.error), None)
+    return failing or next((w for w in waits if w.container == trainer), None)
+
+
+def _waiting(status: Raw) -> Waiting | None:
+    found = (status.get("state") or {}).get("waiting")
+    if not found:
+        return None
+    return Waiting(
+        reason=found.get("reason", ""), message=found.get("message", ""), container=status.get("name", "")
+    )
+
+
+def _bound(status: Raw) -> datetime | None:
+    found = _condition(status, "PodScheduled")
+    since = found.get("lastTransitionTime") if found.get("status") == "True" else None
+    return _time(since) or _time(status.get("startTime"))
+
+
+SET_UP_ERRORS: Final = frozenset(
+    {
+        "FailedMount",
+        "FailedAttachVolume",
+        "FailedMapVolume",
+        "FailedCreatePodSandBox",
+        "FailedPrepareDynamicResources",
+        "NetworkNotReady",
+    }
+)
+"""Reasons of a pod's Events for which its status has no word."""
+CONTAINERS_BEGIN: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
+"""Reasons of Events that come when volumes and sandbox are there."""
+
+
+IMAGE_EVENTS: Final = frozenset({"Pulling", "Pulled", "Failed", "BackOff", "Created"})
+PROBE_KILLS: Final = ("failed liveness probe", "failed startup probe")
+PROBE_TO_KILL: Final = timedelta(seconds=5)
+"""Within which the kubelet stops a container after its probe has failed. Where no other container runs on,
+the kubelet stops the whole pod, and its Event does not name the probe."""
+LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def pod_events(raws: Iterable[Raw], trainer: str) -> PodEvents:
+    """The Events of one pod, in any order, to what its status does not say."""
+    # What is of one second comes in this order: a pull, then how it ended.
+    events = sorted(raws, key=lambda e: (_last_seen(e), e.get("reason") != "Pulling"))
+    begun = _newest(events, CONTAINERS_BEGIN)
+    over = {"FailedAttachVolume": max(begun, _newest(events, frozenset({"SuccessfulAttachVolume"})))}
+    failed = [
+        Waiting(reason=e["reason"], message=e.get("message", ""))
+        for e in events
+        if e.get("reason") in SET_UP_ERRORS and _last_seen(e) > over.get(e["reason"], begun)
+    ]
+    errors, slow = [w for w in failed if not _only_slow(w)], [w for w in failed if _only_slow(w)]
+    images = [e["reason"] for e in events if e.get("reason") in IMAGE_EVENTS]
+    return PodEvents(
+        trouble=errors[-1] if errors else None,
+        slow=slow[-1].message if slow else "",
+        set_up=begun > LONG_AGO and not failed,
+        pulling=images[-1:] == ["Pulling"],
+        probe=_failed_probe(events, trainer),
+    )
+
+
+def _newest(events: Iterable[Raw], reasons: frozenset[str]) -> datetime:
+    return max((_last_seen(e) for e in events if e.get("reason") in reasons), default=LONG_AGO)
+
+
+def _last_seen(event: Raw) -> datetime:
+    """The API has two ways to count an Event that comes again."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((t for text in times if (t := _time(text)) is not None), LONG_AGO)
+
+
+def _only_slow(failed: Waiting) -> bool:
+    """The kubelet says every two minutes that it still waits for volumes, whatever the reason."""
+    words = failed.message
+    return "unmounted volumes=" in words and "failed to process volumes=[]" in words
+
+
+def _failed_probe(events: Iterable[Raw], trainer: str) -> str:
+    """That the kubelet killed the trainer for a probe, and what the probe said; "" where it did not."""
+    killed, said = "", ""
+    stopped = failed = LONG_AGO
+    for event in events:
+        words = event.get("message", "")
+        if event.get("reason") == "Killing" and words.startswith(f"Container {trainer} "):
+            killed = next((kill for kill in PROBE_KILLS if kill in words), killed)
+        if event.get("reason") == "Killing" and words == f"Stopping container {trainer}":
+            stopped = _last_seen(event)
+        of = (event.get("involvedObject") or {}).get("fieldPath", "")
+        ours = event.get("reason") == "Unhealthy" and of in ("", f"spec.containers{{{trainer}}}")
+        if ours and words.startswith(("Liveness", "Startup")):
+            said, failed = words, _last_seen(event)
+    if not killed and said and abs(stopped - failed) <= PROBE_TO_KILL:
+        killed = PROBE_KILLS[said.startswith("Startup")]
+    return f"it {killed} ({said[:MAX_WORDS]})" if killed and said else f"it {killed}" if killed else ""
+
+
+def _unhealthy(status: Raw, trainer: str) -> str:
+    """A device plugin's word on the devices of the trainer, where the kubelet passes it on."""
+    of: Raw = next((s for s in status.get("containerStatuses") or () if s["name"] == trainer), {})
+    for resource in of.get("allocatedResourcesStatus") or ():
+        for device in resource.get("resources") or ():
+            if device.get("health") == "Unhealthy":
+                return f"{resource.get('name')}: device {device.get('resourceID')} is unhealthy"
+    return ""
+
+
+def _init_failure(status: Raw) -> str:
+    """The first init container that failed: with restartPolicy Never the trainer never starts."""
+    for init in status.get("initContainerStatuses") or ():
+        ended = _ended(init.get("state") or {})
+        if ended is not None and ended.exit_code != 0:
+            why = f" ({ended.reason})" if ended.reason not in ("", "Error") else ""
+            words = f"init container {init['name']}: exit code {ended.exit_code}{why}"
+            said = ended.message.strip()[-MAX_WORDS:]
+            return f"{words}: {said}" if said else words
+    return ""
+
+
+def _ended(state: Raw) -> Ended | None:
+    ended = state.get("terminated")
+    if ended is None:
+        return None
+    return Ended(
+        exit_code=int(ended.get("exitCode", 0)),
+        reason=ended.get("reason", ""),
+        message=ended.get("message", ""),
+        started=_time(ended.get("startedAt")),
+        finished=_time(ended.get("finishedAt")),
+    )
+
+
+def cleanup_ended(raw: Raw) -> Ended | None:
+    """How the pod that deletes checkpoints has ended for good, whatever a webhook has put beside ours."""
+    status = raw.get("status", {})
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return None
+    said = status.get("message", "")
+    return _ended(_state(status, ROLE_CLEANUP)) or Ended(exit_code=1, message=said)
+
+
+def _unschedulable(status: Raw) -> str:
+    found = _condition(status, "PodScheduled")
+    return found.get("message", "") or found.get("reason", "") if found.get("status") == "False" else ""
+
+
+def _disruption(status: Raw) -> str:
+    found = _condition(status, "DisruptionTarget")
+    return f"{found.get('reason')}: {found.get('message', '')}" if found.get("status") == "True" else ""
+
+
+def _condition(status: Raw, kind: str) -> Raw:
+    conditions: Iterable[Raw] = status.get("conditions") or ()
+    return next((c for c in conditions if c["type"] == kind), {})
+
+
+def node_view(raw: Raw) -> NodeView:
+    meta, labels = raw["metadata"], raw["metadata"].get("labels") or {}
+    return NodeView(
+        name=meta["name"],
+        resource_version=int(meta["resourceVersion"]),
+        ready=_condition(raw.get("status", {}), "Ready").get("status", "True") == "True",
+        unready=_unready(raw.get("status", {})),
+        fault=node_signals.fault(raw),
+        hostname=labels.get(HOSTNAME_LABEL, meta["name"]),
+        zone=labels.get(ZONE_LABEL, ""),
+        instance_type=labels.get(INSTANCE_TYPE_LABEL, ""),
+        notice=_annotated_notice(meta) or _tainted_notice(raw) or node_signals.notice(raw),
+        save_advised=_advice(meta) or node_signals.advice(raw),
+        leaving=node_signals.leaving(raw),
+        out_of_service=node_signals.out_of_service(raw),
+        karpenter=KARPENTER_LABEL in labels,
+        found=of_node(labels, (raw.get("spec") or {}).get("providerID", "")),
+    )
+
+
+def _unready(status: Raw) -> str:
+    found = _condition(status, "Ready")
+    if found.get("status", "True") == "True":
+        return ""
+    why = ": ".join(filter(None, (found.get("reason"), found.get("message", "")[:500])))
+    return f"since {found.get('lastTransitionTime', 'an unknown time')} ({why or 'no reason is given'})"
+
+
+def claim_view(raw: Raw) -> ClaimView:
+    meta = raw["metadata"]
+    owner: Raw = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), {})
+    bound = raw.get("status", {}).get("phase") == "Bound"
+    return ClaimView(
+        name=meta["name"],
+        owner_uid=owner.get("uid", ""),
+        access_modes=tuple(raw.get("spec", {}).get("accessModes") or ()),
+        bound=bound,
+        selected=not bound and SELECTED_NODE_ANNOTATION in (meta.get("annotations") or {}),
+        going="deletionTimestamp" in meta,
+    )
+
+
+def _advice(meta: Raw) -> str:
+    """As it was written, for it is passed on; "" for what is no time."""
+    text = (meta.get("annotations") or {}).get(SAVE_ADVISED_ANNOTATION, "")
+    return text if _time(text) is not None else ""
+
+
+def _annotated_notice(meta: Raw) -> Notice | None:
+    annotations = meta.get("annotations") or {}
+    deadline = _time(annotations.get(DEADLINE_ANNOTATION))
+    if deadline is None:
+        return None
+    return Notice(
+        deadline=deadline,
+        source=annotations.get(SOURCE_ANNOTATION, ""),
+        seen=_time(annotations.get(NOTICE_SEEN_ANNOTATION)),
+    )
+
+
+def _tainted_notice(raw: Raw) -> Notice | None:
+    taints: Iterable[Raw] = raw.get("spec", {}).get("taints") or ()
+    taint = next((t for t in taints if t.get("key") == TERMINATING_TAINT), {})
+    seconds = taint.get("value", "")
+    if not (seconds.isdigit() and len(seconds) <= len("9999999999")):
+        return None
+    deadline = datetime.fromtimestamp(int(seconds), UTC)
+    return Notice(deadline=deadline, source=f"taint {TERMINATING_TAINT}", seen=_time(taint.get("timeAdded")))
+
+
+def _time(text: str | None) -> datetime | None:
+    """None also for what is no time: an annotation may be anyone's, and must not stop the operator."""
+    try:
+        time = timestamp(text) if text else None
+    except (ValueError, OverflowError):
+        return None
+    return time if time is not None and 2000 < time.year < 3000 else None

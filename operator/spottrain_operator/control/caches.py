@@ -1,0 +1,154 @@
+"""What the watches have told: jobs, pods and nodes, as small views.
+
+Fed by handlers and by resync; read by observe. An older resourceVersion never replaces a newer one, so
+replies to our own writes can go in at once. kopf gives no DELETED for what vanished during a relist, so
+resync.py prunes what a fresh LIST does not hold.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+
+from spottrain_operator.api.node_pools import NOTHING
+from spottrain_operator.api.observed import NodeView, PodView
+from spottrain_operator.api.training_job import Job, JobKey
+
+
+class JobCache:
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, Job] = {}
+
+    def get(self, key: JobKey) -> Job | None:
+        return self._jobs.get(key)
+
+    def put(self, job: Job) -> bool:
+        """Whether it was news."""
+        old = self._jobs.get(job.key)
+        if old is not None and old.resource_version >= job.resource_version:
+            return False
+        self._jobs[job.key] = job
+        return True
+
+    def drop(self, key: JobKey) -> None:
+        self._jobs.pop(key, None)
+
+    def keys(self) -> tuple[JobKey, ...]:
+        return tuple(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(tuple(self._jobs.values()))
+
+
+class PodCache:
+    def __init__(self) -> None:
+        self._pods: dict[JobKey, dict[str, PodView]] = defaultdict(dict)
+        self._on_node: dict[str, dict[str, JobKey]] = defaultdict(dict)
+        self._lives: dict[tuple[str, str], set[JobKey]] = defaultdict(set)
+
+    def of(self, key: JobKey) -> tuple[PodView, ...]:
+        return tuple(sorted(self._pods.get(key, {}).values(), key=lambda p: p.attempt))
+
+    def put(self, pod: PodView) -> bool:
+        pods = self._pods[pod.job]
+        old = pods.get(pod.uid)
+        if old is not None and old.resource_version >= pod.resource_version:
+            return False
+        pods[pod.uid] = pod
+        self._lives[pod.job.namespace, pod.job.name].add(pod.job)
+        if pod.node:
+            self._on_node[pod.node][pod.uid] = pod.job
+        return True
+
+    def drop(self, pod: PodView) -> None:
+        pods = self._pods.get(pod.job, {})
+        pods.pop(pod.uid, None)
+        if not pods:
+            self._pods.pop(pod.job, None)
+            self._forget_life(pod.job)
+        on_node = self._on_node.get(pod.node, {})
+        on_node.pop(pod.uid, None)
+        if not on_node:
+            self._on_node.pop(pod.node, None)
+
+    def _forget_life(self, key: JobKey) -> None:
+        lives = self._lives.get((key.namespace, key.name), set())
+        lives.discard(key)
+        if not lives:
+            self._lives.pop((key.namespace, key.name), None)
+
+    def other_lives(self, key: JobKey) -> tuple[JobKey, ...]:
+        """Other jobs of the same name, deleted by now, that have pods here."""
+        return tuple(life for life in self._lives.get((key.namespace, key.name), ()) if life != key)
+
+    def replace(self, key: JobKey, pods: Iterable[PodView]) -> None:
+        """A live LIST of one job's pods: what it does not hold is gone."""
+        live = {pod.uid: pod for pod in pods}
+        for old in self.of(key):
+            if old.uid not in live:
+                self.drop(old)
+        for pod in live.values():
+            self.put(pod)
+
+    def jobs_on(self, node: str) -> set[JobKey]:
+        return set(self._on_node.get(node, {}).values())
+
+    def keys(self) -> tuple[JobKey, ...]:
+        return tuple(self._pods)
+
+    def __iter__(self) -> Iterator[PodView]:
+        return (pod for pods in tuple(self._pods.values()) for pod in tuple(pods.values()))
+
+
+class NodeCache:
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeView] = {}
+        self._noticed: set[str] = set()
+        self.found = NOTHING
+        """What nodes have told of capacity and cloud, those that are gone as well: a group may be at zero."""
+
+    def get(self, name: str) -> NodeView | None:
+        return self._nodes.get(name)
+
+    def put(self, node: NodeView) -> bool:
+        """Whether anything that decisions need has changed; a node's heartbeats change nothing."""
+        old = self._nodes.get(node.name)
+        if old is not None and old.resource_version >= node.resource_version:
+            return False
+        self._nodes[node.name] = node
+        self.found |= node.found
+        going = node.notice is not None or bool(node.leaving) or bool(node.fault)
+        (self._noticed.add if going else self._noticed.discard)(node.name)
+        return old is None or _essence(old) != _essence(node)
+
+    def drop(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        self._noticed.discard(name)
+
+    def with_hostnames(self, names: Collection[str]) -> dict[str, NodeView]:
+        return {n.name: n for n in self._nodes.values() if n.hostname in names} if names else {}
+
+    def zoned(self) -> bool:
+        """Whether nodes are known by zone here; True where there are none yet."""
+        return not self._nodes or any(node.zone for node in self._nodes.values())
+
+    def karpenter(self) -> bool:
+        return any(node.karpenter for node in self._nodes.values())
+
+    def noticed(self) -> dict[str, NodeView]:
+        return {name: self._nodes[name] for name in self._noticed}
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._nodes)
+
+
+def _essence(node: NodeView) -> NodeView:
+    return replace(node, resource_version=0)
+
+
+class Caches:
+    def __init__(self) -> None:
+        self.jobs = JobCache()
+        self.pods = PodCache()
+        self.nodes = NodeCache()

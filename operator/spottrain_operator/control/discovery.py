@@ -1,0 +1,59 @@
+"""What this cluster offers: Kubernetes' own gang scheduling, Karpenter's NodePools. Called by service.py.
+
+At the start and with each resync, because a cluster is upgraded under a running operator. No answer holds
+nothing up: what was known stands.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from spottrain_operator.api.native_gangs import API_GROUP, GangApi
+from spottrain_operator.api.node_pools import of_node_pool
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.errors import ApiError
+from spottrain_operator.io.cluster import Cluster
+from spottrain_operator.names import NODE_POOLS
+
+logger = logging.getLogger(__name__)
+
+
+async def discover(cluster: Cluster, memory: Memory) -> None:
+    try:
+        found = await _served(cluster)
+    except ApiError as error:
+        if not memory.discovery_failed:
+            logger.warning("whether this cluster schedules gangs itself is not known: %s", error)
+        memory.discovery_failed = True
+        return
+    memory.discovery_failed = False
+    if found is not memory.gang_api:
+        words = f"gangs are scheduled by {found.group}" if found else "this cluster schedules no gangs itself"
+        logger.info("%s", words)
+    memory.gang_api = found
+    memory.ungrouped.clear()
+
+
+async def _served(cluster: Cluster) -> GangApi | None:
+    """The first of our versions that has the kind: v1alpha1 and v1beta1 once had priority classes alone."""
+    about = await cluster.served(API_GROUP) or {}
+    offered = {version["version"] for version in about.get("versions") or ()}
+    for api in GangApi:
+        if api in offered:
+            listed = await cluster.served(api.group) or {}
+            if api.resource in {resource["name"] for resource in listed.get("resources") or ()}:
+                return api
+    return None
+
+
+async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:
+    """A NodePool tells which capacity it offers while it has no node. Most clusters have none of them."""
+    try:
+        async for raw in cluster.every(NODE_POOLS, ()):
+            memory.node_pools |= of_node_pool(raw)
+    except ApiError as error:
+        if error.status != 404 and not memory.node_pools_failed:
+            logger.warning("Karpenter's NodePools cannot be read, so only nodes tell of capacity: %s", error)
+        memory.node_pools_failed = error.status != 404
+    else:
+        memory.node_pools_failed = False

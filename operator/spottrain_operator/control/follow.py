@@ -1,0 +1,286 @@
+"""What follows from every decision: status and conditions, which pods must go or come, when to look again.
+
+Pure; called by plan.py. Worked out from the new status alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from spottrain_operator.api import native_gangs
+from spottrain_operator.api.observed import (
+    Action,
+    Annotate,
+    Check,
+    Create,
+    Delete,
+    Hold,
+    Notice,
+    Observed,
+    PodView,
+    Provide,
+    Release,
+)
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.names import (
+    CLAIMS,
+    DEADLINE_ANNOTATION,
+    SAVE_ADVISED_ANNOTATION,
+    SOURCE_ANNOTATION,
+)
+from spottrain_operator.policies import (
+    avoid,
+    capacity,
+    claims,
+    cleanup,
+    gang,
+    hang,
+    lifecycle,
+    newnodes,
+    pins,
+    runtime,
+    starting,
+)
+from spottrain_operator.policies.cause import notice_of
+from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
+from spottrain_operator.rendering import objects, trainer_pod
+from spottrain_operator.status.changes import (
+    progress_due,
+    with_back_fill,
+    with_pods,
+    with_progress,
+    with_unknown_progress,
+    with_vanished,
+)
+from spottrain_operator.status.conditions import with_conditions
+
+HURRY: Final = timedelta(seconds=10)
+"""Before a deadline this near, SIGTERM does not wait for the file."""
+PREDECESSOR_LOOK: Final = timedelta(seconds=2)
+"""Between two looks at a deleted job's pod, whose events wake that job and not this one."""
+CLAIM_LOOK: Final = timedelta(seconds=10)
+"""Between two looks at a claim that is not there, goes, is not ours or cannot be read: no watch sees it."""
+VOLUME_LOOK: Final = timedelta(seconds=30)
+"""Between two looks at a claim without a volume, while a pod that mounts it has no node."""
+AT_ONCE: Final = timedelta(seconds=1)
+ENDING_LOOK: Final = timedelta(seconds=10)
+"""Between two looks at a pod that is being deleted: what its trainer answers wakes no job."""
+NODES_LOOK: Final = timedelta(seconds=30)
+"""Between two looks at the nodes that a pod without a node is kept off or on; they wake no job."""
+
+
+# --- the status -----------------------------------------------------------------------------------------
+def settled(o: Observed, status: Status) -> Status:
+    """The status with all that pods and progress tell. Progress alone is written once in a while only."""
+    if o.job.deleting or _being_checked(o, status):
+        return status
+    told = _facts(o, with_unknown_progress(status, o))
+    sample = o.sample
+    if sample is None or status.terminal or sample.progress.attempt != status.attempt:
+        return told
+    if told == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
+        return told
+    return _facts(o, with_progress(status, o, sample))
+
+
+def _being_checked(o: Observed, status: Status) -> bool:
+    """New, and the API server is asked in this look whether it accepts the pod: that brings the next look.
+
+    A job that waits for anything else has a status from its first look on.
+    """
+    spec = o.job.spec
+    if spec is None or spec.suspend or status.attempt or status.terminal:
+        return False
+    return not (o.admitted or o.refusal is not None or capacity.problem(o))
+
+
+def _facts(o: Observed, status: Status) -> Status:
+    status = starting.noted(with_back_fill(with_vanished(with_pods(status, o), o)), o)
+    return with_conditions(status, o, note="; ".join(trainer_pod.notes(o, status).values()))
+
+
+# --- pods that go ---------------------------------------------------------------------------------------
+def stale_first(o: Observed) -> Iterator[Action]:
+    """First act of every reconcile: no pod of an attempt below the current one stays."""
+    for pod in o.pods:
+        if pod.attempt < o.job.status.attempt and pod.deleted is None:
+            yield removal(o, pod)
+
+
+def hold_first(o: Observed) -> Iterator[Action]:
+    """Our finalizer on the job's object, before the first attempt and whenever deletionPolicy has changed."""
+    settled = o.job.deleting or o.job.status.terminal or o.job.spec is None
+    if not settled and not _refused(o) and o.job.holds_checkpoints != cleanup.wanted(o):
+        yield Hold(on=cleanup.wanted(o))
+
+
+def removal(o: Observed, pod: PodView) -> Delete:
+    """With the pod's own grace, or by force where no kubelet would ever end it."""
+    return Delete(pod=pod, grace=0 if node_dead(pod, o) and not ended(pod) else None)
+
+
+def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
+    going = {a.pod.uid for a in before if isinstance(a, Delete)}
+    for pod in o.pods:
+        yield from _clear(o, status, pod, pod.uid in going)
+    # Somebody's copies of pods of ours; their finalizer is ours, so nobody else takes it off.
+    for pod in o.strays:
+        if pod.deleted is not None and pod.holds_outcome:
+            yield Release(pod=pod)
+    if o.job.deleting:
+        yield from _clean(o)
+    elif not (status.terminal or o.job.spec is None or capacity.problem(o)):
+        yield from _make(o, status)
+
+
+def _clean(o: Observed) -> Iterator[Action]:
+    """The pod that deletes a deleted job's checkpoints, once no trainer is left."""
+    wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.over_and_out(o)
+    if wanted and not o.cleaning and not cleanup.gives_up(o):
+        yield Provide(kind="pods", manifest=objects.cleanup(o.job, capacity.pool_of(o, o.job.status)))
+
+
+def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
+    """Pods that have no future go, and are released once their outcome is written."""
+    record = status.record(pod.attempt)
+    judged = record is not None and bool(record.cause)
+    stale = pod.attempt < status.attempt or (judged and not status.terminal)
+    # One with a notice is told first (plan.py), for its time is less than its grace.
+    stopping = record is not None and bool(record.stopping)
+    stopped = stopping and not over(pod, o) and notice_of(pod, o) is None
+    # A finished job's pod stays for its logs, unless a container of it still holds the node.
+    leaving = o.job.deleting and o.job.holds_checkpoints  # else the garbage collector deletes it with the job
+    unwanted = stale or stopped or leaving or (status.terminal and alive(pod))
+    stuck = pod.deleted is not None and bool(node_dead(pod, o)) and not ended(pod)
+    if unwanted and not going and (pod.deleted is None or stuck):
+        yield removal(o, pod)
+    outcome_written = stale or status.terminal
+    if pod.holds_outcome and (o.job.deleting or (outcome_written and over(pod, o))):
+        yield Release(pod=pod)
+
+
+# --- pods that come -------------------------------------------------------------------------------------
+def _make(o: Observed, status: Status) -> Iterator[Action]:
+    assert o.job.spec is not None
+    record = status.record(status.attempt)
+    if not o.admitted:
+        if not _refused(o) and not o.job.spec.suspend:
+            yield Check(manifest=trainer_pod.trial(o, status), generation=o.job.generation)
+        return
+    if record is None or record.cause or record.stopping:
+        return
+    if cleanup.wanted(o) and not o.job.holds_checkpoints:  # else a job deleted now would leave what it saves
+        return
+    lacks = gang.missing(o, status) and _due(o, status)
+    due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
+    if _refused(o) or claims.problem(o) or not (due or claims.to_make_again(o)):
+        return
+    if (cache := claims.to_make(o)) is not None:
+        manifest = objects.cache_claim(o.job, cache)
+        yield Provide(kind=CLAIMS, manifest=manifest, generation=o.job.generation)
+    if due:
+        yield from _start(o, status)
+
+
+def _start(o: Observed, status: Status) -> Iterator[Action]:
+    """The missing pods, and what holds them together."""
+    assert o.job.spec is not None
+    if o.job.spec.workers > 1:
+        yield Provide(kind="services", manifest=objects.service(o.job), generation=o.job.generation)
+    if (group := objects.pod_group(o.job, status)) is not None:
+        generation = o.job.generation
+        yield Provide(kind="podgroups", group=objects.VOLCANO, manifest=group, generation=generation)
+    if (api := _gang_api(o, status)) is not None:
+        group, generation = objects.gang(o.job, status, api, zoned=o.zoned), o.job.generation
+        yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
+    pool, pinned = capacity.pool_of(o, status), pins.pins(o, status)
+    for place in newnodes.placements(o, status, pool, pinned, api):
+        manifest = trainer_pod.pod(o.job, status, pool, place)
+        yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
+
+
+def _due(o: Observed, status: Status) -> bool:
+    """A start that has begun is finished, whatever the clock says since."""
+    begun = len(gang.missing(o, status)) < gang.size_of(o, status)
+    return begun or status.next_start is None or status.next_start <= o.now
+
+
+def _gang_api(o: Observed, status: Status) -> native_gangs.GangApi | None:
+    """None also for an attempt that was begun without: its pods are all in the group, or none is."""
+    assert o.job.spec is not None
+    begun = all(p.grouped for p in o.pods if p.attempt == status.attempt)
+    return o.gang_api if begun and native_gangs.fits(o.job.spec) else None
+
+
+def _refused(o: Observed) -> bool:
+    """The API server has said no to this generation, and it is not yet time to ask again."""
+    no = o.refusal
+    return no is not None and no.generation == o.job.generation and o.now < no.at + no.retry
+
+
+# --- what pods are told ---------------------------------------------------------------------------------
+def deadline_words(notice: Notice) -> dict[str, str]:
+    deadline = rfc3339(notice.deadline, timespec="microseconds")
+    return {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
+
+
+def delete_at(o: Observed, pod: PodView, notice: Notice) -> datetime:
+    """A moment after it was told, so that its file has the deadline; at once where every second counts."""
+    hurry = notice.deadline - o.now < HURRY
+    return o.now if hurry else o.told.get(pod.uid, o.now) + o.limits.told_lead
+
+
+def advice(o: Observed) -> Iterator[Action]:
+    for pod in gang.working(o):
+        node = o.nodes.get(pod.node)
+        if node is not None and node.save_advised and node.save_advised != pod.save_advised:
+            yield Annotate(pod=pod, words={SAVE_ADVISED_ANNOTATION: node.save_advised})
+
+
+# --- when to look again ---------------------------------------------------------------------------------
+def recheck_after(o: Observed, status: Status, actions: tuple[Action, ...] = ()) -> timedelta | None:
+    """When time alone will change the answer."""
+    later = [t - o.now for t in _times(o, status) if t is not None and t > o.now]
+    if any(isinstance(a, Create) for a in actions):
+        # The watch tells nothing of a pod that is known from its POST, and one that no scheduler takes has no
+        # other event.
+        later.append(AT_ONCE)
+    return min(later) + timedelta(milliseconds=50) if later else None
+
+
+def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
+    if o.job.deleting and o.job.holds_checkpoints:
+        yield o.now + cleanup.LOOK
+    if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
+        yield max(end, o.now + AT_ONCE)
+    if not status.terminal:
+        yield status.next_start
+        yield lifecycle.deadline(o, status)
+        yield hang.due(o)
+        yield starting.due(o)
+        yield starting.look(o)
+        yield None if capacity.problem(o) else capacity.due(o)
+        if o.refusal is not None:
+            yield o.refusal.at + o.refusal.retry
+        yield _claims_look(o)
+        yield from runtime.times(status, o)
+    for pod in gang.team(o):
+        if pod.deleted is not None and pod.rank == 0 and not over(pod, o):
+            yield o.now + ENDING_LOOK
+        if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
+            # Past its time, it is looked at again until it is known to be deleted.
+            yield max(delete_at(o, pod, notice), o.now + AT_ONCE)
+        if avoid.may_be_in_vain(pod) or (pod.pinned and not pod.node):
+            yield o.now + NODES_LOOK
+    if not status.attempt and saving_predecessor(o):
+        yield o.now + PREDECESSOR_LOOK
+    yield from (p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node)
+
+
+def _claims_look(o: Observed) -> datetime | None:
+    if claims.problem(o):
+        return o.now + CLAIM_LOOK
+    return o.now + VOLUME_LOOK if claims.unsettled(o) else None

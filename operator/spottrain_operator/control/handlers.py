@@ -1,0 +1,73 @@
+"""The only place with kopf's decorators: each handler tells the service what a watch saw.
+
+on.event only: kopf's other handlers write to the objects (four patches for a job), an index costs O(N^2)
+at the start, and one failed patch ends a timer for ever (measured on kopf 1.45.2).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import kopf
+
+from spottrain_operator.control.service import Service
+from spottrain_operator.io.cluster import PAGE
+from spottrain_operator.names import GROUP, PLURAL, POD_SELECTOR, VERSION
+
+SERVER_TIMEOUT = 300
+"""Seconds after which a watch is begun anew; silent watches have been reported over the years."""
+
+
+def registry(service: Service) -> kopf.OperatorRegistry:
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=handlers)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        found = kopf.login_with_service_account(**kwargs)
+        return by_address(found) if found else kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.startup(registry=handlers)
+    async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        tune(settings)
+        await service.start()
+
+    @kopf.on.cleanup(registry=handlers)
+    async def cleanup(**_: Any) -> None:
+        await service.stop()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
+    async def job_event(event: kopf.RawEvent, **_: Any) -> None:
+        service.saw_job(event["type"], event["object"])
+
+    @kopf.on.event("", "v1", "pods", registry=handlers)
+    async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
+        service.saw_pod(event["type"], event["object"])
+
+    @kopf.on.event("", "v1", "nodes", registry=handlers)
+    async def node_event(event: kopf.RawEvent, **_: Any) -> None:
+        service.saw_node(event["type"], event["object"])
+
+    return handlers
+
+
+def by_address(found: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
+    """The API server by the address that the kubelet gave, as clients do it.
+
+    kopf takes a DNS name, and DNS may be just what the reclaimed node has taken along.
+    """
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return found
+    return replace(found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+
+
+def tune(settings: kopf.OperatorSettings) -> None:
+    settings.posting.enabled = False  # events are the service's own, on the job
+    settings.peering.standalone = True  # a stray peering object pauses every operator
+    settings.scanning.disabled = True  # needs no right to list CRDs and namespaces
+    settings.watching.server_timeout = SERVER_TIMEOUT
+    settings.watching.chunk_size = PAGE  # else one LIST carries all pods, or all nodes, at once
+    settings.watching.label_selectors["pods"] = POD_SELECTOR
+    settings.networking.request_timeout = 60

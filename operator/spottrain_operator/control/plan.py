@@ -1,0 +1,438 @@
+"""Observed -> Plan, pure: no await, clock, client or logger. Called by reconcile.py alone.
+
+The rules are asked in order; the first that answers has decided. What follows from any decision (records,
+conditions, which pods must go or come) is worked out after it, in follow.py, from the new status alone, so
+that a crash between any two writes is mended by planning again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from spottrain.contract import Outcome
+
+from spottrain_operator.api.observed import (
+    Action,
+    Annotate,
+    Decision,
+    Delete,
+    DeleteJob,
+    Ending,
+    Event,
+    Hold,
+    Notice,
+    Observed,
+    Plan,
+    PodView,
+)
+from spottrain_operator.api.training_job import AttemptRecord, Status, with_record
+from spottrain_operator.control import follow
+from spottrain_operator.names import Cause, Condition, Reason, pod_name
+from spottrain_operator.policies import (
+    avoid,
+    capacity,
+    claims,
+    cleanup,
+    gang,
+    hang,
+    lifecycle,
+    pins,
+    restart,
+    runtime,
+    starting,
+)
+from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
+from spottrain_operator.policies.gone import ended, saving_predecessor
+from spottrain_operator.status.changes import (
+    with_condition,
+    with_final_word,
+    with_pods,
+    with_store_unreachable,
+)
+from spottrain_operator.status.events import events_between
+
+Rule = Callable[[Observed], Decision | None]
+LEAST_GRACE: Final = 2
+"""Seconds; a DELETE with less would be a SIGKILL."""
+
+
+def plan(o: Observed) -> Plan:
+    decision = decide(o)
+    status = follow.settled(o, decision.status)
+    changed = status != o.job.status
+    before = (*follow.stale_first(o), *follow.hold_first(o), *decision.before)
+    actions = tuple(follow.after(o, status, before))
+    return Plan(
+        reason=decision.reason,
+        message=decision.message,
+        before=before,
+        status=status if changed else None,
+        after=actions,
+        events=(*decision.events, *(events_between(o, status) if changed else ())),
+        recheck_after=follow.recheck_after(o, status, actions),
+    )
+
+
+def decide(o: Observed) -> Decision:
+    found = next((d for rule in RULES if (d := rule(o)) is not None), None)
+    return found or Decision(reason="Keep", message="nothing to decide", status=o.job.status)
+
+
+# --- rules: jobs that are at their end ------------------------------------------------------------------
+def finished(o: Observed) -> Decision | None:
+    """Terminal is terminal, whatever is deleted around it."""
+    if not o.job.status.terminal or o.job.deleting:
+        return None
+    decision = _keep(o, "Finished", "the job has ended")
+    if o.job.holds_checkpoints != cleanup.wanted(o) and o.job.spec is not None:
+        return replace(decision, before=(Hold(on=cleanup.wanted(o)),))
+    if not lifecycle.outlived(o):
+        return decision
+    return replace(decision, before=(DeleteJob(),), message="ttlSecondsAfterFinished is over")
+
+
+def leaving(o: Observed) -> Decision | None:
+    """Its pods go; then, where that is wanted, its checkpoints; then it."""
+    if not o.job.deleting:
+        return None
+    decision = _keep(o, "Leaving", "the job is being deleted")
+    left = cleanup.gives_up(o)
+    if not o.job.holds_checkpoints or not (left or cleanup.over_and_out(o)):
+        return decision
+    kept = o.job.spec is not None and not cleanup.wanted(o)
+    if kept or cleanup.finished(o):
+        return replace(decision, before=(Hold(on=False),))
+    if left:
+        event = Event(warning=True, reason=Reason.CHECKPOINTS_LEFT, message=left)
+        return replace(decision, before=(Hold(on=False),), events=(event,))
+    return replace(decision, message="its checkpoints are being deleted")
+
+
+def unreadable(o: Observed) -> Decision | None:
+    return _keep(o, Reason.INVALID_SPEC, o.job.invalid) if o.job.spec is None else None
+
+
+def done_by_any(o: Observed) -> Decision | None:
+    """Only the owner of HEAD, a process of rank 0, can say done; so it holds whichever attempt says it."""
+    said = ((p, word_of(p)) for p in o.pods if p.rank == 0)
+    pod = next((p for p, word in said if word is not None and word.outcome is Outcome.DONE), None)
+    return _completed(o, pod, why(pod, o)) if pod is not None else None
+
+
+# --- rules: the current attempt -------------------------------------------------------------------------
+def attempt_over(o: Observed) -> Decision | None:
+    if _judged_already(o):
+        return None
+    if gang.done(o):
+        first = gang.team(o)[0]
+        return _completed(o, first, why(first, o))
+    if not gang.broken(o) and not (_stopping(o) and not gang.working(o)):
+        return None
+    if gang.working(o):  # once it is being stopped, the rules below tell those that have a notice
+        return None if _stopping(o) else _stop(o, gang.first_sight(o))
+    if not gang.team(o) and not gang.vanished(o):
+        return None  # stopped before any pod was made
+    dead = tuple(follow.removal(o, p) for p in gang.team(o) if not ended(p))
+    return replace(_given_up(o, gang.verdict(o)), before=dead)
+
+
+def under_notice(o: Observed) -> Decision | None:
+    """Tell it, delete it with the time that is left, and make its successor at once where that is wanted."""
+    told = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
+    if not told or o.job.spec is None:
+        return None
+    before = tuple(action for pod, notice in told for action in _tell(o, pod, notice))
+    keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is told to save and end"), before=before)
+    going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
+    done_with = o.job.spec.suspend or _judged_already(o) or _stopping(o)
+    gated = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
+    early = gated and not claims.one_node_at_a_time(o)
+    if not going or not early or done_with:
+        return keep
+    pod, notice = told[0]
+    gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
+    decision = _given_up(o, by_notice(notice))
+    gate = max(gate, decision.status.gate_until or gate)
+    before = tuple(replace(a, needed=True) if isinstance(a, Delete) else a for a in before)
+    return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
+
+
+def _tell(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
+    if pod.deleted is not None:
+        return
+    if pod.notice is None:
+        yield Annotate(pod=pod, words=follow.deadline_words(notice))
+    if o.now >= follow.delete_at(o, pod, notice):
+        yield Delete(pod=pod, grace=_grace(o, pod, notice))
+
+
+def _grace(o: Observed, pod: PodView, notice: Notice) -> int:
+    left = (notice.deadline - o.now - o.limits.margin).total_seconds()
+    return max(LEAST_GRACE, min(int(left), pod.grace))
+
+
+def _is_delete(action: Action, pod: PodView) -> bool:
+    return isinstance(action, Delete) and action.pod.uid == pod.uid
+
+
+def advised(o: Observed) -> Decision | None:
+    """A rebalance recommendation is passed on: an extra save costs little, and stops nothing."""
+    words = tuple(follow.advice(o))
+    return replace(_keep(o, "SaveAdvised", "an extra save is advised"), before=words) if words else None
+
+
+def stopped_by_owner(o: Observed) -> Decision | None:
+    """Suspended, past its deadline, or without progress for too long."""
+    if _judged_already(o) or _stopping(o) or not gang.team(o):
+        return None
+    asked = lifecycle.asked_to_stop(o) or gang.resized(o) or hang.stalled(o) or capacity.moves(o)
+    return _stop(o, asked) if asked is not None else None
+
+
+def in_vain(o: Observed) -> Decision | None:
+    """Its pods wait for nodes that cannot be theirs: others without that rule take their place, uncounted."""
+    team = gang.team(o)
+    if _judged_already(o) or _stopping(o) or not team:
+        return None
+    kept_off = [(p, free) for p in team if avoid.may_be_in_vain(p) and (free := avoid.free_again(o, p))]
+    words = [f"pod {p.name} was kept off {', '.join(free)}, which can be used again" for p, free in kept_off]
+    words += [sentence for p in team if (sentence := pins.in_vain(o, p))]
+    words += [sentence] if (sentence := claims.in_vain(o)) else []
+    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
+        words.append(f"the group of pod {team[0].name} lacks ranks, which cannot be made into it any more")
+    if words:
+        return _stop(o, Ending(cause=Cause.REPLACED, evidence=words[0]))
+    sentence = capacity.gives_up_waiting(o)
+    return _stop(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
+
+
+def not_starting(o: Observed) -> Decision | None:
+    """Its pods have nodes, and the kubelet has not been able to start one of them for too long."""
+    if _judged_already(o) or _stopping(o) or o.job.spec is None:
+        return None
+    ending = starting.gives_up(o)
+    return _stop(o, ending) if ending is not None else None
+
+
+def running(o: Observed) -> Decision | None:
+    team = gang.team(o)
+    return _keep(o, "Running", f"attempt {o.job.status.attempt} has its pods") if team else None
+
+
+# --- rules: the next attempt ----------------------------------------------------------------------------
+def suspended(o: Observed) -> Decision | None:
+    if o.job.spec is None or not o.job.spec.suspend:
+        return None
+    decision = _keep(o, Cause.SUSPENDED, "spec.suspend is true")
+    return replace(decision, status=replace(o.job.status, active_since=None))  # no time passes meanwhile
+
+
+def renewed(o: Observed) -> Decision | None:
+    """Resumed with an attempt that had no pod yet: its time begins now."""
+    if not o.job.status.attempt or o.job.status.active_since is not None or _judged_already(o):
+        return None
+    status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
+    return Decision(reason="Start", message="resumed", status=status)
+
+
+def unknown_pools(o: Observed) -> Decision | None:
+    """What runs, runs on; a new attempt has nowhere to go."""
+    problem = capacity.problem(o)
+    return _keep(o, Reason.INVALID_SPEC, problem) if problem else None
+
+
+def too_late(o: Observed) -> Decision | None:
+    """Past its deadline while nothing runs."""
+    ending = lifecycle.past_deadline(o)
+    return _failed(o, o.job.status, ending.reason, ending.evidence) if ending is not None else None
+
+
+def not_admitted(o: Observed) -> Decision | None:
+    return None if o.admitted else _keep(o, "Checking", "the API server has not accepted the pod yet")
+
+
+def not_held(o: Observed) -> Decision | None:
+    """Before anything is saved: else a job deleted at once would leave its checkpoints."""
+    if o.job.status.attempt or o.job.holds_checkpoints or not cleanup.wanted(o):
+        return None
+    return _keep(o, "Holding", "when the job is deleted, its checkpoints go with it")
+
+
+def predecessor_saves(o: Observed) -> Decision | None:
+    """The deleted job of this name still owns the checkpoints: a claim now would be refused for ever."""
+    words = saving_predecessor(o)
+    return _keep(o, Reason.PREDECESSOR_SAVES, words) if words and not o.job.status.attempt else None
+
+
+def clock_was_ahead(o: Observed) -> Decision | None:
+    """The operator's clock was set back, or its machine's is another: the wait is reckoned anew."""
+    if o.job.spec is None or gang.team(o) or _judged_already(o):
+        return None
+    status = restart.brought_forward(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
+    words = "the next start was reckoned by a clock that was ahead"
+    return Decision(reason="ClockWasAhead", message=words, status=status) if status is not None else None
+
+
+def next_attempt(o: Observed) -> Decision | None:
+    """The first one, or the one after a suspension."""
+    if o.job.status.attempt and not _judged_already(o):
+        return None
+    message = "resumed" if o.job.status.attempt else "first attempt"
+    status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
+    return Decision(reason="Start", message=message, status=_next_attempt(o, status))
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    finished,
+    leaving,
+    unreadable,
+    done_by_any,
+    attempt_over,
+    under_notice,
+    stopped_by_owner,
+    in_vain,
+    not_starting,
+    advised,
+    running,
+    suspended,
+    renewed,
+    too_late,
+    unknown_pools,
+    not_admitted,
+    not_held,
+    predecessor_saves,
+    clock_was_ahead,
+    next_attempt,
+)
+
+
+# --- what rules are made of -----------------------------------------------------------------------------
+def _record(o: Observed) -> AttemptRecord | None:
+    return o.job.status.record(o.job.status.attempt)
+
+
+def _judged_already(o: Observed) -> bool:
+    """The current attempt has ended, and the next is not made yet."""
+    record = _record(o)
+    return record is not None and bool(record.cause)
+
+
+def _stopping(o: Observed) -> bool:
+    """All pods of the current attempt were asked to end."""
+    record = _record(o)
+    return record is not None and bool(record.stopping)
+
+
+def _keep(o: Observed, reason: str, message: str) -> Decision:
+    return Decision(reason=reason, message=message, status=o.job.status)
+
+
+def _completed(o: Observed, pod: PodView, ending: Ending) -> Decision:
+    word = word_of(pod)
+    status = with_final_word(_judged(o, o.job.status, pod.attempt, ending), o, word)
+    reason, said = Reason.COMPLETED, ending.evidence
+    if word is not None and word.reason == Reason.EARLY_STOPPED:
+        reason, said = Reason.EARLY_STOPPED, word.message or said
+    message = f"attempt {pod.attempt}: {said}"
+    status = with_condition(status, Condition.SUCCEEDED, True, reason, message, o=o)
+    return Decision(reason=reason, message=message, status=lifecycle.completed(o, status))
+
+
+def _failed(o: Observed, status: Status, reason: str, message: str) -> Decision:
+    status = with_condition(status, Condition.FAILED, True, reason, message, o=o)
+    return Decision(reason=reason, message=message, status=lifecycle.completed(o, status))
+
+
+def _stop(o: Observed, ending: Ending) -> Decision:
+    """Has all pods of the attempt end (follow.py deletes them); it is judged when they have."""
+    record = _record(o)
+    message = f"attempt {o.job.status.attempt}: {ending.evidence}"
+    if record is None or record.stopping:
+        return _keep(o, "Stopping", "the attempt is being stopped")
+    stopping = replace(
+        record,
+        stopping=str(ending.cause),
+        evidence=ending.evidence[:4000],
+        charged=ending.charged,
+        faulty_node=ending.node or record.faulty_node,
+        reason=ending.reason,
+    )
+    status = with_record(o.job.status, stopping)
+    return Decision(reason=ending.cause, message=message, status=status)
+
+
+def _judged(o: Observed, status: Status, attempt: int, ending: Ending) -> Status:
+    record = status.record(attempt)
+    if record is None or record.cause:
+        return status  # judged already (an interrupted attempt that got done after all keeps its cause)
+    judged = replace(
+        record,
+        cause=str(ending.cause),
+        evidence=ending.evidence[:4000],
+        charged=ending.charged,
+        faulty_node=ending.node or record.faulty_node,
+        reason=ending.reason,
+        stopping="",
+    )
+    return with_record(status, judged)
+
+
+def _given_up(o: Observed, ending: Ending) -> Decision:
+    """The current attempt is over or doomed: charge it, and go on or stop."""
+    assert o.job.spec is not None
+    policy, old = o.job.spec.failure_policy, o.job.status
+    status = _judged(o, with_pods(old, o), old.attempt, ending)
+    managed = o.job.spec.checkpoint.managed
+    status = restart.counted(status, ending, policy, o.now, managed=managed)
+    status = capacity.with_reclaim(o, status, ending)
+    if ending.cause is Cause.STORE_UNREACHABLE:
+        status = with_store_unreachable(status, o, old.attempt, ending.evidence)
+    stop: tuple[str, str] | None = restart.exhausted(status, policy, ending, o.now)
+    if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # no restart mends it
+        stop = (ending.reason or ending.cause, ending.evidence)
+    if stop is None and (words := _starts_over(o, status, ending)):
+        stop = (Reason.NO_RUNTIME, words)
+    if restart.interrupts(ending):
+        message = f"attempt {old.attempt}: {ending.evidence}"
+        status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
+    if stop is not None:
+        return _failed(o, status, *stop)
+    status = replace(status, next_start=restart.next_start(status, policy, ending, o.now, o.job.key.uid))
+    if o.job.spec.suspend:
+        status = replace(status, active_since=None)  # no time passes meanwhile
+    elif ending.cause is Cause.SUSPENDED:
+        status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before it had ended
+    if o.job.spec.suspend or capacity.problem(o):
+        return Decision(reason=ending.cause, message=ending.evidence, status=status)
+    return Decision(reason=ending.cause, message=ending.evidence, status=_next_attempt(o, status))
+
+
+def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
+    """Why an interruption ends the job, because nothing in its image saves; "" where it does not."""
+    if ending.charged or ending.cause in restart.UNCOUNTED:
+        return ""
+    first = next((p for p in gang.team(o) if p.rank == 0), None)
+    silent = first is not None and first.ended is not None and word_of(first) is None
+    return runtime.starts_over(o, status, ending, silent)
+
+
+def _next_attempt(o: Observed, status: Status) -> Status:
+    assert o.job.spec is not None
+    number, key = status.attempt + 1, o.job.key
+    pool = capacity.choose(o, status)
+    record = AttemptRecord(
+        number=number,
+        pod=pod_name(key.name, key.uid, number),
+        capacity_type=pool.type,
+        pool=pool.name,
+        platform=str(pool.found_platform or ""),
+        notice_seconds=pool.window,
+        node_labels=pool.labels,
+        workers=o.job.spec.workers,
+    )
+    progress = replace(status.progress, state="", eta_seconds=None) if status.progress else None
+    gate = status.gate_until if status.gate_until is not None and status.gate_until > o.now else None
+    return with_record(replace(status, attempt=number, gate_until=gate, progress=progress), record)

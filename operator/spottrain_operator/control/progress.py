@@ -1,0 +1,155 @@
+"""Asks trainers how far they are, beside the reconciles and never in their way. Run by service.py.
+
+What it learns lies in `Memory.samples`; a job is woken only when its status is worth a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import aiohttp
+from spottrain.contract import PROGRESS_PORT, STOP_PATH, Progress, Stop
+
+from spottrain_operator.api.observed import PodView, Sample, Silence
+from spottrain_operator.api.training_job import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Job, Status
+from spottrain_operator.api.wire import cut, well_typed
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.policies.gone import ended
+from spottrain_operator.status.changes import progress_due
+from spottrain_operator.status.conditions import OBEYED
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+LIMIT = 64 * 1024
+"""Bytes of an answer; it comes from a container that anyone may have written."""
+LIMITS = {
+    "state": STATE_LIMIT,
+    "durableTime": TIME_LIMIT,
+    "warning": WARNING_LIMIT,
+    "waitingFor": WARNING_LIMIT,
+    "ignoredSettings": WARNING_LIMIT,
+}
+NO_ANSWER = (
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+AT_ONCE = 64
+"""Trainers that are asked at the same time."""
+
+
+def missed_the_signal(pod: PodView, now: datetime) -> bool:
+    """Of a trainer that answers: whether its pod was deleted so long ago that it should be saving or gone.
+
+    The kernel throws a SIGTERM to PID 1 away while there is no handler, and the kubelet sends no second one.
+    """
+    return pod.deleted is not None and now > pod.deleted - timedelta(seconds=pod.deletion_grace) + OBEYED
+
+
+class Poller:
+    def __init__(
+        self,
+        *,
+        caches: Caches,
+        memory: Memory,
+        queue: WorkQueue,
+        interval: float,
+        write_interval: timedelta,
+        now: Callable[[], datetime],
+        port: int = PROGRESS_PORT,
+    ) -> None:
+        self._caches, self._memory, self._queue = caches, memory, queue
+        self._interval, self._write_interval = interval, write_interval
+        self._now, self._port = now, port
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self) -> None:
+        """Until cancelled: each round asks every running trainer once, spread over the interval."""
+        async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session:
+            while True:
+                pods = [
+                    p for p in self._caches.pods if p.running_since and p.ip and p.rank == 0 and not ended(p)
+                ]
+                asks = [self._ask_later(session, pod) for pod in pods]
+                await asyncio.gather(asyncio.sleep(self._interval), *asks)
+
+    async def _ask_later(self, session: aiohttp.ClientSession, pod: PodView) -> None:
+        await asyncio.sleep(random.uniform(0, self._interval))
+        async with self._slots:
+            heard = await self._ask(session, pod)
+        job = self._caches.jobs.get(pod.job)
+        if job is None:
+            return  # it was deleted meanwhile, and nothing of it is to be remembered
+        if isinstance(heard, Silence):
+            self._memory.silences[pod.job] = heard
+            return
+        if _is_of(heard, pod, job):
+            self._memory.silences.pop(pod.job, None)
+            self._keep(pod, job.status, heard)
+            if missed_the_signal(pod, self._now()):
+                await self._stop(session, pod)
+
+    async def _stop(self, session: aiohttp.ClientSession, pod: PodView) -> None:
+        """In each round again, which changes nothing where the trainer has heard it."""
+        assert pod.deleted is not None
+        order = Stop(podUID=pod.uid, deadline=pod.deleted.timestamp())
+        try:
+            async with session.post(self._url(pod, STOP_PATH), data=order.to_json()) as reply:
+                known = reply.status == 204
+        except NO_ANSWER:
+            return  # it is ending, maybe
+        words = "it has been told to stop" if known else "it refuses to stop, for it is another pod's"
+        logger.info("pod %s was deleted, and its trainer still answers: %s", pod.name, words)
+
+    def _url(self, pod: PodView, path: str) -> str:
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        return f"http://{host}:{self._port}{path}"
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
+        try:
+            async with session.get(self._url(pod, "/progress"), allow_redirects=False) as reply:
+                text = (await reply.content.read(LIMIT)).decode()
+            progress = Progress.from_json(text)
+        except NO_ANSWER as error:  # it may not listen yet, be gone, or be no program of ours
+            return Silence(pod_uid=pod.uid, refused=_reached(error))
+        return cut(progress, LIMITS) if well_typed(progress) else Silence(pod_uid=pod.uid, refused=True)
+
+    def _keep(self, pod: PodView, status: Status, progress: Progress) -> None:
+        sample = Sample(progress=progress, at=self._now())
+        if pod.attempt == status.attempt:
+            self._memory.samples[pod.job] = sample
+            if progress_due(status, sample, self._write_interval):
+                self._queue.add(pod.job)
+
+
+def _reached(error: Exception) -> bool:
+    """Whether the pod was reached: it refused the connection, or answered what is no progress of ours.
+
+    Where a NetworkPolicy is in the way nothing comes back at all.
+    """
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.errno == errno.ECONNREFUSED
+    return not isinstance(error, TimeoutError | OSError)
+
+
+def _is_of(progress: Progress, pod: PodView, job: Job) -> bool:
+    """Whether this pod has answered: its address may be another pod's by now, of this job or another one.
+
+    An image without our runtime may answer in its own way, without the job's UID.
+    """
+    managed = job.spec is None or job.spec.checkpoint.managed
+    named = progress.jobUID == pod.job.uid or (not managed and not progress.jobUID)
+    return named and (progress.attempt, progress.worker) == (pod.attempt, pod.rank)

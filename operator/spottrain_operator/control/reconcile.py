@@ -1,0 +1,95 @@
+"""One look at one job: observe, plan, apply.
+
+Called by the work queue's workers, with nothing but the job's key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
+from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.control.apply import SOON, Hands, apply
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.observe import find_job, live_pods, observe
+from spottrain_operator.control.plan import plan
+from spottrain_operator.errors import ApiError, Conflict, Incomplete
+from spottrain_operator.io.cluster import Cluster
+from spottrain_operator.io.logs import about
+
+logger = logging.getLogger(__name__)
+AT_ONCE = timedelta(0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reconciler:
+    cluster: Cluster
+    caches: Caches
+    memory: Memory
+    default_pool: Pool
+    pools: Mapping[str, Pool]
+    limits: Limits
+    now: Callable[[], datetime]
+
+    async def __call__(self, key: JobKey) -> timedelta | None:
+        """When to look again at the latest, though nothing happens."""
+        job = await find_job(key, self.caches, self.cluster)
+        if job is None:
+            await self._release_orphans(key)
+            return None
+        observed = await observe(
+            job,
+            caches=self.caches,
+            cluster=self.cluster,
+            memory=self.memory,
+            default_pool=self.default_pool,
+            pools=self.pools,
+            limits=self.limits,
+            now=self.now(),
+        )
+        made = self._planned(observed)
+        hands = Hands(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
+        try:
+            again = await apply(job, made, hands)
+        except Conflict as conflict:
+            logger.info("%s", conflict)
+            return SOON
+        except Incomplete as incomplete:
+            incomplete.again = incomplete.again or made.recheck_after
+            raise
+        return AT_ONCE if again else made.recheck_after
+
+    def _planned(self, observed: Observed) -> Plan:
+        """A job of which no plan can be made says so, where it would else be silent for ever."""
+        try:
+            return plan(observed)
+        except Exception as error:
+            job = observed.job
+            logger.exception("%s: no plan can be made", job.key, extra=about(job.key))
+            words = (
+                f"the operator cannot carry this spec out ({type(error).__name__}: {error}); its log has more"
+            )
+            unreadable = replace(job, spec=None, invalid=job.invalid or words)
+            return plan(replace(observed, job=unreadable))
+
+    async def _release_orphans(self, key: JobKey) -> None:
+        """The job is gone: nobody wants its pods' outcome, and our finalizer would hold them for ever."""
+        self.memory.forget(key)
+        held = [pod for pod in await live_pods(key, self.caches, self.cluster) if pod.holds_outcome]
+        failed = [words for words in await asyncio.gather(*map(self._release, held)) if words]
+        if failed:
+            raise Incomplete(f"{len(failed)} of {len(held)} pods could not be released: {failed[0]}")
+
+    async def _release(self, pod: PodView) -> str:
+        """Why it failed; "" where the pod holds nothing any more."""
+        try:
+            await self.cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
+        except ApiError as error:
+            return f"{pod.name}: {error}" if error.status not in (404, 409) else ""
+        return ""

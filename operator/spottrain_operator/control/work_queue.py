@@ -1,0 +1,161 @@
+"""The work queue: which jobs to look at, when, and never two workers on one.
+
+Called by handlers, resync and service. client-go's semantics: a key that is added while it is being
+worked on is worked on once more afterwards; a key that fails comes back after an exponential delay of its
+own. A delayed key is taken when its time has come, however many keys wait: the DELETE of a notice depends
+on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.errors import ApiError, Incomplete, OperatorError
+from spottrain_operator.io.logs import about
+from spottrain_operator.io.metrics import QUEUE_DEPTH, RECONCILE_ERRORS, RECONCILE_SECONDS
+
+Work = Callable[[JobKey], Awaitable[timedelta | None]]
+"""Does the work; answers when to come back at the latest, or None."""
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY = 0.05
+LONGEST_DELAY = 60.0
+QUIET_SECONDS = 60.0
+"""Before the same error of the same job is logged again."""
+
+
+class WorkQueue:
+    def __init__(self, *, first_delay: float = FIRST_DELAY, longest_delay: float = LONGEST_DELAY) -> None:
+        self._first, self._longest = first_delay, longest_delay
+        self._ready: deque[JobKey] = deque()
+        self._overdue: deque[JobKey] = deque()
+        """Delayed keys whose time has come. They and the ready ones are taken in turn."""
+        self._overdue_next = True
+        self._dirty: set[JobKey] = set()
+        self._working: set[JobKey] = set()
+        self._failures: dict[JobKey, int] = {}
+        self._due: dict[JobKey, float] = {}
+        self._later: list[tuple[float, int, JobKey]] = []
+        self._count = itertools.count()
+        self._changed = asyncio.Event()
+        self._said: dict[JobKey | None, tuple[float, str]] = {}
+        """When which error was last logged, by job; None: that the API server does not answer."""
+
+    def add(self, key: JobKey) -> None:
+        if key in self._dirty:
+            return
+        self._dirty.add(key)
+        if key not in self._working:
+            self._ready.append(key)
+            self._changed.set()
+        QUEUE_DEPTH.set(len(self._dirty))
+
+    def add_after(self, key: JobKey, seconds: float) -> None:
+        """The earliest of several delays counts."""
+        if seconds <= 0:
+            return self.add(key)  # in its turn: only a key that has waited goes before others
+        due = asyncio.get_running_loop().time() + seconds
+        if self._due.get(key, due + 1) > due:
+            self._due[key] = due
+            heapq.heappush(self._later, (due, next(self._count), key))
+            self._changed.set()
+
+    async def take(self) -> JobKey:
+        while (key := self._next()) is None:
+            self._changed.clear()
+            await _wait(self._changed, self._until_next())
+        self._dirty.discard(key)
+        QUEUE_DEPTH.set(len(self._dirty))
+        self._working.add(key)
+        return key
+
+    def _next(self) -> JobKey | None:
+        """From the two lines in turn, so that neither can hold up the other."""
+        self._move_due()
+        lines = (self._overdue, self._ready) if self._overdue_next else (self._ready, self._overdue)
+        for line in lines:
+            while line:
+                key = line.popleft()
+                # A key may stand in both: it was taken from the other one, or done() adds it again.
+                if key in self._dirty and key not in self._working:
+                    self._overdue_next = line is self._ready
+                    return key
+        return None
+
+    def _move_due(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._later and self._later[0][0] <= now:
+            due, _, key = heapq.heappop(self._later)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self._dirty.add(key)
+                if key not in self._working:
+                    self._overdue.append(key)
+
+    def _until_next(self) -> float | None:
+        """Seconds; None: no key is delayed."""
+        return max(0.0, self._later[0][0] - asyncio.get_running_loop().time()) if self._later else None
+
+    def done(self, key: JobKey, *, failed: bool = False) -> None:
+        self._working.discard(key)
+        if key in self._dirty:
+            self._ready.append(key)
+            self._changed.set()
+        if not failed:
+            self._failures.pop(key, None)
+            self._said.pop(key, None)
+            return
+        times = self._failures[key] = self._failures.get(key, 0) + 1
+        self.add_after(key, min(self._longest, self._first * 2 ** min(times - 1, 20)))
+
+    async def work(self, do: Work) -> None:
+        """One worker; runs until cancelled."""
+        while True:
+            key = await self.take()
+            failed = True
+            try:
+                with RECONCILE_SECONDS.time():
+                    again = await do(key)
+                failed = False
+                if again is not None:
+                    self.add_after(key, again.total_seconds())
+            except OperatorError as error:
+                RECONCILE_ERRORS.inc()
+                self._say(key, error)
+                if isinstance(error, Incomplete) and error.again is not None:
+                    self.add_after(key, error.again.total_seconds())
+            except Exception:
+                RECONCILE_ERRORS.inc()
+                logger.exception("%s: reconcile failed, will be tried again", key, extra=about(key))
+            finally:
+                self.done(key, failed=failed)
+
+    def _say(self, key: JobKey, error: OperatorError) -> None:
+        """One line, again after a minute or when it is another one; one for all jobs while nobody answers."""
+        unanswered = (isinstance(error, ApiError) and error.status == 0) or (
+            isinstance(error, Incomplete) and error.silence
+        )
+        words, about_what = str(error), None if unanswered else key
+        at, said = self._said.get(about_what, (0.0, ""))
+        now = asyncio.get_running_loop().time()
+        if said and now < at + QUIET_SECONDS and (unanswered or said == words):
+            return
+        self._said[about_what] = (now, words)
+        if unanswered:
+            logger.warning("the API server does not answer; all jobs are tried again: %s", words)
+        else:
+            logger.warning("%s: %s; tried again", key, words, extra=about(key))
+
+
+async def _wait(event: asyncio.Event, timeout: float | None) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout)
+    except TimeoutError:
+        return

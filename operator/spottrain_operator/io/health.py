@@ -1,0 +1,58 @@
+"""/livez, /readyz and /metrics on one port. Run by service.py; asked by the kubelet and by Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from spottrain_operator.io.metrics import LOOP_LAG
+
+STUCK = 30.0
+"""Seconds of event-loop lag from which a restart is better than waiting."""
+
+
+class Health:
+    def __init__(self, *, alive: Callable[[], bool], ready: Callable[[], bool]) -> None:
+        """`alive`: whether all parts still run."""
+        self._alive, self._ready = alive, ready
+        self._beat = 0.0
+
+    async def start(self, port: int) -> web.AppRunner:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/livez", self._livez),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "0.0.0.0", port).start()
+        return runner
+
+    async def measure_lag(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._beat = loop.time()
+            await asyncio.sleep(1.0)
+            LOOP_LAG.set(max(0.0, loop.time() - self._beat - 1.0))
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        late = asyncio.get_running_loop().time() - self._beat if self._beat else 0.0
+        alive = self._alive() and late < STUCK
+        words = f"parts run: {self._alive()}; event loop is {late:.1f} s late\n"
+        return web.Response(text=words, status=200 if alive else 500)
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        ready = self._ready()
+        return web.Response(
+            text="caches are filled\n" if ready else "listing\n", status=200 if ready else 503
+        )
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,42 @@
+"""The operator's log: one JSON line for each record, with job and attempt where it is about one.
+
+Set up by __main__.py. A record is about a job by `extra=about(key, attempt)`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from spottrain_operator.api.training_job import JobKey
+
+FIELDS: Final = ("namespace", "job", "job_uid", "attempt", "rank", "reason")
+
+
+def about(key: JobKey, **more: object) -> dict[str, object]:
+    return {"namespace": key.namespace, "job": key.name, "job_uid": key.uid, **more}
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "component": "operator",
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up(level: str) -> None:
+    handler = logging.StreamHandler()  # stderr
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it names every object it sees

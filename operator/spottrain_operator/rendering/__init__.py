@@ -1,0 +1,1 @@
+"""The objects that the operator makes for a job: trainer pods, and what they need beside them. Pure."""

@@ -1,0 +1,155 @@
+"""What a job needs beside its pods: names for a gang, a group, a claim, the pod that cleans up. Pure.
+
+Called by follow.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+from spottrain_operator.api import native_gangs, volumes
+from spottrain_operator.api.data_cache import DataCache
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.template import judged
+from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.names import (
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    RENDEZVOUS_PORT,
+    ROLE_CLEANUP,
+    ROLE_LABEL,
+    ROLE_TRAINER,
+    cache_claim_name,
+    cleanup_name,
+    job_label,
+    service_name,
+)
+from spottrain_operator.rendering import trainer_pod
+
+Json = dict[str, Any]
+
+VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
+CLEANUP_SECONDS: Final = 840
+"""A little less than the operator waits for it."""
+IDENTITY: Final = (
+    "serviceAccountName",
+    "automountServiceAccountToken",
+    "imagePullSecrets",
+    "securityContext",
+    "volumes",
+)
+REACH: Final = ("image", "imagePullPolicy", "env", "envFrom", "securityContext", "volumeMounts")
+"""Of template and trainer, what the store is reached with; a folder is on one of its volumes."""
+
+
+def _labels(job: Job) -> dict[str, str]:
+    return {JOB_LABEL: job_label(job.key.name), JOB_UID_LABEL: job.key.uid, MANAGED_BY_LABEL: MANAGED_BY}
+
+
+def service(job: Job) -> Json:
+    """Names for the pods of a gang, also before they are ready: they become so by finding each other."""
+    key = job.key
+    port = {"name": "rendezvous", "port": RENDEZVOUS_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(key.name, key.uid),
+            "namespace": key.namespace,
+            "labels": _labels(job),
+            "ownerReferences": [trainer_pod.owner_of(job)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_UID_LABEL: key.uid, ROLE_LABEL: ROLE_TRAINER},
+            "ports": [port],
+        },
+    }
+
+
+def cache_claim(job: Job, cache: DataCache) -> Json:
+    """The claim of the data cache: one for all attempts; the garbage collector deletes it with the job."""
+    key = job.key
+    body: Json = {"accessModes": [str(cache.mode)], "resources": {"requests": {"storage": cache.size}}}
+    if cache.storage_class_name:
+        body["storageClassName"] = cache.storage_class_name
+    meta = {
+        "name": cache_claim_name(key.name, key.uid),
+        "namespace": key.namespace,
+        "labels": _labels(job),
+        "ownerReferences": [trainer_pod.owner_of(job)],
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": body}
+
+
+def pod_group(job: Job, status: Status) -> Json | None:
+    """Volcano's, where the template asks for that scheduler: it then starts all pods or none."""
+    assert job.spec is not None
+    if job.spec.template["spec"].get("schedulerName") != "volcano":
+        return None
+    meta = {
+        "name": trainer_pod.group_name(job, status),
+        "namespace": job.key.namespace,
+        "ownerReferences": [trainer_pod.owner_of(job)],
+    }
+    queue = {"queue": job.spec.queue_name} if job.spec.queue_name else {}
+    spec = {"minMember": job.spec.workers} | queue
+    return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
+
+
+def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) -> Json:
+    """Kubernetes' own group, one for each attempt, because it cannot be changed."""
+    assert job.spec is not None
+    meta = {
+        "name": trainer_pod.group_name(job, status),
+        "namespace": job.key.namespace,
+        "labels": _labels(job),
+        "ownerReferences": [trainer_pod.owner_of(job)],
+    }
+    return native_gangs.group(api, meta, job.spec, zoned=zoned)
+
+
+def cleanup(job: Job, pool: Pool) -> Json:
+    """The pod that deletes a deleted job's checkpoints, with its image and identity, in its pool."""
+    assert job.spec is not None
+    spec, key = job.spec, job.key
+    container = _cleaner(job)
+    template, ca = spec.template["spec"], spec.checkpoint.ca_bundle
+    body: Json = {name: copy.deepcopy(template[name]) for name in IDENTITY if name in template} | {
+        "restartPolicy": "OnFailure",
+        "activeDeadlineSeconds": CLEANUP_SECONDS,
+        "tolerations": list(pool.tolerated),
+        "containers": [container],
+    }
+    volumes.equip(body, container, ca.source if ca else None)
+    if ca is not None:
+        container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
+    trainer_pod.restrict(body)
+    meta = {
+        "name": cleanup_name(key.name, key.uid),
+        "namespace": key.namespace,
+        "labels": _labels(job) | {ROLE_LABEL: ROLE_CLEANUP},
+        "ownerReferences": [trainer_pod.owner_of(job) | {"blockOwnerDeletion": False}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
+
+
+def _cleaner(job: Job) -> Json:
+    """Its container: what the trainer reaches the store with, and neither its GPUs nor its command."""
+    assert job.spec is not None
+    checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
+    words = ["--checkpoint", checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
+    words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
+    kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
+    container = kept | {"name": ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
+    container["env"] = list(kept.get("env") or ())
+    little = {"cpu": "100m", "memory": "256Mi"}  # a quota may ask for both
+    container["resources"] = {"requests": little, "limits": {"cpu": "1", "memory": "1Gi"}}
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    if secret := checkpoint.credentials_secret:
+        container["envFrom"] = [*(kept.get("envFrom") or ()), {"secretRef": {"name": secret}}]
+    return container

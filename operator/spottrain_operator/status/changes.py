@@ -1,0 +1,285 @@
+"""How a Status changes: conditions, attempt records, what pods and progress tell. Pure; called by plan.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from spottrain.contract import Outcome, Progress, TerminationMessage
+
+from spottrain_operator.api.observed import NodeView, Observed, PodView, Sample
+from spottrain_operator.api.training_job import (
+    REASON_LIMIT,
+    AttemptRecord,
+    ConditionStatus,
+    OutputStatus,
+    ProgressStatus,
+    RankRecord,
+    Status,
+    with_record,
+)
+from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
+from spottrain_operator.policies import runtime
+from spottrain_operator.policies.cause import word_of
+from spottrain_operator.policies.gone import over
+
+N = TypeVar("N", int, float)
+MESSAGE_LIMIT = 8000
+
+
+def with_condition(
+    status: Status, kind: Condition, value: bool, reason: str, message: str, *, o: Observed
+) -> Status:
+    """The condition set; its lastTransitionTime moves only when its value does."""
+    old = status.condition(kind)
+    text = "True" if value else "False"
+    flipped = old is None or old.status != text
+    new = ConditionStatus(
+        type=kind,
+        status=text,
+        reason=reason[:REASON_LIMIT],
+        message=message[:MESSAGE_LIMIT],
+        last_transition_time=o.now.replace(microsecond=0)
+        if old is None or flipped
+        else old.last_transition_time,
+        observed_generation=o.job.generation,
+    )
+    others = tuple(c for c in status.conditions if c.type != kind)
+    return replace(status, conditions=tuple(sorted((*others, new), key=_place)))
+
+
+ORDER = {str(kind): place for place, kind in enumerate(Condition)}
+
+
+def _place(condition: ConditionStatus) -> int:
+    """Those of others, and of newer operators, come last and stay as they are."""
+    return ORDER.get(condition.type, len(ORDER))
+
+
+def with_store_unreachable(status: Status, o: Observed, attempt: int, words: str) -> Status:
+    """Since when: the first time that this was seen, until a start gets past the store."""
+    message = f"attempt {attempt}: {words}"
+    reason = Reason.STORE_UNREACHABLE
+    return with_condition(status, Condition.STORE_REACHABLE, False, reason, message, o=o)
+
+
+def with_pods(status: Status, o: Observed) -> Status:
+    """What pods tell of their attempts: nodes, start, end, steps. Never touches cause or counters."""
+    for record in status.attempts:
+        pods = sorted((p for p in o.pods if p.attempt == record.number), key=lambda p: p.rank)
+        if pods:
+            status = _with_words(status, record, pods, o)
+            status = with_record(status, _observed_record(record, pods, o))
+    return status
+
+
+def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> Status:
+    words = [word for pod in pods if (word := word_of(pod)) is not None]
+    first = word_of(pods[0]) if pods[0].rank == 0 else None
+    if first is not None and record.ended is None:  # once: a later attempt's own figures stand
+        status = _with_last_figures(status, o, first)
+    for word in words:
+        status = _known_durable(status, word.durableStep)
+    return with_runtime(status, o) if first is not None and _trained(first) else status
+
+
+def _trained(word: TerminationMessage) -> bool:
+    """Whether the script had begun a training with the runtime."""
+    steps = (word.step, word.totalSteps, word.startStep, word.durableStep)
+    return word.outcome is Outcome.DONE or any(step is not None for step in steps)
+
+
+def with_runtime(status: Status, o: Observed) -> Status:
+    """Our runtime was seen to train: said once, and true for the rest of the job."""
+    if not runtime.managed(o) or status.is_true(Condition.RUNTIME_ATTACHED):
+        return status
+    words = "the runtime was seen to train in this job, or to be done"
+    return with_condition(status, Condition.RUNTIME_ATTACHED, True, Reason.RUNTIME_TRAINS, words, o=o)
+
+
+def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> AttemptRecord:
+    record = replace(
+        record,
+        started=record.started or min(pod.created for pod in pods),
+        ranks=_with_ranks(record.ranks, pods),
+    )
+    for pod in pods:
+        if pod.rank == 0:
+            record = _of_first(record, pod, o)
+        if word := word_of(pod):
+            record = _with_steps(record, word.startStep, word.step, word.durableStep)
+    if record.ended is None and all(over(pod, o) for pod in pods):
+        ends = [pod.ended.finished for pod in pods if pod.ended and pod.ended.finished]
+        record = replace(record, ended=max(ends, default=o.now.replace(microsecond=0)))
+    return record
+
+
+def _of_first(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
+    node = o.nodes.get(pod.node) or NodeView(name=pod.node, resource_version=0)
+    return replace(
+        record,
+        node=record.node or pod.node,
+        zone=record.zone or node.zone,
+        instance_type=record.instance_type or node.instance_type,
+        exit_code=pod.ended.exit_code if pod.ended else record.exit_code,
+    )
+
+
+def _with_ranks(known: tuple[RankRecord, ...], pods: Sequence[PodView]) -> tuple[RankRecord, ...]:
+    ranks = {rank.rank: rank for rank in known}
+    for pod in pods:
+        old = ranks.get(pod.rank, RankRecord(rank=pod.rank))
+        code = pod.ended.exit_code if pod.ended else old.exit_code
+        ranks[pod.rank] = replace(old, node=old.node or pod.node, exit_code=code)
+    return tuple(ranks[rank] for rank in sorted(ranks))
+
+
+def _with_steps(
+    record: AttemptRecord, start: int | None, last: int | None, durable: int | None
+) -> AttemptRecord:
+    return replace(
+        record,
+        start_step=_or(record.start_step, start),
+        last_step=_larger(record.last_step, last),
+        durable_step=_larger(record.durable_step, durable),
+    )
+
+
+def with_vanished(status: Status, o: Observed) -> Status:
+    """Earlier attempts whose pod object is gone for good will tell nothing more."""
+    present = {pod.attempt for pod in o.pods}
+    for record in status.attempts:
+        past = record.number < status.attempt or bool(record.cause)
+        if past and record.ended is None and record.number not in present:
+            status = with_record(status, replace(record, ended=o.now.replace(microsecond=0)))
+    return status
+
+
+def with_back_fill(status: Status) -> Status:
+    """Where an attempt went on from is what the one before it had saved, which it may not have told."""
+    for before, after in zip(status.attempts, status.attempts[1:], strict=False):
+        if after.start_step is not None:
+            status = with_record(status, _with_steps(before, None, after.start_step, after.start_step))
+            status = _known_durable(status, after.start_step or None)
+    return status
+
+
+def _known_durable(status: Status, step: int | None) -> Status:
+    return replace(status, known_durable_step=_larger(status.known_durable_step, step))
+
+
+def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
+    progress = sample.progress
+    record = status.record(progress.attempt)
+    if record is not None:
+        steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
+        status = with_record(status, steps)
+    status = _known_durable(status, progress.durableStep)
+    status = with_runtime(status, o) if runtime.trains(progress.state) else status
+    old = status.progress or ProgressStatus()
+    shown = _progress_status(progress, o, sample.at, old)
+    return replace(status, progress=replace(shown, step=_step_of(progress, status)))
+
+
+def _with_last_figures(status: Status, o: Observed, word: TerminationMessage) -> Status:
+    """How far it came, and whether a save fits into the grace: it may never have been asked."""
+    if word.step is None and not word.warning and word.emergencySeconds is None:
+        return status
+    old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
+    progress = replace(
+        old,
+        step=_larger(old.step, word.step),
+        emergency_seconds=_or(word.emergencySeconds, old.emergency_seconds),
+        grace_seconds=_or(word.graceSeconds, old.grace_seconds),
+        warning=word.warning,
+    )
+    return replace(status, progress=progress)
+
+
+def _step_of(progress: Progress, status: Status) -> int:
+    """Until an attempt has restored, the job stands where its checkpoint does, not at step 0."""
+    restored = progress.durableStep is not None or progress.startStep is not None
+    return progress.step if restored else max(progress.step, status.known_durable_step or 0)
+
+
+def with_unknown_progress(status: Status, o: Observed) -> Status:
+    """An image without our runtime answers nobody: said, so that no one waits for its steps."""
+    spec, state = o.job.spec, status.progress.state if status.progress else ""
+    pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
+    runs = pod is not None and pod.running_since is not None and not over(pod, o)
+    if spec is None or spec.checkpoint.managed or state or status.terminal or not runs:
+        return status
+    old = status.progress or ProgressStatus()
+    return replace(status, progress=replace(old, state=UNKNOWN_STATE, time=o.now.replace(microsecond=0)))
+
+
+def _progress_status(progress: Progress, o: Observed, at: datetime, old: ProgressStatus) -> ProgressStatus:
+    """What an attempt has not measured yet is what its predecessor has: job and grace are the same."""
+    unmeasured = progress.emergencySeconds is None
+    return ProgressStatus(
+        state=progress.state,
+        step=progress.step,
+        total_steps=progress.totalSteps,
+        loss=progress.loss,
+        samples_per_second=progress.samplesPerSecond,
+        eta_seconds=progress.etaSeconds,
+        durable_step=progress.durableStep,
+        durable_time=progress.durableTime,
+        checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
+        save_seconds=_or(progress.saveSeconds, old.save_seconds),
+        emergency_seconds=_or(progress.emergencySeconds, old.emergency_seconds),
+        grace_seconds=_or(progress.graceSeconds, old.grace_seconds),
+        warning=progress.warning or (old.warning if unmeasured else ""),
+        waiting_for=progress.waitingFor,
+        time=at.replace(microsecond=0),
+    )
+
+
+def with_final_word(status: Status, o: Observed, word: TerminationMessage | None) -> Status:
+    """The last message of a finished job: its final step, and where its weights are."""
+    if word is None:
+        return status
+    old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
+    progress = replace(
+        old,
+        state="Done",
+        eta_seconds=0.0,
+        step=_or(word.step, old.step),
+        total_steps=_or(word.totalSteps, old.total_steps),
+        durable_step=_larger(word.durableStep, old.durable_step),
+        checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
+    )
+    output = OutputStatus(uri=word.outputURI) if word.outputURI else status.output
+    return replace(status, progress=progress, output=output)
+
+
+def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
+    """Whether progress alone is worth a write: a new state, a warning or an attempt's first step at once,
+    further steps once in a while."""
+    old = status.progress
+    if old is None or old.time is None or old.state != sample.progress.state:
+        return True
+    if sample.progress.warning and not old.warning:
+        return True
+    if bool(sample.progress.waitingFor) != bool(old.waiting_for):
+        return True
+    return _first_news(status, sample.progress) or sample.at - old.time >= interval
+
+
+def _first_news(status: Status, progress: Progress) -> bool:
+    """An attempt's first answer, and the first one that shows a step of its own."""
+    record = status.record(progress.attempt)
+    if record is None or record.last_step is None:
+        return True
+    began = max(record.start_step or 0, progress.startStep or 0)
+    return record.last_step <= began < progress.step
+
+
+def _or(first: N | None, second: N | None) -> N | None:
+    return second if first is None else first
+
+
+def _larger(first: int | None, second: int | None) -> int | None:
+    return max((x for x in (first, second) if x is not None), default=None)

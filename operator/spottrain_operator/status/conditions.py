@@ -1,0 +1,377 @@
+"""The conditions and the phase that follow from what is observed. Pure; the last step of plan.py.
+
+Succeeded, Failed and Interrupted=True are decided in plan.py and only kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from spottrain.contract import WAITING_FOR_STORE
+
+from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
+from spottrain_operator.policies import avoid, capacity, claims, gang, runtime, starting
+from spottrain_operator.policies.cause import word_of
+from spottrain_operator.policies.gone import over, saving_predecessor
+from spottrain_operator.status.changes import with_condition
+
+Verdict = tuple[bool, str, str]
+"""Value, reason, message of a condition."""
+WAITS = frozenset(
+    {
+        Reason.QUOTA_EXCEEDED,
+        Reason.WAITING_FOR_QUEUE,
+        Reason.WAITING_FOR_BACKOFF,
+        Reason.WAITING_FOR_CLAIM,
+        Reason.PREDECESSOR_SAVES,
+    }
+)
+"""Reasons of Scheduled=False that are no matter of nodes."""
+GATED_STATE = "Gated"
+TRAINING_STATE = "Training"
+OBEYED: Final = timedelta(seconds=5)
+"""After which a trainer that was told to end does not train any more, but for a very long step."""
+TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
+
+
+def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
+    """`note`: what a person should know about an accepted job (a grace that was cut)."""
+    record = status.record(status.attempt)
+    current = status.attempt if record is None or not record.cause or status.terminal else None
+    pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
+    verdicts = {
+        Condition.ACCEPTED: _accepted(o, note),
+        Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
+        Condition.RUNNING: _running(status, o, pods),
+        Condition.STORE_REACHABLE: _store(status),
+        Condition.CHECKPOINT_DURABLE: _durable(status),
+        Condition.SAVE_FITS: _fits(status, o),
+        Condition.RUNTIME_ATTACHED: runtime.missed(status, o),
+        Condition.SETTINGS_APPLIED: _settings(status, o, pods),
+        Condition.INTERRUPTED: _recovered(status, o, pods),
+        Condition.SUSPENDED: _suspended(status, o, pods),
+    }
+    for kind, verdict in verdicts.items():
+        if verdict is not None:
+            status = with_condition(status, kind, *verdict, o=o)
+    ready = sum(p.running_since is not None and not over(p, o) and _node_answers(p, o) for p in pods)
+    shown = f"{ready}/{gang.size_of(o, status)}"
+    return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
+
+
+def _accepted(o: Observed, note: str) -> Verdict | None:
+    if o.job.spec is None:
+        return False, Reason.INVALID_SPEC, o.job.invalid
+    if problem := capacity.problem(o):
+        return False, Reason.INVALID_SPEC, problem
+    if o.refusal is not None and not o.refusal.accepted:
+        return False, o.refusal.reason, o.refusal.message
+    if not o.admitted:
+        return None  # being looked at
+    return True, Reason.VALID, note or "the API server accepts the pod that the template makes"
+
+
+def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    """True when nothing of it runs any more."""
+    wanted = o.job.spec is not None and o.job.spec.suspend and not status.terminal
+    if wanted and all(over(p, o) for p in o.pods):
+        return (
+            True,
+            Reason.SUSPENDED,
+            "spec.suspend is true; false goes on from the last checkpoint",
+        )
+    known = status.condition(Condition.SUSPENDED)
+    if known is None or known.status != "True":
+        return None
+    return False, Reason.RESUMED, "the job is not suspended"
+
+
+def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    if pods:
+        return _placed(status, o, pods)
+    if o.refusal is not None and o.refusal.accepted:
+        return False, o.refusal.reason, o.refusal.message
+    if o.job.spec is not None and o.job.spec.suspend:
+        return False, Reason.SUSPENDED, "no pods are made while spec.suspend is true"
+    if not status.attempt and (words := saving_predecessor(o)):
+        return False, Reason.PREDECESSOR_SAVES, words
+    if status.next_start is not None and status.next_start > o.now:
+        when = rfc3339(status.next_start, timespec="seconds")
+        return False, Reason.WAITING_FOR_BACKOFF, f"attempt {status.attempt} starts at {when}"
+    if words := claims.problem(o):
+        return False, Reason.WAITING_FOR_CLAIM, words
+    return (
+        (False, Reason.WAITING_FOR_POD, f"attempt {status.attempt} has no pod yet")
+        if status.attempt
+        else None
+    )
+
+
+def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
+    waiting, size = [p for p in pods if not p.node], gang.size_of(o, status)
+    if not waiting and len(pods) == size:
+        nodes = ", ".join(dict.fromkeys(p.node for p in pods))
+        return True, Reason.BOUND, f"attempt {status.attempt} is on node{'s' if size > 1 else ''} {nodes}"
+    count = f"{len(pods) - len(waiting)} of {size} pods have a node; " if size > 1 else ""
+    if held := next((p for p in waiting if p.queued), None):
+        return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
+    if stuck := next((p for p in waiting if p.unschedulable), None):
+        name = f"pod {stuck.name}: " if size > 1 else ""
+        note = claims.note(o, stuck) + gang.zone_note(o, stuck) + avoid.note(o, stuck)
+        said = f"{stuck.unschedulable}{capacity.asked(status)}{note}"
+        return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
+    if not waiting:
+        refused = o.refusal.message if o.refusal is not None else f"{size - len(pods)} are to be made"
+        return False, Reason.WAITING_FOR_POD, count + refused
+    words = f"pod {waiting[0].name} waits for the scheduler{claims.note(o, waiting[0])}"
+    return False, Reason.WAITING_FOR_POD, count + words
+
+
+def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    if status.terminal:
+        return False, Reason.ENDED, f"the job has ended{edited(status, o)}"
+    known = status.condition(Condition.RUNNING)
+    record = status.record(status.attempt)
+    if record is not None and record.stopping:
+        return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
+    if not pods or all(over(p, o) for p in pods):
+        return (False, Reason.WAITING_FOR_POD, _coming(status)) if known else None
+    if silent := [p for p in pods if not over(p, o) and not _node_answers(p, o)]:
+        return _silent(o, silent[0])
+    if going := [p for p in pods if p.running_since is not None and p.deleted is not None and not over(p, o)]:
+        return _ending(o, going[0])
+    late = [p for p in pods if p.running_since is None and not over(p, o)]
+    if len(pods) == gang.size_of(o, status) and not late:
+        return _beside(o, pods, _training(status, o))
+    return _starting(status, o, late[0] if late else pods[0])
+
+
+def _node_answers(pod: PodView, o: Observed) -> bool:
+    node = o.nodes.get(pod.node)
+    return node is None or node.ready
+
+
+def _silent(o: Observed, pod: PodView) -> Verdict:
+    """Kubernetes goes on saying that the pod runs; nobody knows."""
+    known = f"node {pod.node} of pod {pod.name} is not ready {o.nodes[pod.node].unready}"
+    if pod.deleted is not None:
+        until = rfc3339(pod.deleted + o.limits.dead_slack, timespec="seconds")
+        todo = f"the pod is being deleted, and is given up at {until} unless the node comes back"
+    else:
+        slack = o.limits.dead_slack.seconds
+        todo = (
+            f"Kubernetes deletes its pods after {NODE_SILENCE} s, and they are given up {slack} s after "
+            "their grace, unless the node comes back"
+        )
+    return False, Reason.NODE_NOT_READY, f"{known}: whether its trainer runs is not known; {todo}"
+
+
+def _ending(o: Observed, pod: PodView) -> Verdict:
+    """Somebody has deleted it, and its trainer has until the end of its grace."""
+    assert pod.deleted is not None
+    asked, sample = pod.deleted - timedelta(seconds=pod.deletion_grace), o.sample
+    words = (
+        f"pod {pod.name} was deleted at {rfc3339(asked, timespec='seconds')}, and its trainer has until "
+        f"{rfc3339(pod.deleted, timespec='seconds')} to save and end"
+    )
+    trains = sample is not None and sample.progress.attempt == pod.attempt and pod.rank == 0
+    if (
+        trains
+        and sample is not None
+        and sample.progress.state == TRAINING_STATE
+        and sample.at > asked + OBEYED
+    ):
+        still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
+        return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have got the signal"
+    return False, Reason.STOPPING, words
+
+
+def edited(status: Status, o: Observed) -> str:
+    """What to know about a spec that was changed after the end; "" where it was not."""
+    ends = (status.condition(kind) for kind in (Condition.SUCCEEDED, Condition.FAILED))
+    end = next((c for c in ends if c is not None and c.status == "True"), None)
+    if end is None or end.observed_generation in (None, o.job.generation):
+        return ""
+    words = (
+        ", and is not started again: of its spec, which was changed since, only ttlSecondsAfterFinished and "
+        "deletionPolicy have an effect"
+    )
+    uri = o.job.spec.checkpoint.uri if o.job.spec is not None else ""
+    if not uri:
+        return f"{words}. Make a new job"
+    return (
+        f"{words}. To go on from its checkpoints, make a new job with checkpoint.uri: {uri} and "
+        "checkpoint.onExisting: resume"
+    )
+
+
+def _coming(status: Status) -> str:
+    return f"the pod of attempt {status.attempt} is being made"
+
+
+def _training(status: Status, o: Observed) -> Verdict:
+    state = status.progress.state if status.progress else ""
+    if state == GATED_STATE:
+        return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
+    if state == WAITING_FOR_STORE:
+        words = status.progress.waiting_for if status.progress else ""
+        return (
+            True,
+            Reason.WAITING_FOR_STORE,
+            f"attempt {status.attempt} waits for its checkpoint store: {words}",
+        )
+    if (waits := runtime.waiting(status, o)) is not None:
+        return True, *waits
+    silent = "; its progress is unknown, because spec.checkpoint.managed is false"
+    words = f"the trainer of attempt {status.attempt} runs"
+    return True, Reason.TRAINING, words + silent if state == UNKNOWN_STATE else words
+
+
+def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
+    if (found := starting.blocked(o)) is not None:
+        return False, found[1].reason, starting.sentence(o, status)
+    slow = f": {said}" if (said := starting.busy(pod, o)) else ""
+    return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started{slow}"
+
+
+def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
+    """A container beside a trainer that runs may fail to start: said, and nothing is ended for it."""
+    failing = ((p, w) for p in pods if (w := starting.trouble(p, o)) is not None)
+    value, _, message = verdict
+    found = next(failing, None)
+    if found is None or not value:
+        return verdict
+    return value, Reason.SIDECAR_CANNOT_START, f"{message}; {starting.words(*found)}"
+
+
+def _store(status: Status) -> Verdict | None:
+    """False from the first sign of an outage until an attempt has got past the store: a store that answers
+    the first request and no other has not come back."""
+    known = status.condition(Condition.STORE_REACHABLE)
+    silent = known is not None and known.status == "False"
+    if status.terminal:
+        saved = silent and status.is_true(Condition.SUCCEEDED)
+        return (True, Reason.STORE_ANSWERS, "the store holds the finished training") if saved else None
+    shown = status.progress
+    if shown is not None and shown.waiting_for:
+        does = "waits for it" if shown.state == WAITING_FOR_STORE else "trains on, and its saves fail"
+        return False, Reason.STORE_UNREACHABLE, f"attempt {status.attempt} {does}: {shown.waiting_for}"
+    record = status.record(status.attempt)
+    begun = record is not None and record.start_step is not None and not record.cause
+    if not silent or not begun:
+        return None
+    return True, Reason.STORE_ANSWERS, "the checkpoint store answers again"
+
+
+def _durable(status: Status) -> Verdict:
+    if status.known_durable_step is None:
+        return False, Reason.NO_CHECKPOINT, "no checkpoint is known to be in the store"
+    return True, Reason.DURABLE, f"step {status.known_durable_step} is in the store"
+
+
+TIGHT: Final = 0.8
+"""Share of the grace beyond which a save at a notice may not fit (the runtime warns from there on)."""
+
+
+def _fits(status: Status, o: Observed) -> Verdict | None:
+    """Whether a save at a notice is reckoned to fit into notice, grace and launcher's limit at once."""
+    shown = status.progress
+    if shown is None or shown.emergency_seconds is None or not shown.grace_seconds or o.job.spec is None:
+        return None
+    window = capacity.pool_of(o, status).window if not capacity.problem(o) else shown.grace_seconds
+    least = min(shown.grace_seconds, window)
+    words = f"a save takes about {shown.emergency_seconds:.1f} s of the {least:.0f} s that a notice leaves"
+    if shown.emergency_seconds <= TIGHT * least:
+        return True, Reason.FITS, words
+    return False, Reason.CHECKPOINT_MAY_NOT_FIT, f"{words}: {shown.warning}" if shown.warning else words
+
+
+def _settings(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    """Whether the script's loop applies all that spec.training sets; None while nothing new is known."""
+    ignored = _ignored(status, o, pods)
+    if ignored:
+        return (
+            False,
+            Reason.FIELDS_IGNORED,
+            f"the script's loop does not apply these fields of spec.training: {ignored.replace(',', ', ')}. "
+            "Name them in spottrain.training_arguments(...) and use what it returns, or remove them from "
+            "spec.training (docs/own-loop.md). spottrain.Trainer applies all fields",
+        )
+    known = status.condition(Condition.SETTINGS_APPLIED)
+    if ignored is None or known is None or known.status == "True":
+        return None
+    return True, Reason.APPLIED, "the script's loop applies all fields of spec.training"
+
+
+def _ignored(status: Status, o: Observed, pods: Sequence[PodView]) -> str | None:
+    """The fields in the words of the current attempt's rank 0; None where it has not trained yet."""
+    word = word_of(pods[0]) if pods and pods[0].rank == 0 else None
+    if word is not None and (word.ignoredSettings or word.step is not None):
+        return word.ignoredSettings
+    progress = o.sample.progress if o.sample is not None else None
+    if progress is None or progress.attempt != status.attempt:
+        return None
+    return progress.ignoredSettings or ("" if progress.state == TRAINING_STATE else None)
+
+
+def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
+    """An interruption is over when the next attempt trains."""
+    if not status.is_true(Condition.INTERRUPTED):
+        return None
+    if status.is_true(Condition.FAILED):
+        return False, Reason.ENDED, "the job has ended"
+    if status.is_true(Condition.SUCCEEDED):
+        return False, Reason.RECOVERED, "the job has succeeded"
+    all_run = bool(pods) and all(p.running_since is not None and not over(p, o) for p in pods)
+    if not all_run or _waits_for_store(status) or not _trains(status, o):
+        return None
+    return False, Reason.RECOVERED, f"attempt {status.attempt} trains"
+
+
+def _trains(status: Status, o: Observed) -> bool:
+    """By the trainer's word; an image without our runtime gives none, and then it is enough that it runs."""
+    if o.job.spec is not None and not o.job.spec.checkpoint.managed:
+        return True
+    record, state = status.record(status.attempt), status.progress.state if status.progress else ""
+    stepped = record is not None and (record.last_step or 0) > (record.start_step or 0)
+    return stepped or state in TRAINING_STATES
+
+
+def _waits_for_store(status: Status) -> bool:
+    return status.progress is not None and status.progress.state == WAITING_FOR_STORE
+
+
+def _gated(status: Status) -> bool:
+    return status.progress is not None and status.progress.state == GATED_STATE
+
+
+def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
+    for kind, phase in (
+        (Condition.SUCCEEDED, Phase.SUCCEEDED),
+        (Condition.FAILED, Phase.FAILED),
+        (Condition.SUSPENDED, Phase.SUSPENDED),
+    ):
+        if status.is_true(kind):
+            return phase
+    running = status.condition(Condition.RUNNING)
+    if running is not None and running.reason in (Reason.STOPPING, Reason.STILL_TRAINING):
+        return Phase.STOPPING
+    if running is not None and running.reason == Reason.NODE_NOT_READY:
+        return Phase.WAITING
+    if running is not None and running.status == "True":
+        begins = running.reason in (Reason.WAITING_FOR_RUNTIME, Reason.WAITING_FOR_TRAINING)
+        return Phase.GATED if _gated(status) else Phase.STARTING if begins else Phase.RUNNING
+    if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
+        return Phase.INVALID
+    if pods and all(pod.node for pod in pods):
+        return Phase.STARTING
+    scheduled = status.condition(Condition.SCHEDULED)
+    if scheduled is not None and scheduled.reason in WAITS:
+        return Phase.WAITING
+    return Phase.RESTARTING if status.attempt > 1 else Phase.PENDING

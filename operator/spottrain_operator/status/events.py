@@ -1,0 +1,121 @@
+"""Kubernetes Events that a change of status is worth: only what a person acts on. Pure; called by plan.py."""
+
+from __future__ import annotations
+
+import re
+
+from spottrain_operator.api.observed import Event, Observed
+from spottrain_operator.api.training_job import ConditionStatus, Status
+from spottrain_operator.names import Condition, Reason
+from spottrain_operator.policies import starting
+from spottrain_operator.rendering import trainer_pod
+from spottrain_operator.status.conditions import TIGHT, edited
+
+WARN_WHEN = {
+    Condition.ACCEPTED: "False",
+    Condition.SCHEDULED: "False",
+    Condition.STORE_REACHABLE: "False",
+    Condition.INTERRUPTED: "True",
+    Condition.RUNTIME_ATTACHED: "False",
+    Condition.SETTINGS_APPLIED: "False",
+    Condition.SUSPENDED: None,
+    Condition.SUCCEEDED: None,
+    Condition.FAILED: "True",
+}
+LOUD = frozenset({Reason.SIDECAR_CANNOT_START, Reason.NODE_NOT_READY, Reason.STILL_TRAINING})
+"""Reasons of Running that are an Event."""
+QUIET = frozenset(
+    {
+        Reason.WAITING_FOR_POD,
+        Reason.VALID,
+        Reason.BOUND,
+        Reason.RECOVERED,
+        Reason.RUNTIME_TRAINS,
+        Reason.ENDED,
+    }
+)
+ORDERLY = frozenset({Reason.WAITING_FOR_BACKOFF, Reason.WAITING_FOR_QUEUE, Reason.PREDECESSOR_SAVES})
+"""Reasons of Scheduled=False that ask nobody to act."""
+
+
+def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
+    old = o.job.status
+    found = [
+        *_attempt(old, new),
+        *_restored(old, new),
+        *_edited(o, old, new),
+        *_grace(o, old, new),
+        *_warned(old, new),
+        *_cannot_start(o, old, new),
+    ]
+    running, before = new.condition(Condition.RUNNING), old.condition(Condition.RUNNING)
+    if running is not None and running.reason in LOUD and _differs(before, running):
+        found.append(Event(warning=True, reason=running.reason, message=running.message))
+    for kind, warn in WARN_WHEN.items():
+        before, after = old.condition(kind), new.condition(kind)
+        if after is None or after.reason in QUIET or not _differs(before, after):
+            continue
+        if kind is Condition.SCHEDULED and after.reason == Reason.SUSPENDED:
+            continue  # the condition Suspended says it
+        alarming = after.status == warn and after.reason not in ORDERLY
+        found.append(Event(warning=alarming, reason=after.reason, message=after.message))
+    return tuple(found)
+
+
+def _differs(before: ConditionStatus | None, after: ConditionStatus) -> bool:
+    return before is None or (before.status, before.reason) != (after.status, after.reason)
+
+
+def _attempt(old: Status, new: Status) -> list[Event]:
+    if new.attempt == old.attempt:
+        return []
+    past = new.record(new.attempt - 1)
+    why = f", after attempt {past.number} ({past.cause}: {past.evidence})" if past and past.cause else ""
+    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{why}")]
+
+
+def _restored(old: Status, new: Status) -> list[Event]:
+    """From which step an attempt goes on is known when it has read its checkpoint, and not before."""
+    before, now = old.record(new.attempt), new.record(new.attempt)
+    if now is None or not now.start_step or (before is not None and before.start_step is not None):
+        return []
+    message = f"attempt {now.number} goes on from step {now.start_step}"
+    return [Event(warning=False, reason=Reason.RESTORED, message=message)]
+
+
+def _edited(o: Observed, old: Status, new: Status) -> list[Event]:
+    """The spec of a job that has ended was changed: each time, for nothing comes of it."""
+    words = edited(new, o)
+    if not words or not old.terminal or old.observed_generation == new.observed_generation:
+        return []
+    return [Event(warning=True, reason=Reason.JOB_HAS_ENDED, message=f"the job has ended{words}")]
+
+
+def _cannot_start(o: Observed, old: Status, new: Status) -> list[Event]:
+    """Once for each time that it begins: the kubelet's reason alternates (ErrImagePull, ImagePullBackOff)."""
+    before, now = old.record(new.attempt), new.record(new.attempt)
+    began = now is not None and now.start_error_since and not (before and before.start_error_since)
+    found = starting.blocked(o)
+    if not began or found is None:
+        return []
+    return [Event(warning=True, reason=found[1].reason, message=starting.sentence(o, new))]
+
+
+def _grace(o: Observed, old: Status, new: Status) -> list[Event]:
+    if o.job.spec is None or old.attempt or not new.attempt:
+        return []
+    return [Event(warning=True, reason=r, message=words) for r, words in trainer_pod.notes(o, new).items()]
+
+
+def _warned(old: Status, new: Status) -> list[Event]:
+    """What the trainer warns of, once: the same sentence with other figures is no news."""
+    before, now = old.progress.warning if old.progress else "", new.progress
+    if now is None or not now.warning or _shape(now.warning) == _shape(before):
+        return []
+    tight = (now.emergency_seconds or 0.0) > TIGHT * (now.grace_seconds or 0.0)
+    reason = Reason.CHECKPOINT_MAY_NOT_FIT if tight else Reason.TRAINER_WARNS
+    return [Event(warning=True, reason=reason, message=now.warning)]
+
+
+def _shape(sentence: str) -> str:
+    return re.sub(r"[0-9]+([.,][0-9]+)*", "#", sentence)
