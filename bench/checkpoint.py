@@ -30,7 +30,7 @@ from spottrain.checkpoint.manager import Checkpointer
 from spottrain.checkpoint.reader import read_trees
 from spottrain.checkpoint.save import manifest
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.upload import Outgoing, Process
+from spottrain.checkpoint.upload import Process, UploadItem
 from spottrain.contract import Env
 from spottrain.core.preemption import Interruption
 from spottrain.core.run_config import Run
@@ -110,7 +110,7 @@ def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {"up": [], "bare_up": [], "down": [], "bare_down": []}
     for number in range(rounds + 1):  # the first warms connections and pages, and does not count
         key = f"checkpoints/t000001-s{number:09d}-x/"
-        files = [Outgoing(key=key + s.name, bytes=s.bytes, offset=s.offset) for s in save.layout.shards]
+        files = [UploadItem(key=key + s.name, bytes=s.bytes, offset=s.offset) for s in save.layout.shards]
         began = time.perf_counter()
         sent = saver.send(files, lambda: False)
         up = time.perf_counter() - began

@@ -41,7 +41,7 @@ def child(spawned: float) -> dict[str, Any]:
         now = time.time()
         marks[part], last = now - last, now
 
-    from spottrain.checkpoint.compile_cache.cache import CompileCache, Restored
+    from spottrain.checkpoint.compile_cache.cache import CompileCache, RestoredCache
     from spottrain.checkpoint.compile_cache.folders import use_folder
     from spottrain.contract import Env
     from spottrain.core.run_config import Run
@@ -51,7 +51,7 @@ def child(spawned: float) -> dict[str, Any]:
     run = Run.from_env(os.environ, script="train.py")
     cache = CompileCache.of(open_store(**run.where), run, os.environ, 1)
     assert cache is not None
-    restored: list[Restored | None] = []
+    restored: list[RestoredCache | None] = []
     thread = threading.Thread(target=lambda: restored.append(cache.restore()))
     thread.start()
     mark("import_spottrain")

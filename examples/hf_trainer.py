@@ -6,7 +6,7 @@ spottrain run --checkpoint checkpoints/hf examples/hf_trainer.py       # Ctrl-C 
 import os
 
 import torch
-from spottrain.integrations.transformers import SpotCallback
+from spottrain.integrations.transformers import TransformersCallback
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 STEPS = int(os.environ.get("STEPS", "300"))
@@ -37,7 +37,7 @@ def main() -> None:
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
     )
-    spot = SpotCallback()
+    spot = TransformersCallback()
     trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Text(), callbacks=[spot])
     trainer.train(resume_from_checkpoint=spot.resume(trainer))
 

@@ -8,7 +8,7 @@ import os
 import lightning.pytorch as L
 import spottrain
 import torch
-from spottrain.integrations.lightning import SpotCallback
+from spottrain.integrations.lightning import LightningCallback
 
 STEPS = int(os.environ.get("STEPS", "2000"))
 
@@ -38,7 +38,7 @@ class Model(L.LightningModule):
 
 def main() -> None:
     spottrain.seed(1)
-    spot = SpotCallback(log_every=100)
+    spot = LightningCallback(log_every=100)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = L.Trainer(
         callbacks=[spot],

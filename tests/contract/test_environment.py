@@ -23,7 +23,7 @@ from spottrain.core.training_spec import (
     PRECISIONS,
     ActivationCheckpointing,
     Data,
-    EarlyStopping,
+    EarlyStoppingSpec,
     LearningRateScaling,
     Optimizer,
     Profile,
@@ -149,7 +149,7 @@ def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
     schema = _trainings_schema()
     assert set(schema) == {f.name for f in fields(Training)} == set(TRAINING) | set(OTHER_WARM_UPS)
     assert set(schema["precision"]["enum"]) == set(PRECISIONS)
-    for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStopping, Data, Profile):
+    for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStoppingSpec, Data, Profile):
         name = part.__name__[0].lower() + part.__name__[1:]
         ours = {f.name: f.default for f in fields(part)}
         assert set(schema[name]["properties"]) == set(ours), name

@@ -1,4 +1,4 @@
-"""Lightning's Trainer under `SpotCallback`: the real library in real processes, a tiny model made here."""
+"""Lightning's Trainer under `LightningCallback`: the real library in real processes, a tiny model made here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD = """\
 import os, time, warnings
 import torch, spottrain
 import lightning.pytorch as L
-from spottrain.integrations.lightning import SpotCallback
+from spottrain.integrations.lightning import LightningCallback
 
 spottrain.seed(1)
 PAUSE = float(os.environ.get("PAUSE", "0"))
@@ -80,7 +80,7 @@ SCRIPT = (
     HEAD
     + """\
 held_out = torch.utils.data.DataLoader(Noisy(), batch_size=8)
-spot = SpotCallback(log_every=1)
+spot = LightningCallback(log_every=1)
 theirs = trainer(spot, **eval(os.environ.get("ARGUMENTS", "{}")))
 theirs.fit(Model(), loader, held_out, ckpt_path=spot.resume())
 print("after fit")
@@ -339,11 +339,11 @@ def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) 
 
 BAD = {
     "no resume": (
-        "trainer(SpotCallback()).fit(Model(), loader)\n",
-        "SpotCallback was not asked where to go on",
+        "trainer(LightningCallback()).fit(Model(), loader)\n",
+        "LightningCallback was not asked where to go on",
     ),
     "other processes": (
-        "spot = SpotCallback()\n"
+        "spot = LightningCallback()\n"
         "spot.resume()\n"
         "spot.setup(type('Trainer', (), {'world_size': 2})(), Model(), 'fit')\n",
         "Lightning trains with 2 process(es), and spottrain knows of 1",
@@ -353,7 +353,7 @@ BAD = {
         "class Both(Model):\n"
         "    def configure_optimizers(self):\n"
         "        return torch.optim.AdamW([*self.parameters(), *loss.parameters()])\n"
-        "spot = SpotCallback()\n"
+        "spot = LightningCallback()\n"
         "trainer(spot).fit(Both(), loader, ckpt_path=spot.resume())\n",
         "trains Bilinear.weight of shape (1, 4, 1), Bilinear.bias of shape (1,), which no module",
     ),

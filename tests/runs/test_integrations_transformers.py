@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer under `SpotCallback`: the real library in real processes, a tiny model made here."""
+"""Hugging Face's Trainer under `TransformersCallback`: the real library in real processes, a tiny model made here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("transformers")
 HEAD = """\
 import os, time
 import torch
-from spottrain.integrations.transformers import SpotCallback
+from spottrain.integrations.transformers import TransformersCallback
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, enable_full_determinism
 
 enable_full_determinism(1)
@@ -68,7 +68,7 @@ def trainer(*callbacks, **arguments):
 SCRIPT = (
     HEAD
     + """\
-spot = SpotCallback()
+spot = TransformersCallback()
 theirs = trainer(spot, **eval(os.environ.get("ARGUMENTS", "{}")))
 theirs.train(resume_from_checkpoint=spot.resume(theirs))
 print("after train")
@@ -105,7 +105,7 @@ def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: 
 ENDS = (
     SCRIPT.replace("import os, time", "import os, signal, time")
     .replace(
-        "spot = SpotCallback()\n",
+        "spot = TransformersCallback()\n",
         """\
 from transformers import TrainerCallback
 
@@ -133,7 +133,7 @@ class Told(TrainerCallback):
             print("logged", state.global_step, sorted(told.items()), flush=True)
 
 
-spot = SpotCallback()
+spot = TransformersCallback()
 """,
     )
     .replace("trainer(spot, ", "trainer(Told(), spot, ")
@@ -330,16 +330,16 @@ def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) 
 
 BAD = {
     "no resume": (
-        "theirs = trainer(SpotCallback())\ntheirs.train()\n",
-        "SpotCallback was not asked where to go on",
+        "theirs = trainer(TransformersCallback())\ntheirs.train()\n",
+        "TransformersCallback was not asked where to go on",
     ),
-    "resume too early": ("SpotCallback().resume()\n", "spot.resume() was called before the Trainer was made"),
+    "resume too early": ("TransformersCallback().resume()\n", "spot.resume() was called before the Trainer was made"),
     "model only": (
-        "trainer(SpotCallback(), save_only_model=True)\n",
+        "trainer(TransformersCallback(), save_only_model=True)\n",
         "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints",
     ),
     "weights that are not stored": (
-        "spot = SpotCallback()\n"
+        "spot = TransformersCallback()\n"
         "loss = torch.nn.Bilinear(4, 1, 1)\n"
         "theirs = trainer(spot)\n"
         "theirs.create_optimizer()\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import ExitCode
-from spottrain.core.container import Memory
+from spottrain.core.container import ContainerMemory
 from spottrain.data import Batches, Plan, worker_copies
 from spottrain.diagnostics.loader_memory import Look, private_bytes, warning
 from spottrain.lifecycle.worker_signals import worker_pids
@@ -104,7 +104,7 @@ def test_a_reader_that_leaks_is_told_before_the_limit_is_reached() -> None:
         batches.done(step)
         found = {pid: private_bytes(pid) or 0 for pid in worker_pids()}
         start = start or sum(found.values())
-        memory = Memory(limit=start + 150 * MIB, used=sum(found.values()))
+        memory = ContainerMemory(limit=start + 150 * MIB, used=sum(found.values()))
         now = Look(private=found, memory=memory)
         text, before = warning(before, now, seconds=1), now
     stream.close()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from spottrain.contract import PROFILE, Env
 from spottrain.core.profile_window import Window, profile_key
-from spottrain.diagnostics.bottleneck import Facts
+from spottrain.diagnostics.bottleneck import Measurements
 from spottrain.diagnostics.profiler import Profiler
 from spottrain.diagnostics.step_timer import Seconds, Shares
 from spottrain.errors import ConfigurationError, StoreUnavailable
@@ -23,7 +23,7 @@ from tests.runs.launched import Launched
 
 WINDOW = Window(wait=1, warmup=1, active=2)
 FOLDER = profile_key(2, 3, "")
-WAITING = Facts(shares=Shares(steps=10, seconds=Seconds(data=5, compute=5)))
+WAITING = Measurements(shares=Shares(steps=10, seconds=Seconds(data=5, compute=5)))
 
 OWN_LOOP = """\
 import os, torch

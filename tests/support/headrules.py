@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spottrain.checkpoint.head.admin import COPIED
-from spottrain.checkpoint.head.state import BEST, Entry, Head, State, Tenure
+from spottrain.checkpoint.head.state import BEST, Entry, Head, HeadState, Tenure
 from spottrain.errors import RunError, Superseded
 
 
@@ -23,19 +23,19 @@ def check_change(old: Head | None, new: Head) -> None:
     """The whole of what may ever happen to HEAD, from one value to the next."""
     demand(Head.from_json(new.to_json()) == new, "HEAD does not survive its own JSON")
     if old is None:
-        copied = new.state is State.RELEASED and new.jobUID == COPIED and len(new.checkpoints) == 1
+        copied = new.state is HeadState.RELEASED and new.jobUID == COPIED and len(new.checkpoints) == 1
         demand(new.term == 1 and (copied or not new.checkpoints), "HEAD was created out of something old")
     elif new.term == old.term:
         demand((new.jobUID, new.attempt) == (old.jobUID, old.attempt), "a stale attempt changed HEAD")
-        (_check_by_owner if old.state is State.ACTIVE else _check_by_person)(old, new)
+        (_check_by_owner if old.state is HeadState.ACTIVE else _check_by_person)(old, new)
     else:
         demand(new.term == old.term + 1, f"the term went from {old.term} to {new.term}")
-        (_check_claim if new.state is State.ACTIVE else _check_copy)(old, new)
+        (_check_claim if new.state is HeadState.ACTIVE else _check_copy)(old, new)
     demand(sum(entry.keptAs == BEST for entry in new.checkpoints) <= 1, "HEAD has two bests")
 
 
 def _check_by_owner(old: Head, new: Head) -> None:
-    if new.state is not State.ACTIVE:
+    if new.state is not HeadState.ACTIVE:
         demand(new.checkpoints == old.checkpoints, "a release changed the checkpoints")
         return
     demand(bool(new.checkpoints), "HEAD was emptied")
@@ -71,8 +71,8 @@ def _check_by_person(old: Head, new: Head) -> None:
 
 
 def _check_copy(old: Head, new: Head) -> None:
-    demand(old.state is State.DONE, "a copy took HEAD from a job that is not done")
-    demand((new.jobUID, new.state) == (COPIED, State.RELEASED), "a claim that is not active")
+    demand(old.state is HeadState.DONE, "a copy took HEAD from a job that is not done")
+    demand((new.jobUID, new.state) == (COPIED, HeadState.RELEASED), "a claim that is not active")
     demand(new.checkpoints[0].key not in old.keys, "a copy copied nothing new")
     demand(
         [e.key for e in new.checkpoints[1:]] == [e.key for e in old.checkpoints], "a copy lost a checkpoint"
@@ -81,14 +81,16 @@ def _check_copy(old: Head, new: Head) -> None:
 
 
 def _check_claim(old: Head, new: Head) -> None:
-    demand(old.state is not State.DELETED, "a deleted HEAD was claimed")
+    demand(old.state is not HeadState.DELETED, "a deleted HEAD was claimed")
     demand([e.key for e in new.checkpoints] == [e.key for e in old.checkpoints], "a claim lost a checkpoint")
     demand(all(e.foreign or e in old.checkpoints for e in new.checkpoints), "a claim changed a mark")
     if new.jobUID == old.jobUID:
-        demand(old.state is not State.DONE, "a job that was done was claimed again")
+        demand(old.state is not HeadState.DONE, "a job that was done was claimed again")
         demand(new.attempt >= old.attempt, "a lower attempt claimed HEAD from a higher")
     else:
-        demand(old.state in (State.RELEASED, State.DONE), "HEAD was taken from another job while active")
+        demand(
+            old.state in (HeadState.RELEASED, HeadState.DONE), "HEAD was taken from another job while active"
+        )
 
 
 def check_finished(phase: str, tenure: Tenure, entry: Entry | None, head: Head | None) -> None:
@@ -96,9 +98,9 @@ def check_finished(phase: str, tenure: Tenure, entry: Entry | None, head: Head |
     demand(head is not None and tenure.covers(head), f"{phase}: it believes to own HEAD, and does not")
     assert head is not None
     if phase == "release":
-        demand(head.state in (State.RELEASED, State.DONE), "it believes HEAD released, and it is not")
+        demand(head.state in (HeadState.RELEASED, HeadState.DONE), "it believes HEAD released, and it is not")
     else:
-        demand(head.state is State.ACTIVE, f"{phase}: it believes HEAD active, and it is not")
+        demand(head.state is HeadState.ACTIVE, f"{phase}: it believes HEAD active, and it is not")
     if phase == "commit":
         assert entry is not None
         demand(entry.key in head.keys, "it believes its commit in HEAD, and it is not")

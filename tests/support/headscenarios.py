@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain.checkpoint.head.state import BEST, ClaimPolicy, Entry, Head, Identity, State
+from spottrain.checkpoint.head.state import BEST, ClaimPolicy, Entry, Head, HeadState, Identity
 from spottrain.contract import OnExisting
 
 from tests.support.headworld import Scenario
@@ -17,7 +17,9 @@ def a(attempt: int) -> Identity:
 OTHER = Identity(job_uid="B", job="other", attempt=1)
 
 
-def head(*steps: int, state: State = State.RELEASED, attempt: int = 1, best: int | None = None) -> Head:
+def head(
+    *steps: int, state: HeadState = HeadState.RELEASED, attempt: int = 1, best: int | None = None
+) -> Head:
     """HEAD of job A with these checkpoints, newest first, of which the one of step `best` is marked."""
     entries = tuple(
         Entry(
@@ -40,7 +42,7 @@ SUCCESSION = Scenario(
     people=(a(2), a(3)),
     commits=1,
     faults=2,
-    head=head(5, 4, state=State.ACTIVE),
+    head=head(5, 4, state=HeadState.ACTIVE),
 )
 THREE = Scenario(name="three attempts", people=(a(1), a(2), a(3)), faults=0)
 SAME = Scenario(name="one attempt started twice", people=(a(1), a(1)), commits=1, faults=2)
@@ -79,7 +81,7 @@ BEST_KEPT = Scenario(
     commits=2,
     best=True,
     faults=0,
-    head=head(7, 5, 4, state=State.ACTIVE, best=4),
+    head=head(7, 5, 4, state=HeadState.ACTIVE, best=4),
 )
 PRUNED = Scenario(
     name="a person prunes while a job comes",
@@ -97,7 +99,7 @@ COPIED_OVER = Scenario(
     tools=("copy", "prune"),
     faults=1,
     crashes=0,
-    head=head(7, 5, state=State.DONE, best=5),
+    head=head(7, 5, state=HeadState.DONE, best=5),
 )
 COPIED_ANEW = Scenario(
     name="two copies into an empty URI that a job wants",

@@ -40,7 +40,7 @@ from spottrain.checkpoint.head.compare_and_swap import (
     Reply,
     Request,
     Step,
-    Stored,
+    StoredHead,
     Writing,
     begin,
 )
@@ -51,10 +51,10 @@ from spottrain.checkpoint.head.state import (
     Committing,
     Entry,
     Head,
+    HeadState,
     Identity,
     Intent,
     Releasing,
-    State,
     Tenure,
     orphans,
     present,
@@ -199,7 +199,7 @@ class World:
         check_change(store.head, put.head)
         after = replace(store, head=put.head)
         check_complete(after)
-        return after, Stored(etag=str(self._etag(put.head)))
+        return after, StoredHead(etag=str(self._etag(put.head)))
 
     def _etag(self, head: Head | None) -> str | None:
         return None if head is None else f"e{self.etags(head)}"
@@ -248,7 +248,7 @@ class World:
         if process.phase in TOOLS:
             return self._finish_tool(process, done, store)
         if process.phase == "claim":
-            if done.head.state is State.DONE:
+            if done.head.state is HeadState.DONE:
                 return ended(process, "was done")
             tenure = Tenure(who=self.scenario.people[process.index], term=done.head.term)
         assert tenure is not None

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from spottrain.diagnostics.bottleneck import LEAST, Facts, InUse, Name, Verdict, diagnose
+from spottrain.diagnostics.bottleneck import LEAST, InUse, Measurements, Name, Verdict, diagnose
 from spottrain.diagnostics.flops import counted
 from spottrain.diagnostics.hardware import machine
 from spottrain.diagnostics.rank_times import gathered
@@ -57,7 +57,7 @@ class Scene:
     world: World = field(default_factory=World)
 
 
-def facts_of(scene: Scene) -> Facts:
+def facts_of(scene: Scene) -> Measurements:
     split = Split(CPU)
     optimizer = torch.optim.SGD(scene.model.parameters(), lr=1e-4)
     pauses = _Pauses()
@@ -91,7 +91,7 @@ def facts_of(scene: Scene) -> Facts:
     ranks = gathered(shares, scene.world)
     with counted(machine(CPU, "fp32")) as work:
         step()
-    return Facts(
+    return Measurements(
         shares=shares,
         roofline=work.roofline,
         compilations=compiled.count,
@@ -248,7 +248,7 @@ RANKS: Final = 2
 
 
 # --- playing them -----------------------------------------------------------------------------------
-def play(name: Name, seed: int) -> tuple[Verdict | None, Facts]:
+def play(name: Name, seed: int) -> tuple[Verdict | None, Measurements]:
     """Raises RuntimeError where a process of it failed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", __name__])

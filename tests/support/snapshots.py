@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 from spottrain.checkpoint.layout import SHARD_BYTES, describe, plan
-from spottrain.checkpoint.manifest import Manifest, Piece, Shard, Stored
+from spottrain.checkpoint.manifest import Manifest, Piece, Shard, StoredTensor
 from spottrain.checkpoint.reader import Want, read_manifest, read_trees
 from spottrain.checkpoint.staging_buffer import Arena
 from spottrain.checkpoint.tree import Flattened
@@ -139,7 +139,7 @@ def pack_parts(tensor: torch.Tensor, parts: Sequence[Box], *, chunk_bytes: int) 
         shards.append(Shard(name=name, bytes=len(body), chunks=tuple(chunks_of(body, chunk_bytes))))
         pieces.append(Piece(shard=name, offset=rank + 5, start=box.start, shape=box.shape))
     dtype = str(tensor.dtype).removeprefix("torch.")
-    stored = Stored(name="t", dtype=dtype, shape=tuple(tensor.shape), pieces=tuple(pieces))
+    stored = StoredTensor(name="t", dtype=dtype, shape=tuple(tensor.shape), pieces=tuple(pieces))
     manifest = Manifest(
         step=3,
         world=len(parts),

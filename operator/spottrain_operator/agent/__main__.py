@@ -21,7 +21,7 @@ from spottrain_operator.agent.api import Api, Endpoint
 from spottrain_operator.agent.log import log
 from spottrain_operator.agent.loop import Agent
 from spottrain_operator.agent.ready import serving
-from spottrain_operator.agent.settings import Settings
+from spottrain_operator.agent.settings import AgentSettings
 from spottrain_operator.agent.sources.choose import source_of
 from spottrain_operator.agent.sources.client import Client
 
@@ -29,7 +29,7 @@ STALLED_SECONDS: Final = 30.0
 """Far above what one turn of the event loop can take."""
 
 
-async def serve(settings: Settings, endpoint: Endpoint) -> None:
+async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
     """Runs until SIGTERM or SIGINT."""
     stalled = settings.poll_seconds + STALLED_SECONDS
     async with aiohttp.ClientSession() as session:
@@ -57,7 +57,7 @@ async def serve(settings: Settings, endpoint: Endpoint) -> None:
 
 def main() -> None:
     try:
-        settings, endpoint = Settings.from_env(os.environ), Endpoint.in_cluster()
+        settings, endpoint = AgentSettings.from_env(os.environ), Endpoint.in_cluster()
     except (ValueError, KeyError, OSError) as e:
         sys.exit(f"the notice agent cannot start: {type(e).__name__} {e}")
     asyncio.run(serve(settings, endpoint))

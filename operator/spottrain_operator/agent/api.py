@@ -18,7 +18,7 @@ from spottrain_operator.agent.plan import Node, Patch, Pod
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-class ApiError(Exception):
+class AgentApiError(Exception):
     """The API server did not do what it was asked; the text says what and why. Worth another try."""
 
 
@@ -111,11 +111,11 @@ class Api:
                 if reply.status == 404 and may_be_gone:
                     return {}
                 if reply.status >= 300:
-                    raise ApiError(f"{method} {path}: {reply.status} {(await reply.text())[:300]}")
+                    raise AgentApiError(f"{method} {path}: {reply.status} {(await reply.text())[:300]}")
                 body: dict[str, Any] = await reply.json()
                 return body
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
-            raise ApiError(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
+            raise AgentApiError(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
 
     def _headers(self, patch: Patch | None) -> dict[str, str]:
         # The kubelet replaces the token about hourly, so it is read anew.
@@ -129,7 +129,7 @@ def _expected(path: str, what: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError) as e:
-        raise ApiError(f"GET {path} was answered with what is no {what}: {type(e).__name__} {e}") from e
+        raise AgentApiError(f"GET {path} was answered with what is no {what}: {type(e).__name__} {e}") from e
 
 
 def _pod(item: Mapping[str, Any]) -> Pod:

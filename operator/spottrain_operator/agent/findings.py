@@ -30,7 +30,7 @@ SHOWN: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class NodeEnding:
     """This machine, or what runs on it, comes to an end."""
 
     source: str
@@ -59,7 +59,7 @@ class Advice:
     """When it was given, where the cloud says so."""
 
 
-Finding: TypeAlias = Ending | Advice
+Finding: TypeAlias = NodeEnding | Advice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from spottrain_operator.agent import plan
-from spottrain_operator.agent.api import ApiError
+from spottrain_operator.agent.api import AgentApiError
 from spottrain_operator.agent.findings import Answer, Unreadable, rfc3339
 from spottrain_operator.agent.log import log, utc_now
-from spottrain_operator.agent.plan import Advised, Marks, Node, Notice, Patch, Pod, View
+from spottrain_operator.agent.plan import Advised, Marks, Node, NodeNotice, Patch, Pod, View
 from spottrain_operator.agent.sources import Source, Watch
 from spottrain_operator.agent.sources.client import Unanswered
 
@@ -182,18 +182,18 @@ class Agent:
     async def _tried(self, work: Coroutine[Any, Any, None]) -> bool:
         try:
             await work
-        except ApiError as e:
+        except AgentApiError as e:
             log("apiError", why=str(e))
             return False
         return True
 
-    async def _mark_pods(self, notice: Notice) -> None:
+    async def _mark_pods(self, notice: NodeNotice) -> None:
         patches = [(pod, plan.pod_patch(notice, pod)) for pod in await self._api.pods()]
         work = [self._tried(self._mark_pod(notice, pod, patch)) for pod, patch in patches if patch]
         if not all(await asyncio.gather(*work)):
-            raise ApiError("not every pod could be told its deadline")
+            raise AgentApiError("not every pod could be told its deadline")
 
-    async def _mark_pod(self, notice: Notice, pod: Pod, patch: Patch) -> None:
+    async def _mark_pod(self, notice: NodeNotice, pod: Pod, patch: Patch) -> None:
         if await self._api.patch_pod(pod, patch):
             log("podMarked", namespace=pod.namespace, pod=pod.name, **_times(notice))
 
@@ -207,7 +207,7 @@ class Agent:
         else:
             log("nodeAdvised" if marks.advised else "nodeCleared")
 
-    async def _tell_cloud(self, notice: Notice) -> None:
+    async def _tell_cloud(self, notice: NodeNotice) -> None:
         """Once for an event, when no trainer is left; nothing depends on it, so a failure is a log line."""
         event = notice.cause.acknowledge
         if not (self._acknowledge and event and self._source) or event in self._acknowledged:
@@ -238,5 +238,5 @@ def _log_advised(advised: Advised) -> None:
     log("saveAdvised", action=cause.action, source=cause.source, at=rfc3339(advised.at))
 
 
-def _times(notice: Notice) -> dict[str, str]:
+def _times(notice: NodeNotice) -> dict[str, str]:
     return {"deadline": rfc3339(notice.deadline), "noticeSeen": rfc3339(notice.seen)}

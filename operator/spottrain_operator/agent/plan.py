@@ -11,9 +11,9 @@ from spottrain_operator import names
 from spottrain_operator.agent.findings import (
     BEGUN_SECONDS,
     Answer,
-    Ending,
     Finding,
     Findings,
+    NodeEnding,
     Unreadable,
     rfc3339,
 )
@@ -44,10 +44,10 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Notice:
+class NodeNotice:
     """A pending end as the cluster is told of it."""
 
-    cause: Ending
+    cause: NodeEnding
     deadline: datetime
     seen: datetime
 
@@ -64,7 +64,7 @@ class Advised:
 class Marks:
     """What the cluster is to be told."""
 
-    notice: Notice | None = None
+    notice: NodeNotice | None = None
     advised: Advised | None = None
 
 
@@ -106,10 +106,10 @@ def advance(view: View, watch: str, answer: Answer, now: datetime) -> View:
 
 def _settled(finding: Finding, before: Iterable[Finding], now: datetime) -> Finding:
     """An event that has begun may no longer say when: it keeps its time, and with it its deadline."""
-    if not (isinstance(finding, Ending) and finding.id and finding.at is None):
+    if not (isinstance(finding, NodeEnding) and finding.id and finding.at is None):
         return finding
     for old in before:
-        same = isinstance(old, Ending) and (old.source, old.id) == (finding.source, finding.id)
+        same = isinstance(old, NodeEnding) and (old.source, old.id) == (finding.source, finding.id)
         if same and old.at is not None and old.at <= now + _BEGUN:
             return old
     return finding
@@ -117,10 +117,10 @@ def _settled(finding: Finding, before: Iterable[Finding], now: datetime) -> Find
 
 def marks(view: View, now: datetime) -> Marks:
     """The earliest end that can be acted on, and the latest advice, which an end still far away is too."""
-    notices: list[Notice] = []
+    notices: list[NodeNotice] = []
     advice: list[Advised] = []
     for finding, first in view.first_read.items():
-        if isinstance(finding, Ending) and _is_near(finding, now):
+        if isinstance(finding, NodeEnding) and _is_near(finding, now):
             notices.append(_notice(finding, first))
         else:
             advice.append(_advised(finding, first))
@@ -131,28 +131,28 @@ def marks(view: View, now: datetime) -> Marks:
     )
 
 
-def _is_near(ending: Ending, now: datetime) -> bool:
+def _is_near(ending: NodeEnding, now: datetime) -> bool:
     return ending.at is None or (ending.at - now).total_seconds() <= ending.lead
 
 
-def _notice(ending: Ending, first: datetime) -> Notice:
+def _notice(ending: NodeEnding, first: datetime) -> NodeNotice:
     """Seen: since it could be acted on. One that is overdue leaves the seconds of one that has begun."""
     if ending.at is None:
-        return Notice(cause=ending, deadline=first + timedelta(seconds=ending.after), seen=first)
+        return NodeNotice(cause=ending, deadline=first + timedelta(seconds=ending.after), seen=first)
     far = (ending.at - first).total_seconds() > ending.lead
     seen = ending.at - timedelta(seconds=ending.lead) if far else first
     deadline = ending.at if ending.at > seen else seen + _BEGUN
-    return Notice(cause=ending, deadline=deadline, seen=seen)
+    return NodeNotice(cause=ending, deadline=deadline, seen=seen)
 
 
 def _advised(finding: Finding, first: datetime) -> Advised:
     """A time that lies ahead, or none, is the time of reading: each value is one extra save."""
-    said = None if isinstance(finding, Ending) else finding.at
+    said = None if isinstance(finding, NodeEnding) else finding.at
     return Advised(cause=finding, at=first if said is None else min(said, first))
 
 
 # --- from marks to patches ----------------------------------------------------------------------------
-def pod_patch(notice: Notice, pod: Pod) -> Patch | None:
+def pod_patch(notice: NodeNotice, pod: Pod) -> Patch | None:
     """The deadline for a pod that has not ended; None where it carries one that is no later.
 
     The UID makes the API server refuse the patch should the name belong to another pod by now.
@@ -188,7 +188,7 @@ def node_patch(told: Marks, node: Node) -> Patch | None:
     }
 
 
-def _as_told_before(notice: Notice, node: Node) -> Notice:
+def _as_told_before(notice: NodeNotice, node: Node) -> NodeNotice:
     """An end without a time of its own keeps the deadline that the agent before this one reckoned."""
     before = _time(node.annotations.get(names.DEADLINE_ANNOTATION))
     same = node.annotations.get(names.SOURCE_ANNOTATION) == notice.cause.source
@@ -197,7 +197,7 @@ def _as_told_before(notice: Notice, node: Node) -> Notice:
     return notice
 
 
-def _taint(notice: Notice) -> list[Mapping[str, Any]]:
+def _taint(notice: NodeNotice) -> list[Mapping[str, Any]]:
     value = str(int(notice.deadline.timestamp()))
     return [{"key": names.TERMINATING_TAINT, "value": value, "effect": "NoSchedule"}]
 
@@ -207,7 +207,7 @@ def _bare(taint: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: taint.get(k) for k in ("key", "value", "effect")}
 
 
-def _annotations(notice: Notice | None, advised: Advised | None, node: Node) -> dict[str, str | None]:
+def _annotations(notice: NodeNotice | None, advised: Advised | None, node: Node) -> dict[str, str | None]:
     """The changes that the node's annotations need; an agent that restarts keeps the first time of seeing."""
     wanted: dict[str, str] = {}
     if notice:

@@ -27,7 +27,7 @@ class AgentEnv(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class AgentSettings:
     node: str
     """Name of the node that this agent runs on and speaks for."""
     platform: str = Platform.AUTO
@@ -42,7 +42,7 @@ class Settings:
     """Of /readyz on 127.0.0.1; 0 for none."""
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+    def from_env(cls, environ: Mapping[str, str]) -> AgentSettings:
         """Raises ValueError with a sentence where a variable is missing or makes no sense."""
         if not environ.get(AgentEnv.NODE):
             raise ValueError(f"{AgentEnv.NODE} must hold the name of this node (downward API: spec.nodeName)")

@@ -19,7 +19,7 @@ import torch
 
 from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, header_bytes
 from spottrain.contract import Reason
-from spottrain.core.container import Memory, gib
+from spottrain.core.container import ContainerMemory, gib
 from spottrain.distributed import dtensor
 from spottrain.errors import CheckpointError, ConfigurationError
 
@@ -30,12 +30,12 @@ BESIDE: Final = "beside"
 """Key of a file's metadata: names of the tensors, as a JSON list, that are not the model's own."""
 
 
-def most_bytes(known: Memory | None) -> int:
+def most_bytes(known: ContainerMemory | None) -> int:
     """Of one file: half of what the container has left; a tensor on its way into it may need as much."""
     return SHARD_BYTES if known is None else max(1, min(SHARD_BYTES, known.left // 2))
 
 
-def require_room(state: Mapping[str, Any], known: Memory | None) -> None:
+def require_room(state: Mapping[str, Any], known: ContainerMemory | None) -> None:
     """Before there is anything to lose: a tensor of the final weights is in memory as a whole, and a training
     that cannot leave its weights would fail at the end of every attempt. Raises ConfigurationError.
     """

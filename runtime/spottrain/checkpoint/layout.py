@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from spottrain.checkpoint.manifest import Piece, Stored
+from spottrain.checkpoint.manifest import Piece, StoredTensor
 from spottrain.checkpoint.tree import Leaf
 from spottrain.contract import Reason
 from spottrain.distributed.dtensor import box_of, holders, is_sharded, local
@@ -46,7 +46,7 @@ SAFETENSORS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ShardPlace:
     """Where the own part of leaf `number` goes."""
 
     number: int
@@ -69,14 +69,14 @@ class Layout:
     """`signature` is equal for leaves that this layout fits."""
 
     signature: tuple[Any, ...]
-    places: tuple[Place, ...]
+    places: tuple[ShardPlace, ...]
     shards: tuple[ShardFile, ...]
     bytes: int
 
 
-def describe(leaf: Leaf, pieces: tuple[Piece, ...] = ()) -> Stored:
+def describe(leaf: Leaf, pieces: tuple[Piece, ...] = ()) -> StoredTensor:
     dtype = str(leaf.tensor.dtype).removeprefix("torch.")
-    return Stored(name=leaf.path, dtype=dtype, shape=tuple(leaf.tensor.shape), pieces=pieces)
+    return StoredTensor(name=leaf.path, dtype=dtype, shape=tuple(leaf.tensor.shape), pieces=pieces)
 
 
 def signature(leaves: Sequence[Leaf], mine: Sequence[int]) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ def plan(
         _require_storable(leaves[number])
     # Wide types first: then every tensor is aligned to its own width without holes, which the format forbids.
     order = sorted(mine, key=lambda n: -leaves[n].tensor.element_size())
-    places: list[Place] = []
+    places: list[ShardPlace] = []
     shards: list[ShardFile] = []
     base = 0
     for group in _groups(leaves, order, shard_bytes):
@@ -128,7 +128,7 @@ def plan(
             box = box_of(leaves[number].tensor)
             offset = len(header) + start
             piece = Piece(shard=name, offset=offset, start=box.start, shape=box.shape)
-            places.append(Place(number=number, offset=base + offset, piece=piece))
+            places.append(ShardPlace(number=number, offset=base + offset, piece=piece))
             size = offset + local(leaves[number].tensor).nbytes
         shards.append(ShardFile(name=name, offset=base, bytes=size, header=header))
         base = -(-(base + size) // PAGE) * PAGE

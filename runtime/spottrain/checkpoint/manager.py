@@ -29,7 +29,7 @@ from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.save import Abandoned, Save
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.selection import Choice, Restored
-from spottrain.checkpoint.upload import Outgoing, Transfer
+from spottrain.checkpoint.upload import Transfer, UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
 from spottrain.distributed.control_channel import Control, hear, say
@@ -276,7 +276,7 @@ class Checkpointer:
             return  # a save shows it too
         key = f"{folder}r{self.context.world.rank:05d}-probe"
         size = min(PROBE_BYTES, self._saver.bytes)
-        self._saver.send([Outgoing(key=key, bytes=size)], lambda: self.context.interruption.stopping)
+        self._saver.send([UploadItem(key=key, bytes=size)], lambda: self.context.interruption.stopping)
         self.store.delete([key])
 
     def _probe_folder(self) -> str | None:

@@ -34,7 +34,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stored:
+class StoredTensor:
     """One tensor; its pieces cover it exactly once."""
 
     name: str
@@ -73,7 +73,7 @@ class Manifest:
     """See `tree.py`; what all ranks share."""
     ranks: tuple[Any, ...] = ()
     """A tree of each rank: random state, and what else is its own."""
-    tensors: tuple[Stored, ...] = ()
+    tensors: tuple[StoredTensor, ...] = ()
     """By the numbers that the trees name."""
     shards: tuple[Shard, ...] = ()
     files: tuple[File, ...] = ()
@@ -125,12 +125,12 @@ class Manifest:
             raise Damaged(f"the manifest is not readable ({type(error).__name__}: {error})") from error
 
 
-def stored(raw: dict[str, Any]) -> Stored:
+def stored(raw: dict[str, Any]) -> StoredTensor:
     pieces = tuple(
         Piece(shard=p["shard"], offset=p["offset"], start=tuple(p["start"]), shape=tuple(p["shape"]))
         for p in raw["pieces"]
     )
-    return Stored(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]), pieces=pieces)
+    return StoredTensor(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]), pieces=pieces)
 
 
 def shard(raw: dict[str, Any]) -> Shard:

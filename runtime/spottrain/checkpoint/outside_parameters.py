@@ -25,7 +25,7 @@ SHOWN: Final = 5
 """Parameters that an error names; of more it says how many."""
 
 
-class Together(torch.nn.Module):
+class ModelWithExtras(torch.nn.Module):
     """A model and what else is trained with it, as one module for saving, averaging and evaluating.
 
     The model's tensors keep their plain names; those of the others begin with EXTRA or LOOSE. Whatever is
@@ -76,17 +76,17 @@ def together(
     loose: Mapping[str, torch.nn.Parameter],
 ) -> torch.nn.Module:
     """The model itself where there is nothing else."""
-    return Together(model, extra, loose) if extra or loose else model
+    return ModelWithExtras(model, extra, loose) if extra or loose else model
 
 
 def inner(model: torch.nn.Module) -> torch.nn.Module:
     """The model alone."""
-    return getattr(model, INNER) if isinstance(model, Together) else model
+    return getattr(model, INNER) if isinstance(model, ModelWithExtras) else model
 
 
 def others(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What is trained with the model, and neither DDP nor FSDP2 knows of."""
-    return model.others if isinstance(model, Together) else []
+    return model.others if isinstance(model, ModelWithExtras) else []
 
 
 def beside(model: torch.nn.Module) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from spottrain.checkpoint.manifest import Stored
+from spottrain.checkpoint.manifest import StoredTensor
 from spottrain.contract import Reason
 from spottrain.distributed.dtensor import Box, box_of, is_sharded, like
 from spottrain.errors import CheckpointError, ConfigurationError
@@ -161,7 +161,7 @@ def _like(here: Any, saved: Any) -> Any:
     return like(here, saved) if saved.dim() and box_of(here).shape == tuple(saved.shape) else saved
 
 
-def wanted(model: torch.nn.Module) -> Callable[[Stored], Box | None]:
+def wanted(model: torch.nn.Module) -> Callable[[StoredTensor], Box | None]:
     """Which part of each stored tensor this rank needs: that of the parameter that it belongs to."""
     boxes = {
         clean(name): (tuple(value.shape), box_of(value))
@@ -169,7 +169,7 @@ def wanted(model: torch.nn.Module) -> Callable[[Stored], Box | None]:
         if is_sharded(value)
     }
 
-    def want(stored: Stored) -> Box | None:
+    def want(stored: StoredTensor) -> Box | None:
         name = stored.name.removeprefix(f"{MODEL}.").removeprefix(f"{EMA}.average.")
         if stored.name.startswith(f"{OPTIMIZER}.state."):
             name = stored.name.removeprefix(f"{OPTIMIZER}.state.").rpartition(".")[0]

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from spottrain.checkpoint.manifest import Damaged, File, Manifest, Piece, Shard, Stored
+from spottrain.checkpoint.manifest import Damaged, File, Manifest, Piece, Shard, StoredTensor
 from spottrain.checkpoint.tree import unflatten
 from spottrain.contract import MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
@@ -26,7 +26,7 @@ from spottrain.storage.base import KeyMissing, Store, Truncated
 
 CONNECTIONS: Final = 8
 
-Want = Callable[[Stored], Box | None]
+Want = Callable[[StoredTensor], Box | None]
 """The part of a tensor that a rank needs; None: all of it."""
 
 
@@ -169,7 +169,7 @@ class _Reading:
             act()
         return found
 
-    def _prepare(self, stored: Stored) -> torch.Tensor:
+    def _prepare(self, stored: StoredTensor) -> torch.Tensor:
         """Memory for the wanted box, with a sink for each piece that has a part in it."""
         dtype = getattr(torch, stored.dtype)
         box = self._want(stored) or Box(start=(0,) * len(stored.shape), shape=stored.shape)

@@ -21,7 +21,7 @@ from spottrain.checkpoint.manifest import (
     File,
     Manifest,
     Shard,
-    Stored,
+    StoredTensor,
     shard,
     stored,
 )
@@ -40,8 +40,8 @@ class Save:
     best: bool = False
     tree: Any = None
     own: Any = None
-    shared: list[Stored] = field(default_factory=list)
-    private: list[Stored] = field(default_factory=list)
+    shared: list[StoredTensor] = field(default_factory=list)
+    private: list[StoredTensor] = field(default_factory=list)
     layout: Layout | None = None
     files: list[File] = field(default_factory=list)
     folder: Path | None = None
@@ -118,7 +118,7 @@ def manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Man
     )
 
 
-def fingerprint(shared: Sequence[Stored]) -> str:
+def fingerprint(shared: Sequence[StoredTensor]) -> str:
     """Equal where the ranks number the same tensors alike."""
     plain = [[each.name, each.dtype, list(each.shape)] for each in shared]
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()

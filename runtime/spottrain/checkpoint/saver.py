@@ -20,7 +20,7 @@ from spottrain.checkpoint.plain_state import MODEL
 from spottrain.checkpoint.save import Abandoned, Save, fingerprint, manifest, raise_first_error
 from spottrain.checkpoint.staging_buffer import Arena
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.checkpoint.upload import Outgoing, Sent, Transfer, UploaderDied
+from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied, UploadItem
 from spottrain.core import log
 from spottrain.distributed.control_channel import Control, say
 from spottrain.distributed.world import World
@@ -227,7 +227,7 @@ class Saver:
 
     def _send(self, save: Save) -> dict[str, Sent]:
         files = [
-            Outgoing(key=save.key + each.name, bytes=each.bytes, offset=each.offset, again=save.tries > 0)
+            UploadItem(key=save.key + each.name, bytes=each.bytes, offset=each.offset, again=save.tries > 0)
             for each in (save.layout.shards if save.layout else ())
         ]
         for file in save.files:
@@ -235,7 +235,7 @@ class Saver:
             path = (save.folder / file.path).absolute()
             size = path.stat().st_size
             files.append(
-                Outgoing(key=save.key + file.shard, bytes=size, path=str(path), again=save.tries > 0)
+                UploadItem(key=save.key + file.shard, bytes=size, path=str(path), again=save.tries > 0)
             )
         return self.send(files, lambda: save.abandoned or self._given_up(save))
 
@@ -245,7 +245,7 @@ class Saver:
             return False
         return self._control.came(f"save/{save.number}/over")
 
-    def send(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+    def send(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         """By key; measures the bandwidth."""
         began = time.perf_counter()
         try:

@@ -22,7 +22,7 @@ from spottrain.checkpoint.layout import Layout
 from spottrain.checkpoint.tree import Leaf
 from spottrain.contract import Reason
 from spottrain.core import log
-from spottrain.core.container import Memory, gib, memory
+from spottrain.core.container import ContainerMemory, gib, memory
 from spottrain.distributed.dtensor import local
 from spottrain.errors import ConfigurationError
 
@@ -116,7 +116,7 @@ class Arena:
             self._bytes[start : start + length].zero_()  # an older kernel
 
 
-def require_memory(needed: int, known: Memory | None = None) -> None:
+def require_memory(needed: int, known: ContainerMemory | None = None) -> None:
     """`known`: of the container; default: as the cgroup says. Without a limit nothing is refused."""
     known = known or memory()
     if known is None or needed <= known.left:

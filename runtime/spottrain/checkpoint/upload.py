@@ -36,7 +36,7 @@ class UploaderDied(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outgoing:
+class UploadItem:
     """One object to be written: a part of the arena, or a file of this machine."""
 
     key: str
@@ -60,7 +60,7 @@ class Transfer(Protocol):
     def forget(self) -> None:
         """Lets go of the arena, so that its memory is free."""
 
-    def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+    def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         """By key. Raises StoreError, AlreadyExists, Cancelled or UploaderDied. One call at a time."""
 
     def close(self) -> None: ...
@@ -101,7 +101,7 @@ class Process:
         with contextlib.suppress(UploaderDied):
             self._say({"forget": True})
 
-    def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+    def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         with self._turn:
             self._number += 1
             plain = [{k: v for k, v in asdict(file).items() if v != ""} for file in files]
@@ -162,7 +162,7 @@ class Here:
     def forget(self) -> None:
         self._memory = memoryview(b"")
 
-    def put(self, files: Sequence[Outgoing], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+    def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         keys = {file.key for file in files}
         self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
         for file in files:
@@ -172,7 +172,7 @@ class Here:
                 self._sent[file.key] = Sent(bytes=len(body), chunks=tuple(chunks))
         return dict(self._sent)
 
-    def _part(self, file: Outgoing) -> memoryview:
+    def _part(self, file: UploadItem) -> memoryview:
         return self._memory[file.offset : file.offset + file.bytes]
 
     def close(self) -> None:

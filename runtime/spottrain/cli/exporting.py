@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from spottrain.checkpoint.head.state import Entry
-from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest, Stored
+from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest, StoredTensor
 from spottrain.cli.output import Answer, size
 from spottrain.cli.reading import WIDTHS, Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, Reason
@@ -120,7 +120,7 @@ def _without_weights(manifest: Manifest, entry: Entry) -> str:
 
 # --- the final weights ----------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
+class _FinalFile:
     """One of the files that they are in."""
 
     name: str
@@ -162,14 +162,14 @@ class _FinalWeights:
             self._copy(part, file)
         return len(entries)
 
-    def _part(self, name: str, bytes: int, sha256: str) -> _Part:
+    def _part(self, name: str, bytes: int, sha256: str) -> _FinalFile:
         size = int.from_bytes(self._read(name, 0, 8), "little")
         if size > bytes:
             raise Damaged(f"{FINAL_PREFIX}{name} has no header")
         header = json.loads(self._read(name, 8, size))
-        return _Part(name=name, bytes=bytes, sha256=sha256, header=header, start=8 + size)
+        return _FinalFile(name=name, bytes=bytes, sha256=sha256, header=header, start=8 + size)
 
-    def _copy(self, part: _Part, file: BinaryIO) -> None:
+    def _copy(self, part: _FinalFile, file: BinaryIO) -> None:
         total = hashlib.sha256()
         for at in range(0, part.bytes, CHUNK_BYTES):
             body = self._read(part.name, at, min(CHUNK_BYTES, part.bytes - at))
@@ -219,7 +219,7 @@ def _state(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> 
     return len(weights)
 
 
-def weights_of(manifest: Manifest) -> dict[str, Stored]:
+def weights_of(manifest: Manifest) -> dict[str, StoredTensor]:
     """By name; wide types first, so that each tensor is aligned to its own width without holes.
 
     Where the training averages its weights they are the averages, as evaluations and final weights are.
@@ -244,7 +244,7 @@ def _named(plain: Any, path: str) -> Iterator[tuple[str, int]]:
         yield from _named(value, f"{path}.{key}" if path else str(key))
 
 
-def _header(weights: dict[str, Stored], entry: Entry, beside: list[str]) -> bytes:
+def _header(weights: dict[str, StoredTensor], entry: Entry, beside: list[str]) -> bytes:
     said = {"format": "pt", "step": str(entry.step), "checkpoint": entry.key}
     entries: dict[str, Any] = {"__metadata__": said | ({BESIDE: json.dumps(beside)} if beside else {})}
     at = 0
@@ -263,7 +263,7 @@ def header_bytes(entries: dict[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def assemble(tensor: Stored, shards: Shards) -> bytearray:
+def assemble(tensor: StoredTensor, shards: Shards) -> bytearray:
     """The bytes of the whole tensor, in row-major order, whoever stored its pieces."""
     width = WIDTHS[tensor.dtype][1]
     if len(tensor.pieces) == 1:

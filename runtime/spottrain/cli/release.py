@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from spottrain.checkpoint.head.owner import HeadOwner, Identity
-from spottrain.checkpoint.head.state import Head, State
+from spottrain.checkpoint.head.state import Head, HeadState
 from spottrain.cli.reading import open_existing
 from spottrain.contract import HEAD_KEY
 from spottrain.core.text import counted
@@ -45,7 +45,7 @@ def release(store: Store, *, sure: bool) -> str:
         raise ConfigurationError(f"there is no HEAD at {store.uri}; check the URI")
     head = Head.from_json(found.body)
     owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt})"
-    if head.state is not State.ACTIVE:
+    if head.state is not HeadState.ACTIVE:
         return f"{store.uri} is {head.state} already; {owner} was its last owner."
     if not sure and not _confirmed(owner):
         raise ConfigurationError("nothing was changed; --yes says that the owner is gone")

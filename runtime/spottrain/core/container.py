@@ -51,7 +51,7 @@ def _quota(group: Path) -> float:
 
 # --- memory -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class ContainerMemory:
     """`limit`: bytes that may be used. `used`: those that are, and that the kernel cannot take back."""
 
     limit: int
@@ -72,13 +72,13 @@ def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int 
     return min((limit for limit, _ in _limited(cgroups, membership)), default=None)
 
 
-def memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Memory | None:
+def memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> ContainerMemory | None:
     """Of the process's group and those above it, the one with the least left; None where none has a limit.
 
     `used` is of all processes in the group, and without the clean files that the kernel drops first.
     """
     found = [
-        Memory(limit=limit, used=used)
+        ContainerMemory(limit=limit, used=used)
         for limit, folder in _limited(cgroups, membership)
         if (used := _used(folder)) is not None
     ]
@@ -87,7 +87,7 @@ def memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Memory | N
 
 def memory_here(
     cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
-) -> Memory | None:
+) -> ContainerMemory | None:
     """The container's, or the machine's where that has less left: both end in a kill. None: not known."""
     found = [each for each in (memory(cgroups, membership), _of_machine(meminfo)) if each is not None]
     return min(found, key=lambda each: each.left, default=None)
@@ -139,12 +139,12 @@ def _reclaimable(stat: Mapping[str, int]) -> int:
     return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in FILES)
 
 
-def _of_machine(meminfo: Path) -> Memory | None:
+def _of_machine(meminfo: Path) -> ContainerMemory | None:
     kib = _numbers(_text(meminfo).replace(":", "").replace(" kB", ""))
     if "MemTotal" not in kib or "MemAvailable" not in kib:
         return None
     whole, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
-    return Memory(limit=whole, used=whole - free, whose="the machine's memory")
+    return ContainerMemory(limit=whole, used=whole - free, whose="the machine's memory")
 
 
 def _numbers(text: str) -> dict[str, int]:

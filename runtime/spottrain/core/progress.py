@@ -31,7 +31,7 @@ STOP_LIMIT: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class ProgressFacts:
     """One consistent view of a run. Steps are optimizer steps; times are Unix seconds, durations seconds."""
 
     attempt: int = 0
@@ -97,11 +97,11 @@ class Board:
 
     def __init__(self, attempt: int = 0) -> None:
         self.pulse = Pulse()
-        self._facts = Facts(attempt=attempt)
+        self._facts = ProgressFacts(attempt=attempt)
         self._lock = threading.Lock()
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ProgressFacts:
         return self._facts
 
     def update(self, **changes: Any) -> None:

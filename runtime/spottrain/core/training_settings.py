@@ -11,11 +11,11 @@ from spottrain.core import log
 from spottrain.core.training_spec import (
     POWER_SGD_FP16,
     ActivationCheckpointing,
-    EarlyStopping,
+    EarlyStoppingSpec,
     LearningRateScaling,
     Optimizer,
     Profile,
-    Trackers,
+    TrackersSpec,
     Training,
     problem,
 )
@@ -94,14 +94,14 @@ class Settings:
     clip_grad_norm: float | None = None
     ema_decay: float | None = None
     gradient_compression: str = "none"
-    early_stopping: EarlyStopping | None = None
+    early_stopping: EarlyStoppingSpec | None = None
     workers: int | Literal["auto"] = 0
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     """None: where there is a GPU."""
     drop_last: bool = False
     profile: Profile | None = None
-    trackers: Trackers | None = None
+    trackers: TrackersSpec | None = None
     """Beside the script's, or in place of those of the same name."""
     seed: int = 0
     deterministic: bool = False
@@ -277,10 +277,10 @@ def _class_names(given: Any) -> Iterable[str]:
     return names if all(names) else ()
 
 
-def _early_stopping(given: Any) -> EarlyStopping:
+def _early_stopping(given: Any) -> EarlyStoppingSpec:
     """A number is the patience."""
     if hasattr(given, "min_delta"):  # spottrain.EarlyStopping, whose state is of one run
-        return EarlyStopping(
+        return EarlyStoppingSpec(
             metric=given.metric,
             mode=given.mode,
             patience=given.patience,
@@ -293,7 +293,7 @@ def _early_stopping(given: Any) -> EarlyStopping:
         raise ConfigurationError(
             f"Trainer(early_stopping={given!r}): must be a spottrain.EarlyStopping, or the patience, {words}"
         )
-    return EarlyStopping(patience=int(given))
+    return EarlyStoppingSpec(patience=int(given))
 
 
 def _kind(name: str, kind: type[Any]) -> Any:

@@ -64,7 +64,7 @@ class LearningRateScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EarlyStopping:
+class EarlyStoppingSpec:
     """Ends the training, as done, when an evaluation's figure gets no better."""
 
     metric: str = "loss"
@@ -97,14 +97,14 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorBoard:
+class TensorBoardSpec:
     """Event files in a folder of a volume, which outlives the pod."""
 
     folder: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WandB:
+class WandBSpec:
     """Weights & Biases; its key is WANDB_API_KEY of the container's environment."""
 
     project: str
@@ -114,7 +114,7 @@ class WandB:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MLflow:
+class MLflowSpec:
     """Credentials are MLflow's own environment."""
 
     experiment: str
@@ -122,12 +122,12 @@ class MLflow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trackers:
+class TrackersSpec:
     """Experiment trackers, each of which shows one run over all attempts."""
 
-    tensorboard: TensorBoard | None = None
-    wandb: WandB | None = None
-    mlflow: MLflow | None = None
+    tensorboard: TensorBoardSpec | None = None
+    wandb: WandBSpec | None = None
+    mlflow: MLflowSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,10 +149,10 @@ class Training:
     clipGradNorm: float | None = None
     emaDecay: float | None = None
     gradientCompression: str | None = None
-    earlyStopping: EarlyStopping | None = None
+    earlyStopping: EarlyStoppingSpec | None = None
     data: Data | None = None
     profile: Profile | None = None
-    trackers: Trackers | None = None
+    trackers: TrackersSpec | None = None
     maxSteps: int | None = None
     seed: int | None = None
     deterministic: bool | None = None
@@ -175,10 +175,10 @@ class Training:
 
 def problem(path: str, value: Any) -> str:
     """What a value of the field must be, in words; "" where it is that. `path`: below spec.training."""
-    rule: Any = _Part(Training, _FIELDS)
+    rule: Any = _SpecPart(Training, _FIELDS)
     for name in path.split("."):
         rule = rule.rules[name]
-    return "" if isinstance(rule, _Part) or rule.holds(value) else str(rule.words)
+    return "" if isinstance(rule, _SpecPart) or rule.holds(value) else str(rule.words)
 
 
 class _Rule(NamedTuple):
@@ -186,14 +186,14 @@ class _Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-class _Part(NamedTuple):
+class _SpecPart(NamedTuple):
     """A field that has fields."""
 
     kind: type[Any]
     rules: Mapping[str, Any]
 
 
-def _read(kind: type[Any], rules: Mapping[str, _Rule | _Part], raw: object, path: str) -> Any:
+def _read(kind: type[Any], rules: Mapping[str, _Rule | _SpecPart], raw: object, path: str) -> Any:
     if not isinstance(raw, dict):
         raise ConfigurationError(f"{path} must be an object, and is {json.dumps(raw)[:80]}")
     given = {name: value for name, value in raw.items() if value is not None}
@@ -210,8 +210,8 @@ def _required(field: Any) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _value(rule: _Rule | _Part, value: Any, path: str) -> Any:
-    if isinstance(rule, _Part):
+def _value(rule: _Rule | _SpecPart, value: Any, path: str) -> Any:
+    if isinstance(rule, _SpecPart):
         return _read(rule.kind, rule.rules, value, path)
     if not rule.holds(value):
         raise ConfigurationError(f"{path} must be {rule.words}, and is {json.dumps(value)}")
@@ -247,16 +247,16 @@ _NAMES: Final = _Rule(
     "a list of names", lambda v: isinstance(v, list) and bool(v) and all(isinstance(n, str) and n for n in v)
 )
 
-_FIELDS: Final[dict[str, _Rule | _Part]] = {
+_FIELDS: Final[dict[str, _Rule | _SpecPart]] = {
     "precision": _one_of(PRECISIONS),
     "microBatchSize": _or_auto(_whole(1)),
     "globalBatchSize": _whole(1),
     "compile": _FLAG,
     "compileMode": _one_of(COMPILE_MODES),
-    "activationCheckpointing": _Part(
+    "activationCheckpointing": _SpecPart(
         ActivationCheckpointing, {"policy": _one_of(POLICIES), "every": _whole(2), "classes": _NAMES}
     ),
-    "optimizer": _Part(
+    "optimizer": _SpecPart(
         Optimizer,
         {
             "name": _one_of(OPTIMIZERS),
@@ -265,7 +265,7 @@ _FIELDS: Final[dict[str, _Rule | _Part]] = {
             "momentum": _number("a number from 0 to below 1", lambda v: 0 <= v < 1),
         },
     ),
-    "learningRateScaling": _Part(
+    "learningRateScaling": _SpecPart(
         LearningRateScaling, {"rule": _one_of(SCALINGS), "baseBatchSize": _whole(1)}
     ),
     "schedule": _one_of(SCHEDULES),
@@ -275,8 +275,8 @@ _FIELDS: Final[dict[str, _Rule | _Part]] = {
     "clipGradNorm": _ABOVE_0,
     "emaDecay": _number("a number above 0 and below 1", lambda v: 0 < v < 1),
     "gradientCompression": _one_of(COMPRESSIONS),
-    "earlyStopping": _Part(
-        EarlyStopping,
+    "earlyStopping": _SpecPart(
+        EarlyStoppingSpec,
         {
             "metric": _NAME,
             "mode": _one_of(("min", "max")),
@@ -287,7 +287,7 @@ _FIELDS: Final[dict[str, _Rule | _Part]] = {
             "stopOnNaN": _FLAG,
         },
     ),
-    "data": _Part(
+    "data": _SpecPart(
         Data,
         {
             "workers": _or_auto(_whole(0)),
@@ -296,15 +296,15 @@ _FIELDS: Final[dict[str, _Rule | _Part]] = {
             "dropLast": _FLAG,
         },
     ),
-    "profile": _Part(Profile, {"wait": _whole(0), "warmup": _whole(0), "active": _whole(1)}),
-    "trackers": _Part(
-        Trackers,
+    "profile": _SpecPart(Profile, {"wait": _whole(0), "warmup": _whole(0), "active": _whole(1)}),
+    "trackers": _SpecPart(
+        TrackersSpec,
         {
-            "tensorboard": _Part(TensorBoard, {"folder": _PATH}),
-            "wandb": _Part(
-                WandB, {"project": _NAME, "entity": _NAME, "mode": _one_of(WANDB_MODES), "folder": _PATH}
+            "tensorboard": _SpecPart(TensorBoardSpec, {"folder": _PATH}),
+            "wandb": _SpecPart(
+                WandBSpec, {"project": _NAME, "entity": _NAME, "mode": _one_of(WANDB_MODES), "folder": _PATH}
             ),
-            "mlflow": _Part(MLflow, {"experiment": _NAME, "trackingURI": _NAME}),
+            "mlflow": _SpecPart(MLflowSpec, {"experiment": _NAME, "trackingURI": _NAME}),
         },
     ),
     "maxSteps": _whole(1),

@@ -43,7 +43,7 @@ SILENT_SECONDS: Final = 300.0
 """Without one, after which it counts as dead. NFS shows a change up to a minute late."""
 
 
-class Reach(Enum):
+class LockScope(Enum):
     """Whom a lock keeps out."""
 
     ALL = auto()
@@ -52,16 +52,16 @@ class Reach(Enum):
 
 
 @contextlib.contextmanager
-def held(path: Path, wait: Callable[[], None]) -> Iterator[Reach]:
+def held(path: Path, wait: Callable[[], None]) -> Iterator[LockScope]:
     """The lock of this file, which is made and stays; `wait` is called between two tries to get it."""
     handle, reach = _take(path, wait)
     if handle is None:
         yield reach
         return
     try:
-        if reach is Reach.ALL and only_here(path):
-            reach = Reach.NODE
-        if reach is not Reach.ALL:
+        if reach is LockScope.ALL and only_here(path):
+            reach = LockScope.NODE
+        if reach is not LockScope.ALL:
             _say(path.parent, reach)
         with _touched(path):
             yield reach
@@ -71,7 +71,7 @@ def held(path: Path, wait: Callable[[], None]) -> Iterator[Reach]:
         os.close(handle)
 
 
-def _take(path: Path, wait: Callable[[], None]) -> tuple[int | None, Reach]:
+def _take(path: Path, wait: Callable[[], None]) -> tuple[int | None, LockScope]:
     """The open file, None where who has its lock seems to be dead."""
     silence = _Silence(path)
     while True:
@@ -79,16 +79,16 @@ def _take(path: Path, wait: Callable[[], None]) -> tuple[int | None, Reach]:
         if handle is not None:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return handle, Reach.ALL
+                return handle, LockScope.ALL
             except OSError as error:
                 if error.errno in NO_LOCKS:
-                    return handle, Reach.NOBODY
+                    return handle, LockScope.NOBODY
                 os.close(handle)
                 if error.errno not in BUSY:
                     raise
         if silence.seconds() >= SILENT_SECONDS:
             _say_silent(path)
-            return None, Reach.NOBODY
+            return None, LockScope.NOBODY
         wait()
 
 
@@ -139,12 +139,12 @@ def _touched(path: Path) -> Iterator[None]:
 _said: set[Path] = set()
 
 
-def _say(folder: Path, reach: Reach) -> None:
+def _say(folder: Path, reach: LockScope) -> None:
     """Once for each volume."""
     if folder in _said:
         return
     _said.add(folder)
-    whose = "may be of this node only" if reach is Reach.NODE else "do not exist"
+    whose = "may be of this node only" if reach is LockScope.NODE else "do not exist"
     why = (
         f"locks on this volume {whose}: others may download the same at once, of which one result is "
         f"kept, and what dead attempts have left in {folder} is not removed"

@@ -22,16 +22,16 @@ from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, sign
 Collate = Callable[[list[Any]], Any]
 
 
-class Request(NamedTuple):
+class FetchRequest(NamedTuple):
     """What a loader worker is asked for: the samples, and the random state to fetch them with."""
 
     seed: int
     samples: list[int]
 
 
-def request(seed: int, epoch: int, samples: list[int]) -> Request:
+def request(seed: int, epoch: int, samples: list[int]) -> FetchRequest:
     """Within an epoch no other micro-batch begins with the same sample, but a filler, which is the same."""
-    return Request(mix(mix(seed, epoch), samples[0]), samples)
+    return FetchRequest(mix(mix(seed, epoch), samples[0]), samples)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ class Repeatable:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, request: Request) -> Any:
+    def __getitems__(self, request: FetchRequest) -> Any:
         """The collated batch; torch's DataLoader would take a list of samples as well."""
         with seeded(request.seed):
             fetch_all = getattr(self.dataset, "__getitems__", None)

@@ -72,7 +72,7 @@ def cached(name: str, make: Callable[[Path], object]) -> Path:
                 pass
             if _whole(path):
                 return _hit(path)
-            if reach is cache_locks.Reach.ALL:
+            if reach is cache_locks.LockScope.ALL:
                 _remove_leftovers(private, name)
             with _told(session):
                 return _filled(path, private / _draft(name, reach), make)
@@ -110,7 +110,7 @@ def _hit(path: Path) -> Path:
 
 # --- whose turn it is ---------------------------------------------------------------------------------
 @contextlib.contextmanager
-def _turn(lock: Path, name: str, session: Session | None) -> Iterator[cache_locks.Reach]:
+def _turn(lock: Path, name: str, session: Session | None) -> Iterator[cache_locks.LockScope]:
     """While another fills, the wait is a sign of life. A stop ends the process as in any data preparation."""
     waiting = False
 
@@ -212,9 +212,9 @@ def _published(draft: Path, path: Path) -> bool:
     return True
 
 
-def _draft(name: str, reach: cache_locks.Reach) -> str:
+def _draft(name: str, reach: cache_locks.LockScope) -> str:
     """Longer where it is filled without a lock that all see: who gets that lock meanwhile leaves it alone."""
-    return f"{name}.{secrets.token_hex(8 if reach is cache_locks.Reach.ALL else 12)}"
+    return f"{name}.{secrets.token_hex(8 if reach is cache_locks.LockScope.ALL else 12)}"
 
 
 def _remove_leftovers(private: Path, name: str) -> None:

@@ -49,7 +49,9 @@ class Batches:
         self._room = room or Room(dataset, collate)
         self._clock = clock
         available = measuring.cores() if cores is None else cores
-        self._trial = None if isinstance(workers, int) else measuring.Trial(clock=clock, available=available)
+        self._trial = (
+            None if isinstance(workers, int) else measuring.WorkerTrial(clock=clock, available=available)
+        )
 
     @property
     def steps_per_epoch(self) -> int:

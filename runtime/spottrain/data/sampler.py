@@ -27,7 +27,7 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.training_spec import AUTO
 from spottrain.data import worker_count as measuring
-from spottrain.data.dataloader import Collate, Repeatable, Request, as_it_is, request
+from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
 from spottrain.data.worker_memory import Room
 from spottrain.distributed.world import World
@@ -217,7 +217,7 @@ class _Requests(BatchSampler):
 
     next: Iterator[Step] | None = None
 
-    def __iter__(self) -> Iterator[Request]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[FetchRequest]:  # type: ignore[override]
         """Takes its steps when first asked: with workers torch makes two iterators, and uses the second."""
         steps, self.next = self.next or self.steps(), None
         for step in steps:
@@ -242,7 +242,7 @@ class Loader(DataLoader[Any]):
         clock: Callable[[], float] = devices.device_clock,
         **options: Any,
     ) -> None:
-        self._trial: measuring.Trial | None = None
+        self._trial: measuring.WorkerTrial | None = None
         super().__init__(
             Repeatable(dataset, collate),  # type: ignore[arg-type]
             batch_sampler=requests,
@@ -259,7 +259,7 @@ class Loader(DataLoader[Any]):
             self.num_workers = 0
             self._timeout, self.timeout = self.timeout, 0.0  # torch takes none where there are no workers
             available = measuring.cores(local_ranks=ranks)
-            self._trial = measuring.Trial(clock=clock, available=available)
+            self._trial = measuring.WorkerTrial(clock=clock, available=available)
 
     def __iter__(self) -> Any:
         """Begins with the first batch, so that a position that is restored before that counts."""
@@ -280,7 +280,7 @@ class Loader(DataLoader[Any]):
         with signals_held():
             return end_at_exit(super().__iter__())
 
-    def _measured(self, trial: measuring.Trial, steps: Iterator[Step]) -> Iterator[Any]:
+    def _measured(self, trial: measuring.WorkerTrial, steps: Iterator[Step]) -> Iterator[Any]:
         """A pass without workers until the trial knows how many there should be. One may begin it, and the
         next may end it."""
         asked, given = tee(steps)

@@ -41,7 +41,7 @@ def needed(fetch_seconds: float, other_seconds: float, available: float) -> int:
 
 
 @dataclass(kw_only=True, slots=True)
-class Trial:
+class WorkerTrial:
     """Times the first steps, and says how many workers there should be from then on."""
 
     clock: Callable[[], float]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from spottrain.core import log
-from spottrain.core.container import Memory, gib, memory_here
+from spottrain.core.container import ContainerMemory, gib, memory_here
 from spottrain.data.worker_copies import Copy, copy_of, start_method
 
 FORKED: Final = 20 * 2**20
@@ -40,7 +40,7 @@ class Room:
         name: str = "train_set",
         ranks: int = 1,
         context: Any = None,
-        memory: Callable[[], Memory | None] | None = None,
+        memory: Callable[[], ContainerMemory | None] | None = None,
     ) -> None:
         self._held, self._name, self._ranks = held, name, max(ranks, 1)
         self._context, self._memory = context, memory or memory_here
@@ -67,7 +67,7 @@ class Room:
         self._tell(f"{self._why(workers, found)}: {ends}; {self._fix(workers, found)}{fewer}")
 
     # --- inside -------------------------------------------------------------------------------------
-    def _known(self, workers: int) -> Memory | None:
+    def _known(self, workers: int) -> ContainerMemory | None:
         """What memory there is; None where nothing is to be held against it."""
         if workers < 1:
             return None
@@ -103,10 +103,10 @@ class Room:
     def _forked(self) -> bool:
         return self._copy is not None and self._copy.method == "fork"
 
-    def _fit(self, found: Memory, each: int) -> int:
+    def _fit(self, found: ContainerMemory, each: int) -> int:
         return max(found.left, 0) // (each * self._ranks)
 
-    def _why(self, workers: int, found: Memory) -> str:
+    def _why(self, workers: int, found: ContainerMemory) -> str:
         assert self._copy is not None
         least = "" if self._copy.whole else "at least "
         size = f"{least}about {gib(self._copy.bytes)}"
@@ -125,7 +125,7 @@ class Room:
             f"{gib(found.limit)} {gib(max(found.left, 0))} are left; {cause}"
         )
 
-    def _fix(self, workers: int, found: Memory) -> str:
+    def _fix(self, workers: int, found: ContainerMemory) -> str:
         keep = KEEP if self._forked else KEEP_SENT
         more = self._of(workers) - found.left
         return f"{keep}, or raise resources.limits.memory by about {gib(more)}"

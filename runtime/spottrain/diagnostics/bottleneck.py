@@ -59,7 +59,7 @@ class Name(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class Measurements:
     """What was measured of one rank in one window of steps, and of the others' steps."""
 
     shares: Shares
@@ -93,14 +93,14 @@ class Verdict:
         return f"{self.name}: {self.sentence} {self.fix} Gain: at most {self.gain:.0%} ({self.reckoning})."
 
 
-def diagnose(facts: Facts) -> Verdict | None:
+def diagnose(facts: Measurements) -> Verdict | None:
     """None where there is nothing to judge by: under LEAST, or neither a stall, a roofline nor samples."""
     if facts.shares.seconds.total < LEAST:
         return None
     return _straggler(facts) or _stalled(facts) or _unsplit(facts) or _bound(facts) or _by_samples(facts)
 
 
-def advice(facts: Facts) -> str:
+def advice(facts: Measurements) -> str:
     """One sentence on utilisation, to be said first; empty where it is at WISH or above, or not known."""
     busy = statistics.fmean(facts.busy) if facts.busy else facts.shares.utilisation
     if not facts.shares.steps:
@@ -129,7 +129,7 @@ def swing(samples: tuple[float, ...]) -> float:
 
 
 # --- what keeps the device from its work ------------------------------------------------------------
-def _straggler(facts: Facts) -> Verdict | None:
+def _straggler(facts: Measurements) -> Verdict | None:
     if len(facts.ranks) < 2:
         return None
     slowest = max(range(len(facts.ranks)), key=lambda number: facts.ranks[number].own)
@@ -160,7 +160,7 @@ def _straggler(facts: Facts) -> Verdict | None:
     )
 
 
-def _stalled(facts: Facts) -> Verdict | None:
+def _stalled(facts: Measurements) -> Verdict | None:
     """The greatest stall, where it is worth it; of equal ones the first of this order."""
     share = facts.shares.share
     total = facts.shares.seconds.total
@@ -177,7 +177,7 @@ def _stalled(facts: Facts) -> Verdict | None:
     return _recompiling(facts, compiling) if facts.compilations >= RECOMPILED else None
 
 
-def _data(facts: Facts, size: float) -> Verdict:
+def _data(facts: Measurements, size: float) -> Verdict:
     data, copy = facts.shares.share("data"), facts.shares.share("h2d")
     if copy > data:
         return Verdict(
@@ -197,12 +197,12 @@ def _data(facts: Facts, size: float) -> Verdict:
     )
 
 
-def _swinging(facts: Facts) -> str:
+def _swinging(facts: Measurements) -> str:
     found = swing(facts.busy)
     return f", and its utilisation swings between idle and full ({found:.1f} of 1)" if found >= SWING else ""
 
 
-def _communication(facts: Facts, size: float) -> Verdict:
+def _communication(facts: Measurements, size: float) -> Verdict:
     rarer = "exchange less often: a greater globalBatchSize, with microBatchSize as it is."
     if facts.use.sharded:
         fix = f"{rarer} Or reduce in bf16: FSDP2's MixedPrecisionPolicy(reduce_dtype=...)."
@@ -223,7 +223,7 @@ def _communication(facts: Facts, size: float) -> Verdict:
     )
 
 
-def _checkpoint(facts: Facts, size: float) -> Verdict:
+def _checkpoint(facts: Measurements, size: float) -> Verdict:
     rest = 1 - size
     times = size / rest * (1 - CHECKPOINT_GOAL) / CHECKPOINT_GOAL
     auto = (
@@ -240,7 +240,7 @@ def _checkpoint(facts: Facts, size: float) -> Verdict:
     )
 
 
-def _recompiling(facts: Facts, size: float) -> Verdict:
+def _recompiling(facts: Measurements, size: float) -> Verdict:
     drop = "" if facts.use.drop_last else ", drop_last=True"
     off = "; else set training.compile to false" if facts.use.compile else ""
     return Verdict(
@@ -255,7 +255,7 @@ def _recompiling(facts: Facts, size: float) -> Verdict:
 
 
 # --- what binds the work itself ---------------------------------------------------------------------
-def _unsplit(facts: Facts) -> Verdict | None:
+def _unsplit(facts: Measurements) -> Verdict | None:
     """A loop that marks no data wait, on a GPU that is idle and full by turns."""
     if facts.shares.share("data") > 0 or swing(facts.busy) < SWING:
         return None
@@ -269,18 +269,18 @@ def _unsplit(facts: Facts) -> Verdict | None:
     )
 
 
-def _roof(facts: Facts) -> Roofline | None:
+def _roof(facts: Measurements) -> Roofline | None:
     """What is counted is the model before torch.compile, which does away with launches and bytes."""
     return facts.products if facts.use.compile else facts.roofline
 
 
-def _explained(facts: Facts) -> float:
+def _explained(facts: Measurements) -> float:
     """Share of the time of compute that the machine's limits account for; may be over 1."""
     roof, computing = _roof(facts), facts.shares.seconds.compute / max(1, facts.shares.steps)
     return roof.total / computing if roof is not None and computing > 0 else 0.0
 
 
-def _bound(facts: Facts) -> Verdict | None:
+def _bound(facts: Measurements) -> Verdict | None:
     roof, explained = _roof(facts), _explained(facts)
     if roof is None or roof.total <= 0 or (facts.use.compile and explained < EXPLAINED):
         return None
@@ -290,7 +290,7 @@ def _bound(facts: Facts) -> Verdict | None:
     return judge(facts, share * size / roof.total, size / roof.total)
 
 
-def _memory(facts: Facts, size: float, part: float) -> Verdict:
+def _memory(facts: Measurements, size: float, part: float) -> Verdict:
     return Verdict(
         name=Name.MEMORY,
         sentence=f"The device works, but {part:.0%} of that work is to move bytes{_achieved(facts)}.",
@@ -300,7 +300,7 @@ def _memory(facts: Facts, size: float, part: float) -> Verdict:
     )
 
 
-def _launch(facts: Facts, size: float, part: float) -> Verdict:
+def _launch(facts: Measurements, size: float, part: float) -> Verdict:
     return Verdict(
         name=Name.LAUNCH,
         sentence=f"{part:.0%} of the work is operations so small that to dispatch them takes longer than to "
@@ -311,7 +311,7 @@ def _launch(facts: Facts, size: float, part: float) -> Verdict:
     )
 
 
-def _compute(facts: Facts, size: float, part: float) -> Verdict:
+def _compute(facts: Measurements, size: float, part: float) -> Verdict:
     half = recommendations.half(facts.use)
     return Verdict(
         name=Name.COMPUTE,
@@ -324,7 +324,7 @@ def _compute(facts: Facts, size: float, part: float) -> Verdict:
     )
 
 
-def _by_samples(facts: Facts) -> Verdict | None:
+def _by_samples(facts: Measurements) -> Verdict | None:
     """Without a roofline: a full GPU moves bytes, or has its memory idle and does arithmetic."""
     if not (facts.busy and facts.bandwidth) or statistics.fmean(facts.busy) < FULL:
         return None
@@ -341,7 +341,7 @@ def _by_samples(facts: Facts) -> Verdict | None:
     )
 
 
-def _achieved(facts: Facts) -> str:
+def _achieved(facts: Measurements) -> str:
     """How near the work comes to what the machine can do; far from it, something else is in the way too."""
     words = [] if facts.mfu is None else [f"MFU {facts.mfu:.0%}"]
     if explained := _explained(facts):

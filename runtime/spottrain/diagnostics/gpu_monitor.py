@@ -34,7 +34,7 @@ LEAST: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class GPUSample:
     utilisation: float
     """Of 1."""
     memory: float
@@ -43,7 +43,7 @@ class Sample:
     """Of 1, the time in which its memory was read or written."""
 
 
-class Sampler:
+class GPUMonitor:
     """`samples` are of the training alone, as far as `stepped` and `restarted` tell; what is told is of all.
 
     read: takes a sample; by default from the NVML of `device`. every: seconds, no less than the period that
@@ -55,12 +55,12 @@ class Sampler:
         device: torch.device,
         *,
         every: float = 1.0,
-        read: Callable[[], Sample] | None = None,
-        told: Callable[[Sample], None] = lambda sample: None,
+        read: Callable[[], GPUSample] | None = None,
+        told: Callable[[GPUSample], None] = lambda sample: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._latest: deque[Sample] = deque(maxlen=LATEST)
-        self._samples: deque[tuple[float, Sample]] = deque(maxlen=KEPT)
+        self._latest: deque[GPUSample] = deque(maxlen=LATEST)
+        self._samples: deque[tuple[float, GPUSample]] = deque(maxlen=KEPT)
         self._over = threading.Event()
         self._every, self._clock, self._told = every, clock, told
         self._device = device
@@ -92,7 +92,7 @@ class Sampler:
 
     # --- what is known ----------------------------------------------------------------------------------
     @property
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[GPUSample, ...]:
         """Of the window, but at least the LEAST last ones; the oldest first. Empty where there are none."""
         kept = tuple(self._samples)
         count = sum(taken > self._window for taken, _ in kept)
@@ -121,13 +121,13 @@ class Sampler:
             why = f"{type(error).__name__}: {error}"
             log.event("utilisation-not-sampled", why=why, next="the split of the steps is told without it")
 
-    def _take(self, sample: Sample) -> None:
+    def _take(self, sample: GPUSample) -> None:
         now = self._clock()
         self._latest.append(sample)
         if now >= self._not_before:
             self._samples.append((now, sample))
         self._told(
-            Sample(
+            GPUSample(
                 utilisation=statistics.fmean(each.utilisation for each in self._latest),
                 memory=sample.memory,
                 bandwidth=statistics.fmean(each.bandwidth for each in self._latest),
@@ -135,12 +135,14 @@ class Sampler:
         )
 
 
-def sampled(device: torch.device, board: Board) -> Sampler:
+def sampled(device: torch.device, board: Board) -> GPUMonitor:
     """Tells the board."""
-    return Sampler(device, told=lambda gpu: board.update(utilisation=gpu.utilisation, gpu_memory=gpu.memory))
+    return GPUMonitor(
+        device, told=lambda gpu: board.update(utilisation=gpu.utilisation, gpu_memory=gpu.memory)
+    )
 
 
-def reader(device: torch.device, nvml: Any = None) -> Callable[[], Sample]:
+def reader(device: torch.device, nvml: Any = None) -> Callable[[], GPUSample]:
     """Reads the GPU that torch calls `device`; by UUID, for CUDA_VISIBLE_DEVICES numbers them anew.
 
     Raises ModuleNotFoundError, or NVML's own errors.
@@ -149,10 +151,10 @@ def reader(device: torch.device, nvml: Any = None) -> Callable[[], Sample]:
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
-    def read() -> Sample:
+    def read() -> GPUSample:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-        return Sample(
+        return GPUSample(
             utilisation=rates.gpu / 100, memory=memory.used / memory.total, bandwidth=rates.memory / 100
         )
 

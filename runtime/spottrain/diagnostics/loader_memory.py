@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from spottrain.core import log
-from spottrain.core.container import Memory, gib, memory_here
+from spottrain.core.container import ContainerMemory, gib, memory_here
 from spottrain.core.progress import Board
 from spottrain.distributed.world import World
 
@@ -41,7 +41,7 @@ class Look:
     """`private`: bytes of each worker, by process. `memory`: of the container; None: not known."""
 
     private: Mapping[int, int] = field(default_factory=dict)
-    memory: Memory | None = None
+    memory: ContainerMemory | None = None
 
     @property
     def bytes(self) -> int:
@@ -81,7 +81,7 @@ class LoaderMemory:
         told: Callable[[int], None],
         *,
         ranks: int = 1,
-        memory: Callable[[], Memory | None] = memory_here,
+        memory: Callable[[], ContainerMemory | None] = memory_here,
         proc: Path = PROC,
         first: float = FIRST,
         every: float = EVERY,

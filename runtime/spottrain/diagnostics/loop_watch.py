@@ -24,9 +24,9 @@ from typing import Final
 import torch
 
 from spottrain.core import log
-from spottrain.diagnostics.bottleneck import LEAST, Facts, InUse, Name, Verdict, advice, diagnose
+from spottrain.diagnostics.bottleneck import LEAST, InUse, Measurements, Name, Verdict, advice, diagnose
 from spottrain.diagnostics.flops import Work, counted, mfu
-from spottrain.diagnostics.gpu_monitor import Sampler
+from spottrain.diagnostics.gpu_monitor import GPUMonitor
 from spottrain.diagnostics.hardware import machine
 from spottrain.diagnostics.rank_times import gathered
 from spottrain.diagnostics.recommendations import too_many_workers
@@ -63,9 +63,9 @@ class Watch:
         use: InUse | None = None,
         world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        sampler: Sampler | None = None,
+        sampler: GPUMonitor | None = None,
     ) -> None:
-        self._sampler = sampler or Sampler(device)
+        self._sampler = sampler or GPUMonitor(device)
         self.split = Split(device, clock=clock, restarted=self._sampler.restarted)
         self.work: Work | None = None
         """Of the counted step; None before it."""
@@ -99,11 +99,11 @@ class Watch:
             self._sampler.settled()
             self._compiled = compilations()
 
-    def facts(self) -> Facts:
+    def facts(self) -> Measurements:
         """Of the steps since the last look. A collective where there are several ranks."""
         return self._facts(self.split.window(clear=False))
 
-    def alone(self) -> Facts:
+    def alone(self) -> Measurements:
         """The same of this rank alone: no collective."""
         return self._facts(self.split.window(clear=False), together=False)
 
@@ -143,11 +143,11 @@ class Watch:
             yield work
         self.work = work
 
-    def _facts(self, shares: Shares, *, together: bool = True) -> Facts:
+    def _facts(self, shares: Shares, *, together: bool = True) -> Measurements:
         compiled = compilations().since(self._compiled)
         work, samples = self.work or Work(), self._sampler.samples
         settled = self._steps > SETTLED
-        return Facts(
+        return Measurements(
             shares=shares,
             roofline=work.roofline,
             products=work.products,

@@ -31,7 +31,7 @@ import torch
 from spottrain.core import log
 from spottrain.core.profile_window import MADE, Window, chosen, profile_key, require_window
 from spottrain.core.training_spec import Profile
-from spottrain.diagnostics.bottleneck import Facts, advice, diagnose, utilised
+from spottrain.diagnostics.bottleneck import Measurements, advice, diagnose, utilised
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Store
@@ -63,7 +63,7 @@ class Profiler:
         total_steps: int | None,
         start: int = 0,
         device: torch.device | None = None,
-        facts: Callable[[], Facts | None] = lambda: None,
+        facts: Callable[[], Measurements | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._profile: Any = None
@@ -190,7 +190,7 @@ def of_run(
     start: int,
     total_steps: int | None,
     device: torch.device | None,
-    facts: Callable[[], Facts | None] = lambda: None,
+    facts: Callable[[], Measurements | None] = lambda: None,
 ) -> Profiler:
     """The profiler of an attempt that goes on after step `start`; it does nothing where none is asked for.
 
@@ -238,7 +238,7 @@ def loader_seconds(events: Iterable[Any]) -> float:
     return sum(float(each.time_range.end - each.time_range.start) for each in waits) / 1e6
 
 
-def first_words(facts: Facts | None, busy: float | None, loader: float = 0.0) -> str:
+def first_words(facts: Measurements | None, busy: float | None, loader: float = 0.0) -> str:
     """Utilisation first, then the verdict.
 
     busy: of the window, the device's utilisation, if it is known. loader: the share of it in which the loop

@@ -38,7 +38,7 @@ SETTLED: Final = 2
 """Steps after which memory has been at its peak: the optimizer's state is made in the first one."""
 
 
-class Watch:
+class TrainerMonitor:
     """Of one attempt, from its first step on."""
 
     def __init__(

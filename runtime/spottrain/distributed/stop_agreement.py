@@ -69,16 +69,16 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class StopRequest:
     """That all ranks should stop. Of several the least deadline counts, and the reason of the first."""
 
     deadline: float
     reason: str = ""
 
-    def joined(self, other: Request | None) -> Request:
+    def joined(self, other: StopRequest | None) -> StopRequest:
         if other is None:
             return self
-        return Request(deadline=min(self.deadline, other.deadline), reason=other.reason)
+        return StopRequest(deadline=min(self.deadline, other.deadline), reason=other.reason)
 
 
 def reach(*, last: Order | None, at: int, step_seconds: float | None, size: int) -> int:
@@ -99,7 +99,7 @@ def decide(
     at: int,
     steps: int,
     total: int | None,
-    request: Request | None,
+    request: StopRequest | None,
     save_due: Callable[[], bool],
     horizon: int | None = None,
 ) -> Order:
@@ -186,9 +186,9 @@ class _Asked:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self.request: Request | None = None
+        self.request: StopRequest | None = None
 
-    def note(self, request: Request) -> None:
+    def note(self, request: StopRequest) -> None:
         with self._turn:
             self.request = request.joined(self.request)
 
@@ -216,7 +216,7 @@ class _Alone(_Asked):
         return Orders(stop=True) if stop else Orders(save=save_due())
 
     def request_stop(self, deadline: float, reason: str = "") -> None:
-        self.note(Request(deadline=deadline, reason=reason))
+        self.note(StopRequest(deadline=deadline, reason=reason))
 
 
 class _Rank(_Asked):
@@ -261,11 +261,11 @@ class _Leader(_Rank):
         control.handle(STOP, self._hear_request)
 
     def request_stop(self, deadline: float, reason: str = "") -> None:
-        self.note(Request(deadline=deadline, reason=reason))
+        self.note(StopRequest(deadline=deadline, reason=reason))
 
     def _hear_request(self, rank: int, body: bytes) -> None:
-        told = Request(**json.loads(body))
-        self.note(Request(deadline=told.deadline, reason=f"rank {rank}: {told.reason}"))
+        told = StopRequest(**json.loads(body))
+        self.note(StopRequest(deadline=told.deadline, reason=f"rank {rank}: {told.reason}"))
 
     def _next(
         self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
@@ -307,11 +307,11 @@ class _Follower(_Rank):
         self._start = start
 
     def request_stop(self, deadline: float, reason: str = "") -> None:
-        request = Request(deadline=deadline, reason=reason)
+        request = StopRequest(deadline=deadline, reason=reason)
         self.note(request)
         self._start(lambda: self._tell(request))
 
-    def _tell(self, request: Request) -> None:
+    def _tell(self, request: StopRequest) -> None:
         with contextlib.suppress(PeerLost):  # the main thread finds out at its next boundary
             self._control.gather(STOP, json.dumps(asdict(request)).encode())
 
@@ -325,7 +325,7 @@ class _Follower(_Rank):
         if (order.at, order.total) != (step, self._total):
             raise ConfigurationError(self._differs(order, step))
         if order.stop:
-            self.note(Request(deadline=order.deadline, reason=order.reason))
+            self.note(StopRequest(deadline=order.deadline, reason=order.reason))
         return order
 
     def _differs(self, order: Order, step: int) -> str:

@@ -1,7 +1,7 @@
 """Training loops of other libraries, kept from losing work. Each module imports its library; none is needed.
 
 folder_checkpoints  what they have in common: checkpoints that the library itself writes and reads
-transformers        `SpotCallback` for Hugging Face's Trainer
+transformers        `TransformersCallback` for Hugging Face's Trainer
 accelerate          `Guard` for a loop around an Accelerator
-lightning           `SpotCallback` for Lightning's Trainer
+lightning           `LightningCallback` for Lightning's Trainer
 """

@@ -22,12 +22,12 @@ from accelerate import Accelerator
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import FolderKeeper, packed, unpacked
-from spottrain.lifecycle.coordinator import State
+from spottrain.lifecycle.coordinator import TrainingState
 from spottrain.lifecycle.session import Session, current
 from spottrain.training.loop import Loop
 
 
-class Guard(Loop):
+class AccelerateGuard(Loop):
     """What `accelerator.prepare` was given, and what was registered for checkpointing, is restored at once.
 
     data: `spottrain.data.loader`, not prepared, or what else `spottrain.Guard` takes. A prepared loader has
@@ -65,7 +65,7 @@ class Guard(Loop):
         self._require_whole()
         keeper = FolderKeeper(
             self.session,
-            State(
+            TrainingState(
                 shared=lambda: {"progress": self._progress()},
                 own=self._packed,
                 load=self._load,

@@ -19,7 +19,7 @@ from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.manager import Checkpointer
 from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.selection import Restored
-from spottrain.lifecycle.coordinator import Keeper, State
+from spottrain.lifecycle.coordinator import Keeper, TrainingState
 from spottrain.lifecycle.session import Session
 
 OURS: Final = ".spottrain-"
@@ -35,7 +35,7 @@ class FolderKeeper(Keeper):
     def __init__(
         self,
         session: Session,
-        state: State,
+        state: TrainingState,
         *,
         place: Path,
         write: Callable[[Path], None],

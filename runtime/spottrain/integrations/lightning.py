@@ -1,6 +1,6 @@
 """Lightning's Trainer, in three lines:
 
-    spot = SpotCallback()
+    spot = LightningCallback()
     trainer = L.Trainer(..., callbacks=[spot])
     trainer.fit(model, ckpt_path=spot.resume())
 
@@ -31,7 +31,7 @@ from spottrain.diagnostics.background import Beside
 from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import FolderKeeper, packed, unpacked
-from spottrain.lifecycle.coordinator import State
+from spottrain.lifecycle.coordinator import TrainingState
 from spottrain.lifecycle.session import current
 from spottrain.training import job_settings
 from spottrain.training.loop import cursor_of
@@ -40,7 +40,7 @@ from spottrain.training.metrics_log import Meter
 FILE: Final = "lightning.ckpt"
 
 
-class SpotCallback(pl.Callback):
+class LightningCallback(pl.Callback):
     """Saves, stops and resumes. One for each process and Trainer.
 
     folder: on a disk with room for one checkpoint; the same for all ranks of a machine.
@@ -74,7 +74,7 @@ class SpotCallback(pl.Callback):
         session.board.update(step=0)
         self.keeper = FolderKeeper(
             session,
-            State(shared=self._shared, own=self._own, load=self._load),
+            TrainingState(shared=self._shared, own=self._own, load=self._load),
             place=self._folder,
             write=self._write,
         )
@@ -92,7 +92,7 @@ class SpotCallback(pl.Callback):
             return
         if self.keeper is None:
             raise ConfigurationError(
-                "SpotCallback was not asked where to go on: call trainer.fit(model, ckpt_path=spot.resume())"
+                "LightningCallback was not asked where to go on: call trainer.fit(model, ckpt_path=spot.resume())"
             )
         if trainer.world_size != self.session.world.size:
             raise ConfigurationError(

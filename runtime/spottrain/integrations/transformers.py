@@ -1,6 +1,6 @@
 """Hugging Face's Trainer, in three lines:
 
-    spot = SpotCallback()
+    spot = TransformersCallback()
     trainer = Trainer(..., callbacks=[spot])
     trainer.train(resume_from_checkpoint=spot.resume(trainer))
 
@@ -37,7 +37,7 @@ from spottrain.diagnostics.background import Beside
 from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import FolderKeeper, link_tree
-from spottrain.lifecycle.coordinator import State
+from spottrain.lifecycle.coordinator import TrainingState
 from spottrain.lifecycle.session import current
 from spottrain.training import job_settings
 from spottrain.training.metrics_log import Meter
@@ -55,7 +55,7 @@ class _Owed:
     """With the evaluation, the log and the save that the Trainer does there."""
 
 
-class SpotCallback(TrainerCallback):
+class TransformersCallback(TrainerCallback):
     """Saves, stops and resumes. One for each process and Trainer."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class SpotCallback(TrainerCallback):
         session.board.update(step=0)
         self.keeper = _Keeper(
             session,
-            State(shared=self._shared, own=self._own, load=self._load),
+            TrainingState(shared=self._shared, own=self._own, load=self._load),
             place=Path(self._args.output_dir or "."),
             write=self._link,
             target=self._folder,
@@ -123,7 +123,7 @@ class SpotCallback(TrainerCallback):
     ) -> None:
         if getattr(args, "deepspeed", None):
             raise ConfigurationError(
-                "TrainingArguments(deepspeed=...): SpotCallback cannot gather DeepSpeed's weights; use FSDP"
+                "TrainingArguments(deepspeed=...): TransformersCallback cannot gather DeepSpeed's weights; use FSDP"
             )
         if getattr(args, "save_only_model", False):
             raise ConfigurationError(
@@ -328,7 +328,7 @@ class SpotCallback(TrainerCallback):
     def _begun(self) -> _Keeper:
         if self.keeper is None:
             raise ConfigurationError(
-                "SpotCallback was not asked where to go on: call "
+                "TransformersCallback was not asked where to go on: call "
                 "trainer.train(resume_from_checkpoint=spot.resume(trainer))"
             )
         return self.keeper

@@ -50,7 +50,7 @@ MEASURED_AFTER: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class TrainingState:
     """What is saved. `shared`: equal on all ranks, stored once; `own`: of this rank."""
 
     shared: Callable[[], dict[str, Any]]
@@ -68,7 +68,7 @@ class State:
 class Keeper:
     """`step`: optimizer steps done; whoever owns the loop counts."""
 
-    def __init__(self, session: Session, state: State, *, total_steps: int | None = None) -> None:
+    def __init__(self, session: Session, state: TrainingState, *, total_steps: int | None = None) -> None:
         self.session = session
         self.state = state
         self.total_steps = total_steps

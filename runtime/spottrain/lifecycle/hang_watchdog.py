@@ -48,7 +48,7 @@ class _Armed:
     at: float
 
 
-class Watch:
+class HangWatchdog:
     """`clock`: that of the board's pulse. `look` is called again and again, by the thread that watches and
     when the first step is done, and tells each hang once."""
 
@@ -137,12 +137,12 @@ class Faulthandler:
 
 def watch(board: Board) -> None:
     """From now on, in a thread."""
-    it = Watch(board, Faulthandler())
+    it = HangWatchdog(board, Faulthandler())
     board.pulse.on_begin = it.look  # the next look may be too late: the second step may hang with the lock
     threading.Thread(target=_watch, args=[it], name="spottrain-stalled", daemon=True).start()
 
 
-def _watch(it: Watch) -> None:
+def _watch(it: HangWatchdog) -> None:
     while True:
         it.look()
         exec(compile("wait()", it.words(), "exec"), {"wait": _wait})

@@ -30,7 +30,7 @@ def unchecked() -> None:
     """`check` of a body that nobody will stop."""
 
 
-class Outgoing:
+class RequestBody:
     """A memoryview as a file that is sent without a copy.
 
     `read` returns slices of the view, and more than was asked for: http.client asks for 16 KiB at a time,

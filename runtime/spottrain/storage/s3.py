@@ -28,9 +28,9 @@ from spottrain.storage.base import (
     Truncated,
     never,
 )
-from spottrain.storage.requests import SLICE, Outgoing, tried
-from spottrain.storage.s3_client import Reach, clients
-from spottrain.storage.s3_errors import FAILURES, Place, translate
+from spottrain.storage.requests import SLICE, RequestBody, tried
+from spottrain.storage.s3_client import Connection, clients
+from spottrain.storage.s3_errors import FAILURES, RequestTarget, translate
 from spottrain.storage.s3_upload import Bucket, Manner, Upload, checksum
 
 WRITE_ID: Final = "spottrain-write"
@@ -64,7 +64,9 @@ class S3Store:
         seconds after so many failures."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        reach = Reach(endpoint=endpoint, path_style=path_style, head_timeout=head_timeout, timeout=timeout)
+        reach = Connection(
+            endpoint=endpoint, path_style=path_style, head_timeout=head_timeout, timeout=timeout
+        )
         self._clients = clients(reach, self.uri)
         self._encryption = _encryption(kms_key)
         self._manner = Manner(chunk_bytes=chunk_bytes, connections=connections, tries=tries, pause=pause)
@@ -305,8 +307,8 @@ class S3Store:
         except FAILURES as error:
             raise translate(error, self._place(key or "")) from error
 
-    def _place(self, key: str) -> Place:
-        return Place(bucket=self._bucket, key=self._prefix + key, endpoint=self._clients.endpoint)
+    def _place(self, key: str) -> RequestTarget:
+        return RequestTarget(bucket=self._bucket, key=self._prefix + key, endpoint=self._clients.endpoint)
 
 
 def _encryption(kms_key: str | None) -> dict[str, str]:
@@ -335,5 +337,5 @@ def _sent(body: Body) -> dict[str, Any]:
     bytes or file: a round trip, and over TLS the loss of an early answer (versitygw says 412 unread).
     """
     view = memoryview(body).cast("B")
-    sent = Outgoing(view) if len(view) > SLICE else bytearray(view)
+    sent = RequestBody(view) if len(view) > SLICE else bytearray(view)
     return {"Body": sent, "ChecksumSHA256": checksum(view)}

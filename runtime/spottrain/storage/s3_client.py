@@ -33,7 +33,7 @@ class Clients:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reach:
+class Connection:
     """How to get to the server. Time-outs are seconds without a byte."""
 
     endpoint: str | None
@@ -42,7 +42,7 @@ class Reach:
     timeout: float
 
 
-def clients(reach: Reach, place: str) -> Clients:
+def clients(reach: Connection, place: str) -> Clients:
     """Credentials and region come from the SDK's standard chain, web identity included."""
     try:
         session = Session()
@@ -61,7 +61,7 @@ def clients(reach: Reach, place: str) -> Clients:
         ) from error
 
 
-def _client(session: Session, reach: Reach, timeout: float, *, bulk: bool = False) -> Any:
+def _client(session: Session, reach: Connection, timeout: float, *, bulk: bool = False) -> Any:
     path_style = bool(reach.endpoint) if reach.path_style is None else reach.path_style
     style = "path" if path_style else ("auto" if reach.path_style is None else "virtual")
     s3: dict[str, Any] = {"addressing_style": style}

@@ -80,7 +80,7 @@ FAILURES: Final = (boto.ClientError, boto.BotoCoreError, urllib3.exceptions.HTTP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RequestTarget:
     """Where it happened, for the sentence."""
 
     bucket: str
@@ -91,7 +91,7 @@ class Place:
         return f"s3://{self.bucket}/{self.key} at {self.endpoint}"
 
 
-def translate(error: Exception, place: Place) -> Exception:
+def translate(error: Exception, place: RequestTarget) -> Exception:
     """The store's own exception for one of botocore's."""
     if isinstance(error, boto.ClientError):
         return _answered(error, place)
@@ -111,7 +111,7 @@ def translate(error: Exception, place: Place) -> Exception:
     return ConfigurationError(f"{place} cannot be used: {error}")
 
 
-def restore_command(place: Place, storage_class: str, aws: bool) -> str:
+def restore_command(place: RequestTarget, storage_class: str, aws: bool) -> str:
     """What a person types to make an archived object readable. `storage_class` may be an archive tier."""
     wanted: dict[str, object] = {"GlacierJobParameters": {"Tier": "Standard"}}
     if storage_class not in BY_TIER:
@@ -121,7 +121,7 @@ def restore_command(place: Place, storage_class: str, aws: bool) -> str:
     return shlex.join(words + ([] if aws else ["--endpoint-url", place.endpoint]))
 
 
-def _archived(error: Mapping[str, Any], place: Place) -> CheckpointArchived:
+def _archived(error: Mapping[str, Any], place: RequestTarget) -> CheckpointArchived:
     storage_class = str(error.get("AccessTier") or error.get("StorageClass") or "an archive class")
     command = restore_command(place, storage_class, aws=".amazonaws.com" in place.endpoint)
     return CheckpointArchived(
@@ -130,7 +130,7 @@ def _archived(error: Mapping[str, Any], place: Place) -> CheckpointArchived:
     )
 
 
-def _answered(error: boto.ClientError, place: Place) -> Exception:
+def _answered(error: boto.ClientError, place: RequestTarget) -> Exception:
     response: Any = error.response
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from spottrain.core import log
 from spottrain.errors import RunError, StoreUnavailable
 from spottrain.storage.base import Cancelled, KeyMissing, PreconditionFailed
-from spottrain.storage.requests import Outgoing, Stopped, digests, tried
+from spottrain.storage.requests import RequestBody, Stopped, digests, tried
 
 MAX_PARTS: Final = 9000
 """S3 takes 10 000."""
@@ -84,7 +84,7 @@ class Upload:
         digest = checksum(self.body)
 
         def put() -> None:
-            body: Any = Outgoing(self.body, self._unless_cancelled) if len(self.body) else b""
+            body: Any = RequestBody(self.body, self._unless_cancelled) if len(self.body) else b""
             self.bucket.call(
                 "put_object", self.key, Body=body, ChecksumSHA256=digest, IfNoneMatch="*", **self.options
             )
@@ -166,7 +166,7 @@ class Upload:
                 self.key,
                 UploadId=upload_id,
                 PartNumber=number,
-                Body=Outgoing(view, self._unless_stopped),
+                Body=RequestBody(view, self._unless_stopped),
                 ChecksumSHA256=digest,
             )
 

@@ -38,7 +38,7 @@ from torch.utils.data import (
 )
 
 from spottrain.core import log
-from spottrain.data.dataloader import Repeatable, Request
+from spottrain.data.dataloader import FetchRequest, Repeatable
 from spottrain.data.sampler import Loader
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
@@ -53,7 +53,7 @@ WHOLE: Final = (SequentialSampler, RandomSampler, DistributedSampler)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part(Generic[Batch]):
+class MicroBatch(Generic[Batch]):
     """One micro-batch of an optimizer step."""
 
     batch: Batch
@@ -136,7 +136,7 @@ def parts(
     world: World | None = None,
     device: Any = "cpu",
     spare: Callable[[], Batch] | None = None,
-) -> Iterator[Part[Batch]]:
+) -> Iterator[MicroBatch[Batch]]:
     """The micro-batches of one pass over `loader`, `size` of them to an optimizer step, fewer to the last.
 
     model: as it is called, wrapped by DDP or FSDP2 or not. count: None: all micro-batches count alike; they
@@ -227,7 +227,7 @@ def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
     def find() -> Any:
         for start in range(0, len(dataset), size):
             samples = list(range(start, min(start + size, len(dataset))))
-            batch = dataset.__getitems__(Request(start, samples))
+            batch = dataset.__getitems__(FetchRequest(start, samples))
             if count is None or count(batch):
                 return batch
         return None
@@ -235,10 +235,10 @@ def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
     return find
 
 
-def _window(model: torch.nn.Module | None, window: list[tuple[Any, float]]) -> Iterator[Part[Any]]:
+def _window(model: torch.nn.Module | None, window: list[tuple[Any, float]]) -> Iterator[MicroBatch[Any]]:
     for number, (batch, weight) in enumerate(window, 1):
         last = number == len(window)
-        yield Part(batch=batch, weight=weight, sync=sync(model, last=last), last=last)
+        yield MicroBatch(batch=batch, weight=weight, sync=sync(model, last=last), last=last)
 
 
 def sync(model: torch.nn.Module | None, *, last: bool) -> AbstractContextManager[Any]:

@@ -29,7 +29,7 @@ from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.techniques import accumulation
 from spottrain.techniques.dry_run import rehearsal, release
-from spottrain.techniques.memory import Memory
+from spottrain.techniques.memory import StepMemory
 from spottrain.techniques.precision import Precision
 
 HEAD_ROOM: Final = 0.1
@@ -166,7 +166,7 @@ def agreed(size: int, world: World, device: torch.device) -> int:
 
 
 @dataclass(slots=True)
-class Together:
+class MemoryOfAllRanks:
     """The memory of all ranks as one, so that all judge a trial alike: the least limit, the largest peak.
 
     For a model whose forward and backward passes are collectives (FSDP2): there all ranks try the same sizes
@@ -174,7 +174,7 @@ class Together:
     make it and use it alike.
     """
 
-    own: Memory
+    own: StepMemory
     world: World
     device: torch.device = field(init=False)
     limit: int = field(init=False)
@@ -216,11 +216,11 @@ class Trial:
         loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
         batch_of: Callable[[int], Any],
         share: int,
-        memory: Memory,
+        memory: StepMemory,
         precision: Precision | None = None,
         head_room: float = HEAD_ROOM,
     ) -> None:
-        self._together = isinstance(memory, Together)
+        self._together = isinstance(memory, MemoryOfAllRanks)
         if not self._together and any_sharded(model):
             raise ConfigurationError(
                 "the ranks of a model that is sharded by FSDP2 wait for each other in a trial: give it "

@@ -17,7 +17,7 @@ from spottrain.core.container import CGROUPS, memory_limit
 SELF: Final = Path("/proc/self")
 
 
-class Memory(Protocol):
+class StepMemory(Protocol):
     """Of one device."""
 
     device: torch.device
@@ -84,7 +84,7 @@ class HostMemory:
 
 def memory_of(
     device: torch.device, *, ranks: int = 1, cgroups: Path = CGROUPS, process: Path = SELF
-) -> Memory:
+) -> StepMemory:
     """Of a GPU what is free; on a CPU the container's limit or, without one, the machine's memory.
 
     ranks: of this container, `World.local_size`; on a CPU they share it, of GPUs each has its own.

@@ -26,7 +26,7 @@ from spottrain.errors import ConfigurationError, OutOfMemory, RunError
 from spottrain.techniques import activation_checkpointing, batch_size_trials
 from spottrain.techniques.activation_checkpointing import Policy
 from spottrain.techniques.dry_run import release
-from spottrain.techniques.memory import Memory, memory_of
+from spottrain.techniques.memory import StepMemory, memory_of
 from spottrain.techniques.oom_history import Shortages
 from spottrain.techniques.precision import Precision
 
@@ -250,9 +250,9 @@ class Fitting:
         return self.room > GROWN * self.room_before
 
     def _trial(self) -> batch_size_trials.Trial:
-        memory: Memory = memory_of(self._device, ranks=self._world.local_size)
+        memory: StepMemory = memory_of(self._device, ranks=self._world.local_size)
         if self._world.distributed and any(map(_waits_for_others, self._model.modules())):
-            memory = batch_size_trials.Together(memory, self._world)
+            memory = batch_size_trials.MemoryOfAllRanks(memory, self._world)
         return batch_size_trials.Trial(
             self._model,
             self._optimizer,

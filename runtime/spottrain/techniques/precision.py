@@ -40,7 +40,7 @@ AMPERE: Final = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class DeviceFacts:
     """What a device has in hardware."""
 
     type: str
@@ -49,7 +49,7 @@ class Facts:
     tf32: bool
 
 
-def facts_of(device: torch.device) -> Facts:
+def facts_of(device: torch.device) -> DeviceFacts:
     """Read from torch. ROCm: bf16 on all that torch supports, TF32 from the MI300 on."""
     if device.type == "cuda":
         ampere = torch.cuda.get_device_capability(device) >= AMPERE
@@ -57,10 +57,10 @@ def facts_of(device: torch.device) -> Facts:
         name = torch.cuda.get_device_name(device)
         with torch.cuda.device(device):  # torch answers for the current one (torch 2.15)
             tf32 = torch.cuda.is_tf32_supported()
-        return Facts(type="cuda", name=name, bf16=ampere or rocm, tf32=tf32)
+        return DeviceFacts(type="cuda", name=name, bf16=ampere or rocm, tf32=tf32)
     has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     name = str(has.get("cpu_name", device.type))
-    return Facts(type=device.type, name=name, bf16=any(has.get(each) for each in CPU_BF16), tf32=False)
+    return DeviceFacts(type=device.type, name=name, bf16=any(has.get(each) for each in CPU_BF16), tf32=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +117,7 @@ _KINDS: Final = {
 
 
 def choose(
-    wanted: str, device: torch.device, facts: Facts | None = None, *, world: World | None = None
+    wanted: str, device: torch.device, facts: DeviceFacts | None = None, *, world: World | None = None
 ) -> Precision:
     """What is wanted; "auto" is bf16 where the hardware of all ranks has it, else fp16 where all are GPUs,
     else fp32: ranks in different formats would average scaled gradients with others.
@@ -162,14 +162,14 @@ def _best(*, bf16: bool, gpu: bool) -> str:
     return "bf16" if bf16 else "fp16" if gpu else "fp32"
 
 
-def _of_all(facts: Facts, device: torch.device, world: World) -> str:
+def _of_all(facts: DeviceFacts, device: torch.device, world: World) -> str:
     least = [
         process_group.earliest(float(each), world, device) for each in (facts.bf16, facts.type == "cuda")
     ]
     return _best(bf16=bool(least[0]), gpu=bool(least[1]))
 
 
-def doubt(name: str, facts: Facts) -> str | None:
+def doubt(name: str, facts: DeviceFacts) -> str | None:
     """Why this format is not the one for that device, as a sentence; None where it is."""
     match name:
         case "fp16" if facts.bf16:

@@ -10,7 +10,7 @@ import torch
 
 from spottrain.core import log
 from spottrain.core.training_settings import WARM_UPS, Settings, told
-from spottrain.core.training_spec import MLflow, TensorBoard, WandB
+from spottrain.core.training_spec import MLflowSpec, TensorBoardSpec, WandBSpec
 from spottrain.data import Batches, Source
 from spottrain.lifecycle.session import Session
 from spottrain.techniques import trackers as trackers_of
@@ -93,14 +93,14 @@ def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Sessi
     return kept + [_tracker(words, settings) for words in asked.values()]
 
 
-def _tracker(wanted: TensorBoard | WandB | MLflow, settings: Settings) -> Tracker:
+def _tracker(wanted: TensorBoardSpec | WandBSpec | MLflowSpec, settings: Settings) -> Tracker:
     config = {name: told(value) for name, value in settings.given().items()}
     match wanted:
-        case TensorBoard():
+        case TensorBoardSpec():
             return trackers_of.TensorBoard(folder=wanted.folder)
-        case WandB():
+        case WandBSpec():
             return trackers_of.WandB(**asdict(wanted), config=config)
-        case MLflow():
+        case MLflowSpec():
             return trackers_of.MLflow(
                 experiment=wanted.experiment, tracking_uri=wanted.trackingURI, config=config
             )

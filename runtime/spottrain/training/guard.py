@@ -16,14 +16,14 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint import outside_parameters, plain_state
-from spottrain.checkpoint.manifest import Stored
+from spottrain.checkpoint.manifest import StoredTensor
 from spottrain.checkpoint.reader import Want
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import Box
 from spottrain.errors import ConfigurationError
-from spottrain.lifecycle.coordinator import Keeper, State
+from spottrain.lifecycle.coordinator import Keeper, TrainingState
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
@@ -93,11 +93,11 @@ class Guard(Loop):
         for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
         self._require_whole(scheduler)
-        self._place = weight_averages.Place(self._emas())
+        self._place = weight_averages.AveragePosition(self._emas())
         world = session.world
         if world.distributed:
             process_group.join(world, devices.choose(process_group.default_device(world)))
-        state = State(
+        state = TrainingState(
             shared=self._shared,
             own=self._own,
             load=self._load,
@@ -273,7 +273,7 @@ class Guard(Loop):
             for name, each in self._modules.items()
         ]
 
-        def want(stored: Stored) -> Box | None:
+        def want(stored: StoredTensor) -> Box | None:
             for begin, usual, wanted in kinds:
                 if stored.name.startswith(begin):
                     return wanted(replace(stored, name=usual + stored.name.removeprefix(begin)))

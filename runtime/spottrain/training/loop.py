@@ -35,7 +35,7 @@ STATEFUL: Final = COUNTING[1:]
 _TENSOR: Final = "tensor of a batch"
 
 
-class Data:
+class LoopPosition:
     """The position in the data: of what `advance` is told to, or of a loader with a state of its own."""
 
     def __init__(self, given: Any, world: World) -> None:
@@ -221,7 +221,7 @@ class Loop:
         self._output: str | None = None
         """Where the final weights are, of a loop without an end of its own that `max_steps` has ended."""
         self._step = 0
-        self._data = Data(data, session.world)
+        self._data = LoopPosition(data, session.world)
         self._log_every = log_every
         self._loss: Any = None
         self._passes = 0

@@ -37,10 +37,10 @@ from spottrain.core.training_spec import (
 from spottrain.data import Batches, Dataset, Stream
 from spottrain.data.source import size_of, source
 from spottrain.data.worker_memory import Room
-from spottrain.diagnostics.trainer_watch import Watch
+from spottrain.diagnostics.trainer_watch import TrainerMonitor
 from spottrain.distributed import process_group
 from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
-from spottrain.lifecycle.coordinator import Keeper, State
+from spottrain.lifecycle.coordinator import Keeper, TrainingState
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import accumulation, compilation, gradient_compression, schedules
 from spottrain.techniques import precision as precisions
@@ -121,7 +121,7 @@ class Trainer:
     `spec.training` of the manifest wins over these arguments. Raises ConfigurationError.
     """
 
-    watch: Watch
+    watch: TrainerMonitor
     """From the first step of an attempt on."""
     _meter: Meter
     _replica: Replica
@@ -443,9 +443,9 @@ class Trainer:
         return {name: averages.get(id(value), value) for name, value in weights.items()}
 
     # --- what a checkpoint holds ---------------------------------------------------------------------
-    def checkpoint_state(self) -> State:
+    def checkpoint_state(self) -> TrainingState:
         """What the next step depends on."""
-        return State(
+        return TrainingState(
             shared=self._shared_state,
             own=self._own_state,
             load=self._load_state,
@@ -602,8 +602,8 @@ class Trainer:
             told=self.trackers.log,
         )
 
-    def _make_watch(self) -> Watch:
-        return Watch(
+    def _make_watch(self) -> TrainerMonitor:
+        return TrainerMonitor(
             self.settings,
             self.session,
             model=self.model,

@@ -59,7 +59,7 @@ def _ids(model: torch.nn.Module, *, trained: bool = False) -> set[int]:
     return {id(parameter) for parameter in model.parameters() if parameter.requires_grad or not trained}
 
 
-class Place:
+class AveragePosition:
     """Tells of averages that are updated after `advance`, or as of the step before: a save inside of
     `advance` lacks the update, and a resume is another training."""
 

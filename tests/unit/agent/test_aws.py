@@ -14,8 +14,8 @@ from spottrain_operator.agent.findings import (
     NOTHING,
     Advice,
     Answer,
-    Ending,
     Findings,
+    NodeEnding,
     Unreadable,
     found,
 )
@@ -33,7 +33,7 @@ from tests.unit.agent.fakes import DEADLINE
 
 SPOT = "AWS spot/instance-action"
 PLANNED = "AWS events/maintenance/scheduled"
-TERMINATE = Ending(source=SPOT, action="terminate", at=DEADLINE)
+TERMINATE = NodeEnding(source=SPOT, action="terminate", at=DEADLINE)
 EVENT = {
     "NotBefore": "21 Nov 2026 10:02:00 GMT",
     "Code": "system-reboot",
@@ -42,7 +42,7 @@ EVENT = {
     "NotAfter": "21 Nov 2026 10:17:23 GMT",
     "State": "active",
 }
-REBOOT = Ending(source=PLANNED, action="system-reboot", id=EVENT["EventId"], at=DEADLINE, lead=120.0)
+REBOOT = NodeEnding(source=PLANNED, action="system-reboot", id=EVENT["EventId"], at=DEADLINE, lead=120.0)
 
 
 # --- bodies --------------------------------------------------------------------------------------------
@@ -54,12 +54,12 @@ REBOOT = Ending(source=PLANNED, action="system-reboot", id=EVENT["EventId"], at=
         ),
         pytest.param(
             '{"action": "stop", "time": "2026-11-21T10:02:00Z"}\n',
-            found(Ending(source=SPOT, action="stop", at=DEADLINE)),
+            found(NodeEnding(source=SPOT, action="stop", at=DEADLINE)),
             id="stop",
         ),
         pytest.param(
             '{"action": "hibernate", "time": "2026-11-21T10:02:00Z"}',
-            found(Ending(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z", after=0.0)),
+            found(NodeEnding(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z", after=0.0)),
             id="hibernate: at once, whatever the time says",
         ),
         pytest.param(
@@ -67,22 +67,22 @@ REBOOT = Ending(source=PLANNED, action="system-reboot", id=EVENT["EventId"], at=
         ),
         pytest.param(
             '{"action": "terminate", "time": "2020-01-01T00:00:00Z", "more": [1]}',
-            found(Ending(source=SPOT, action="terminate", at=datetime(2020, 1, 1, tzinfo=UTC))),
+            found(NodeEnding(source=SPOT, action="terminate", at=datetime(2020, 1, 1, tzinfo=UTC))),
             id="a time in the past, and a field more",
         ),
         pytest.param(
             '{"action": "terminate"}',
-            found(Ending(source=SPOT, action="terminate", after=10.0)),
+            found(NodeEnding(source=SPOT, action="terminate", after=10.0)),
             id="no time: an end that may have begun",
         ),
         pytest.param(
             '{"action": "stop", "time": 3}',
-            found(Ending(source=SPOT, action="stop", after=10.0)),
+            found(NodeEnding(source=SPOT, action="stop", after=10.0)),
             id="a time that is none",
         ),
         pytest.param(
             '{"action": "reclaim", "time": "2026-11-21T10:02:00Z"}',
-            found(Ending(source=SPOT, action="reclaim", at=DEADLINE)),
+            found(NodeEnding(source=SPOT, action="reclaim", at=DEADLINE)),
             id="an action of days to come, with its time",
         ),
     ],
@@ -116,7 +116,9 @@ def test_what_is_no_recommendation_is_said(text: str) -> None:
 @pytest.mark.parametrize("code", ["system-reboot", "instance-reboot", "instance-stop", "instance-retirement"])
 def test_a_maintenance_that_ends_the_instance_is_an_end_with_a_lead(code: str) -> None:
     answer = parse_maintenance(json.dumps([EVENT | {"Code": code}]))
-    assert answer == found(Ending(source=PLANNED, action=code, id=EVENT["EventId"], at=DEADLINE, lead=120.0))
+    assert answer == found(
+        NodeEnding(source=PLANNED, action=code, id=EVENT["EventId"], at=DEADLINE, lead=120.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_maintenance_that_ends_the_instance_is_an_end_with_a_lead(code: str) -
         ),
         pytest.param(
             [{"Code": "system-reboot", "NotBefore": "21 Nov 2026 10:02:00 GMT"}],
-            found(Ending(source=PLANNED, action="system-reboot", at=DEADLINE, lead=120.0)),
+            found(NodeEnding(source=PLANNED, action="system-reboot", at=DEADLINE, lead=120.0)),
             id="no state, no id",
         ),
     ],

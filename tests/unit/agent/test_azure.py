@@ -12,8 +12,8 @@ from spottrain_operator.agent.findings import (
     NOTHING,
     Advice,
     Answer,
-    Ending,
     Findings,
+    NodeEnding,
     Unreadable,
     found,
 )
@@ -31,9 +31,9 @@ def document(*items: object) -> str:
     return json.dumps({"DocumentIncarnation": 3, "Events": list(items)})
 
 
-def ending(kind: str, **changes: Any) -> Ending:
+def ending(kind: str, **changes: Any) -> NodeEnding:
     values = {"id": EVENT, "acknowledge": EVENT} | changes
-    return Ending(source=f"Azure scheduled event {kind}", action=kind, **values)
+    return NodeEnding(source=f"Azure scheduled event {kind}", action=kind, **values)
 
 
 # --- bodies --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Ending, Unreadable, found
+from spottrain_operator.agent.findings import NOTHING, Advice, Answer, NodeEnding, Unreadable, found
 from spottrain_operator.agent.sources.client import Client
 from spottrain_operator.agent.sources.gcp import (
     Gcp,
@@ -22,7 +22,7 @@ from tests.unit.agent.fakes import events, until
 
 
 def preempted(after: float = 25.0) -> Answer:
-    return found(Ending(source="GCP instance/preempted", action="preempted", after=after))
+    return found(NodeEnding(source="GCP instance/preempted", action="preempted", after=after))
 
 
 # --- bodies --------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_false_is_nothing() -> None:
         pytest.param(
             "TERMINATE_ON_HOST_MAINTENANCE\n",
             found(
-                Ending(
+                NodeEnding(
                     source="GCP instance/maintenance-event",
                     action="TERMINATE_ON_HOST_MAINTENANCE",
                     after=55.0,
@@ -59,7 +59,7 @@ def test_false_is_nothing() -> None:
         pytest.param(
             "SHUTDOWN_ON_HOST_MAINTENANCE",
             found(
-                Ending(
+                NodeEnding(
                     source="GCP instance/maintenance-event",
                     action="SHUTDOWN_ON_HOST_MAINTENANCE",
                     after=55.0,

@@ -11,26 +11,26 @@ from spottrain_operator.agent.findings import (
     NOTHING,
     Advice,
     Answer,
-    Ending,
     Finding,
     Findings,
+    NodeEnding,
     Unreadable,
     found,
     rfc3339,
 )
-from spottrain_operator.agent.plan import Advised, Marks, Node, Notice, Pod, View
+from spottrain_operator.agent.plan import Advised, Marks, Node, NodeNotice, Pod, View
 
 from tests.unit.agent.fakes import DEADLINE, DEADLINE_TEXT, FOREIGN_TAINT, SECOND, SEEN, TAINT
 
 SPOT = "AWS spot/instance-action"
 WATCH = "watch"
-TERMINATE = Ending(source=SPOT, action="terminate", at=DEADLINE)
-HIBERNATE = Ending(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z")
-PREEMPTED = Ending(source="GCP instance/preempted", action="preempted", after=25.0)
-REBOOT = Ending(source="Azure scheduled event Reboot", action="Reboot", id="e1", at=DEADLINE, lead=120.0)
+TERMINATE = NodeEnding(source=SPOT, action="terminate", at=DEADLINE)
+HIBERNATE = NodeEnding(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z")
+PREEMPTED = NodeEnding(source="GCP instance/preempted", action="preempted", after=25.0)
+REBOOT = NodeEnding(source="Azure scheduled event Reboot", action="Reboot", id="e1", at=DEADLINE, lead=120.0)
 REBALANCE = Advice(source="AWS rebalance", action="rebalance", at=SEEN - 60 * SECOND)
 MIGRATE = Advice(source="GCP maintenance", action="MIGRATE")
-NOTICE = Notice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN)
+NOTICE = NodeNotice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN)
 ERROR = Unreadable(why="time-out")
 MARKS = {
     names.DEADLINE_ANNOTATION: DEADLINE_TEXT,
@@ -57,44 +57,44 @@ def after(*answers: Answer, now: datetime = SEEN) -> View:
         pytest.param([NOTHING], None, id="nothing"),
         pytest.param([NOTHING, found(TERMINATE)], NOTICE, id="terminate: the announced time is the deadline"),
         pytest.param(
-            [found(HIBERNATE)], Notice(cause=HIBERNATE, deadline=SEEN, seen=SEEN), id="hibernate: at once"
+            [found(HIBERNATE)], NodeNotice(cause=HIBERNATE, deadline=SEEN, seen=SEEN), id="hibernate: at once"
         ),
         pytest.param(
             [found(PREEMPTED)],
-            Notice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
+            NodeNotice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
             id="no time: seconds from the first reading",
         ),
         pytest.param([found(TERMINATE), NOTHING], None, id="nothing is the end of a notice"),
         pytest.param(
             [found(TERMINATE), ERROR],
-            Notice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN - SECOND),
+            NodeNotice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN - SECOND),
             id="an error is never the end of a notice",
         ),
         pytest.param(
             [found(PREEMPTED), found(PREEMPTED), found(PREEMPTED)],
-            Notice(cause=PREEMPTED, deadline=SEEN + 23 * SECOND, seen=SEEN - 2 * SECOND),
+            NodeNotice(cause=PREEMPTED, deadline=SEEN + 23 * SECOND, seen=SEEN - 2 * SECOND),
             id="read again: it keeps its deadline and its time",
         ),
         pytest.param(
             [found(PREEMPTED), NOTHING, found(PREEMPTED)],
-            Notice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
+            NodeNotice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
             id="gone and back: a new one",
         ),
         pytest.param(
             [found(PREEMPTED), found(PREEMPTED, TERMINATE)],
-            Notice(cause=PREEMPTED, deadline=SEEN + 24 * SECOND, seen=SEEN - SECOND),
+            NodeNotice(cause=PREEMPTED, deadline=SEEN + 24 * SECOND, seen=SEEN - SECOND),
             id="the earliest of two",
         ),
     ],
 )
-def test_answers_make_a_notice(answers: list[Answer], notice: Notice | None) -> None:
+def test_answers_make_a_notice(answers: list[Answer], notice: NodeNotice | None) -> None:
     assert plan.marks(after(*answers), SEEN).notice == notice
 
 
 def test_a_notice_whose_time_changes_is_a_new_one() -> None:
-    earlier = Ending(source=SPOT, action="terminate", at=DEADLINE - 30 * SECOND)
+    earlier = NodeEnding(source=SPOT, action="terminate", at=DEADLINE - 30 * SECOND)
     notice = plan.marks(after(found(TERMINATE), found(earlier)), SEEN).notice
-    assert notice == Notice(cause=earlier, deadline=DEADLINE - 30 * SECOND, seen=SEEN)
+    assert notice == NodeNotice(cause=earlier, deadline=DEADLINE - 30 * SECOND, seen=SEEN)
 
 
 def test_one_question_says_nothing_about_anothers_answer() -> None:
@@ -105,15 +105,15 @@ def test_one_question_says_nothing_about_anothers_answer() -> None:
 
 @pytest.mark.parametrize("overdue", [timedelta(0), timedelta(seconds=1), timedelta(days=3000)], ids=str)
 def test_an_end_that_is_overdue_leaves_the_seconds_of_one_that_has_begun(overdue: timedelta) -> None:
-    late = Ending(source=SPOT, action="terminate", at=SEEN - overdue)
+    late = NodeEnding(source=SPOT, action="terminate", at=SEEN - overdue)
     view = after(found(late))
-    expected = Notice(cause=late, deadline=SEEN + 10 * SECOND, seen=SEEN)
+    expected = NodeNotice(cause=late, deadline=SEEN + 10 * SECOND, seen=SEEN)
     assert plan.marks(view, SEEN).notice == expected
     assert plan.marks(view, SEEN + 60 * SECOND).notice == expected
 
 
 def test_an_end_that_is_seconds_away_is_not_put_off() -> None:
-    soon = Ending(source=SPOT, action="terminate", at=SEEN + SECOND)
+    soon = NodeEnding(source=SPOT, action="terminate", at=SEEN + SECOND)
     notice = plan.marks(after(found(soon)), SEEN).notice
     assert notice is not None and notice.deadline == SEEN + SECOND
 
@@ -125,17 +125,17 @@ def test_an_end_that_is_seconds_away_is_not_put_off() -> None:
         pytest.param(DEADLINE - 121 * SECOND, None, id="just before its two minutes"),
         pytest.param(
             DEADLINE - 120 * SECOND,
-            Notice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
+            NodeNotice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
             id="two minutes before",
         ),
         pytest.param(
             DEADLINE + SECOND,
-            Notice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
+            NodeNotice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
             id="when it is over and still there",
         ),
     ],
 )
-def test_a_maintenance_is_a_notice_only_when_it_is_near(now: datetime, notice: Notice | None) -> None:
+def test_a_maintenance_is_a_notice_only_when_it_is_near(now: datetime, notice: NodeNotice | None) -> None:
     view = plan.advance(View(), WATCH, found(REBOOT), DEADLINE - timedelta(days=14))
     assert plan.marks(view, now).notice == notice
 
@@ -143,7 +143,7 @@ def test_a_maintenance_is_a_notice_only_when_it_is_near(now: datetime, notice: N
 def test_a_maintenance_that_is_first_read_when_it_is_near_was_seen_then() -> None:
     near = DEADLINE - 50 * SECOND
     notice = plan.marks(plan.advance(View(), WATCH, found(REBOOT), near), near).notice
-    assert notice == Notice(cause=REBOOT, deadline=DEADLINE, seen=near)
+    assert notice == NodeNotice(cause=REBOOT, deadline=DEADLINE, seen=near)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_maintenance_that_is_first_read_when_it_is_near_was_seen_then() -> Non
     ],
 )
 def test_an_event_that_begins_and_says_no_time_any_more(begun_at: datetime, deadline: datetime) -> None:
-    begun = Ending(source=REBOOT.source, action="Reboot", id="e1", after=10.0)
+    begun = NodeEnding(source=REBOOT.source, action="Reboot", id="e1", after=10.0)
     view = plan.advance(View(), WATCH, found(REBOOT), DEADLINE - 900 * SECOND)
     view = plan.advance(view, WATCH, found(begun), begun_at)
     notice = plan.marks(view, begun_at).notice
@@ -167,7 +167,7 @@ def test_an_event_that_begins_and_says_no_time_any_more(begun_at: datetime, dead
 
 
 def test_an_event_that_begins_is_no_other_event() -> None:
-    other = Ending(source=REBOOT.source, action="Reboot", id="e2", after=10.0)
+    other = NodeEnding(source=REBOOT.source, action="Reboot", id="e2", after=10.0)
     view = plan.advance(after(found(REBOOT), now=DEADLINE), WATCH, found(other), DEADLINE)
     notice = plan.marks(view, DEADLINE).notice
     assert notice is not None and notice.cause == other
@@ -272,7 +272,7 @@ def test_a_node_that_is_marked_is_not_written_again(
 
 
 def test_an_agent_that_restarts_keeps_the_time_at_which_the_notice_was_first_seen() -> None:
-    again = Notice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN + 40 * SECOND)
+    again = NodeNotice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN + 40 * SECOND)
     node = Node(resource_version="7", taints=(), annotations=MARKS)
     patch = plan.node_patch(Marks(notice=again), node)
     assert patch is not None and patch["metadata"]["annotations"] == {}

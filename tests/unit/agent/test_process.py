@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.settings import AgentEnv, Settings
+from spottrain_operator.agent.settings import AgentEnv, AgentSettings
 
 from tests.support.imds import fake_imds
 from tests.unit.agent.fakes import fake_api, until
@@ -37,7 +37,7 @@ asyncio.run(agent.serve(settings, Endpoint(url=api, token_file=Path(token))))
 
 
 def test_settings_have_defaults_for_all_but_the_node() -> None:
-    assert Settings.from_env({str(AgentEnv.NODE): "n1"}) == Settings(node="n1")
+    assert AgentSettings.from_env({str(AgentEnv.NODE): "n1"}) == AgentSettings(node="n1")
 
 
 def test_settings_are_read_from_the_environment() -> None:
@@ -50,7 +50,7 @@ def test_settings_are_read_from_the_environment() -> None:
         AgentEnv.ACKNOWLEDGE: "false",
         AgentEnv.READY_PORT: "0",
     }
-    assert Settings.from_env(environ) == Settings(
+    assert AgentSettings.from_env(environ) == AgentSettings(
         node="n1",
         platform="GKE",
         metadata_endpoint="http://[fd00:ec2::254]",
@@ -64,13 +64,13 @@ def test_settings_are_read_from_the_environment() -> None:
 @pytest.mark.parametrize("environ", [{}, {AgentEnv.NODE: ""}])
 def test_a_missing_node_is_a_sentence(environ: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="must hold the name of this node"):
-        Settings.from_env(environ)
+        AgentSettings.from_env(environ)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "61", "often", "nan"])
 def test_an_interval_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="POLL_SECONDS"):
-        Settings.from_env({AgentEnv.NODE: "n1", AgentEnv.POLL_SECONDS: text})
+        AgentSettings.from_env({AgentEnv.NODE: "n1", AgentEnv.POLL_SECONDS: text})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_an_interval_that_makes_no_sense_is_refused(text: str) -> None:
 )
 def test_a_setting_that_makes_no_sense_is_refused(name: AgentEnv, text: str, words: str) -> None:
     with pytest.raises(ValueError, match=f"{name} {words}"):
-        Settings.from_env({AgentEnv.NODE: "n1", name: text})
+        AgentSettings.from_env({AgentEnv.NODE: "n1", name: text})
 
 
 def test_outside_a_cluster_it_ends_with_a_sentence() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from spottrain.checkpoint.compile_cache.cache import CompileCache
-from spottrain.checkpoint.compile_cache.key import Facts
+from spottrain.checkpoint.compile_cache.key import CompileTarget
 from spottrain.contract import COMPILE_CACHE_PREFIX
 from spottrain.storage.local import FolderStore
 
-FACTS = Facts(
+FACTS = CompileTarget(
     torch="2.15.0+cpu",
     triton="",
     python="CPython 3.11.7",

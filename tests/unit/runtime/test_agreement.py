@@ -17,7 +17,7 @@ from spottrain.distributed.stop_agreement import (
     REACH_SECONDS_PER_RANK,
     Order,
     Orders,
-    Request,
+    StopRequest,
     alone,
     decide,
     led,
@@ -58,7 +58,7 @@ def test_an_order_reaches_at_most_twice_as_far_as_the_last(span: int, seconds: f
 
 # --- what an order says ---------------------------------------------------------------------------------
 def test_a_stop_ends_the_orders_at_this_boundary_and_carries_the_deadline() -> None:
-    request = Request(deadline=99.0, reason="rank 3: SIGTERM")
+    request = StopRequest(deadline=99.0, reason="rank 3: SIGTERM")
     order = decide(last=an_order(at=0, until=4), at=4, steps=9, total=100, request=request, save_due=ALWAYS)
     assert (order.at, order.until, order.orders) == (4, 4, Orders(stop=True))
     assert (order.deadline, order.reason, order.number) == (99.0, "rank 3: SIGTERM", 2)
@@ -86,10 +86,10 @@ def test_an_order_is_read_as_it_was_written(order: Order) -> None:
 
 @given(st.lists(st.floats(0, 1e10), min_size=1))
 def test_the_least_deadline_counts_and_the_first_reason(deadlines: list[float]) -> None:
-    joined: Request | None = None
+    joined: StopRequest | None = None
     for number, deadline in enumerate(deadlines):
-        joined = Request(deadline=deadline, reason=str(number)).joined(joined)
-    assert joined == Request(deadline=min(deadlines), reason="0")
+        joined = StopRequest(deadline=deadline, reason=str(number)).joined(joined)
+    assert joined == StopRequest(deadline=min(deadlines), reason="0")
 
 
 # --- a world of one -------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_a_lock_whose_file_changes_is_waited_for_however_long_it_takes(
             os.close(handle)
 
     with cache_locks.held(busy, wait) as reach:
-        assert reach is cache_locks.Reach.ALL and waits == [10]
+        assert reach is cache_locks.LockScope.ALL and waits == [10]
 
 
 def test_one_that_fills_touches_the_file_of_its_lock(busy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

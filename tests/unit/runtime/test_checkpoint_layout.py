@@ -22,7 +22,7 @@ from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.staging_buffer import Arena, require_memory
 from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.checkpoint.upload import Here
-from spottrain.core.container import Memory
+from spottrain.core.container import ContainerMemory
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.storage.local import FolderStore
@@ -237,9 +237,9 @@ def test_without_a_limit_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_too_little_memory_for_a_copy_is_told_with_what_to_raise() -> None:
     gib = 2**30
-    require_memory(2 * gib, Memory(limit=8 * gib, used=6 * gib))
+    require_memory(2 * gib, ContainerMemory(limit=8 * gib, used=6 * gib))
     with pytest.raises(ConfigurationError) as caught:
-        require_memory(3 * gib, Memory(limit=8 * gib, used=6 * gib))
+        require_memory(3 * gib, ContainerMemory(limit=8 * gib, used=6 * gib))
     assert "a save needs 3.00 GiB" in str(caught.value) and "has 2.00 GiB left" in str(caught.value)
     assert "raise resources.limits.memory by 1.00 GiB or more" in str(caught.value)
     assert caught.value.reason == "OutOfMemory"

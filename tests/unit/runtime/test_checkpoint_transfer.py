@@ -24,7 +24,7 @@ from spottrain.checkpoint.layout import Layout, plan
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.staging_buffer import Arena
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.checkpoint.upload import Here, Outgoing, Process, UploaderDied
+from spottrain.checkpoint.upload import Here, Process, UploaderDied, UploadItem
 from spottrain.checkpoint.upload_process import Uploader
 from spottrain.contract import CHUNK_BYTES
 from spottrain.distributed.world import World
@@ -73,10 +73,10 @@ def test_it_sends_parts_of_the_memory_and_files_and_tells_what_it_sent(tmp_path:
         it.share(arena)
         sent = it.put(
             [
-                Outgoing(key="checkpoints/a", bytes=100, offset=64),
-                Outgoing(key="checkpoints/b", bytes=len(memory)),
-                Outgoing(key="checkpoints/c", bytes=12, path=str(tmp_path / "file")),
-                Outgoing(key="checkpoints/d", bytes=0, path=str(tmp_path / "nothing")),
+                UploadItem(key="checkpoints/a", bytes=100, offset=64),
+                UploadItem(key="checkpoints/b", bytes=len(memory)),
+                UploadItem(key="checkpoints/c", bytes=12, path=str(tmp_path / "file")),
+                UploadItem(key="checkpoints/d", bytes=0, path=str(tmp_path / "nothing")),
             ],
             never,
         )
@@ -95,7 +95,7 @@ def test_the_copy_that_is_sent_is_the_newest_and_of_the_newest_memory(tmp_path: 
             for turn in (1, 2):
                 arena.fill([Leaf(path="t", tensor=torch.full((1000 * number,), float(turn)))])
                 key = f"checkpoints/{number}{turn}"
-                it.put([Outgoing(key=key, bytes=layout.bytes)], never)
+                it.put([UploadItem(key=key, bytes=layout.bytes)], never)
                 assert (tmp_path / "store" / key).read_bytes() == bytes(arena.map[: layout.bytes])
 
 
@@ -107,13 +107,13 @@ def test_an_error_of_the_store_comes_back_as_what_it_was(tmp_path: Path) -> None
     with process(tmp_path / "store") as it:
         it.share(arena)
         with pytest.raises(AlreadyExists):
-            it.put([Outgoing(key="checkpoints/there", bytes=10)], never)
+            it.put([UploadItem(key="checkpoints/there", bytes=10)], never)
         with pytest.raises(errors.ConfigurationError, match="a file is in the way") as caught:
-            it.put([Outgoing(key="checkpoints/file/below", bytes=10)], never)
+            it.put([UploadItem(key="checkpoints/file/below", bytes=10)], never)
         assert caught.value.reason == "BadConfiguration"
         with pytest.raises(errors.StoreUnavailable, match=r"failed with FileNotFoundError: .*nowhere"):
-            it.put([Outgoing(key="checkpoints/n", bytes=1, path=str(tmp_path / "nowhere"))], never)
-        assert it.put([Outgoing(key="checkpoints/next", bytes=10)], never), "it goes on"
+            it.put([UploadItem(key="checkpoints/n", bytes=1, path=str(tmp_path / "nowhere"))], never)
+        assert it.put([UploadItem(key="checkpoints/next", bytes=10)], never), "it goes on"
 
 
 def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload(tmp_path: Pat
     it = Process({"uri": "ftp://nowhere"})
     it.share(arena)
     with pytest.raises(errors.ConfigurationError, match="'ftp://nowhere' is not understood"):
-        it.put([Outgoing(key="a", bytes=1)], never)
+        it.put([UploadItem(key="a", bytes=1)], never)
     it.close()
     it._process.wait(SECONDS)
 
@@ -133,7 +133,7 @@ def test_an_upload_that_is_given_up_ends_as_such(tmp_path: Path) -> None:
     with process(tmp_path / "store") as it:
         it.share(arena)
         with pytest.raises(Cancelled):
-            it.put([Outgoing(key=f"checkpoints/{n}", bytes=layout.bytes) for n in range(20)], lambda: True)
+            it.put([UploadItem(key=f"checkpoints/{n}", bytes=layout.bytes) for n in range(20)], lambda: True)
         assert len(list((tmp_path / "store").glob("checkpoints/*"))) < 20
 
 
@@ -146,7 +146,7 @@ def test_a_script_s_file_that_is_named_like_a_module_is_not_taken_for_it(
     arena, _, _ = filled()
     with process(tmp_path / "store") as it:
         it.share(arena)
-        assert it.put([Outgoing(key="checkpoints/a", bytes=10)], never)
+        assert it.put([UploadItem(key="checkpoints/a", bytes=10)], never)
 
 
 def test_a_trainer_that_changes_its_folder_sends_the_files_that_it_sees(
@@ -195,12 +195,12 @@ def test_one_that_dies_is_noticed_and_the_next_save_has_another(tmp_path: Path) 
     saver = Saver(World(), None, start)
     saver.prepare({"t": torch.ones(100)}, {})
     try:
-        saver.send([Outgoing(key="checkpoints/a", bytes=100)], never)
+        saver.send([UploadItem(key="checkpoints/a", bytes=100)], never)
         os.kill(started[0].pid, signal.SIGKILL)
         started[0]._process.wait(SECONDS)
         with pytest.raises(UploaderDied, match=f"uploader process {started[0].pid} ended with -9"):
-            started[0].put([Outgoing(key="checkpoints/b", bytes=100)], never)
-        sent = saver.send([Outgoing(key="checkpoints/b", bytes=100)], never)
+            started[0].put([UploadItem(key="checkpoints/b", bytes=100)], never)
+        sent = saver.send([UploadItem(key="checkpoints/b", bytes=100)], never)
         assert len(started) == 2 and sent["checkpoints/b"].bytes == 100
         assert len((tmp_path / "store" / "checkpoints" / "b").read_bytes()) == 100
     finally:
@@ -210,7 +210,7 @@ def test_one_that_dies_is_noticed_and_the_next_save_has_another(tmp_path: Path) 
 
 
 def test_what_one_that_died_had_sent_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
-    files = [Outgoing(key="checkpoints/a", bytes=100), Outgoing(key="checkpoints/b", bytes=100)]
+    files = [UploadItem(key="checkpoints/a", bytes=100), UploadItem(key="checkpoints/b", bytes=100)]
     started: list[Process] = []
 
     def start() -> Process:
@@ -331,8 +331,8 @@ def test_without_a_process_the_same_is_sent(tmp_path: Path) -> None:
     here.share(arena)
     shard = layout.shards[0]
     files = [
-        Outgoing(key="a", bytes=shard.bytes, offset=shard.offset),
-        Outgoing(key="b", bytes=12, path=str(tmp_path / "file")),
+        UploadItem(key="a", bytes=shard.bytes, offset=shard.offset),
+        UploadItem(key="b", bytes=12, path=str(tmp_path / "file")),
     ]
     sent = here.put(files, never)
     assert sent["a"].chunks == (sha(memory[: shard.bytes]),) and sent["b"].chunks == (sha(b"of a library"),)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.checkpoint.final_weights import digest
 from spottrain.checkpoint.layout import SHARD_BYTES
-from spottrain.checkpoint.manifest import Damaged, Piece, Stored
+from spottrain.checkpoint.manifest import Damaged, Piece, StoredTensor
 from spottrain.checkpoint.tree import Flattened, renumber, unflatten
 from spottrain.errors import CheckpointError
 
@@ -126,7 +126,7 @@ def test_a_tensor_that_cannot_be_stored_is_named_with_its_place(tensor: torch.Te
 def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str) -> None:
     store = pack({"w": torch.ones(2)})
     piece = Piece(shard="r00000-00.safetensors", offset=0, start=(0,), shape=(2,))
-    evil = Stored(name="w", dtype=dtype, shape=(2,), pieces=(piece,))
+    evil = StoredTensor(name="w", dtype=dtype, shape=(2,), pieces=(piece,))
     with pytest.raises(Damaged, match="do not fit together"):
         unpack(change(store, tensors=(evil,)))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
-from spottrain.checkpoint.head.state import BEST, Head, State
+from spottrain.checkpoint.head.state import BEST, Head, HeadState
 from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
 from spottrain.storage.base import Store
@@ -217,7 +217,7 @@ def test_prune_leaves_the_newest_and_the_best_and_deletes_the_rests_objects(
     assert steps(store) == [9, 7, 5]
     left = {entry.key for entry in head(store).checkpoints}
     assert {key.rsplit("/", 1)[0] + "/" for key in store.list("checkpoints/")} == left
-    assert head(store).state is State.RELEASED
+    assert head(store).state is HeadState.RELEASED
 
 
 def test_a_dry_run_shows_what_would_go_and_changes_nothing(

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
 from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.checkpoint.head.state import Entry, Head
-from spottrain.checkpoint.manifest import Manifest, Piece, Stored
+from spottrain.checkpoint.manifest import Manifest, Piece, StoredTensor
 from spottrain.cli.checkpoints import main
 from spottrain.cli.exporting import assemble, weights_of
 from spottrain.cli.reading import Shards
@@ -292,7 +292,7 @@ def test_pieces_of_any_cut_come_together_as_the_tensor_they_were(data: st.DataOb
         def read(self, name: str, offset: int, count: int) -> bytearray:
             return bytearray(body[offset : offset + count])
 
-    tensor = Stored(name="t", dtype="float32", shape=tuple(shape), pieces=tuple(pieces))
+    tensor = StoredTensor(name="t", dtype="float32", shape=tuple(shape), pieces=tuple(pieces))
     assert bytes(assemble(tensor, InMemory())) == whole.tobytes()
 
 
@@ -316,7 +316,7 @@ def test_facts_are_told_as_json(source: Store, tmp_path: Path, capsys: pytest.Ca
 
 def test_where_the_weights_are_averaged_the_average_is_exported_under_all_names() -> None:
     """As evaluations and the final weights have it. Tied weights are one tensor with two names."""
-    tensors = tuple(Stored(name=str(n), dtype="float32", shape=(1,), pieces=()) for n in range(4))
+    tensors = tuple(StoredTensor(name=str(n), dtype="float32", shape=(1,), pieces=()) for n in range(4))
     model = {"tied": {"$tensor": 0}, "head": {"$tensor": 0}, "buffer": {"$tensor": 1}}
     ema = {"average": {"tied": {"$tensor": 3}}, "updated": 5}
     manifest = Manifest(step=1, tree={"model": model, "ema": ema}, tensors=tensors)

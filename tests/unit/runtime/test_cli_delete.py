@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spottrain.checkpoint.head.state import State
+from spottrain.checkpoint.head.state import HeadState
 from spottrain.contract import OnExisting
 from spottrain.errors import RunError
 from spottrain.storage.base import Store
@@ -23,7 +23,7 @@ def test_all_of_the_job_goes_but_its_final_weights(store: Store, capsys: pytest.
     code, said, _ = ran(store, capsys, "delete", "--job-uid", "A", "--yes")
     assert code == 0 and "the final weights stay" in said
     assert sorted(store.list("")) == ["HEAD", "final/model.safetensors"]
-    assert head(store).state is State.DELETED
+    assert head(store).state is HeadState.DELETED
     with pytest.raises(RunError, match="deleted"):
         owner(store, "B")
 
@@ -53,7 +53,7 @@ def test_what_an_earlier_job_left_stays_and_can_be_gone_on_from(
     save(store, later, 3)
     later.release(True)
     assert ran(store, capsys, "delete", "--job-uid", "B", "--yes")[0] == 0
-    assert [e.key for e in head(store).checkpoints] == [kept.key] and head(store).state is State.DONE
+    assert [e.key for e in head(store).checkpoints] == [kept.key] and head(store).state is HeadState.DONE
     assert store.list(kept.key), "its objects are there"
 
 

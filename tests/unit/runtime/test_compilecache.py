@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from spottrain.checkpoint.compile_cache.cache import CompileCache
 from spottrain.checkpoint.compile_cache.folders import folders_of, pack, use_folder
-from spottrain.checkpoint.compile_cache.key import Facts, parse_cpuinfo
+from spottrain.checkpoint.compile_cache.key import CompileTarget, parse_cpuinfo
 from spottrain.contract import COMPILE_CACHE_PREFIX, Env
 from spottrain.core.run_config import Run
 from spottrain.errors import ConfigurationError, StoreUnavailable
@@ -95,7 +95,7 @@ def test_empty_folders_are_not_saved(node: Nodes) -> None:
 
 
 # --- which machine -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("fact", [field.name for field in dataclasses.fields(Facts)])
+@pytest.mark.parametrize("fact", [field.name for field in dataclasses.fields(CompileTarget)])
 def test_every_fact_makes_another_key(fact: str, node: Nodes) -> None:
     changed: Any = ("sse2",) if fact in ("flags", "devices") else "other"
     other = dataclasses.replace(FACTS, **{fact: changed})
@@ -133,7 +133,7 @@ def test_the_facts_of_this_machine_need_no_torch(tmp_path: Path) -> None:
     information = tmp_path / "driver/nvidia/gpus/0000:01:00.0/information"
     information.parent.mkdir(parents=True)
     information.write_text("Model: \t\t NVIDIA H200\nIRQ: 4\n")
-    facts = Facts.here("sha256:2", proc=tmp_path)
+    facts = CompileTarget.here("sha256:2", proc=tmp_path)
     assert facts.torch.startswith("2.") and facts.devices == ("NVIDIA H200",) and facts.image == "sha256:2"
 
 

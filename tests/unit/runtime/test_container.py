@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.core.container import Memory, cores, memory, memory_here, memory_limit
+from spottrain.core.container import ContainerMemory, cores, memory, memory_here, memory_limit
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:
@@ -89,7 +89,7 @@ def test_where_the_system_does_not_say_which_cores_it_is_their_number(
 def test_clean_files_are_not_used_for_they_can_be_dropped(tmp_path: Path, files: dict[str, str]) -> None:
     filled(tmp_path, files, 1000, 700, "inactive_file 150\nactive_file 50\n")
     found = memory(tmp_path, tmp_path / "absent")
-    assert found == Memory(limit=1000, used=500) and found.left == 500
+    assert found == ContainerMemory(limit=1000, used=500) and found.left == 500
 
 
 def test_cgroup_v1_counts_the_files_of_the_groups_below_under_another_name(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_group_with_the_least_left_counts_and_not_the_one_with_the_least_lim
     filled(tmp_path / "pod", V2, 1000, 950)
     filled(tmp_path / "pod" / "container", V2, 500, 100)
     where = written(tmp_path / "own", {"cgroup": "0::/pod/container\n"}) / "cgroup"
-    assert memory(tmp_path, where) == Memory(limit=1000, used=950)
+    assert memory(tmp_path, where) == ContainerMemory(limit=1000, used=950)
     assert memory_limit(tmp_path, where) == 500
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from spottrain.core.container import Memory
+from spottrain.core.container import ContainerMemory
 from spottrain.core.training_settings import Settings, resolve
 from spottrain.core.training_spec import Training
 from spottrain.data import Batches, Plan, StreamBatches, loader, worker_memory
@@ -29,8 +29,8 @@ EACH = 80 * len(WORDS) + FORKED
 """Bytes that one forked worker comes to hold: about 7.6 MiB of words."""
 
 
-def left(size: float, limit: float = 4 * GIB) -> Callable[[], Memory]:
-    return lambda: Memory(limit=int(limit), used=int(limit - size))
+def left(size: float, limit: float = 4 * GIB) -> Callable[[], ContainerMemory]:
+    return lambda: ContainerMemory(limit=int(limit), used=int(limit - size))
 
 
 def advice(capfd: pytest.CaptureFixture[str]) -> list[str]:
@@ -116,7 +116,7 @@ def test_workers_that_are_started_anew_are_sent_arrays_too(capfd: pytest.Capture
 
 
 def test_without_workers_nothing_is_looked_at() -> None:
-    def never() -> Memory:
+    def never() -> ContainerMemory:
         raise AssertionError("asked")
 
     Room(WORDS, memory=never).warn(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.data import Batches, Plan
-from spottrain.data.worker_count import TRIAL_STEPS, Trial, cores, needed
+from spottrain.data.worker_count import TRIAL_STEPS, WorkerTrial, cores, needed
 from spottrain.errors import ConfigurationError
 
 
@@ -95,7 +95,7 @@ def test_a_set_that_is_in_memory_gets_no_worker() -> None:
 
 def test_the_first_step_is_no_measure() -> None:
     now = [0.0]
-    trial = Trial(clock=lambda: now[0], available=8)
+    trial = WorkerTrial(clock=lambda: now[0], available=8)
     found = None
     for step in range(TRIAL_STEPS + 2):
         found = trial.step()

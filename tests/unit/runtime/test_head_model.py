@@ -29,8 +29,8 @@ from spottrain.checkpoint.head.state import (
     Committing,
     Entry,
     Head,
+    HeadState,
     Identity,
-    State,
     Tenure,
     present,
     unnamed,
@@ -74,7 +74,9 @@ class ClaimingWhateverTheAttempt(Claiming):
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         if head is None or head.jobUID != self.who.job_uid:
             return super(ClaimingWhateverTheAttempt, self).decide(head, nonce)
-        return replace(head, attempt=self.who.attempt, term=head.term + 1, nonce=nonce, state=State.ACTIVE)
+        return replace(
+            head, attempt=self.who.attempt, term=head.term + 1, nonce=nonce, state=HeadState.ACTIVE
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +128,7 @@ class AdoptingWhoeverOwns(Adopting):
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         term = term_of_key(self.entry.key)
         assert term is not None
-        done = replace(head, state=State.DONE, term=term - 1) if head else None
+        done = replace(head, state=HeadState.DONE, term=term - 1) if head else None
         body = super(AdoptingWhoeverOwns, self).decide(done, nonce)
         return replace(body, term=head.term + 1) if body and head else body
 
@@ -252,6 +254,6 @@ def test_the_search_finds_a_broken_protocol(name: str) -> None:
 
 
 def test_a_job_that_is_done_stays_done_only_because_the_claim_looks() -> None:
-    scenario = replace(SUCCESSION, head=head(5, 4, state=State.DONE))
+    scenario = replace(SUCCESSION, head=head(5, 4, state=HeadState.DONE))
     assert not Explorer(scenario).run(LIMIT).violation
     assert "done" in Explorer(scenario, Rules(claiming=claiming)).run(LIMIT).violation

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
-from spottrain.checkpoint.head.state import Head, State
+from spottrain.checkpoint.head.state import Head, HeadState
 from spottrain.contract import HEAD_KEY, checkpoint_key
 from spottrain.errors import (
     CheckpointError,
@@ -175,7 +175,7 @@ def test_a_job_that_is_done_is_told_so_and_not_claimed(store: ScriptedStore, own
     claim = second.claim()
     assert claim is not None and claim.done
     second.release()
-    assert (in_store(store).attempt, in_store(store).state) == (1, State.DONE)
+    assert (in_store(store).attempt, in_store(store).state) == (1, HeadState.DONE)
 
 
 def test_a_claim_whose_reply_was_lost_is_found_by_its_nonce(store: ScriptedStore, owner: Make) -> None:
@@ -214,7 +214,7 @@ def test_a_claim_given_up_is_released_if_it_had_arrived(store: ScriptedStore, ow
         it.claim()
     store.script.clear()
     it.release()
-    assert in_store(store).state is State.RELEASED
+    assert in_store(store).state is HeadState.RELEASED
 
 
 def test_a_denied_store_ends_the_claim_at_once(store: ScriptedStore, owner: Make, clock: Clock) -> None:
@@ -385,8 +385,10 @@ def test_a_new_best_takes_the_place_of_the_old_one(store: ScriptedStore, owner: 
     assert [(e.step, e.keptAs) for e in in_store(store).checkpoints] == [(5, "best"), (4, ""), (3, "")]
 
 
-@pytest.mark.parametrize(("done", "state"), [(False, State.RELEASED), (True, State.DONE)])
-def test_a_release_lets_the_successor_in(store: ScriptedStore, owner: Make, done: bool, state: State) -> None:
+@pytest.mark.parametrize(("done", "state"), [(False, HeadState.RELEASED), (True, HeadState.DONE)])
+def test_a_release_lets_the_successor_in(
+    store: ScriptedStore, owner: Make, done: bool, state: HeadState
+) -> None:
     it = claimed(owner(1))
     it.release(done=done)
     it.release(done=done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spottrain.checkpoint.head.state import Entry, Head, State
+from spottrain.checkpoint.head.state import Entry, Head, HeadState
 
 from tests.support.faultproxy import Landing, Request
 from tests.support.headrace import chain, unlawful
@@ -18,7 +18,7 @@ def head(attempt: int, term: int, *steps: int) -> Head:
         attempt=attempt,
         term=term,
         nonce=f"{term}{steps}",
-        state=State.ACTIVE,
+        state=HeadState.ACTIVE,
         checkpoints=entries,
     )
 

@@ -14,9 +14,9 @@ from spottrain.checkpoint.head.state import (
     Committing,
     Entry,
     Head,
+    HeadState,
     Identity,
     Releasing,
-    State,
     Tenure,
     gate_is_open,
     orphans,
@@ -32,7 +32,11 @@ def entry(step: int, *, term: int = 3, kept_as: str = "") -> Entry:
 
 
 def head(
-    *checkpoints: Entry, state: State = State.RELEASED, uid: str = "A", attempt: int = 1, term: int = 3
+    *checkpoints: Entry,
+    state: HeadState = HeadState.RELEASED,
+    uid: str = "A",
+    attempt: int = 1,
+    term: int = 3,
 ) -> Head:
     return Head(
         jobUID=uid,
@@ -68,7 +72,7 @@ heads = st.builds(
     attempt=st.integers(),
     term=st.integers(),
     nonce=st.text(),
-    state=st.sampled_from(State),
+    state=st.sampled_from(HeadState),
     checkpoints=st.lists(entries, max_size=4).map(tuple),
 )
 
@@ -109,14 +113,14 @@ def test_a_newer_format_asks_for_the_newer_image() -> None:
 def test_the_first_claim_of_an_empty_store_is_term_1() -> None:
     claimed = claim(None)
     assert claimed is not None
-    assert (claimed.term, claimed.attempt, claimed.state) == (1, 2, State.ACTIVE)
+    assert (claimed.term, claimed.attempt, claimed.state) == (1, 2, HeadState.ACTIVE)
     assert claimed.checkpoints == ()
 
 
-@pytest.mark.parametrize("state", [State.ACTIVE, State.RELEASED])
+@pytest.mark.parametrize("state", [HeadState.ACTIVE, HeadState.RELEASED])
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_a_claim_over_a_lower_or_equal_attempt_raises_the_term_and_keeps_all(
-    state: State, attempt: int
+    state: HeadState, attempt: int
 ) -> None:
     claimed = claim(head(entry(7), entry(5), state=state, attempt=attempt))
     assert claimed is not None
@@ -131,18 +135,18 @@ def test_a_higher_attempt_supersedes_the_claimant() -> None:
 
 @pytest.mark.parametrize("attempt", [1, 2, 3])
 def test_a_job_that_is_done_is_left_as_it_is(attempt: int) -> None:
-    assert claim(head(entry(7), state=State.DONE, attempt=attempt)) is None
+    assert claim(head(entry(7), state=HeadState.DONE, attempt=attempt)) is None
 
 
 @pytest.mark.parametrize("on_existing", OnExisting)
 def test_an_active_foreign_job_is_named_and_left_alone(on_existing: OnExisting) -> None:
     with pytest.raises(ConfigurationError, match="job-B") as refused:
-        claim(head(uid="B", state=State.ACTIVE), on_existing)
+        claim(head(uid="B", state=HeadState.ACTIVE), on_existing)
     assert refused.value.reason == Reason.URI_IN_USE
 
 
-@pytest.mark.parametrize("state", [State.RELEASED, State.DONE])
-def test_a_foreign_job_that_ended_is_refused_resumed_or_kept_aside(state: State) -> None:
+@pytest.mark.parametrize("state", [HeadState.RELEASED, HeadState.DONE])
+def test_a_foreign_job_that_ended_is_refused_resumed_or_kept_aside(state: HeadState) -> None:
     theirs = head(entry(7), uid="B", state=state, attempt=9)
     with pytest.raises(ConfigurationError, match=r"1 checkpoint of .*onExisting \(spottrain run --on-exist"):
         claim(theirs, OnExisting.FAIL)
@@ -168,7 +172,7 @@ def test_a_foreign_jobs_checkpoints_are_neither_pruned_nor_swept_after_a_fresh_s
 @pytest.mark.parametrize("uid", ["A", "B"])
 def test_a_deleted_head_refuses_everybody(on_existing: OnExisting, uid: str) -> None:
     with pytest.raises(ConfigurationError, match="deleted"):
-        claim(head(uid=uid, state=State.DELETED), on_existing)
+        claim(head(uid=uid, state=HeadState.DELETED), on_existing)
 
 
 @pytest.mark.parametrize("seen", [None, head(), head(entry(7, kept_as="job:C"))])
@@ -183,7 +187,7 @@ def test_a_known_step_does_not_hinder_a_resume() -> None:
 
 
 # --- commit, prune, release ---------------------------------------------------------------------------
-MINE = head(entry(9), entry(5), state=State.ACTIVE, attempt=2)
+MINE = head(entry(9), entry(5), state=HeadState.ACTIVE, attempt=2)
 TENURE = Tenure(who=ME, term=3)
 
 
@@ -202,7 +206,7 @@ def test_a_damaged_entry_takes_no_place_among_the_kept() -> None:
 
 
 def test_what_is_kept_for_a_reason_is_not_pruned_and_takes_no_place() -> None:
-    seen = head(entry(9, kept_as="best"), entry(5), entry(4), state=State.ACTIVE, attempt=2)
+    seen = head(entry(9, kept_as="best"), entry(5), entry(4), state=HeadState.ACTIVE, attempt=2)
     assert commit(seen, entry(6)) == [6, 9, 5]
 
 
@@ -213,7 +217,7 @@ def marks(seen: Head, new: Entry, keep: int = 2, damaged: frozenset[str] = froze
 
 
 def mine(*checkpoints: Entry) -> Head:
-    return head(*checkpoints, state=State.ACTIVE, attempt=2)
+    return head(*checkpoints, state=HeadState.ACTIVE, attempt=2)
 
 
 def test_the_first_best_is_kept_beside_the_others() -> None:
@@ -261,10 +265,10 @@ def test_a_commit_that_is_in_head_already_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        head(state=State.ACTIVE, attempt=3, term=4),
-        head(state=State.ACTIVE, attempt=2, term=4),
-        head(state=State.ACTIVE, attempt=1, term=3),
-        head(uid="B", state=State.ACTIVE, attempt=2),
+        head(state=HeadState.ACTIVE, attempt=3, term=4),
+        head(state=HeadState.ACTIVE, attempt=2, term=4),
+        head(state=HeadState.ACTIVE, attempt=1, term=3),
+        head(uid="B", state=HeadState.ACTIVE, attempt=2),
     ],
 )
 def test_a_head_of_another_claim_supersedes(seen: Head) -> None:
@@ -282,7 +286,7 @@ def test_a_head_that_vanished_is_not_created_anew() -> None:
 
 def test_a_commit_into_a_deleted_head_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="deleted"):
-        commit(head(state=State.DELETED, attempt=2), entry(6))
+        commit(head(state=HeadState.DELETED, attempt=2), entry(6))
 
 
 def test_keep_below_two_and_a_key_of_another_term_are_programming_errors() -> None:
@@ -294,8 +298,8 @@ def test_keep_below_two_and_a_key_of_another_term_are_programming_errors() -> No
         commit(MINE, entry(6, kept_as="job:B"))
 
 
-@pytest.mark.parametrize(("done", "state"), [(False, State.RELEASED), (True, State.DONE)])
-def test_a_release_changes_the_state_alone(done: bool, state: State) -> None:
+@pytest.mark.parametrize(("done", "state"), [(False, HeadState.RELEASED), (True, HeadState.DONE)])
+def test_a_release_changes_the_state_alone(done: bool, state: HeadState) -> None:
     body = Releasing(tenure=TENURE, done=done).decide(MINE, "n")
     assert body is not None
     assert (body.state, body.checkpoints, body.term) == (state, MINE.checkpoints, MINE.term)
@@ -307,12 +311,12 @@ def test_a_release_changes_the_state_alone(done: bool, state: State) -> None:
     ("seen", "is_open"),
     [
         (None, True),
-        (head(state=State.ACTIVE, attempt=1), False),
-        (head(state=State.RELEASED, attempt=1), True),
-        (head(state=State.DONE, attempt=1), True),
-        (head(state=State.ACTIVE, attempt=2), True),
-        (head(state=State.ACTIVE, attempt=3), True),
-        (head(state=State.ACTIVE, attempt=1, uid="B"), True),
+        (head(state=HeadState.ACTIVE, attempt=1), False),
+        (head(state=HeadState.RELEASED, attempt=1), True),
+        (head(state=HeadState.DONE, attempt=1), True),
+        (head(state=HeadState.ACTIVE, attempt=2), True),
+        (head(state=HeadState.ACTIVE, attempt=3), True),
+        (head(state=HeadState.ACTIVE, attempt=1, uid="B"), True),
     ],
 )
 def test_the_gate_waits_only_for_an_active_lower_attempt_of_its_job(seen: Head | None, is_open: bool) -> None:

@@ -30,7 +30,7 @@ from spottrain.checkpoint.plain_state import (
     wanted,
 )
 from spottrain.checkpoint.reader import read_manifest
-from spottrain.core.container import Memory
+from spottrain.core.container import ContainerMemory
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.topology import LOOPBACK, reserve_port
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -307,12 +307,12 @@ def test_who_keeps_no_final_file_has_none_and_the_same_digest() -> None:
 
 
 def test_a_file_takes_half_of_what_the_container_has_left() -> None:
-    assert most_bytes(None) == most_bytes(Memory(limit=2**40, used=0)) == SHARD_BYTES
-    assert most_bytes(Memory(limit=2**30, used=2**29)) == 2**28
+    assert most_bytes(None) == most_bytes(ContainerMemory(limit=2**40, used=0)) == SHARD_BYTES
+    assert most_bytes(ContainerMemory(limit=2**30, used=2**29)) == 2**28
 
 
 def test_a_tensor_that_could_not_be_left_in_the_end_is_named_before_there_is_anything_to_lose() -> None:
-    room = Memory(limit=2**20, used=2**19)
+    room = ContainerMemory(limit=2**20, used=2**19)
     require_room({"embedding": torch.ones(2**16), "words": "of no tensor"}, room)
     require_room({"embedding": torch.ones(2**40, device="meta")}, None)
     with pytest.raises(ConfigurationError, match=r"embedding alone has 0\.00 GiB.*raise resources"):

@@ -6,7 +6,7 @@ import pytest
 from spottrain.contract import Progress
 from spottrain.core.heartbeat import FLOOR_SECONDS, LAST_STEPS, TIMES, Pulse
 from spottrain.core.progress import Board
-from spottrain.lifecycle.hang_watchdog import SLACK_SECONDS, Watch
+from spottrain.lifecycle.hang_watchdog import SLACK_SECONDS, HangWatchdog
 
 
 class Clock:
@@ -102,12 +102,12 @@ def test_what_is_no_step_is_a_sign_of_life_all_the_same() -> None:
 
 
 # --- the board ------------------------------------------------------------------------------------------
-def made(timeout: float | None = 60.0) -> tuple[Board, Clock, Dumps, Watch]:
+def made(timeout: float | None = 60.0) -> tuple[Board, Clock, Dumps, HangWatchdog]:
     board, clock = Board(attempt=1), Clock()
     board.pulse = Pulse(clock)
     board.pulse.timeout = timeout
     dumps = Dumps(clock)
-    return board, clock, dumps, Watch(board, dumps, clock)
+    return board, clock, dumps, HangWatchdog(board, dumps, clock)
 
 
 def test_progress_and_metrics_tell_the_silence_and_the_limit_that_holds() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import log_key, part_of_log
-from spottrain.lifecycle.log_capture.parts import Book, Limits, Part
+from spottrain.lifecycle.log_capture.parts import Book, Limits, LogPart
 
 
 def book(**limits: Any) -> Book:
@@ -55,9 +55,9 @@ def test_one_part_is_on_its_way_at_a_time_and_numbers_have_no_gap() -> None:
     it.add(b"a\nb\n", 0.0)
     it.turn(0.0)
     first = it.take(0.0)
-    assert first == Part(number=1, body=b"a\n") and it.take(0.0) is None
+    assert first == LogPart(number=1, body=b"a\n") and it.take(0.0) is None
     it.stored(first)
-    assert it.take(0.0) == Part(number=2, body=b"b\n")
+    assert it.take(0.0) == LogPart(number=2, body=b"b\n")
 
 
 def test_a_part_that_failed_is_tried_again_unchanged_when_the_next_would_come() -> None:
@@ -70,7 +70,7 @@ def test_a_part_that_failed_is_tried_again_unchanged_when_the_next_would_come() 
     it.turn(60.9)
     assert it.take(60.9) is None
     again = it.take(61.0)
-    assert part is not None and again == Part(number=part.number, body=part.body, tries=1)
+    assert part is not None and again == LogPart(number=part.number, body=part.body, tries=1)
     it.stored(again)
     assert bodies(it, 62.0) == [b"b\n"]
 
@@ -95,7 +95,7 @@ def test_a_name_that_is_taken_is_left_to_whoever_has_it() -> None:
     part = it.take(0.0)
     assert part is not None
     moved = it.taken(part, newest=7)
-    assert moved == Part(number=8, body=b"a\n")
+    assert moved == LogPart(number=8, body=b"a\n")
     it.failed(0.0)
     again = it.take(1000.0)
     assert again is not None and (again.number, again.tries) == (8, 1), "its own name from then on"
@@ -117,11 +117,11 @@ def test_at_the_end_what_had_failed_and_all_the_rest_are_left_but_not_what_is_on
     it = book(part=2)
     it.add(b"a\nb\nc\nd", 0.0)
     it.turn(0.0)
-    assert it.take(0.0) == Part(number=1, body=b"a\n")
-    assert it.rest() == [Part(number=2, body=b"b\nc\nd")]
+    assert it.take(0.0) == LogPart(number=1, body=b"a\n")
+    assert it.rest() == [LogPart(number=2, body=b"b\nc\nd")]
     it.failed(0.0)
     it.add(b"e\n", 0.0)
-    assert it.rest() == [Part(number=1, body=b"a\n", tries=1), Part(number=3, body=b"e\n")]
+    assert it.rest() == [LogPart(number=1, body=b"a\n", tries=1), LogPart(number=3, body=b"e\n")]
 
 
 @given(

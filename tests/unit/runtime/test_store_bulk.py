@@ -13,8 +13,8 @@ import pytest
 from spottrain.errors import StoreUnavailable
 from spottrain.storage.base import AlreadyExists, Cancelled, KeyMissing, Stat, Truncated
 from spottrain.storage.local import FolderStore
-from spottrain.storage.requests import SLICE, Outgoing, Stopped, digests, pause, tried
-from spottrain.storage.s3_errors import Place, restore_command
+from spottrain.storage.requests import SLICE, RequestBody, Stopped, digests, pause, tried
+from spottrain.storage.s3_errors import RequestTarget, restore_command
 
 CHUNK = 1000
 BODY = bytes(range(256)) * 10
@@ -114,7 +114,7 @@ def test_the_sweep_takes_temporary_files_that_nobody_writes_any_more(
 
 def test_a_view_is_sent_in_large_slices_of_itself() -> None:
     data = bytearray(2 * SLICE + 5)
-    body = Outgoing(memoryview(data))
+    body = RequestBody(memoryview(data))
     parts = list(iter(lambda: body.read(16384), b""))
     assert [len(part) for part in parts] == [SLICE, SLICE, 5]
     assert all(part.obj is data for part in parts)
@@ -128,7 +128,7 @@ def test_a_body_that_must_not_go_on_says_so_past_every_handler_of_exceptions() -
         raise Stopped
 
     with pytest.raises(Stopped):
-        Outgoing(memoryview(b"1"), stop).read()
+        RequestBody(memoryview(b"1"), stop).read()
     assert not issubclass(Stopped, Exception)
 
 
@@ -170,7 +170,7 @@ def test_pauses_grow_to_a_limit() -> None:
 
 @pytest.mark.parametrize(("storage_class", "days"), [("GLACIER", True), ("ARCHIVE_ACCESS", False)])
 def test_the_restore_command_can_be_pasted_into_a_shell(storage_class: str, days: bool) -> None:
-    place = Place(bucket="b", key="p/it's a key", endpoint="https://s3.eu-west-1.amazonaws.com")
+    place = RequestTarget(bucket="b", key="p/it's a key", endpoint="https://s3.eu-west-1.amazonaws.com")
     words = shlex.split(restore_command(place, storage_class, aws=True))
     options = dict(zip(words[3::2], words[4::2], strict=True))
     assert words[:3] == ["aws", "s3api", "restore-object"]

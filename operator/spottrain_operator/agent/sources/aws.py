@@ -19,9 +19,9 @@ from spottrain_operator.agent.findings import (
     NOTHING,
     Advice,
     Answer,
-    Ending,
     Finding,
     Findings,
+    NodeEnding,
     Unreadable,
     found,
     moment,
@@ -136,12 +136,12 @@ def parse_instance_action(text: str) -> Answer:
         return unreadable(source, text)
     action = word(body, "action") if isinstance(body, dict) else ""
     if action == _HIBERNATE:
-        return found(Ending(source=source, action=action, id=word(body, "time")))
+        return found(NodeEnding(source=source, action=action, id=word(body, "time")))
     at = optional_moment(body.get("time")) if action else None
     if at is not None:
-        return found(Ending(source=source, action=action, at=at))
+        return found(NodeEnding(source=source, action=action, at=at))
     if action in _ENDS:
-        return found(Ending(source=source, action=action, after=BEGUN_SECONDS))
+        return found(NodeEnding(source=source, action=action, after=BEGUN_SECONDS))
     return unreadable(source, text)
 
 
@@ -183,4 +183,4 @@ def _maintenance(event: Mapping[str, Any]) -> list[Finding]:
     if code not in _ENDING_CODES:
         raise ValueError("its Code is not known")
     at = moment(event["NotBefore"])
-    return [Ending(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)]
+    return [NodeEnding(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)]

@@ -16,9 +16,9 @@ from spottrain_operator.agent.findings import (
     LEAD_SECONDS,
     Advice,
     Answer,
-    Ending,
     Finding,
     Findings,
+    NodeEnding,
     Unreadable,
     optional_moment,
     parsed,
@@ -145,8 +145,12 @@ def _event(event: Mapping[str, Any], name: str) -> list[Finding]:
     alone = resources == {name} and not started
     common = {"source": source, "action": kind, "id": id, "acknowledge": id if alone else ""}
     if at is None:
-        return [Ending(**common, after=BEGUN_SECONDS)]
-    return [Ending(**common, at=at)] if kind == _PREEMPT else [Ending(**common, at=at, lead=LEAD_SECONDS)]
+        return [NodeEnding(**common, after=BEGUN_SECONDS)]
+    return (
+        [NodeEnding(**common, at=at)]
+        if kind == _PREEMPT
+        else [NodeEnding(**common, at=at, lead=LEAD_SECONDS)]
+    )
 
 
 def _texts(value: object) -> list[str]:

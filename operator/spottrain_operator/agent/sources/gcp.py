@@ -15,7 +15,7 @@ from spottrain_operator.agent.findings import (
     SHOWN,
     Advice,
     Answer,
-    Ending,
+    NodeEnding,
     Unreadable,
     found,
     unreadable,
@@ -144,7 +144,9 @@ def parse_preempted(text: str, *, notice_seconds: float) -> Answer:
         case "FALSE":
             return NOTHING
         case "TRUE":
-            return found(Ending(source=source, action="preempted", after=notice_seconds - DETECTION_SECONDS))
+            return found(
+                NodeEnding(source=source, action="preempted", after=notice_seconds - DETECTION_SECONDS)
+            )
     return unreadable(source, text)
 
 
@@ -155,7 +157,7 @@ def parse_maintenance(text: str) -> Answer:
     if event == _MIGRATES:
         return found(Advice(source=source, action=event))
     if event in _TERMINATES:
-        return found(Ending(source=source, action=event, after=MAINTENANCE_SECONDS - DETECTION_SECONDS))
+        return found(NodeEnding(source=source, action=event, after=MAINTENANCE_SECONDS - DETECTION_SECONDS))
     return unreadable(source, text)
 
 

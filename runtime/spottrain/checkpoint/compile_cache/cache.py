@@ -32,7 +32,7 @@ from spottrain.checkpoint.compile_cache.folders import (
     pack,
     unpack,
 )
-from spottrain.checkpoint.compile_cache.key import FORMAT, Facts, canonical
+from spottrain.checkpoint.compile_cache.key import FORMAT, CompileTarget, canonical
 from spottrain.contract import COMPILE_CACHE_PREFIX, CompileCacheMode
 from spottrain.core import log
 from spottrain.core.run_config import Run
@@ -45,7 +45,7 @@ TRIES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Restored:
+class RestoredCache:
     files: int
     bytes: int
     """Of the archive."""
@@ -53,7 +53,7 @@ class Restored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class CacheEntry:
     """`{key}.json`."""
 
     format: int
@@ -70,7 +70,7 @@ class Entry:
     savedAt: str
 
     @classmethod
-    def from_json(cls, text: str) -> Entry:
+    def from_json(cls, text: str) -> CacheEntry:
         """Raises ValueError."""
         try:
             entry = cls(**json.loads(text))
@@ -89,7 +89,7 @@ class CompileCache:
         *,
         store: Store,
         places: Folders,
-        facts: Facts,
+        facts: CompileTarget,
         job: str = "",
         attempt: int = 1,
         drop: bool = False,
@@ -124,13 +124,13 @@ class CompileCache:
         return cls(
             store=store,
             places=folders_of(environ),
-            facts=Facts.here(run.image_digest),
+            facts=CompileTarget.here(run.image_digest),
             job=run.job,
             attempt=attempt,
             drop=run.compile_cache is CompileCacheMode.DROP,
         )
 
-    def restore(self) -> Restored | None:
+    def restore(self) -> RestoredCache | None:
         """Puts the stored files into the folders; None where there are none, or none that can be used.
 
         To be called before the first compile.
@@ -149,7 +149,7 @@ class CompileCache:
             self._unusable = True
             log.event("compile-cache-unusable", key=self.key[:12], why=_why(error))
             return None
-        restored = Restored(files=entry.files, bytes=entry.bytes, seconds=self._clock() - started)
+        restored = RestoredCache(files=entry.files, bytes=entry.bytes, seconds=self._clock() - started)
         log.event("compile-cache-restored", hit=True, key=self.key[:12], **asdict(restored))
         return restored
 
@@ -202,9 +202,9 @@ class CompileCache:
             return False  # damaged, and about to be replaced
         return entry is not None and entry.contents == contents
 
-    def _describe(self, body: memoryview, files: Listing, contents: str) -> Entry:
+    def _describe(self, body: memoryview, files: Listing, contents: str) -> CacheEntry:
         sha256 = hashlib.sha256(body).hexdigest()
-        return Entry(
+        return CacheEntry(
             format=FORMAT,
             facts=asdict(self._facts),
             archive=f"{self.key}-{sha256}.tar.gz",
@@ -217,7 +217,7 @@ class CompileCache:
             savedAt=log.rfc3339(self._clock()),
         )
 
-    def _publish(self, entry: Entry, body: memoryview) -> None:
+    def _publish(self, entry: CacheEntry, body: memoryview) -> None:
         """The archive, then the entry that names it: at every moment an entry names a whole archive.
 
         Another writer may take ours for an old one and delete it between our two writes, so it is looked for
@@ -250,23 +250,23 @@ class CompileCache:
     def _saved_at(self, key: str) -> str:
         found = self._store.get(key)
         try:
-            return Entry.from_json(found.body.decode()).savedAt if found else ""
+            return CacheEntry.from_json(found.body.decode()).savedAt if found else ""
         except ValueError:
             return ""
 
-    def _entry(self) -> Entry | None:
+    def _entry(self) -> CacheEntry | None:
         """Raises ValueError where it is damaged, or of another machine."""
         found = self._store.get(_entry_key(self.key))
         if found is None:
             return None
-        entry = Entry.from_json(found.body.decode())
+        entry = CacheEntry.from_json(found.body.decode())
         if entry.format != FORMAT or canonical(entry.facts) != canonical(asdict(self._facts)):
             raise ValueError("it was made for another machine, or in another format")
         if not re.fullmatch(rf"{self.key}-[0-9a-f]{{64}}\.tar\.gz", entry.archive):
             raise ValueError(f"its entry names {entry.archive!r}, which is no archive of this key")
         return entry
 
-    def _archive(self, entry: Entry) -> bytes:
+    def _archive(self, entry: CacheEntry) -> bytes:
         found = self._store.get(COMPILE_CACHE_PREFIX + entry.archive)
         if found is None:
             raise ValueError(f"the archive {entry.archive} is missing")

@@ -24,7 +24,7 @@ MODEL_WORDS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class CompileTarget:
     """What compiled code depends on and torch's own keys do not, or not surely, say.
 
     torch keys its entries by graph, configuration, threads and GPU; but it builds C++ kernels with
@@ -43,7 +43,7 @@ class Facts:
     image: str
 
     @classmethod
-    def here(cls, image: str, proc: Path = Path("/proc")) -> Facts:
+    def here(cls, image: str, proc: Path = Path("/proc")) -> CompileTarget:
         cpu, flags = parse_cpuinfo(_text(proc / "cpuinfo"))
         return cls(
             torch=_torch(),

@@ -15,7 +15,7 @@ from spottrain.checkpoint.head.state import (
     KEPT_FOR_JOB,
     Entry,
     Head,
-    State,
+    HeadState,
     deleted,
     present,
     survivors,
@@ -32,14 +32,14 @@ must say so (onExisting: resume)."""
 
 def require_idle(head: Head) -> None:
     """Raises while a job owns HEAD, and where its checkpoints were deleted with it."""
-    if head.state is State.ACTIVE:
+    if head.state is HeadState.ACTIVE:
         raise ConfigurationError(
             f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}) runs on this URI; nothing was "
             "changed. It prunes by itself (checkpoint.keep). Wait for its end, or, where it was killed and "
             "no pod of it is left, free the URI with spottrain release --checkpoint URI",
             reason=Reason.URI_IN_USE,
         )
-    if head.state is State.DELETED:
+    if head.state is HeadState.DELETED:
         raise deleted(head)
 
 
@@ -63,7 +63,7 @@ def leftovers(keys: Iterable[str], head: Head) -> list[str]:
     Only a claim adds keys, each of its own term. While a job runs those of its own term may be under way;
     when it has given HEAD up, it can commit no more.
     """
-    return unnamed(keys, head, below=head.term + (head.state is not State.ACTIVE))
+    return unnamed(keys, head, below=head.term + (head.state is not HeadState.ACTIVE))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ class Deleting:
                 f"{self.job_uid}; nothing was deleted",
                 reason=Reason.URI_IN_USE,
             )
-        state = State.DONE if left else State.DELETED
+        state = HeadState.DONE if left else HeadState.DELETED
         if head.state is state and head.checkpoints == left:
             return None
         return replace(head, nonce=nonce, term=head.term + 1, state=state, checkpoints=left)
@@ -118,7 +118,7 @@ def term_for_copy(head: Head | None) -> int:
     """Term under which a copy is to be uploaded. Raises unless the target is empty or its job is done."""
     if head is None:
         return 1
-    if head.state is not State.DONE:
+    if head.state is not HeadState.DONE:
         raise ConfigurationError(
             f"the target holds {counted(len(head.checkpoints), 'checkpoint')} of job {head.job} (UID "
             f"{head.jobUID}), which is {head.state}; a copy goes to a URI that is empty or whose job is done",
@@ -155,6 +155,6 @@ class Adopting:
             attempt=1,
             term=term,
             nonce=nonce,
-            state=State.RELEASED,
+            state=HeadState.RELEASED,
             checkpoints=(self.entry, *(e if e.foreign else replace(e, keptAs=mark) for e in old)),
         )

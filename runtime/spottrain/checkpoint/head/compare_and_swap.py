@@ -47,7 +47,7 @@ class Absent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stored:
+class StoredHead:
     etag: str
 
 
@@ -70,7 +70,7 @@ class NoAnswer:
     why: str = ""
 
 
-Reply = Found | Absent | Stored | Refused | Missing | NoAnswer
+Reply = Found | Absent | StoredHead | Refused | Missing | NoAnswer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,7 @@ class Writing:
 
     def on(self, reply: Reply, nonce: str) -> Step:
         match reply:
-            case Stored(etag=etag):
+            case StoredHead(etag=etag):
                 return Finished(head=self.body, etag=etag, dropped=self.dropped)
             case Missing():
                 present(None)

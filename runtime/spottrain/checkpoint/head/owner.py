@@ -30,7 +30,7 @@ from spottrain.checkpoint.head.compare_and_swap import (
     Reply,
     Request,
     Step,
-    Stored,
+    StoredHead,
     Writing,
     begin,
 )
@@ -40,10 +40,10 @@ from spottrain.checkpoint.head.state import (
     Committing,
     Entry,
     Head,
+    HeadState,
     Identity,
     Intent,
     Releasing,
-    State,
     Tenure,
     gate_is_open,
     orphans,
@@ -143,8 +143,8 @@ class Walker:
         body = request.head.to_json()
         try:
             if request.if_match is None:
-                return Stored(etag=self._store.put_if_absent(HEAD_KEY, body))
-            return Stored(etag=self._store.put_if_match(HEAD_KEY, body, request.if_match))
+                return StoredHead(etag=self._store.put_if_absent(HEAD_KEY, body))
+            return StoredHead(etag=self._store.put_if_match(HEAD_KEY, body, request.if_match))
         except (AlreadyExists, PreconditionFailed) as error:
             return Refused(why=str(error))
         except KeyMissing:
@@ -199,7 +199,7 @@ class HeadOwner:
             if finished is None:
                 return None
             head = finished.head
-            if head.state is State.DONE:
+            if head.state is HeadState.DONE:
                 return Claim(term=head.term, done=True)
             self._tenure = Tenure(who=self._who, term=head.term)
             self._known = Found(head=head, etag=finished.etag)

@@ -30,7 +30,7 @@ KEPT_FOR_JOB: Final = "job:"
 """Prefix of `keptAs` on what an earlier job left at this URI (see `Claiming`)."""
 
 
-class State(StrEnum):
+class HeadState(StrEnum):
     ACTIVE = "active"
     RELEASED = "released"
     DONE = "done"
@@ -62,7 +62,7 @@ class Head:
     term: int
     """Number of this claim: one more than the claim before, so no two claims share one."""
     nonce: str
-    state: State
+    state: HeadState
     checkpoints: tuple[Entry, ...] = ()
     """Newest commit first. This order, never the step, says what is latest."""
     format: int = FORMAT
@@ -100,7 +100,7 @@ class Head:
                 attempt=_typed(raw, "attempt", int),
                 term=_typed(raw, "term", int),
                 nonce=_typed(raw, "nonce", str),
-                state=State(raw["state"]),
+                state=HeadState(raw["state"]),
                 checkpoints=tuple(_entry(item) for item in _typed(raw, "checkpoints", list)),
                 format=number,
             )
@@ -163,7 +163,7 @@ class Tenure:
                 f"attempt {self.who.attempt} of {self.who.job} (term {self.term}) is superseded: attempt "
                 f"{head.attempt} of {head.job} (term {head.term}) owns HEAD; this process stops here"
             )
-        if head.state is State.DELETED:
+        if head.state is HeadState.DELETED:
             raise deleted(head)
 
 
@@ -188,7 +188,7 @@ class Claiming:
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         if head is not None:
             self._refuse(head)
-            if head.jobUID == self.who.job_uid and head.state is State.DONE:
+            if head.jobUID == self.who.job_uid and head.state is HeadState.DONE:
                 return None
         claimed = Head(
             jobUID=self.who.job_uid,
@@ -196,18 +196,18 @@ class Claiming:
             attempt=self.who.attempt,
             term=head.term + 1 if head else 1,
             nonce=nonce,
-            state=State.ACTIVE,
+            state=HeadState.ACTIVE,
             checkpoints=self._inherit(head) if head else (),
         )
         self._refuse_fresh_start(claimed)
         return claimed
 
     def _refuse(self, head: Head) -> None:
-        if head.state is State.DELETED:
+        if head.state is HeadState.DELETED:
             raise deleted(head)
         if head.jobUID != self.who.job_uid:
             self._refuse_foreign(head)
-        elif head.attempt > self.who.attempt and head.state is not State.DONE:
+        elif head.attempt > self.who.attempt and head.state is not HeadState.DONE:
             raise Superseded(
                 f"attempt {self.who.attempt} of {self.who.job} came too late: "
                 f"attempt {head.attempt} has claimed HEAD already"
@@ -215,7 +215,7 @@ class Claiming:
 
     def _refuse_foreign(self, head: Head) -> None:
         owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt})"
-        if head.state is State.ACTIVE:
+        if head.state is HeadState.ACTIVE:
             raise ConfigurationError(
                 f"the checkpoint URI is in use by {owner}; give this job a URI of its own, or end that one. "
                 "Where its owner was killed (out of memory, node lost) and no pod of it runs any more "
@@ -278,7 +278,7 @@ class Committing:
         self.tenure.require(head)
         if self.entry.key in head.keys:
             return None  # an earlier try, given up as unanswered, had arrived after all
-        if head.state is not State.ACTIVE:
+        if head.state is not HeadState.ACTIVE:
             raise ValueError("commit after release")
         entries = (self.entry, *(self._without_lost_mark(entry) for entry in head.checkpoints))
         return replace(head, nonce=nonce, checkpoints=tuple(survivors(entries, self.keep, self.damaged)))
@@ -298,9 +298,9 @@ class Releasing:
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         head = present(head)
         self.tenure.require(head)
-        if head.state is not State.ACTIVE:
+        if head.state is not HeadState.ACTIVE:
             return None
-        return replace(head, nonce=nonce, state=State.DONE if self.done else State.RELEASED)
+        return replace(head, nonce=nonce, state=HeadState.DONE if self.done else HeadState.RELEASED)
 
 
 def survivors(entries: Iterable[Entry], keep: int, damaged: Collection[str]) -> Iterable[Entry]:
@@ -337,7 +337,7 @@ def gate_is_open(head: Head | None, who: Identity, *, now: float, until: float) 
     It waits for one thing: a lower attempt of its own job that is active. Everything else is the claim's to
     judge. Opening early is harmless, because a claim fences the predecessor out.
     """
-    if head is None or head.state is not State.ACTIVE or now >= until:
+    if head is None or head.state is not HeadState.ACTIVE or now >= until:
         return True
     return head.jobUID != who.job_uid or head.attempt >= who.attempt
 

@@ -31,7 +31,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class LogPart:
     number: int
     body: bytes
     tries: int = 0
@@ -57,7 +57,7 @@ class Book:
         self._number = 0
         self.unstored = 0
         """Bytes of the parts that were made and are not stored."""
-        self._trying: Part | None = None
+        self._trying: LogPart | None = None
         self._failed = False
         self._again_at = 0.0
 
@@ -94,7 +94,7 @@ class Book:
             self._missing += len(self._waiting.popleft())
 
     # --- out ----------------------------------------------------------------------------------------
-    def take(self, now: float) -> Part | None:
+    def take(self, now: float) -> LogPart | None:
         """The part to be stored now, if there is one and none is on its way."""
         if self._trying is not None:
             if not self._failed or now < self._again_at:
@@ -106,7 +106,7 @@ class Book:
         self._trying = self._made(self._waiting.popleft())
         return self._trying
 
-    def stored(self, part: Part) -> None:
+    def stored(self, part: LogPart) -> None:
         self.unstored -= len(part.body)
         if self._trying is not None and part.number == self._trying.number:
             self._trying = None
@@ -117,13 +117,13 @@ class Book:
             self._trying, self._failed = replace(self._trying, tries=self._trying.tries + 1), True
             self._again_at = now + self._limits.every
 
-    def taken(self, part: Part, newest: int) -> Part:
+    def taken(self, part: LogPart, newest: int) -> LogPart:
         """Somebody else's part has this number, and theirs go up to `newest`: the same with the next one."""
         self._number = max(self._number, newest) + 1
         self._trying = replace(part, number=self._number)
         return self._trying
 
-    def rest(self) -> list[Part]:
+    def rest(self) -> list[LogPart]:
         """All that is not stored, at the end: what had failed, and one more part for everything else."""
         found = [self._trying] if self._trying is not None and self._failed else []
         body = b"".join(self._waiting) + bytes(self._open)
@@ -131,10 +131,10 @@ class Book:
         self._open.clear()
         return [*found, self._made(body)] if body else found
 
-    def _made(self, body: bytes) -> Part:
+    def _made(self, body: bytes) -> LogPart:
         if self._missing:
             body = self._gap(self._missing).encode() + body
             self._missing = 0
         self._number += 1
         self.unstored += len(body)
-        return Part(number=self._number, body=body)
+        return LogPart(number=self._number, body=body)

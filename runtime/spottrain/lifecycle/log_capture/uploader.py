@@ -15,7 +15,7 @@ from typing import Final
 
 from spottrain.contract import LOGS_PREFIX, log_key, part_of_log
 from spottrain.core import log
-from spottrain.lifecycle.log_capture.parts import Book, Limits, Part
+from spottrain.lifecycle.log_capture.parts import Book, Limits, LogPart
 from spottrain.storage.base import AlreadyExists, Store
 
 LOOK_SECONDS: Final = 0.5
@@ -107,7 +107,7 @@ class Shelf:
                 sending.append(self._send_aside(rank, part))
         return sending
 
-    def _send_aside(self, rank: int, *parts: Part) -> threading.Thread:
+    def _send_aside(self, rank: int, *parts: LogPart) -> threading.Thread:
         """A thread for each: one that waits for its store holds up nobody else's."""
         thread = threading.Thread(target=self._send_all, args=[rank, parts], name="scribe-send", daemon=True)
         with self._turn:
@@ -115,7 +115,7 @@ class Shelf:
         thread.start()
         return thread
 
-    def _send_all(self, rank: int, parts: Iterable[Part]) -> None:
+    def _send_all(self, rank: int, parts: Iterable[LogPart]) -> None:
         try:
             for part in parts:
                 self._send(rank, part)
@@ -123,7 +123,7 @@ class Shelf:
             with self._turn:
                 self._sending.discard(threading.current_thread())
 
-    def _send(self, rank: int, part: Part) -> None:
+    def _send(self, rank: int, part: LogPart) -> None:
         book = self._books[rank]
         try:
             self._put(rank, part)
@@ -138,7 +138,7 @@ class Shelf:
             with self._turn:
                 self._failing = False
 
-    def _put(self, rank: int, part: Part) -> None:
+    def _put(self, rank: int, part: LogPart) -> None:
         """Raises StoreError, or what else an SDK raises."""
         book = self._books[rank]
         store, attempt = self._opened()
@@ -165,7 +165,7 @@ class Shelf:
             return self._store, self._attempt
 
 
-def _is_there(store: Store, key: str, part: Part) -> bool:
+def _is_there(store: Store, key: str, part: LogPart) -> bool:
     """By a try whose answer did not come."""
     found = store.get(key)
     return found is not None and found.body == part.body

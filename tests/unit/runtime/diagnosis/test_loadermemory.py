@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from spottrain.core.container import Memory
+from spottrain.core.container import ContainerMemory
 from spottrain.core.progress import Board
 from spottrain.diagnostics.loader_memory import AHEAD, LoaderMemory, Look, private_bytes, warning
 
@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 def look(*private: float, left: float = 100) -> Look:
-    memory = Memory(limit=64 * GIB, used=int((64 - left) * GIB))
+    memory = ContainerMemory(limit=64 * GIB, used=int((64 - left) * GIB))
     return Look(private={number: int(size * GIB) for number, size in enumerate(private)}, memory=memory)
 
 
@@ -104,8 +104,8 @@ class Watched:
         if len(self.given) > len(self.each) + 1:
             self.enough.set()
 
-    def memory(self) -> Memory:
-        return Memory(limit=20 * GIB, used=int((self.other + 2 * self.now) * GIB))
+    def memory(self) -> ContainerMemory:
+        return ContainerMemory(limit=20 * GIB, used=int((self.other + 2 * self.now) * GIB))
 
     def lines(self, capfd: pytest.CaptureFixture[str]) -> list[str]:
         watching = LoaderMemory(

@@ -7,40 +7,40 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from spottrain.diagnostics.gpu_monitor import Sample, Sampler, reader
+from spottrain.diagnostics.gpu_monitor import GPUMonitor, GPUSample, reader
 
 CPU = torch.device("cpu")
 
 
 def test_samples_are_kept_until_it_is_closed() -> None:
     taken = threading.Event()
-    values = iter([Sample(utilisation=0.0, memory=0.2), Sample(utilisation=1.0, memory=0.4)])
+    values = iter([GPUSample(utilisation=0.0, memory=0.2), GPUSample(utilisation=1.0, memory=0.4)])
 
-    def read() -> Sample:
+    def read() -> GPUSample:
         try:
             return next(values)
         except StopIteration:
             taken.set()
             raise RuntimeError("the driver is gone") from None
 
-    sampler = Sampler(CPU, every=0.001, read=read)
+    sampler = GPUMonitor(CPU, every=0.001, read=read)
     assert taken.wait(10)
     assert (sampler.utilisation, sampler.memory) == (0.5, 0.4)
     sampler.close()
 
 
-class ByHand(Sampler):
+class ByHand(GPUMonitor):
     """Its thread does nothing: time and samples are the test's."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.told: list[Sample] = []
+        self.told: list[GPUSample] = []
         super().__init__(CPU, every=1.0, told=self.told.append, clock=lambda: self.now)
 
     def sample(self, *utilisations: float) -> None:
         for each in utilisations:
             self.now += 1.0
-            self._take(Sample(utilisation=each, memory=0.5))
+            self._take(GPUSample(utilisation=each, memory=0.5))
 
     @property
     def found(self) -> list[float]:
@@ -89,11 +89,11 @@ def test_what_is_told_is_a_mean_of_all_that_the_gpu_did() -> None:
 def test_what_fails_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     told = threading.Event()
 
-    def read() -> Sample:
+    def read() -> GPUSample:
         told.set()
         raise PermissionError("no access to NVML")
 
-    sampler = Sampler(CPU, every=0.001, read=read)
+    sampler = GPUMonitor(CPU, every=0.001, read=read)
     assert told.wait(10)
     for thread in threading.enumerate():
         if thread.name == "spottrain-nvml":
@@ -104,7 +104,7 @@ def test_what_fails_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[
 
 
 def test_a_cpu_has_no_samples_and_no_thread() -> None:
-    sampler = Sampler(CPU)
+    sampler = GPUMonitor(CPU)
     assert sampler.utilisation is None
     assert not [each for each in threading.enumerate() if each.name == "spottrain-nvml"]
 
@@ -125,5 +125,5 @@ def test_the_gpu_is_asked_for_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> No
     )
     properties = SimpleNamespace(uuid="1b2c")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert reader(torch.device("cuda"), nvml)() == Sample(utilisation=0.73, memory=0.25, bandwidth=0.21)
+    assert reader(torch.device("cuda"), nvml)() == GPUSample(utilisation=0.73, memory=0.25, bandwidth=0.21)
     assert asked == ["GPU-1b2c"]

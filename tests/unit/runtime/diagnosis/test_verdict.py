@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from spottrain.diagnostics.bottleneck import (
     STALL,
-    Facts,
     InUse,
+    Measurements,
     Name,
     Verdict,
     advice,
@@ -26,12 +26,12 @@ V100 = InUse(cuda=True, bf16=False)
 FULL = (0.97,) * 8
 
 
-def facts(*, use: InUse | None = None, **more: Any) -> Facts:
+def facts(*, use: InUse | None = None, **more: Any) -> Measurements:
     """Seconds of ten steps; `compute` fills them up to ten."""
     phases = ("data", "h2d", "communication", "checkpoint", "other")
     parts = {name: more.pop(name, 0.0) for name in phases}
     seconds = Seconds(**parts, compute=10 - sum(parts.values()))
-    return Facts(shares=Shares(steps=10, seconds=seconds), use=use or InUse(), **more)
+    return Measurements(shares=Shares(steps=10, seconds=seconds), use=use or InUse(), **more)
 
 
 def roof(arithmetic: float = 0.0, memory: float = 0.0, launch: float = 0.0) -> Roofline:
@@ -42,7 +42,7 @@ def ranks(*rows: tuple[float, float, float]) -> tuple[Rank, ...]:
     return tuple(Rank(own=own, data=data, communication=wait) for own, data, wait in rows)
 
 
-def judged(known: Facts) -> Verdict:
+def judged(known: Measurements) -> Verdict:
     verdict = diagnose(known)
     assert verdict is not None
     return verdict
@@ -68,7 +68,7 @@ def judged(known: Facts) -> Verdict:
         (facts(roofline=roof(1), ranks=ranks((1.0, 0, 0), (0.9, 0, 0.1))), Name.COMPUTE),
     ],
 )
-def test_facts_have_a_name(known: Facts, name: Name) -> None:
+def test_facts_have_a_name(known: Measurements, name: Name) -> None:
     assert judged(known).name is name
 
 
@@ -90,7 +90,7 @@ def test_a_swing_of_a_gpu_whose_loop_marks_its_data_is_not_the_loaders() -> None
 @pytest.mark.parametrize(
     "known",
     [
-        Facts(shares=Shares()),
+        Measurements(shares=Shares()),
         facts(),
         facts(busy=FULL),
         facts(mfu=0.5),
@@ -98,7 +98,7 @@ def test_a_swing_of_a_gpu_whose_loop_marks_its_data_is_not_the_loaders() -> None
         facts(busy=(0.5,) * 8, bandwidth=(0.9,) * 8),
     ],
 )
-def test_with_nothing_to_judge_by_nothing_is_said(known: Facts) -> None:
+def test_with_nothing_to_judge_by_nothing_is_said(known: Measurements) -> None:
     assert diagnose(known) is None
 
 
@@ -125,8 +125,8 @@ def test_a_guess_by_samples_alone_promises_nothing() -> None:
 
 def test_a_window_of_less_than_a_second_says_nothing() -> None:
     short = Shares(steps=10, seconds=Seconds(data=0.9))
-    assert diagnose(Facts(shares=short)) is None
-    assert judged(Facts(shares=Shares(steps=10, seconds=Seconds(data=1.0)))).name is Name.DATA
+    assert diagnose(Measurements(shares=short)) is None
+    assert judged(Measurements(shares=Shares(steps=10, seconds=Seconds(data=1.0)))).name is Name.DATA
 
 
 # --- stragglers -------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_more_workers_than_cores_do_harm(use: InUse, words: str | None) -> None:
         (facts(roofline=roof(arithmetic=1)), 1.0),
     ],
 )
-def test_a_gain_is_reckoned_from_what_was_measured(known: Facts, gain: float) -> None:
+def test_a_gain_is_reckoned_from_what_was_measured(known: Measurements, gain: float) -> None:
     verdict = judged(known)
     assert verdict.gain == pytest.approx(gain) and verdict.reckoning
 
@@ -318,7 +318,7 @@ def test_a_bound_says_how_near_the_work_comes_to_it() -> None:
         (facts(data=3, busy=(0.45,) * 4), "45%, under 70%: the loader wants fixing"),
     ],
 )
-def test_low_utilisation_is_said_first_with_whose_it_is(known: Facts, words: str) -> None:
+def test_low_utilisation_is_said_first_with_whose_it_is(known: Measurements, words: str) -> None:
     assert words in advice(known) and bool(words) == bool(advice(known))
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from spottrain.diagnostics.bottleneck import InUse, Name
-from spottrain.diagnostics.gpu_monitor import Sample, Sampler
+from spottrain.diagnostics.gpu_monitor import GPUMonitor, GPUSample
 from spottrain.diagnostics.loop_watch import SETTLED, Watch
 
 CPU = torch.device("cpu")
@@ -99,16 +99,16 @@ def test_how_full_the_gpu_is_is_among_the_figures() -> None:
     loop, settled, taken = Loop(), threading.Event(), threading.Event()
     busy = iter([0.5] * 9)
 
-    def read() -> Sample:
+    def read() -> GPUSample:
         if not settled.is_set():
-            return Sample(utilisation=0.0, memory=0.25)
+            return GPUSample(utilisation=0.0, memory=0.25)
         try:
-            return Sample(utilisation=next(busy), memory=0.25)
+            return GPUSample(utilisation=next(busy), memory=0.25)
         except StopIteration:
             taken.set()
             raise RuntimeError("the driver is gone") from None
 
-    loop.watch = Watch(CPU, clock=lambda: loop.now, sampler=Sampler(CPU, every=0.001, read=read))
+    loop.watch = Watch(CPU, clock=lambda: loop.now, sampler=GPUMonitor(CPU, every=0.001, read=read))
     loop.settle()
     settled.set()
     assert taken.wait(10)

@@ -11,7 +11,7 @@ import torch
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.techniques import accumulation
-from spottrain.techniques.accumulation import Part, Reweighed, shares_by_count, weights
+from spottrain.techniques.accumulation import MicroBatch, Reweighed, shares_by_count, weights
 
 ALONE = World()
 IGNORED = -100
@@ -206,7 +206,7 @@ def test_a_loader_is_read_one_window_at_a_time() -> None:
             yield number
 
     stream = accumulation.parts(loader(), 2, world=ALONE)
-    first: Part[int] = next(iter(stream))
+    first: MicroBatch[int] = next(iter(stream))
     assert first.batch == 0 and read == [0, 1]
 
 

@@ -16,8 +16,8 @@ from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.techniques.batch_size_trials import (
     MemoryExceeded,
+    MemoryOfAllRanks,
     OutOfMemoryTogether,
-    Together,
     Trial,
     agreed,
     divisors,
@@ -248,7 +248,7 @@ def test_where_ranks_try_together_one_that_runs_out_does_not_try_another_size(at
             raise torch.OutOfMemoryError("CUDA out of memory")
         return scene.loss_of(model, batch)
 
-    together = Together(memory, World())
+    together = MemoryOfAllRanks(memory, World())
     assert (together.limit, together.peak()) == (memory.limit, memory.peak())
     trial = Trial(
         scene.model, scene.optimizer, loss_of=loss_of, batch_of=scene.batch_of, share=64, memory=together

@@ -15,7 +15,7 @@ import torch
 from spottrain.errors import ConfigurationError
 from spottrain.techniques.precision import (
     Amp,
-    Facts,
+    DeviceFacts,
     Precision,
     choose,
     doubt_without_scaler,
@@ -25,15 +25,15 @@ from spottrain.techniques.precision import (
 CPU = torch.device("cpu")
 
 
-def facts(kind: str) -> Facts:
+def facts(kind: str) -> DeviceFacts:
     match kind:
         case "H200":
-            return Facts(type="cuda", name="H200", bf16=True, tf32=True)
+            return DeviceFacts(type="cuda", name="H200", bf16=True, tf32=True)
         case "V100":
-            return Facts(type="cuda", name="V100", bf16=False, tf32=False)
+            return DeviceFacts(type="cuda", name="V100", bf16=False, tf32=False)
         case "Zen4":
-            return Facts(type="cpu", name="Zen4", bf16=True, tf32=False)
-    return Facts(type="cpu", name="old CPU", bf16=False, tf32=False)
+            return DeviceFacts(type="cpu", name="Zen4", bf16=True, tf32=False)
+    return DeviceFacts(type="cpu", name="old CPU", bf16=False, tf32=False)
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ def test_of_an_amd_gpu_torch_is_asked_for_tf32_and_for_that_gpu(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
     named = SimpleNamespace(gcnArchName=architecture)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: named)
-    assert facts_of(wanted) == Facts(type="cuda", name="AMD Instinct", bf16=True, tf32=tf32)
+    assert facts_of(wanted) == DeviceFacts(type="cuda", name="AMD Instinct", bf16=True, tf32=tf32)
     assert current == [wanted], "torch answers for the current device"
 
 
