@@ -33,7 +33,7 @@ from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.upload import Process, UploadItem
 from spottrain.contract import Env
 from spottrain.core.preemption import Interruption
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.distributed.world import World
 from spottrain.lifecycle.save_interval import Observed, auto_seconds
 from spottrain.lifecycle.session import Session
@@ -147,7 +147,7 @@ class Ours:
             Env.CHECKPOINT_ENDPOINT: endpoint,
         }
         self.session = Session(env, Interruption(grace=30.0))
-        self.session.run = Run.from_env(env, script="bench.py")
+        self.session.run = RunConfig.from_env(env, script="bench.py")
         self.session.attempt = 1
         self.training = training
         where = self.session.run.where

@@ -44,11 +44,11 @@ def child(spawned: float) -> dict[str, Any]:
     from spottrain.checkpoint.compile_cache.cache import CompileCache, RestoredCache
     from spottrain.checkpoint.compile_cache.folders import use_folder
     from spottrain.contract import Env
-    from spottrain.core.run_config import Run
+    from spottrain.core.run_config import RunConfig
     from spottrain.storage.open import open_store
 
     use_folder(Path(os.environ[Env.CACHE_DIR]), os.environ)
-    run = Run.from_env(os.environ, script="train.py")
+    run = RunConfig.from_env(os.environ, script="train.py")
     cache = CompileCache.of(open_store(**run.where), run, os.environ, 1)
     assert cache is not None
     restored: list[RestoredCache | None] = []

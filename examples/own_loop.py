@@ -1,4 +1,4 @@
-"""A training loop of one's own, kept from being lost by three lines: those with `guard`.
+"""A training loop of one's own, kept from being lost by three lines: those with `run`.
 
 spottrain run --checkpoint checkpoints/own examples/own_loop.py            # Ctrl-C saves; again: goes on
 spottrain run --nproc 2 --checkpoint checkpoints/own examples/own_loop.py  # the same by DDP
@@ -36,17 +36,17 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     loader = spottrain.data.loader(Sums(), batch_size=32)
 
-    guard = spottrain.Guard(
+    run = spottrain.Run(
         model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=STEPS, log_every=100
     )
-    for x, y in guard.batches(loader):
+    for x, y in run.batches(loader):
         loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step()
-        guard.advance(loss=loss)
-    guard.finish()
+        run.step_completed(loss=loss)
+    run.finish()
 
 
 if __name__ == "__main__":

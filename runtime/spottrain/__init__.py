@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from spottrain.data.download_cache import cached
     from spottrain.techniques.early_stopping import EarlyStopping
     from spottrain.training.data_parallel import shard
-    from spottrain.training.guard import Guard
-    from spottrain.training.job_settings import training_arguments
+    from spottrain.training.job_settings import job_settings
+    from spottrain.training.run import Run
     from spottrain.training.trainer import Result, Trainer
 
 __all__ = [
     "ActivationCheckpointing",
     "EarlyStopping",
-    "Guard",
     "LearningRateScaling",
     "Profile",
     "Result",
+    "Run",
     "Trainer",
     "cached",
     "data",
     "diagnostics",
+    "job_settings",
     "load_weights",
     "seed",
     "shard",
     "techniques",
-    "training_arguments",
 ]
 
 _MODULES = ("data", "diagnostics", "techniques")
 _HOME = {
     "ActivationCheckpointing": "spottrain.core.training_spec",
     "EarlyStopping": "spottrain.techniques.early_stopping",
-    "Guard": "spottrain.training.guard",
+    "Run": "spottrain.training.run",
     "LearningRateScaling": "spottrain.core.training_spec",
     "Profile": "spottrain.core.training_spec",
     "Trainer": "spottrain.training.trainer",
@@ -57,7 +57,7 @@ _HOME = {
     "seed": "spottrain.core.device",
     "shard": "spottrain.training.data_parallel",
     "load_weights": "spottrain.checkpoint.final_weights",
-    "training_arguments": "spottrain.training.job_settings",
+    "job_settings": "spottrain.training.job_settings",
 }
 
 # spottrain.data.loader, without a second import

@@ -1,4 +1,4 @@
-"""The training of scenes with a custom loop: `spottrain.Guard`, epochs, a schedule by epoch, validation by a
+"""The training of scenes with a custom loop: `spottrain.Run`, epochs, a schedule by epoch, validation by a
 plain DataLoader with a worker of its own. Run by `spottrain run` in a process of `zygote.py`.
 
 After each epoch it writes a line into `epochs`: what a resume must neither skip nor do otherwise.
@@ -37,17 +37,17 @@ validation = torch.utils.data.DataLoader(
 )
 session = current()
 if session.store is not None:
-    watch_store(session.store, lambda: session.board.facts.step)  # before the guard claims HEAD
-guard = spottrain.Guard(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
+    watch_store(session.store, lambda: session.board.facts.step)  # before the run claims HEAD
+run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
 last_loss: float = float("nan")
 
 
 def record(name: str = "states") -> None:
-    shared, own = Flattened(guard._shared()), Flattened(guard._own())
+    shared, own = Flattened(run._shared()), Flattened(run._own())
     TELLER.write(
         name,
         {
-            "step": guard.step,
+            "step": run.global_step,
             "at": time.monotonic(),
             "loss": last_loss.hex(),
             "best": None,
@@ -59,7 +59,7 @@ def record(name: str = "states") -> None:
 
 def train(batch: Any) -> torch.Tensor:
     time.sleep(ORDER.pause)
-    TELLER.reached("micro-step", guard.step)
+    TELLER.reached("micro-step", run.global_step)
     loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
     optimizer.zero_grad()
     torch.autograd.backward(loss)
@@ -72,7 +72,7 @@ def validate() -> float:
     total = torch.zeros(())
     with torch.no_grad():
         for x, y in validation:
-            TELLER.reached("evaluation", guard.step)
+            TELLER.reached("evaluation", run.global_step)
             total += torch.nn.functional.mse_loss(model(x), y)
     model.train()
     return float(total)
@@ -80,20 +80,20 @@ def validate() -> float:
 
 STEPS_PER_EPOCH = -(-len(Augmented()) // ORDER.batch)
 record()
-for epoch in range(guard.epoch, ORDER.steps // STEPS_PER_EPOCH):
+for epoch in range(run.epoch, ORDER.steps // STEPS_PER_EPOCH):
     for batch in loader:
         loss = train(batch)
         last_loss = float(loss)
-        if (guard.step + 1) % STEPS_PER_EPOCH == 0:
-            TELLER.reached("epoch's last step", guard.step)
-        guard.advance(loss=loss)
+        if (run.global_step + 1) % STEPS_PER_EPOCH == 0:
+            TELLER.reached("epoch's last step", run.global_step)
+        run.step_completed(loss=loss)
         record()
-        TELLER.arm_loader(guard.step)
-        TELLER.reached("step", guard.step)
+        TELLER.arm_loader(run.global_step)
+        TELLER.reached("step", run.global_step)
     scheduler.step()
     TELLER.write(
         "epochs",
-        {"epoch": epoch, "step": guard.step, "rate": scheduler.get_last_lr(), "loss": validate().hex()},
+        {"epoch": epoch, "step": run.global_step, "rate": scheduler.get_last_lr(), "loss": validate().hex()},
     )
 record("finished")  # finish() saves what the work after the last epoch has changed
-guard.finish()
+run.finish()

@@ -119,7 +119,7 @@ class Scene:
     webhook_down: float = 0.0
     """Seconds from the operator's first UPDATE of a pod in which a failing webhook refuses each of them."""
     edited: bool = False
-    """Whether the budgets are raised once it is over: a new generation, which another guard looks at."""
+    """Whether the budgets are raised once it is over: a new generation, which another run looks at."""
 
     @property
     def namespace(self) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from spottrain_operator.agent.settings import AgentEnv
-from spottrain_operator.agent.settings import AgentSettings
+from spottrain_operator.agent.settings import AgentEnv, AgentSettings
 from spottrain_operator.api.node_pools import CAPACITY_LABELS, CapacityType, Pool
 from spottrain_operator.names import Platform
 from spottrain_operator.settings import Settings as OperatorSettings

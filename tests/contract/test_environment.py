@@ -18,7 +18,7 @@ from spottrain.contract import (
     Env,
     library_homes,
 )
-from spottrain.core.run_config import Run, data_cache_folder
+from spottrain.core.run_config import RunConfig, data_cache_folder
 from spottrain.core.training_spec import (
     PRECISIONS,
     ActivationCheckpointing,
@@ -119,7 +119,7 @@ def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) ->
 
 
 def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str]) -> None:
-    run = Run.from_env(environment, script="train.py")
+    run = RunConfig.from_env(environment, script="train.py")
     assert run.job == "job" and run.namespace == "ns" and run.attempt == 2
     assert run.training == Training.from_json(json.dumps(TRAINING)) and run.training.optimizer is not None
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
@@ -134,7 +134,7 @@ def test_the_data_cache_is_mounted_where_the_runtime_looks_for_it(environment: d
 
 def test_the_runtime_reads_what_a_job_without_checkpoints_of_ours_is_told() -> None:
     job = Job.parse(raw_job(raw_spec(checkpoint={"managed": False})))
-    run = Run.from_env(trainer_pod.environment(job, Status(attempt=2), 110), script="train.py")
+    run = RunConfig.from_env(trainer_pod.environment(job, Status(attempt=2), 110), script="train.py")
     assert run.checkpoint_uri is None and run.attempt == 2 and run.gate_until == 0
 
 
@@ -150,7 +150,7 @@ def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
     assert set(schema) == {f.name for f in fields(Training)} == set(TRAINING) | set(OTHER_WARM_UPS)
     assert set(schema["precision"]["enum"]) == set(PRECISIONS)
     for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStoppingSpec, Data, Profile):
-        name = part.__name__[0].lower() + part.__name__[1:]
+        name = part.__name__[0].lower() + part.__name__[1:].removesuffix("Spec")
         ours = {f.name: f.default for f in fields(part)}
         assert set(schema[name]["properties"]) == set(ours), name
         defaults = {

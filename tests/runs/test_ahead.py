@@ -54,33 +54,33 @@ def estimate_loss():
     return found
 
 
-guard = spottrain.Guard(model=model, optimizer=optimizer, max_steps=max_iters, log_every=1)
+run = spottrain.Run(model=model, optimizer=optimizer, max_steps=max_iters, log_every=1)
 BATCHES
 X, Y = next(batches)  # fetch the very first batch
 while True:
-    if guard.step % eval_interval == 0:
+    if run.global_step % eval_interval == 0:
         losses = estimate_loss()
-        print("estimated", guard.step, losses, flush=True)
+        print("estimated", run.global_step, losses, flush=True)
     for micro_step in range(gradient_accumulation_steps):
-        guard.poll()
+        run.poll()
         logits, loss = model(X, Y)
         loss = loss / gradient_accumulation_steps
         # immediately async prefetch next batch while model is doing the forward pass on the GPU
         X, Y = next(batches)
         loss.backward()
-        if guard.step + 1 == STOP and micro_step == int(os.environ.get("STOP_IN", "2")):
+        if run.global_step + 1 == STOP and micro_step == int(os.environ.get("STOP_IN", "2")):
             os.kill(os.getpid(), signal.SIGTERM)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    if not guard.advance(loss=loss):
+    if not run.step_completed(loss=loss):
         break
-guard.finish()
+run.finish()
 """
-DRAWN = 'batches = guard.ahead(lambda: get_batch("train"))'
+DRAWN = 'batches = run.ahead(lambda: get_batch("train"))'
 SOURCES = {
     "a function": DRAWN,
     "an iterator": (
-        "def drawn():\n    while True:\n        yield get_batch('train')\n\nbatches = guard.ahead(drawn())"
+        "def drawn():\n    while True:\n        yield get_batch('train')\n\nbatches = run.ahead(drawn())"
     ),
 }
 
@@ -140,20 +140,20 @@ class Numbers(torch.utils.data.Dataset):
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 LOADER
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=17, log_every=1)
-batches = guard.ahead(loader)
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=17, log_every=1)
+batches = run.ahead(loader)
 batch = next(batches)
-while not guard.done:
+while not run.done:
     optimizer.zero_grad()
     loss = model(batch).square().mean()
-    print("used", guard.step, sorted(int(x) for x in batch[:, 0]), flush=True)
+    print("used", run.global_step, sorted(int(x) for x in batch[:, 0]), flush=True)
     batch = next(batches)
     loss.backward()
     optimizer.step()
-    if guard.step + 1 == STOP:
+    if run.global_step + 1 == STOP:
         os.kill(os.getpid(), signal.SIGTERM)
-    guard.advance(loss=loss)
-guard.finish()
+    run.step_completed(loss=loss)
+run.finish()
 """
 
 
@@ -182,11 +182,11 @@ def test_a_loader_is_drawn_from_over_the_end_of_an_epoch_and_loses_nothing(
 
 def test_a_loader_that_is_drawn_from_ahead_without_the_guard_is_told_how(lab: Lab) -> None:
     by_hand = BY_LOADER.replace("LOADER", LOADERS["ours"]).replace(
-        "guard.ahead(loader)", "(batch for _ in range(9) for batch in loader)"
+        "run.ahead(loader)", "(batch for _ in range(9) for batch in loader)"
     )
     run = lab.run(by_hand, interval="1h")
     assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
-    assert "iterates over guard.ahead(loader)" in run.message.message
+    assert "iterates over run.ahead(loader)" in run.message.message
 
 
 PLAIN = """\
@@ -203,7 +203,7 @@ counts = numpy.zeros(2)
 dice, coins = random.Random(5), torch.Generator().manual_seed(6)
 cards, old = numpy.random.default_rng(7), numpy.random.RandomState(8)
 mean = torch.zeros(())
-guard = spottrain.Guard(
+run = spottrain.Run(
     model=model,
     optimizer=optimizer,
     extra={
@@ -213,7 +213,7 @@ guard = spottrain.Guard(
     max_steps=12,
     log_every=1,
 )
-while not guard.done:
+while not run.done:
     x = torch.rand(4, 2, generator=coins) + dice.random() + cards.random() + old.rand()
     optimizer.zero_grad()
     loss = model(x).square().mean()
@@ -221,17 +221,17 @@ while not guard.done:
     optimizer.step()
     seen["samples"] += len(x)
     seen["sums"] += x.sum(0)
-    seen["by"][str(guard.step)] = float(loss)
+    seen["by"][str(run.global_step)] = float(loss)
     recent.append(float(loss))
-    counts[guard.step % 2] += 1
+    counts[run.global_step % 2] += 1
     mean.lerp_(loss.detach(), 0.1)
-    if float(loss) < guard.extra["best"]:
-        guard.extra["best"], guard.extra["name"] = float(loss), f"step {guard.step}"
-    if guard.step + 1 == STOP:
+    if float(loss) < run.extra["best"]:
+        run.extra["best"], run.extra["name"] = float(loss), f"step {run.global_step}"
+    if run.global_step + 1 == STOP:
         os.kill(os.getpid(), signal.SIGTERM)
-    guard.advance(loss=loss)
-guard.finish()
-print("AT THE END", dict(guard.extra) | {name: None for name in ("dice", "coins", "cards", "old")})
+    run.step_completed(loss=loss)
+run.finish()
+print("AT THE END", dict(run.extra) | {name: None for name in ("dice", "coins", "cards", "old")})
 """
 
 
@@ -255,7 +255,7 @@ def test_a_number_that_the_script_keeps_in_a_variable_of_its_own_is_told(lab: La
     forgetful = PLAIN.replace('"best": float("inf")', '"other": 0, "best": float("inf")')
     run = lab.run(forgetful, interval="1h", env={"STOP": "7"})
     assert run.end(60) == ExitCode.INTERRUPTED, run.log
-    assert "event=advice about=extra names=other " in run.log and "guard.extra['NAME']" in run.log
+    assert "event=advice about=extra names=other " in run.log and "run.extra['NAME']" in run.log
 
 
 def test_a_value_of_another_kind_or_shape_is_refused(lab: Lab) -> None:

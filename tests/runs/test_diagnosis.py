@@ -65,12 +65,12 @@ def test_more_loader_workers_than_cores_are_told_once_at_the_start(lab: Lab, wor
 OF_A_GPU = """
 from spottrain.diagnostics import gpu_monitor
 
-class Sampler(gpu_monitor.Sampler):
+class Sampler(gpu_monitor.GPUMonitor):
     def __init__(self, device, told):
-        read = lambda: gpu_monitor.Sample(utilisation=0.73, memory=0.25)
+        read = lambda: gpu_monitor.GPUSample(utilisation=0.73, memory=0.25)
         super().__init__(device, every=0.01, read=read, told=told)
 
-gpu_monitor.Sampler = Sampler
+gpu_monitor.GPUMonitor = Sampler
 """
 
 

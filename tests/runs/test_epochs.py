@@ -49,13 +49,13 @@ def train(batch, more=0.0):
     loss = torch.nn.functional.mse_loss(model(batch[0]).squeeze(-1), batch[1]) + more
     loss.backward()
     optimizer.step()
-    if guard.step + 1 == STOP:
+    if run.global_step + 1 == STOP:
         os.kill(os.getpid(), signal.SIGTERM)
     return loss
 
 
 def validate(epoch):
-    if HOLD and guard.step == HOLD:
+    if HOLD and run.global_step == HOLD:
         print("holding", flush=True)
         time.sleep(60)  # until the test kills it
     model.eval()
@@ -63,7 +63,7 @@ def validate(epoch):
         loss = sum(torch.nn.functional.mse_loss(model(x).squeeze(-1), y) for x, y in held_out)
     model.train()
     lr = optimizer.param_groups[0]["lr"]
-    print(f"validated {epoch} step {guard.step} lr {lr:.9g} {loss:.9g}\\n", end="", flush=True)
+    print(f"validated {epoch} step {run.global_step} lr {lr:.9g} {loss:.9g}\\n", end="", flush=True)
 """
 
 LOADER = "loader = spottrain.data.loader(Noisy(), batch_size=8, num_workers=WORKERS)\n"
@@ -82,36 +82,36 @@ STATEFUL = (
     ")\n"
 )
 GUARD = (
-    "guard = spottrain.Guard(\n"
+    "run = spottrain.Run(\n"
     "    model=model, optimizer=optimizer, scheduler=scheduler, data=loader, log_every=1\n"
     ")\n"
 )
 RANGE = """\
-for epoch in range(guard.epoch, 4):
+for epoch in range(run.epoch, 4):
     for batch in loader:
-        guard.advance(loss=train(batch))
+        run.step_completed(loss=train(batch))
     scheduler.step()
     validate(epoch)
-guard.finish()
+run.finish()
 """
-EPOCHS = RANGE.replace("range(guard.epoch, 4)", "guard.epochs(4)")
+EPOCHS = RANGE.replace("range(run.epoch, 4)", "run.epochs(4)")
 PULLED = """\
-for epoch in guard.epochs(4):
-    for number, batch in enumerate(guard.batches(loader), guard.epoch_step):
-        guard.advance(loss=train(batch, number / 100))
+for epoch in run.epochs(4):
+    for number, batch in enumerate(run.batches(loader), run.epoch_step):
+        run.step_completed(loss=train(batch, number / 100))
     scheduler.step()
     validate(epoch)
-guard.finish()
+run.finish()
 """
 # Epochs of 3 steps over passes of 5.
 STEPS = PULLED.replace("epochs(4)", "epochs(6, steps=3)")
 LATE = """\
-while guard.step < 20:
+while run.global_step < 20:
     for batch in loader:
-        guard.advance(loss=train(batch))
+        run.step_completed(loss=train(batch))
     scheduler.step()
-    validate(guard.epoch)
-guard.finish()
+    validate(run.epoch)
+run.finish()
 """
 
 LOOPS = {
@@ -206,17 +206,17 @@ OWN = (
     HEAD
     + GUARD.replace(" data=loader,", "")
     + """\
-for epoch in guard.epochs(4):
+for epoch in run.epochs(4):
     torch.manual_seed(epoch)
     order = torch.randperm(40).split(8)
-    torch.manual_seed(100 * epoch + guard.epoch_step)
-    for number in range(guard.epoch_step, 5):
+    torch.manual_seed(100 * epoch + run.epoch_step)
+    for number in range(run.epoch_step, 5):
         batch = [torch.stack(each) for each in zip(*(Noisy()[int(i)] for i in order[number]))]
-        guard.advance(loss=train(batch))
-        torch.manual_seed(100 * epoch + guard.epoch_step)
+        run.step_completed(loss=train(batch))
+        torch.manual_seed(100 * epoch + run.epoch_step)
     scheduler.step()
     validate(epoch)
-guard.finish()
+run.finish()
 """
 )
 
@@ -230,35 +230,38 @@ def test_a_loop_over_data_that_the_guard_does_not_know_counts_its_epochs_right(l
 
 REFUSED = {
     "epoch without data": (
-        GUARD.replace(" data=loader,", "") + "print(guard.epoch)\n",
-        "guard.epoch is not known: Guard(data=...) was not given spottrain.data.loader(...)",
+        GUARD.replace(" data=loader,", "") + "print(run.epoch)\n",
+        "run.epoch is not known: Run(data=...) was not given spottrain.data.loader(...)",
     ),
-    "epoch of a stream": (STATEFUL + GUARD + RANGE, "guard.epoch is not known"),
+    "epoch of a stream": (STATEFUL + GUARD + RANGE, "run.epoch is not known"),
     "no question": (
-        GUARD.replace(" data=loader,", "")
-        + "for epoch in range(4):\n    for batch in held_out:\n        guard.advance(loss=torch.ones(()))\n",
-        "the loop does not ask the Guard how far the training is",
+        GUARD.replace(" data=loader,", "") + "for epoch in range(4):\n"
+        "    for batch in held_out:\n        run.step_completed(loss=torch.ones(()))\n",
+        "the loop does not ask the Run how far the training is",
     ),
     "no question with data": (
-        LOADER
-        + GUARD
-        + "for epoch in range(4):\n    for batch in loader:\n        guard.advance(loss=torch.ones(()))\n",
-        "the loop does not ask the Guard how far the training is",
+        LOADER + GUARD + "for epoch in range(4):\n"
+        "    for batch in loader:\n        run.step_completed(loss=torch.ones(()))\n",
+        "the loop does not ask the Run how far the training is",
     ),
     "break": (
-        LOADER + GUARD + RANGE.replace("(batch))\n", "(batch))\n        if guard.step % 3 == 0: break\n"),
+        LOADER
+        + GUARD
+        + RANGE.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
         "the loop over epoch 0 was left after 24 of its 40 samples",
     ),
     "break in epochs": (
-        LOADER + GUARD + EPOCHS.replace("(batch))\n", "(batch))\n        if guard.step % 3 == 0: break\n"),
+        LOADER
+        + GUARD
+        + EPOCHS.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
         "the loop over epoch 0 was left after 24 of its 40 samples",
     ),
     "epochs begun anew": (
         GUARD.replace(" data=loader,", "") + EPOCHS.replace("in loader", "in held_out"),
         "the loop does not ask where in the epoch it is",
     ),
-    "a step of no epoch": (LOADER + GUARD + "guard.epoch_step\n", "iterate `for epoch in guard.epochs(n)`"),
-    "no end": (LOADER + GUARD + "next(guard.batches(loader))\n", "Guard.batches needs an end"),
+    "a step of no epoch": (LOADER + GUARD + "run.epoch_step\n", "iterate `for epoch in run.epochs(n)`"),
+    "no end": (LOADER + GUARD + "next(run.batches(loader))\n", "Run.batches needs an end"),
 }
 
 
@@ -277,7 +280,9 @@ def test_a_loop_that_counts_steps_may_leave_a_pass_early(lab: Lab) -> None:
         HEAD
         + LOADER
         + GUARD
-        + LATE.replace("(batch))\n", "(batch))\n        if guard.step % 3 == 0 or guard.step == 20: break\n")
+        + LATE.replace(
+            "(batch))\n", "(batch))\n        if run.global_step % 3 == 0 or run.global_step == 20: break\n"
+        )
     )
     plain = left_alone(lab, script, {})
     assert len(plain.losses) == 20
@@ -291,9 +296,9 @@ POLLED = (
         "    scheduler.step()\n    validate(epoch)\n",
         """\
     for number in range(3):
-        guard.poll()
+        run.poll()
         torch.rand(1)
-        if guard.step == int(os.environ.get("STOP_AFTER", "0")) and number == 1:
+        if run.global_step == int(os.environ.get("STOP_AFTER", "0")) and number == 1:
             os.kill(os.getpid(), signal.SIGTERM)
     validate(epoch)
     scheduler.step()
@@ -348,7 +353,7 @@ def test_a_trainer_that_is_stopped_at_an_epochs_last_step_evaluates_once(lab: La
 # --- docs/own-loop.md -------------------------------------------------------------------------------------
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
 WITH = (
-    HEAD.replace('print(f"validated {epoch}', 'print(f"validated {guard.step}').replace(
+    HEAD.replace('print(f"validated {epoch}', 'print(f"validated {run.global_step}').replace(
         "def validate(epoch)", "def validate(model)"
     )
     + """\
@@ -361,7 +366,7 @@ def get_batch(split):
 
 
 def loss_of(model, batch):
-    if guard.step + 1 == STOP:
+    if run.global_step + 1 == STOP:
         os.kill(os.getpid(), signal.SIGTERM)
     return torch.nn.functional.mse_loss(model(batch[0]).squeeze(-1), batch[1])
 
@@ -375,8 +380,8 @@ def listings() -> dict[str, str]:
     found = re.findall(r"```python\n(.*?)```", DOCS.read_text().split("### Settings of the job")[0], re.S)
     marks = {
         "steps": "in place of",
-        "epochs": "guard.epochs(",
-        "ahead": "guard.ahead(",
+        "epochs": "run.epochs(",
+        "ahead": "run.ahead(",
         "extra": "extra=extra",
     }
     return {name: next(each for each in found if mark in each) for name, mark in marks.items()}

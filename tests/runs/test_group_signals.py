@@ -46,16 +46,16 @@ class Noisy(torch.utils.data.Dataset):
 loader = spottrain.data.loader(Noisy(), batch_size=4)
 """
 TRAIN = """
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=12, log_every=1)
-for x, y in guard.batches(loader):
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=12, log_every=1)
+for x, y in run.batches(loader):
     BEFORE
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x).squeeze(-1), y).backward()
     optimizer.step()
     BETWEEN
-    guard.advance()
+    run.step_completed()
     AFTER
-guard.finish()
+run.finish()
 """
 
 
@@ -114,7 +114,7 @@ def work(n):
 
 pool = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
 """
-ASKS = "print('asking', guard.step, flush=True); list(pool.map(work, range(4)))"
+ASKS = "print('asking', run.global_step, flush=True); list(pool.map(work, range(4)))"
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
@@ -153,19 +153,19 @@ def test_a_training_script_that_breaks_while_data_are_fetched_is_saved(lab: Lab)
 
 
 def test_a_mistake_of_the_script_without_a_stop_is_still_a_failure(lab: Lab) -> None:
-    run = lab.run(loop(after="assert guard.step < 3, 'broken data'"))
+    run = lab.run(loop(after="assert run.global_step < 3, 'broken data'"))
     assert run.end() == ExitCode.FAILED, run.log
     assert run.message.outcome is Outcome.FAILED and "broken data" in run.message.message
 
 
 LEAVES = loop(
     head="import atexit\n",
-    after="print('stepped', flush=True); time.sleep(PAUSE)\n    if guard.should_stop: break",
+    after="print('stepped', flush=True); time.sleep(PAUSE)\n    if run.should_stop: break",
 )
 
 
 def test_a_loop_that_leaves_by_itself_when_told_to_stop_has_not_failed(lab: Lab) -> None:
-    script = LEAVES.replace("guard.finish()", "if guard.done: guard.finish()")
+    script = LEAVES.replace("run.finish()", "if run.done: run.finish()")
     run = lab.run(script, interval="1h", env={"PAUSE": "0.3"}).until("stepped")
     assert run.send().end() == ExitCode.INTERRUPTED, run.log
     assert run.message.durableStep == run.message.step
@@ -246,7 +246,7 @@ def test_a_script_without_spottrain_that_is_told_to_stop_has_saved_nothing_and_i
     run = start(FOREIGN).until("works").send()
     assert run.end() == ExitCode.INTERRUPTED_LOST, run.log
     assert run.message.outcome is Outcome.INTERRUPTED_LOST
-    assert "does not use spottrain" in run.message.message and "spottrain.Guard" in run.message.message
+    assert "does not use spottrain" in run.message.message and "spottrain.Run" in run.message.message
 
 
 @pytest.mark.parametrize("how", USES)

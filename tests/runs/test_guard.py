@@ -1,4 +1,4 @@
-"""A loop of one's own under `spottrain.Guard`: a real process that is told to stop by a real signal."""
+"""A loop of one's own under `spottrain.Run`: a real process that is told to stop by a real signal."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2, num_worker
 ema = copy.deepcopy(model)
 extra = {"ema": ema, "other": scheduler} if MORE == "extra" else {"ema": ema}
 
-guard = spottrain.Guard(
+run = spottrain.Run(
     model=model,
     optimizer=optimizer,
     scheduler=scheduler,
@@ -70,8 +70,8 @@ guard = spottrain.Guard(
     log_every=1,
 )
 micro = []
-for x, y in guard.batches(loader):
-    guard.poll()
+for x, y in run.batches(loader):
+    run.poll()
     print("micro", flush=True)
     time.sleep(PAUSE)
     loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y) / 2
@@ -87,10 +87,10 @@ for x, y in guard.batches(loader):
         for mine, theirs in zip(ema.parameters(), model.parameters()):
             mine.lerp_(theirs, 0.1)
     total, micro = sum(micro), []
-    if os.environ.get("NAN_AT") == str(guard.step + 1):
+    if os.environ.get("NAN_AT") == str(run.global_step + 1):
         total = total * float("nan")
-    guard.advance(loss=total)
-guard.finish()
+    run.step_completed(loss=total)
+run.finish()
 print("average=" + spottrain.checkpoint.final_weights.digest(dict(ema.state_dict())))
 """
 )
@@ -142,7 +142,7 @@ def test_the_manifests_max_steps_win(lab: Lab) -> None:
 def test_a_script_that_ends_without_finish_fails_and_keeps_its_newest_step_for_the_mended_one(
     lab: Lab,
 ) -> None:
-    forgetful = SCRIPT.replace("guard.finish()\n", "    if guard.step == 9: break\n")
+    forgetful = SCRIPT.replace("run.finish()\n", "    if run.global_step == 9: break\n")
     run = lab.run(forgetful, attempt=1, interval="4steps")
     assert run.end() == ExitCode.FAILED, run.log
     assert run.message.outcome is Outcome.FAILED and run.message.reason == "ScriptFailed"
@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_saves_nothing(lab: Lab) -> No
     ("env", "says"),
     [
         ({"WIDTH": "8"}, "0.weight has shape (16, 4) in the checkpoint and (8, 4) in the model"),
-        ({"MORE": "extra"}, "it has no state of extra.other, which the Guard here is given"),
+        ({"MORE": "extra"}, "it has no state of extra.other, which the Run here is given"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(lab: Lab, env: dict[str, str], says: str) -> None:
@@ -190,8 +190,8 @@ optimizers = {
 sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8)
 loader = torch.utils.data.DataLoader(Noisy(), batch_sampler=sampler, generator=torch.Generator())
 
-with spottrain.Guard(model=models, optimizer=optimizers, data=loader, log_every=1) as guard:
-    for epoch in range(guard.epoch, 4):
+with spottrain.Run(model=models, optimizer=optimizers, data=loader, log_every=1) as run:
+    for epoch in range(run.epoch, 4):
         for x, y in loader:
             time.sleep(PAUSE)
             losses = [torch.nn.functional.mse_loss(each(x).squeeze(-1), y) for each in models.values()]
@@ -200,10 +200,10 @@ with spottrain.Guard(model=models, optimizer=optimizers, data=loader, log_every=
             for each in optimizers.values():
                 each.step()
                 each.zero_grad()
-            if MORE == "raise" and guard.step == 6:
+            if MORE == "raise" and run.global_step == 6:
                 raise ValueError("a bug of the script")
-            guard.advance(loss=loss)
-    guard.finish()
+            run.step_completed(loss=loss)
+    run.finish()
 """
 )
 
@@ -237,16 +237,16 @@ STREAM = (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 loader = StatefulDataLoader(Noisy(), batch_size=4, shuffle=True)
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=25, log_every=1)
-for x, y in guard.batches(loader):
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=25, log_every=1)
+for x, y in run.batches(loader):
     time.sleep(PAUSE)
     loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if not guard.advance(loss=loss):
+    if not run.step_completed(loss=loss):
         break
-guard.finish()
+run.finish()
 """
 )
 
@@ -263,12 +263,12 @@ def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(lab: Lab) -> None
 
 
 BAD = {
-    "no state": ("data=[1, 2]", "Guard(data=...) is a list without state_dict() and load_state_dict()"),
-    "no module": ("model=3", "Guard(model=...) is 3; give a torch module, or a dict of modules"),
+    "no state": ("data=[1, 2]", "Run(data=...) is a list without state_dict() and load_state_dict()"),
+    "no module": ("model=3", "Run(model=...) is 3; give a torch module, or a dict of modules"),
     "no optimizer": ("optimizer=model", "main is a Sequential; give a torch optimizer"),
-    "no scheduler": ("scheduler=3", "Guard: scheduler is a int without state_dict()"),
-    "no extra": ("extra={'ema': object()}", "Guard: extra.ema is a object without state_dict()"),
-    "extra without names": ("extra=model", "Guard(extra=...) is a Sequential: give it a dict of names"),
+    "no scheduler": ("scheduler=3", "Run: scheduler is a int without state_dict()"),
+    "no extra": ("extra={'ema': object()}", "Run: extra.ema is a object without state_dict()"),
+    "extra without names": ("extra=model", "Run(extra=...) is a Sequential: give it a dict of names"),
     "weights of a module with buffers": (
         "optimizer=torch.optim.SGD([{'params': model.parameters()}, {'params': NORM.parameters()}])",
         "the BatchNorm1d that this belongs to has buffers too (running_mean, running_var,",
@@ -276,9 +276,9 @@ BAD = {
     "a scheduler of another optimizer": (
         "optimizer=torch.optim.SGD(model.parameters()), "
         "scheduler=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 5)",
-        "Guard(scheduler=...) is a StepLR of an optimizer that is not given here",
+        "Run(scheduler=...) is a StepLR of an optimizer that is not given here",
     ),
-    "no steps": ("max_steps=0", "Guard(max_steps=0, log_every=10): at least 1 each"),
+    "no steps": ("max_steps=0", "Run(max_steps=0, log_every=10): at least 1 each"),
 }
 
 
@@ -286,7 +286,7 @@ BAD = {
 def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
     argument, says = BAD[case]
     call = "NORM = torch.nn.BatchNorm1d(3)\n"
-    call += f"spottrain.Guard(**dict(model=model, optimizer=optimizer) | dict({argument}))\n"
+    call += f"spottrain.Run(**dict(model=model, optimizer=optimizer) | dict({argument}))\n"
     run = lab.run(HEAD + call)
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
     assert says in run.message.message
@@ -295,9 +295,9 @@ def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
 
 def test_a_loop_that_does_not_leave_at_max_steps_is_told(lab: Lab) -> None:
     call = """\
-guard = spottrain.Guard(model=model, optimizer=optimizer, max_steps=2)
+run = spottrain.Run(model=model, optimizer=optimizer, max_steps=2)
 for _ in range(3):
-    guard.advance()
+    run.step_completed()
 """
     run = lab.run(HEAD + call)
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log

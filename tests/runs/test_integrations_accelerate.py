@@ -1,4 +1,4 @@
-"""A loop around Accelerate under its `Guard`: the real library in real processes, a tiny model made here."""
+"""A loop around Accelerate under `AccelerateRun`: the real library in real processes, a tiny model made here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = """\
 import os, time
 import torch, spottrain
 from accelerate import Accelerator
-from spottrain.integrations.accelerate import Guard
+from spottrain.integrations.accelerate import AccelerateRun
 
 spottrain.seed(1)
 PAUSE = float(os.environ.get("PAUSE", "0"))
@@ -62,9 +62,9 @@ model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 average = Average()
 accelerator.register_for_checkpointing(average)
 
-guard = Guard(accelerator, data=loader, max_steps=18, log_every=1)
-for x, y in guard.batches(loader):
-    guard.poll()
+run = AccelerateRun(accelerator, data=loader, max_steps=18, log_every=1)
+for x, y in run.batches(loader):
+    run.poll()
     time.sleep(PAUSE)
     with accelerator.accumulate(model):
         loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
@@ -74,8 +74,8 @@ for x, y in guard.batches(loader):
         optimizer.zero_grad()
     if accelerator.sync_gradients:
         average.value += 0.1 * (float(loss.detach()) - average.value)
-        guard.advance(loss=loss)
-guard.finish()
+        run.step_completed(loss=loss)
+run.finish()
 print(f"average={average.value:.9g}")
 """
 )
@@ -113,7 +113,7 @@ EPOCHS = (
 STOP = int(os.environ.get("STOP", "0"))
 model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 MAKE
-for epoch in guard.epochs(3):
+for epoch in run.epochs(3):
     for x, y in PASS:
         with accelerator.accumulate(model):
             loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
@@ -121,18 +121,18 @@ for epoch in guard.epochs(3):
             optimizer.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
-            if guard.step + 1 == STOP:
+            if run.global_step + 1 == STOP:
                 os.kill(os.getpid(), signal.SIGTERM)
-            guard.advance(loss=loss)
+            run.step_completed(loss=loss)
     scheduler.step()
-    print("after", epoch, guard.step, scheduler.get_last_lr(), float(torch.rand(())), flush=True)
-guard.finish()
+    print("after", epoch, run.global_step, scheduler.get_last_lr(), float(torch.rand(())), flush=True)
+run.finish()
 """
 )
 LOADERS = {
     "ours": (
         "loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2)\n"
-        "guard = Guard(accelerator, data=loader, log_every=1)\n",
+        "run = AccelerateRun(accelerator, data=loader, log_every=1)\n",
         "loader",
     ),
     "prepared": (
@@ -140,8 +140,8 @@ LOADERS = {
         "    [(torch.full((4,), i / 48), torch.tensor(i / 10)) for i in range(48)], batch_size=4,\n"
         "    generator=torch.Generator(),\n"
         "))\n"
-        "guard = Guard(accelerator, log_every=1)\n",
-        "accelerator.skip_first_batches(loader, guard.epoch_step * 2)",
+        "run = AccelerateRun(accelerator, log_every=1)\n",
+        "accelerator.skip_first_batches(loader, run.epoch_step * 2)",
     ),
 }
 
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_model_is_refused(lab: Lab) -> None:
 
 def test_a_checkpoint_of_another_interface_is_refused(lab: Lab) -> None:
     assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
-    again = lab.run(HEAD + "spottrain.Guard(model=model, optimizer=optimizer)\n", attempt=2)
+    again = lab.run(HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n", attempt=2)
     assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
     assert "is of kind folder, and this script goes on from kind state" in again.message.message
 
@@ -218,17 +218,17 @@ def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) 
 
 
 BAD = {
-    "nothing prepared": ("Guard(accelerator)\n", "Guard(accelerator) knows no model yet"),
+    "nothing prepared": ("AccelerateRun(accelerator)\n", "AccelerateRun(accelerator) knows no model yet"),
     "a prepared loader": (
         "model, loader = accelerator.prepare(model, torch.utils.data.DataLoader(Noisy()))\n"
-        "Guard(accelerator, data=loader)\n",
-        "Guard(data=...) is a loader that Accelerate has prepared",
+        "AccelerateRun(accelerator, data=loader)\n",
+        "Run(data=...) is a loader that Accelerate has prepared",
     ),
     "weights that are not stored": (
         "loss = torch.nn.Bilinear(4, 1, 1)\n"
         "optimizer.add_param_group({'params': loss.parameters()})\n"
         "model, optimizer = accelerator.prepare(model, optimizer)\n"
-        "Guard(accelerator)\n",
+        "AccelerateRun(accelerator)\n",
         "trains Bilinear.weight of shape (1, 4, 1), Bilinear.bias of shape (1,), which no module",
     ),
 }

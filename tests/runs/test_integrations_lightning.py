@@ -1,4 +1,4 @@
-"""Lightning's Trainer under `LightningCallback`: the real library in real processes, a tiny model made here."""
+"""Lightning's Trainer under `LightningCallback`: the real library, real processes, a tiny model."""
 
 from __future__ import annotations
 

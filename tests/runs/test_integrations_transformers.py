@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer under `TransformersCallback`: the real library in real processes, a tiny model made here."""
+"""Hugging Face's Trainer under `TransformersCallback`: the real library, real processes, a tiny model."""
 
 from __future__ import annotations
 
@@ -333,7 +333,10 @@ BAD = {
         "theirs = trainer(TransformersCallback())\ntheirs.train()\n",
         "TransformersCallback was not asked where to go on",
     ),
-    "resume too early": ("TransformersCallback().resume()\n", "spot.resume() was called before the Trainer was made"),
+    "resume too early": (
+        "TransformersCallback().resume()\n",
+        "spot.resume() was called before the Trainer was made",
+    ),
     "model only": (
         "trainer(TransformersCallback(), save_only_model=True)\n",
         "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints",

@@ -323,22 +323,22 @@ layers = [torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), to
 model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
 loader = spottrain.data.loader(data, batch_size=2, shuffle=False)
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, log_every=1)
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, log_every=1)
 parts, count = spottrain.techniques.accumulation.parts, lambda batch: float(batch[1].sum())
-for epoch in range(guard.epoch, 2):
+for epoch in range(run.epoch, 2):
     for part in parts(loader, 1, model=model, count=count):
         losses = model(part.batch[0]).squeeze(-1).square()
         (losses[part.batch[1] > 0].mean() * part.weight).backward()
         if part.last:
             optimizer.step()
             optimizer.zero_grad()
-            print(f"SAMPLES {guard.step + 1} {part.batch[2].tolist()}\\n", end="", flush=True)
-            if guard.step + 1 == int(os.environ.get("STOP", "0")):
+            print(f"SAMPLES {run.global_step + 1} {part.batch[2].tolist()}\\n", end="", flush=True)
+            if run.global_step + 1 == int(os.environ.get("STOP", "0")):
                 os.kill(os.getpid(), signal.SIGTERM)
-                while not guard.should_stop:  # a thread hears of it
+                while not run.should_stop:  # a thread hears of it
                     time.sleep(0.01)
-            guard.advance(loss=losses.mean())
-guard.finish()
+            run.step_completed(loss=losses.mean())
+run.finish()
 """
 
 

@@ -1,4 +1,4 @@
-"""Levers with a state, given to a `Guard`: interrupted and resumed they are as if never interrupted, also
+"""Levers with a state, given to a `Run`: interrupted and resumed they are as if never interrupted, also
 when a sharded run of two ranks goes on with one."""
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ trackers = Trackers([])
 trackers.begin("run", 0)
 loader = spottrain.data.loader(Numbers(), batch_size=4)
 extra = {"ema": ema, "stopping": stopping, "trackers": trackers}
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=STEPS)
-say("begin", guard.step)
-for x, y in guard.batches(loader):
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=STEPS)
+say("begin", run.global_step)
+for x, y in run.batches(loader):
     loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    step = guard.step + 1
+    step = run.global_step + 1
     ema.update(step)
     trackers.log(step, {"loss": loss})
     if step % 4 == 0:
@@ -71,9 +71,9 @@ for x, y in guard.batches(loader):
         os.kill(os.getpid(), signal.SIGTERM)
     if STOP and step >= STOP:
         time.sleep(0.05)  # all ranks must come to hear of it before the end
-    guard.advance(loss=loss)
-say("end", guard.step)
-guard.finish()
+    run.step_completed(loss=loss)
+say("end", run.global_step)
+run.finish()
 """
 
 

@@ -194,18 +194,18 @@ if "WANDB" in os.environ:
 trackers = spottrain.techniques.Trackers(several, close_seconds=60)
 trackers.begin("run-1", 0)
 extra = {"trackers": trackers}
-guard = spottrain.Guard(model=model, optimizer=optimizer, extra=extra, max_steps=9, log_every=1)
-while not guard.done:
+run = spottrain.Run(model=model, optimizer=optimizer, extra=extra, max_steps=9, log_every=1)
+while not run.done:
     loss = model(torch.ones(1, 2)).sum()
     loss.backward()
     optimizer.step()
-    if guard.step == 4 and "HERE" not in os.environ:
+    if run.global_step == 4 and "HERE" not in os.environ:
         while not all(hasattr(each, "_once") for each in several):  # to import them takes long
             time.sleep(0.05)
         ACT
-    trackers.log(guard.step + 1, {"loss": 1.0})
-    guard.advance(loss=loss)
-guard.finish()
+    trackers.log(run.global_step + 1, {"loss": 1.0})
+    run.step_completed(loss=loss)
+run.finish()
 """
 
 

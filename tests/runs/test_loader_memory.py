@@ -133,8 +133,8 @@ class Held(Augmented):
 
 
 import spottrain.data.worker_memory as room
-from spottrain.core.container import Memory
-room.memory_here = lambda: Memory(limit=2**30, used=2**30 - int({room}))
+from spottrain.core.container import ContainerMemory
+room.memory_here = lambda: ContainerMemory(limit=2**30, used=2**30 - int({room}))
 """
 
 

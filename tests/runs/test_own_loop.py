@@ -1,4 +1,4 @@
-"""The levers, the manifest and a profile in loops that are not `Trainer`'s: real processes under `Guard`."""
+"""The levers, the manifest and a profile in loops that are not `Trainer`'s: real processes under `Run`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ PLAIN = (
     + """\
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = spottrain.data.loader(dataset, batch_size=4)
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=20, log_every=1)
-for batch in guard.batches(loader):
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=20, log_every=1)
+for batch in run.batches(loader):
     optimizer.zero_grad()
     loss = mse(model, batch)
     loss.backward()
     optimizer.step()
-    guard.advance(loss=loss)
-guard.finish()
+    run.step_completed(loss=loss)
+run.finish()
 """
 )
 
@@ -51,7 +51,7 @@ ASKING = (
     HEAD
     + """\
 spottrain.seed(1)
-s = spottrain.training_arguments(
+s = spottrain.job_settings(
     batch_size=4, micro_batch_size=4, precision="fp32", clip_grad_norm=None, optimizer=None,
     learning_rate_scaling=None, schedule="cosine", warmup_steps=2, max_steps=20, ema_decay=None,
     activation_checkpointing="none", workers=0, prefetch_factor=None,
@@ -66,11 +66,11 @@ loader = spottrain.data.loader(
     dataset, batch_size=s.micro_batch_size, accumulation=windows, num_workers=s.workers,
     prefetch_factor=s.prefetch_factor,
 )
-guard = spottrain.Guard(
+run = spottrain.Run(
     model=model, optimizer=optimizer, scheduler=scheduler, scaler=amp, data=loader, max_steps=20, log_every=1,
     extra={"ema": ema} if ema else None,
 )
-for number, batch in enumerate(guard.batches(loader), 1):
+for number, batch in enumerate(run.batches(loader), 1):
     with amp.autocast():
         loss = mse(model, batch)
     amp.backward(loss / windows)
@@ -78,10 +78,10 @@ for number, batch in enumerate(guard.batches(loader), 1):
         continue
     amp.step(optimizer, clip_grad_norm=s.clip_grad_norm, scheduler=scheduler)
     if ema:
-        ema.update(guard.step + 1)
-    guard.advance(loss=loss)
+        ema.update(run.global_step + 1)
+    run.step_completed(loss=loss)
 print("USED", type(optimizer).__name__, amp.precision.name, windows, s.clip_grad_norm, s.ema_decay)
-guard.finish()
+run.finish()
 """
 )
 MANIFEST = {
@@ -161,19 +161,19 @@ def test_what_a_loop_does_not_take_is_told_once_with_what_to_do(lab: Lab) -> Non
     fields = line.split("fields=")[1].split()[0].split(",")
     nested = {"data.workers", "data.prefetchFactor"}
     assert set(fields) == (set(MANIFEST) - {"maxSteps", "data"}) | nested
-    assert "name them in spottrain.training_arguments(...)" in line
+    assert "name them in spottrain.job_settings(...)" in line
     assert run.message.ignoredSettings.split(",") == fields, "and the operator is told"
 
 
 EPOCHS = PLAIN.replace(" max_steps=20,", "").replace(
-    "for batch in guard.batches(loader):", "for batch in (batch for _ in range(3) for batch in loader):"
+    "for batch in run.batches(loader):", "for batch in (batch for _ in range(3) for batch in loader):"
 )
 
 
 @pytest.mark.parametrize("looks", [True, False])
 def test_the_manifest_ends_a_loop_over_epochs_at_its_last_step(lab: Lab, looks: bool) -> None:
-    looking = "    if not guard.advance(loss=loss): break\n"
-    script = EPOCHS.replace("    guard.advance(loss=loss)\n", looking)
+    looking = "    if not run.step_completed(loss=loss): break\n"
+    script = EPOCHS.replace("    run.step_completed(loss=loss)\n", looking)
     run = done(lab.run(script if looks else EPOCHS, training='{"maxSteps": 7}'))
     whole = done(lab.run(PLAIN.replace("20", "7"), at="whole"))
     assert (run.message.outcome, run.message.step, max(run.losses)) == (Outcome.DONE, 7, 7)
@@ -181,8 +181,8 @@ def test_the_manifest_ends_a_loop_over_epochs_at_its_last_step(lab: Lab, looks: 
 
 
 LATER = PLAIN.replace(
-    "for batch in guard.batches(loader):",
-    "def own():\n    while guard.step < 20:\n        yield from loader\n\n\nfor batch in own():",
+    "for batch in run.batches(loader):",
+    "def own():\n    while run.global_step < 20:\n        yield from loader\n\n\nfor batch in own():",
 )
 
 
@@ -194,7 +194,7 @@ def test_the_manifest_ends_a_loop_with_a_later_end_of_its_own_at_its_last_step(l
 
 
 def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
-    run = lab.run(HEAD + "spottrain.training_arguments(batch_size=4).ema_decay\n")
+    run = lab.run(HEAD + "spottrain.job_settings(batch_size=4).ema_decay\n")
     assert run.end() == ExitCode.FAILED
     assert "was not asked for ema_decay: name it in the call" in run.message.message
 
@@ -202,13 +202,13 @@ def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("bath_size=4", "training_arguments(bath_size=...) is not a setting; the settings are batch_size,"),
-        ("batch_size='4'", "training_arguments(batch_size='4'): must be a whole number"),
+        ("bath_size=4", "job_settings(bath_size=...) is not a setting; the settings are batch_size,"),
+        ("batch_size='4'", "job_settings(batch_size='4'): must be a whole number"),
         ("compile_mode='max-autotune'", "says how to compile, and compile is not true"),
     ],
 )
 def test_bad_values_of_a_loop_are_one_sentence(lab: Lab, words: str, says: str) -> None:
-    run = lab.run(HEAD + f"spottrain.training_arguments({words})\n")
+    run = lab.run(HEAD + f"spottrain.job_settings({words})\n")
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
     assert says in run.message.message
 
@@ -231,7 +231,7 @@ def test_a_window_past_the_end_of_a_guards_run_is_refused_before_the_first_step(
 
 
 def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> None:
-    asking = EPOCHS.replace("range(3)", "guard.epochs(3)")
+    asking = EPOCHS.replace("range(3)", "run.epochs(3)")
     run = done(lab.run(asking, training='{"profile": {"wait": 100}}'))
     assert "event=profile-cut-short" in run.log and "event=profile-not-made" in run.log
     assert run.message.outcome is Outcome.DONE
@@ -239,10 +239,10 @@ def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> No
 
 def test_an_interrupted_loop_stores_the_profile_that_it_has_made(lab: Lab) -> None:
     stopping = PLAIN.replace(
-        "    guard.advance",
-        "    if guard.step == 9: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    while guard.step == 9 and not guard.should_stop: time.sleep(0.01)\n"
-        "    guard.advance",
+        "    run.advance",
+        "    if run.global_step == 9: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    while run.global_step == 9 and not run.should_stop: time.sleep(0.01)\n"
+        "    run.advance",
     )
     run = lab.run(stopping, env={PROFILE: WINDOW.to_json()})
     assert run.end() == ExitCode.INTERRUPTED, run.log
@@ -298,12 +298,12 @@ def test_the_commands_flags_win_over_a_window_of_the_script(tmp_path: Path) -> N
 
 # --- early stopping -------------------------------------------------------------------------------------
 STOPPING = PLAIN.replace(
-    "guard = spottrain.Guard(",
-    "stopping = spottrain.EarlyStopping(patience=1)\nguard = spottrain.Guard(extra={'stopping': stopping}, ",
+    "run = spottrain.Run(",
+    "stopping = spottrain.EarlyStopping(patience=1)\nguard = spottrain.Run(extra={'stopping': stopping}, ",
 ).replace(
-    "    guard.advance(loss=loss)\n",
-    "    reason = stopping.note(guard.step + 1, {'loss': 1.0})\n"
-    "    guard.advance(loss=loss)\n"
+    "    run.step_completed(loss=loss)\n",
+    "    reason = stopping.note(run.global_step + 1, {'loss': 1.0})\n"
+    "    run.step_completed(loss=loss)\n"
     "    if reason and 'HEED' in os.environ:\n"
     "        break\n",
 )
@@ -327,15 +327,15 @@ def test_a_reason_that_the_loop_does_not_heed_ends_nothing_early(lab: Lab) -> No
 def test_every_rank_stops_by_the_first_ones_figure(lab: Lab) -> None:
     """With each its own figure one would leave while the rest wait for it in the next step."""
     script = COMPRESSED.replace(
-        "guard = spottrain.Guard(",
+        "run = spottrain.Run(",
         "stopping = spottrain.EarlyStopping(patience=2)\nextra = {'stopping': stopping}\n"
-        "guard = spottrain.Guard(",
-    ).replace("guard.finish()", "print('STOPPED', guard.step)\nguard.finish()")
+        "run = spottrain.Run(",
+    ).replace("run.finish()", "print('STOPPED', run.global_step)\nguard.finish()")
     script = script.replace(
-        "    guard.advance(loss=loss)\n",
-        "    guard.advance(loss=loss)\n"
-        "    mine = float(guard.step if dist.get_rank() == 0 else -guard.step)\n"
-        "    if stopping.note(guard.step, {'loss': mine}):\n"
+        "    run.step_completed(loss=loss)\n",
+        "    run.step_completed(loss=loss)\n"
+        "    mine = float(run.global_step if dist.get_rank() == 0 else -run.global_step)\n"
+        "    if stopping.note(run.global_step, {'loss': mine}):\n"
         "        break\n",
     )
     runs = lab.ranks(2, script, env={"FORGET": "1"})
@@ -345,8 +345,8 @@ def test_every_rank_stops_by_the_first_ones_figure(lab: Lab) -> None:
 
 
 def test_a_loop_may_say_itself_why_it_ends_early(lab: Lab) -> None:
-    script = PLAIN.replace("guard.finish()", "guard.finish(ended_early='the validation is good enough')")
-    run = done(lab.run(script.replace("loss=loss)\n", "loss=loss)\n    if guard.step == 5: break\n")))
+    script = PLAIN.replace("run.finish()", "run.finish(ended_early='the validation is good enough')")
+    run = done(lab.run(script.replace("loss=loss)\n", "loss=loss)\n    if run.global_step == 5: break\n")))
     assert run.message.reason == Reason.EARLY_STOPPED
     assert "ended early: the validation is good enough" in run.message.message
 
@@ -367,18 +367,18 @@ exchange = spottrain.techniques.gradient_compression.attach(model, "powerSGD", s
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = spottrain.data.loader(dataset, batch_size=4)
 extra = {"exchange": exchange} if "FORGET" not in os.environ else {}
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=60)
-for x in guard.batches(loader):
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=60)
+for x in run.batches(loader):
     optimizer.zero_grad()
     loss = (model(x) - x).square().mean()
     loss.backward()
     optimizer.step()
-    if guard.step + 1 == STOP:
+    if run.global_step + 1 == STOP:
         os.kill(os.getpid(), signal.SIGTERM)
-    if STOP and guard.step + 1 >= STOP:
+    if STOP and run.global_step + 1 >= STOP:
         time.sleep(0.05)  # all ranks must come to hear of it before the end
-    guard.advance(loss=loss)
-guard.finish()
+    run.step_completed(loss=loss)
+run.finish()
 """
 
 

@@ -1,4 +1,4 @@
-"""What a Guard takes up and what it leaves behind: parts that come and go between attempts, trackers
+"""What a Run takes up and what it leaves behind: parts that come and go between attempts, trackers
 that have all, the average as the final weights, a word where it ended short. Real processes."""
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def train(batch):
     loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
-    if guard.step + 1 == STOP:
+    if run.global_step + 1 == STOP:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not guard.should_stop:  # a thread hears of it
+        while not run.should_stop:  # a thread hears of it
             time.sleep(0.01)
     return loss
 
@@ -61,10 +61,10 @@ given = {
 }
 kind, _, name = os.environ["GIVE"].partition("=")
 parts = {kind: given[name]() if name else None} if kind else {}
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=5, **parts)
-for batch in guard.batches(loader):
-    guard.advance(loss=train(batch))
-guard.finish()
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=5, **parts)
+for batch in run.batches(loader):
+    run.step_completed(loss=train(batch))
+run.finish()
 """
 )
 THERE = "checkpoint=there script=none"
@@ -94,17 +94,17 @@ def test_what_may_come_and_go_does_so_and_is_told(lab: Lab, first: str, then: st
         (
             "scheduler=scheduler",
             "scheduler=",
-            "state of scheduler, which the Guard here is not given: give it, for",
+            "state of scheduler, which the Run here is not given: give it, for",
         ),
         (
             "extra=ema",
             "extra=",
-            "extra.ema, which the Guard here is not given: give it, or extra={'ema': None} to",
+            "extra.ema, which the Run here is not given: give it, or extra={'ema': None} to",
         ),
         (
             "extra=teacher",
             "",
-            "extra.teacher, which the Guard here is not given: give it, or extra={'teacher': N",
+            "extra.teacher, which the Run here is not given: give it, or extra={'teacher': N",
         ),
     ],
 )
@@ -135,15 +135,15 @@ class Slow:
 
 trackers = Trackers([Slow()])
 extra = {"trackers": trackers}
-with spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=8) as guard:
-    trackers.begin("run", guard.step)
-    for batch in guard.batches(loader):
+with spottrain.Run(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=8) as run:
+    trackers.begin("run", run.global_step)
+    for batch in run.batches(loader):
         loss = train(batch)
-        trackers.log(guard.step + 1, {"loss": loss})
-        if "FAIL" in os.environ and guard.step + 1 == 3:
+        trackers.log(run.global_step + 1, {"loss": loss})
+        if "FAIL" in os.environ and run.global_step + 1 == 3:
             raise ValueError("a bug of the script")
-        guard.advance(loss=loss)
-    guard.finish()
+        run.step_completed(loss=loss)
+    run.finish()
 trackers.log(9, {"test": 1.0})
 """
 )
@@ -182,20 +182,20 @@ given = os.environ["EMAS"].split(",")
 of = {"ema": model, "again": model, "part": model[0], "unused": model, "other": torch.nn.Linear(2, 2)}
 extra = {name: EMA(of[name], decay=0.5) for name in given}
 late = "LATE" in os.environ
-guard = spottrain.Guard(model=models, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
-for batch in guard.batches(loader):
+run = spottrain.Run(model=models, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
+for batch in run.batches(loader):
     loss = train(batch)
     for name in [] if late else set(given) - {"unused"}:
-        extra[name].update(guard.step + 1)
-    guard.advance(loss=loss)
+        extra[name].update(run.global_step + 1)
+    run.step_completed(loss=loss)
     for name in given if late else ():
-        extra[name].update(guard.step)
+        extra[name].update(run.global_step)
 begin = "student." if pair else ""
 weights = {begin + name: each for name, each in model.state_dict().items()}
 weights |= {"critic." + name: each for name, each in models["critic"].state_dict().items()} if pair else {}
 means = {begin + name: each for name, each in extra[given[0]].state_dict()["average"].items()}
 print("RAW", digest(weights), "AVERAGE", digest(weights | means), flush=True)
-guard.finish()
+run.finish()
 """
 )
 
@@ -231,13 +231,13 @@ from spottrain.checkpoint.final_weights import digest
 
 ema = EMA(model, decay=0.5)
 extra = {"ema": ema}
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
-for batch in guard.batches(loader):
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=5)
+for batch in run.batches(loader):
     loss = train(batch)
-    ema.update(guard.step + 1)
-    guard.advance(loss=loss)
+    ema.update(run.global_step + 1)
+    run.step_completed(loss=loss)
 print("AVERAGE", digest({n: each.full_tensor() for n, each in ema.state_dict()["average"].items()}))
-guard.finish()
+run.finish()
 """
 )
 
@@ -259,26 +259,26 @@ def test_the_average_of_a_sharded_model_is_left_whole(lab: Lab, zygote: Zygote) 
 SHORT = (
     HEAD
     + """\
-guard = spottrain.Guard(model=model, optimizer=optimizer, data=loader, max_steps=6)
-while guard.step < 6:
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=6)
+while run.global_step < 6:
     for batch in loader:
-        guard.advance(loss=train(batch))
-        if guard.step == 6:
+        run.step_completed(loss=train(batch))
+        if run.global_step == 6:
             break
-guard.finish()
+run.finish()
 """
 )
 
 
 def test_a_loop_that_ends_short_of_the_manifests_max_steps_is_done_and_told_so(lab: Lab) -> None:
     run = ended(lab, ExitCode.DONE, SHORT, training='{"maxSteps": 20}')
-    assert "event=advice about=max-steps" in run.log and "iterate over guard.batches(loader)" in run.log
+    assert "event=advice about=max-steps" in run.log and "iterate over run.batches(loader)" in run.log
     assert run.message.message.startswith("Trained 6 of 20 steps; the weights are at")
 
 
 def test_a_loop_that_ends_at_max_steps_or_says_that_it_ends_early_is_not_told(lab: Lab) -> None:
     whole = ended(lab, ExitCode.DONE, SHORT, at="whole")
-    early = SHORT.replace("guard.finish()", "guard.finish(ended_early='good enough')")
+    early = SHORT.replace("run.finish()", "run.finish(ended_early='good enough')")
     run = ended(lab, ExitCode.DONE, early, training='{"maxSteps": 20}')
     assert "about=max-steps" not in whole.log + run.log
     assert whole.message.message.startswith("Trained 6 steps; ")
@@ -291,26 +291,26 @@ TAUGHT = (
     + """\
 teacher = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).requires_grad_(False)
 loader = spottrain.data.loader(dataset, batch_size=4, accumulation=2)
-guard = spottrain.Guard(
+run = spottrain.Run(
     model=model, optimizer=optimizer, data=loader, extra={"teacher": teacher}, max_steps=6
 )
 number = 0
-while not guard.done:
+while not run.done:
     for part in spottrain.techniques.accumulation.parts(loader, 2, model=model, count=len):
-        guard.poll()
+        run.poll()
         ((model(part.batch) - teacher(part.batch)).square().mean() * part.weight).backward()
         number += 1
         if number == STOP:
             os.kill(os.getpid(), signal.SIGTERM)
-            while not guard.should_stop:
+            while not run.should_stop:
                 time.sleep(0.01)
         if part.last:
             optimizer.step()
             optimizer.zero_grad()
-            if not guard.advance():
+            if not run.step_completed():
                 break
 print("TEACHER", teacher[0].num_batches_tracked.item(), teacher[0].running_mean.tolist())
-guard.finish()
+run.finish()
 """
 )
 

@@ -101,17 +101,17 @@ import torch, spottrain
 
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-guard = spottrain.Guard(model=model, optimizer=optimizer, max_steps=8, log_every=1)
-while not guard.done:
+run = spottrain.Run(model=model, optimizer=optimizer, max_steps=8, log_every=1)
+while not run.done:
     model(torch.ones(4)).sum().backward()
     optimizer.step()
-    guard.advance(loss=1.0)
-    until = time.monotonic() + (2.5 if guard.step == 2 else 0)
-    while time.monotonic() < until and not guard.should_stop:
+    run.step_completed(loss=1.0)
+    until = time.monotonic() + (2.5 if run.global_step == 2 else 0)
+    while time.monotonic() < until and not run.should_stop:
         time.sleep(0.01)
-    while guard.step == 4 and not os.path.exists("go"):
+    while run.global_step == 4 and not os.path.exists("go"):
         time.sleep(0.01)
-guard.finish()
+run.finish()
 """
 
 

@@ -172,10 +172,10 @@ model, loss, temperature = torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch
 average = torch.optim.swa_utils.AveragedModel(model)
 parameters = [*model.parameters(), *loss.parameters(), temperature]
 optimizer = torch.optim.AdamW(parameters, lr=0.05)
-guard = spottrain.Guard(
+run = spottrain.Run(
     model=model, optimizer=optimizer, extra={"loss": loss, "average": average}, max_steps=16, log_every=1
 )
-while not guard.done:
+while not run.done:
     time.sleep(float(os.environ.get("PAUSE", "0")))
     x = torch.randn(8, 4)
     value = (loss(model(x)) * temperature - x[:, :3]).square().mean()
@@ -183,8 +183,8 @@ while not guard.done:
     optimizer.step()
     optimizer.zero_grad()
     average.update_parameters(model)
-    guard.advance(loss=value)
-guard.finish()
+    run.step_completed(loss=value)
+run.finish()
 """
 
 

@@ -11,7 +11,7 @@ TRIALS = (
     BEGIN
     + """
 from spottrain.techniques import accumulation, activation_checkpointing
-from spottrain.techniques.batch_size_trials import Together, Trial, agreed, find, fits
+from spottrain.techniques.batch_size_trials import MemoryOfAllRanks, Trial, agreed, find, fits
 
 
 class Block(torch.nn.Module):
@@ -71,7 +71,7 @@ def full(model):
 
 
 def trial():
-    both = Together(memory, world)
+    both = MemoryOfAllRanks(memory, world)
     return Trial(model, optimizer, loss_of=loss_of, batch_of=batch_of, share=64, memory=both)
 
 

@@ -22,7 +22,7 @@ from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.upload import Here
 from spottrain.contract import Env
 from spottrain.core.preemption import Interruption
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.errors import StoreDenied
 from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Object, never
@@ -283,7 +283,7 @@ finally:
 def attempt(store: FolderStore, number: int) -> Checkpointer:
     """Nobody watches HEAD in here: a watcher that is superseded ends its process, which is pytest's."""
     session = Session({}, Interruption(grace=30.0))
-    session.run = Run.from_env({Env.JOB_UID: "u"}, script="train.py")
+    session.run = RunConfig.from_env({Env.JOB_UID: "u"}, script="train.py")
     session.attempt = number
     session.fail_now = lambda error: None  # type: ignore[method-assign, assignment, return-value]
     return Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=1e6)

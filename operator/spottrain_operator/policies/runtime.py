@@ -29,7 +29,7 @@ NOT_BEGUN: Final = ("", UNKNOWN_STATE, STARTING_STATE, WAITING_FOR_STORE)
 SIGKILLED: Final = 128 + 9
 """A killed runtime leaves no termination message either."""
 WAYS_OUT: Final = (
-    "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Guard "
+    "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Run "
     "or a callback in it), or set spec.checkpoint.managed: false in a new job: the image then saves and "
     "restores by itself, or starts over, and exit code 0 is success"
 )

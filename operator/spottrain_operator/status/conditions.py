@@ -300,7 +300,7 @@ def _settings(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict |
             False,
             Reason.FIELDS_IGNORED,
             f"the script's loop does not apply these fields of spec.training: {ignored.replace(',', ', ')}. "
-            "Name them in spottrain.training_arguments(...) and use what it returns, or remove them from "
+            "Name them in spottrain.job_settings(...) and use what it returns, or remove them from "
             "spec.training (docs/own-loop.md). spottrain.Trainer applies all fields",
         )
     known = status.condition(Condition.SETTINGS_APPLIED)

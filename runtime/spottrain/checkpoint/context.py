@@ -6,7 +6,7 @@ from typing import NoReturn, Protocol
 
 from spottrain.core.preemption import Interruption
 from spottrain.core.progress import Board
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.distributed.world import World
 from spottrain.errors import RunError
 from spottrain.storage.outage import Outage
@@ -14,7 +14,7 @@ from spottrain.storage.outage import Outage
 
 class RunContext(Protocol):
     world: World
-    run: Run
+    run: RunConfig
     attempt: int
     board: Board
     interruption: Interruption

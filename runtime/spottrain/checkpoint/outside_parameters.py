@@ -1,7 +1,7 @@
 """Parameters that an optimizer trains and the model does not own, such as those of a loss with weights.
 
 The rule is the same for all loops: what is trained is saved and restored, or the run is refused before its
-first step. `Trainer` and `Guard` save such parameters, with a module given by `extra=` as a whole. Hugging
+first step. `Trainer` and `Run` save such parameters, with a module given by `extra=` as a whole. Hugging
 Face, Lightning and Accelerate write their own checkpoints, which leave them out: there they are refused.
 """
 

@@ -1,4 +1,4 @@
-"""State of model and optimizer under the names of the plain model. Called by `guard` and `trainer`.
+"""State of model and optimizer under the names of the plain model. Called by `run` and `trainer`.
 
 Whatever is wrapped around a model (DDP, torch.compile, activation checkpointing, FSDP2) changes neither its
 names nor what is stored: save with each, load without. An optimizer's state is named by its parameters, not

@@ -96,8 +96,9 @@ def not_made(env: Mapping[str, str]) -> str:
         return ""
     lack = (
         "A profile was asked for, and none was made: it takes a script that does all steps of the window "
-        "(wait + warmup + active) under spottrain.Trainer, spottrain.Guard or a library's callback, or that steps "
-        "a spottrain.diagnostics.Profiler itself; a line event=profile-... above says what else went wrong."
+        "(wait + warmup + active) under spottrain.Trainer, spottrain.Run or a library's callback, or that "
+        "steps a spottrain.diagnostics.Profiler itself; a line event=profile-... above says what else went "
+        "wrong."
     )
     if env.get(PROFILE) and Env.JOB_UID not in env:
         return lack

@@ -59,7 +59,7 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunConfig:
     """One start of one job: who it is, where its checkpoints are, how it may end."""
 
     job: str
@@ -106,7 +106,7 @@ class Run:
         }
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], *, script: str) -> Run:
+    def from_env(cls, env: Mapping[str, str], *, script: str) -> RunConfig:
         """The operator's variables; without a job UID this is a person's own run of `script`."""
         local = Env.JOB_UID not in env
         name = Path(script).stem or "run"

@@ -145,7 +145,7 @@ def resolve(manifest: Training, *, of_loop: bool = False, **arguments: Any) -> S
     wins = {n: v for n, v in wins.items() if v is not None and (not of_loop or n in arguments)}
     for group in GROUPS:  # one of the manifest leaves none of the script's: maxSteps alone says when it ends
         if any(name in wins for name in group):
-            # A loop of one's own counts by epochs, and the Guard ends it at maxSteps.
+            # A loop of one's own counts by epochs, and the Run ends it at maxSteps.
             kept = {"epochs"} if of_loop else set()
             wins |= {name: None for name in group if name in script and name not in {*wins, *kept}}
     for name, value in wins.items():

@@ -1,4 +1,4 @@
-"""Which samples make up which optimizer step, and what fetches them. Used by `trainer`, `guard`,
+"""Which samples make up which optimizer step, and what fetches them. Used by `trainer`, `run`,
 `evaluation`. Names are loaded on first use.
 
     plan.py      `Plan`, `Position`, `Step`: which samples, by seed, epoch, rank. No loader, no files.

@@ -7,7 +7,7 @@ or, with both set and randomness that depends on the position alone:
 
     loader = spottrain.data.loader(dataset, batch_size=32)
 
-`guard` calls `advance()` at each optimizer step, and keeps `state_dict()`. A pass over the loader is what is
+`run` calls `advance()` at each optimizer step, and keeps `state_dict()`. A pass over the loader is what is
 left of an epoch, so a loop over epochs goes on in the middle of one by itself. After an epoch's last step the
 position stays at the end of that epoch until the next pass begins: what the loop does between two epochs
 belongs to the first. A position restored from there gives one empty pass, so that this work is done again.
@@ -164,22 +164,24 @@ class Cursor:
         if start == self._unused:
             raise ConfigurationError(
                 f"epoch {start.epoch} was given out from sample {start.sample} to its end, and nobody called "
-                "advance(), so it would come again: call it after each step (spottrain.Guard does); to only "
-                f"look at the data, make another loader{self._of_accumulation}"
+                "advance(), so it would come again: call it after each step (spottrain.Run does); to only "
+                f"look at the data, make another loader"
+                f"{self._of_accumulation}"
             )
         if start.epoch == self.ended:
             raise ConfigurationError(
                 f"epoch {start.epoch} has ended, and advance() was not called for all of its steps, so what "
                 f"was given out from sample {start.sample} on would come again: call it after each step, the "
                 "epoch's last too, also where the optimizer has left one out; a loop that draws its next "
-                f"batch before it calls advance() iterates over guard.ahead(loader){self._of_accumulation}"
+                f"batch before it calls step_completed() iterates over run.ahead(loader)"
+                f"{self._of_accumulation}"
             )
         if self.counted and start.sample and start.epoch == self.begun:
             raise ConfigurationError(
                 f"the loop over epoch {start.epoch} was left after {start.sample} of its "
-                f"{self.plan.samples_per_epoch} samples, and the next pass goes on there, so guard.epoch "
-                "does not count the loop's epochs: iterate `for epoch in guard.epochs(n, steps=...)` and "
-                "`for batch in guard.batches(loader)`, which ends each epoch after so many steps, and "
+                f"{self.plan.samples_per_epoch} samples, and the next pass goes on there, so run.epoch "
+                "does not count the loop's epochs: iterate `for epoch in run.epochs(n, steps=...)` and "
+                "`for batch in run.batches(loader)`, which ends each epoch after so many steps, and "
                 "leave out the break"
             )
 

@@ -24,7 +24,15 @@ from typing import Final
 import torch
 
 from spottrain.core import log
-from spottrain.diagnostics.bottleneck import LEAST, InUse, Measurements, Name, Verdict, advice, diagnose
+from spottrain.diagnostics.bottleneck import (
+    LEAST,
+    InUse,
+    Measurements,
+    Name,
+    Verdict,
+    advice,
+    diagnose,
+)
 from spottrain.diagnostics.flops import Work, counted, mfu
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
 from spottrain.diagnostics.hardware import machine

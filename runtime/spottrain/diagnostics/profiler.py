@@ -1,5 +1,5 @@
 """A profile of some steps, by torch.profiler: what is slow inside a step. Made by the loop; `of_run` makes
-that of `Trainer`, `Guard` and the callbacks of the integrations.
+that of `Trainer`, `Run` and the callbacks of the integrations.
 
     profiler = Profiler(window, store, attempt=1, rank=0, total_steps=1000)
     for ...: ...one optimizer step...; profiler.step()

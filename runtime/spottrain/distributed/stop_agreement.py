@@ -1,4 +1,4 @@
-"""At which steps all ranks of a gang save and stop. Asked by `guard` at every step's boundary.
+"""At which steps all ranks of a gang save and stop. Asked by `run` at every step's boundary.
 
 Rank 0 decides, in numbered orders. An order is made at a boundary (so many steps are done), says whether all
 save or stop there, and up to which boundary all go on without asking again. A rank that reaches that boundary

@@ -2,6 +2,6 @@
 
 folder_checkpoints  what they have in common: checkpoints that the library itself writes and reads
 transformers        `TransformersCallback` for Hugging Face's Trainer
-accelerate          `Guard` for a loop around an Accelerator
+accelerate          `Run` for a loop around an Accelerator
 lightning           `LightningCallback` for Lightning's Trainer
 """

@@ -1,10 +1,10 @@
-"""A loop around Hugging Face's Accelerator, in the three lines of `spottrain.Guard`:
+"""A loop around Hugging Face's Accelerator, in the three lines of `spottrain.Run`:
 
-    guard = Guard(accelerator, data=loader, max_steps=1000)   # after accelerator.prepare(...)
-    for batch in guard.batches(loader):
+    run = AccelerateRun(accelerator, data=loader, max_steps=1000)   # after accelerator.prepare(...)
+    for batch in run.batches(loader):
         ...
-        guard.advance(loss=loss)
-    guard.finish()
+        run.step_completed(loss=loss)
+    run.finish()
 
 A checkpoint is what `accelerator.save_state` writes, and `load_state` reads it.
 """
@@ -27,10 +27,10 @@ from spottrain.lifecycle.session import Session, current
 from spottrain.training.loop import Loop
 
 
-class AccelerateGuard(Loop):
+class AccelerateRun(Loop):
     """What `accelerator.prepare` was given, and what was registered for checkpointing, is restored at once.
 
-    data: `spottrain.data.loader`, not prepared, or what else `spottrain.Guard` takes. A prepared loader has
+    data: `spottrain.data.loader`, not prepared, or what else `spottrain.Run` takes. A prepared loader has
         no position of its own: leave data out, and skip what was used by accelerator.skip_first_batches.
     folder: on a disk with room for one checkpoint; default: the accelerator's project_dir, else the current
         one.
@@ -50,15 +50,15 @@ class AccelerateGuard(Loop):
         if accelerator.project_configuration.automatic_checkpoint_naming:
             raise ConfigurationError(
                 "ProjectConfiguration(automatic_checkpoint_naming=True) lets Accelerate choose the folder of "
-                "a checkpoint; leave it out: the Guard names and keeps them"
+                "a checkpoint; leave it out: the Run names and keeps them"
             )
         if not accelerator._models:
             raise ConfigurationError(
-                "Guard(accelerator) knows no model yet: make it after accelerator.prepare(model, optimizer)"
+                "AccelerateRun(accelerator) knows no model yet: make it after accelerator.prepare(model, optimizer)"
             )
         if any(data is loader for loader in accelerator._dataloaders):
             raise ConfigurationError(
-                "Guard(data=...) is a loader that Accelerate has prepared, which has no position of its own; "
+                "Run(data=...) is a loader that Accelerate has prepared, which has no position of its own; "
                 "give it spottrain.data.loader(...) unprepared, or leave data out"
             )
         self._accelerator = accelerator

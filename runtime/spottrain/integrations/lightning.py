@@ -92,7 +92,8 @@ class LightningCallback(pl.Callback):
             return
         if self.keeper is None:
             raise ConfigurationError(
-                "LightningCallback was not asked where to go on: call trainer.fit(model, ckpt_path=spot.resume())"
+                "LightningCallback was not asked where to go on: call "
+                "trainer.fit(model, ckpt_path=spot.resume())"
             )
         if trainer.world_size != self.session.world.size:
             raise ConfigurationError(

@@ -123,7 +123,8 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         if getattr(args, "deepspeed", None):
             raise ConfigurationError(
-                "TrainingArguments(deepspeed=...): TransformersCallback cannot gather DeepSpeed's weights; use FSDP"
+                "TrainingArguments(deepspeed=...): TransformersCallback cannot gather DeepSpeed's weights; "
+                "use FSDP"
             )
         if getattr(args, "save_only_model", False):
             raise ConfigurationError(
@@ -367,7 +368,7 @@ class TransformersCallback(TrainerCallback):
         if lr_scheduler is not None:
             text = (
                 f"the Trainer was given a scheduler, whose length may be another than spec.training.maxSteps "
-                f"{wanted}: make it with spottrain.training_arguments(max_steps=...).max_steps"
+                f"{wanted}: make it with spottrain.job_settings(max_steps=...).max_steps"
             )
             log.event("advice", about="learning-rate", text=text)
 

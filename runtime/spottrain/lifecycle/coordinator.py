@@ -1,4 +1,4 @@
-"""Keeps one rank's training from being lost: claim, restore, save, agree, stop. Used by `trainer`, `guard`.
+"""Keeps one rank's training from being lost: claim, restore, save, agree, stop. Used by `trainer`, `run`.
 
     begin -> [ boundary after each optimizer step ] -> finish, or interrupted
 

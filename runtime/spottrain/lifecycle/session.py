@@ -73,7 +73,7 @@ class Closes(Protocol):
 class Session:
     """Made in two moves: the constructor cannot fail and makes the run interruptible; `prepare` may fail."""
 
-    run: run_config.Run
+    run: run_config.RunConfig
     store: Store | None = None
     attempt: int = 0
     """0 before `prepare`. On a person's own run the ranks but 0 are not told: theirs is 1."""
@@ -122,7 +122,7 @@ class Session:
     def prepare(self, script: str) -> None:
         """Reads the environment and asks the store: what is bad ends the run early. Raises RunError."""
         self.world = World.from_env(self.env)
-        self.run = run_config.Run.from_env(self.env, script=script)
+        self.run = run_config.RunConfig.from_env(self.env, script=script)
         self.board.update(
             attempt=self.run.attempt or 1,
             job_uid=self.env.get(Env.JOB_UID, ""),
@@ -304,7 +304,7 @@ class Session:
         return self.conclude(
             Outcome.UNTRAINED,
             "The script ended by itself without beginning a training with the spottrain runtime (a Trainer, "
-            "a Guard or a callback), so nothing was saved.",
+            "a Run or a callback), so nothing was saved.",
             reason=Reason.NOT_TRAINED,
         )
 
@@ -420,7 +420,7 @@ class Session:
         if self.script and not uses_spottrain(self.script):
             return Outcome.INTERRUPTED_LOST, (
                 f"Interrupted, and nothing that {self.script} has done was saved: it does not use spottrain, "
-                "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Guard "
+                "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Run "
                 "to the loop (docs/own-loop.md)."
             )
         return Outcome.INTERRUPTED, "Interrupted before the training began; nothing was lost."

@@ -3,7 +3,7 @@
 `python train.py`, torchrun or Lightning: there SIGTERM is the script's affair. But while it downloads for
 minutes it has nothing to save yet, and at PID 1 a signal without a handler is thrown away: so in a pod, where
 the script has made no arrangement of its own, a stop ends it meanwhile as it ends all data preparation.
-Afterwards everything is as it was, until a Trainer or a Guard takes the signals for good.
+Afterwards everything is as it was, until a Trainer or a Run takes the signals for good.
 """
 
 from __future__ import annotations

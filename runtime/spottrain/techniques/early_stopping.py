@@ -49,7 +49,7 @@ class EarlyStopping:
     reason: str | None = field(default=None, init=False)
     """Why it has stopped."""
     agree: Callable[[float], float] | None = field(default=None, init=False, repr=False, compare=False)
-    """Of a rank's own figure, the one that all ranks judge by. Set by `Guard` and `training_arguments`
+    """Of a rank's own figure, the one that all ranks judge by. Set by `Run` and `job_settings`
     where there are several; then every rank must call `note`, at the same steps."""
     _noted: int = field(default=-1, init=False)
 

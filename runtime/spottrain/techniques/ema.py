@@ -2,7 +2,7 @@
 
     ema = EMA(model, decay=0.999)
     ...
-    optimizer.step(); ema.update(step)    # in a loop with a Guard: guard.step + 1, before guard.advance()
+    optimizer.step(); ema.update(step)    # with a Run: run.global_step + 1, before run.step_completed()
     with ema.applied():
         evaluate(model)
 

@@ -8,7 +8,7 @@ For a loop of one's own, with the order of things that each format needs in one 
     amp.backward(loss)
     amp.step(optimizer, clip_grad_norm=1.0, scheduler=scheduler)
 
-Its state is kept by `spottrain.Guard(..., scaler=amp)`.
+Its state is kept by `spottrain.Run(..., scaler=amp)`.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def doubt_without_scaler(precision: Precision) -> str | None:
     return (
         "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a loop of your "
         "own use spottrain.techniques.Amp for backward and step, or torch.amp.GradScaler, and give it to "
-        "Guard as scaler="
+        "Run as scaler="
     )
 
 
@@ -233,7 +233,7 @@ class Amp:
 
     precision: a name, or what `choose` gave; "auto" is what all ranks are good at, so with several all must
     make it, at the same place, after torch's process group is there. device: where the model is.
-    Its state is the loss scale: give it to `spottrain.Guard(scaler=...)`. Raises ConfigurationError.
+    Its state is the loss scale: give it to `spottrain.Run(scaler=...)`. Raises ConfigurationError.
     """
 
     def __init__(self, precision: Precision | str, device: torch.device | str) -> None:

@@ -61,7 +61,7 @@ def lr_schedule(
 ) -> LambdaLR:
     """For a loop of one's own, the same rates as `Trainer`'s: cosine or constant, or a function of the step.
 
-    Call its step() after each optimizer step, and give it to `spottrain.Guard(scheduler=...)`.
+    Call its step() after each optimizer step, and give it to `spottrain.Run(scheduler=...)`.
     said_anew: whether the optimizer's rates hold against those of a checkpoint, which were said before.
     `techniques.lr_scaling.warmup_steps` makes steps of epochs or of a fraction. Raises ConfigurationError.
     """

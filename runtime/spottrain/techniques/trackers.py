@@ -1,9 +1,9 @@
 """Experiment trackers (W&B, MLflow, TensorBoard) that show one run over all attempts, and no step twice.
 
     trackers = Trackers([TensorBoard(folder="/data/tb")])
-    trackers.begin(run_id(job_uid), resumed_step=guard.step)
-    trackers.log(guard.step + 1, {"loss": 0.25})    # before guard.advance()
-    trackers.close()                                # done by a Guard(extra={"trackers": trackers})
+    trackers.begin(run_id(job_uid), resumed_step=run.global_step)
+    trackers.log(run.global_step + 1, {"loss": 0.25})    # before run.step_completed()
+    trackers.close()                                # done by a Run(extra={"trackers": trackers})
 
 How the attempt ended is told to W&B and MLflow: done is finished, a failure is failed, and an interruption is
 preempted (W&B) or killed (MLflow), from which the next attempt goes on with the same run.
@@ -142,7 +142,7 @@ class Trackers:
 
     def _tell_late(self, step: int) -> None:
         if self._lines and not self._late:
-            why = "they were closed, as a Guard does at its end: what comes after that is left out"
+            why = "they were closed, as a Run does at its end: what comes after that is left out"
             log.event("tracker-closed", step=step, why=why)
         self._late = True
 

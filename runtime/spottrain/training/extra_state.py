@@ -1,8 +1,8 @@
-"""Plain values in `Guard(extra={...})`: numbers, tensors, dicts and lists of them, random generators.
+"""Plain values in `Run(extra={...})`: numbers, tensors, dicts and lists of them, random generators.
 
 What can be changed in place (a tensor, a dict, a list, a deque, an array, a generator) is restored in place,
 so the script's own name for it stays good. A number or a string cannot be: it is read and written as
-`guard.extra[name]`.
+`run.extra[name]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCALARS: Final = (bool, int, float, str)
 
 
 class Values(dict[str, Any]):
-    """`guard.extra`: what was given by name; `read`: which of it the script has asked for."""
+    """`run.extra`: what was given by name; `read`: which of it the script has asked for."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)

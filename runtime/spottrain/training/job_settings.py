@@ -1,6 +1,6 @@
 """`spec.training` for a loop that is not `Trainer`'s: what the loop has asked for, and what nobody takes.
 
-    s = spottrain.training_arguments(batch_size=32, precision="fp32", ema_decay=None)
+    s = spottrain.job_settings(batch_size=32, precision="fp32", ema_decay=None)
     loader = spottrain.data.loader(dataset, batch_size=s.batch_size)
 
 The words and the rules are `Trainer`'s (`settings.resolve`): the manifest wins, and each override is logged.
@@ -33,10 +33,10 @@ from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.training import components, optimizer_setup
 
 NAMES: Final = tuple(each.name for each in fields(Settings) if each.name != "profile")
-"""What can be asked for. A profile is made by the Guard and the callbacks, which need no help."""
+"""What can be asked for. A profile is made by the Run and the callbacks, which need no help."""
 
 
-class Arguments:
+class JobSettings:
     """The settings that were named, as attributes, ready for the levers: `early_stopping` is a
     `spottrain.EarlyStopping` or None, `activation_checkpointing` a `Policy`, `trackers` a
     list for `techniques.Trackers`; the rest are numbers and words as `Trainer` has them.
@@ -59,7 +59,7 @@ class Arguments:
         if name not in NAMES:
             raise AttributeError(f"{name} is not a setting; the settings are {', '.join(NAMES)}")
         raise AttributeError(
-            f"spottrain.training_arguments() was not asked for {name}: name it in the call, with the "
+            f"spottrain.job_settings() was not asked for {name}: name it in the call, with the "
             f"script's own value ({name}=...)"
         )
 
@@ -94,7 +94,7 @@ class Arguments:
     ) -> LRScheduler:
         """By `schedule` and the warm-up: step() it after each optimizer step. Make it after the optimizer.
 
-        Restored by the Guard, it goes on with the checkpoint's base rate, or with this attempt's where the
+        Restored by the Run, it goes on with the checkpoint's base rate, or with this attempt's where the
         manifest says it (`optimizer.learningRate`) or it is scaled; where they differ it is told."""
         kind, settings = self._settings.schedule, self._settings
         if isinstance(kind, LRScheduler):
@@ -109,20 +109,20 @@ class Arguments:
         )
 
 
-def training_arguments(*, session: Session | None = None, **own: Any) -> Arguments:
+def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
     """What the loop shall do: the script's own values by the names of `Trainer`'s arguments, and
     `spec.training` of the manifest, which wins, and whose every change is logged.
 
     Name all that the loop acts on. A warm-up may be named in one unit and is then asked for in all three;
-    with `epochs` goes `max_steps`, at which the Guard ends it where the manifest has it. `optimizer` is what
-    `make_optimizer` is given. `deterministic` takes effect here. Call it before the Guard, or the library's
+    with `epochs` goes `max_steps`, at which the Run ends it where the manifest has it. `optimizer` is what
+    `make_optimizer` is given. `deterministic` takes effect here. Call it before the Run, or the library's
     Trainer, is made. Raises ConfigurationError.
     """
     session = session or current()
     for name in own:
         if name not in NAMES:
             raise ConfigurationError(
-                f"training_arguments({name}=...) is not a setting; the settings are {', '.join(NAMES)}"
+                f"job_settings({name}=...) is not a setting; the settings are {', '.join(NAMES)}"
             )
     together = [*(WARM_UPS if set(WARM_UPS) & set(own) else ()), *(["max_steps"] if "epochs" in own else [])]
     named = dict.fromkeys(together) | own
@@ -137,14 +137,14 @@ def training_arguments(*, session: Session | None = None, **own: Any) -> Argumen
     if found.deterministic:
         devices.make_deterministic()
     session.asked |= set(plain)
-    return Arguments(found, frozenset(plain), ready, components.run_id(session))
+    return JobSettings(found, frozenset(plain), ready, components.run_id(session))
 
 
 def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> None:
     """What a loop would else get wrong without a word. Raises ConfigurationError."""
     if "learning_rate_scaling" in own and "batch_size" not in own:
         raise ConfigurationError(
-            "training_arguments(learning_rate_scaling=...) is by the batch size, which is not named: name "
+            "job_settings(learning_rate_scaling=...) is by the batch size, which is not named: name "
             "it too, with the script's own value (batch_size=...)"
         )
     size = found.micro_batch_size
@@ -152,7 +152,7 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
         raise ConfigurationError(
             f"spec.training.microBatchSize is auto, and this loop has micro_batch_size="
             f"{own['micro_batch_size']!r}, so it tries none: set a number, or have the loop find it by "
-            "spottrain.techniques.find_batch_size(...) and say training_arguments(micro_batch_size='auto')"
+            "spottrain.techniques.find_batch_size(...) and say job_settings(micro_batch_size='auto')"
         )
     if isinstance(size, int) and "batch_size" in own and found.batch_size % (size * world.size):
         ranks = f"{world.size} ranks x " if world.distributed else ""
@@ -190,7 +190,7 @@ def _own_words() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        words = str(error).replace("Trainer(", "training_arguments(")
+        words = str(error).replace("Trainer(", "job_settings(")
         raise ConfigurationError(words, reason=error.reason) from error
 
 
@@ -208,6 +208,6 @@ def advise(session: Session, applied: Collection[str]) -> None:
     if paths and session.world.first:
         text = (
             "spec.training sets these, and this loop does not take them: name them in "
-            "spottrain.training_arguments(...) and use what it answers, or leave them out of spec.training"
+            "spottrain.job_settings(...) and use what it answers, or leave them out of spec.training"
         )
         log.event("advice", about="training", fields=",".join(paths), text=text)

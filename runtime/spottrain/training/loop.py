@@ -1,7 +1,7 @@
-"""What every loop that is not ours has in common, whatever its checkpoints are made of. Base of `guard.Guard`
-and of `integrations.accelerate.Guard`.
+"""What every loop that is not ours has in common, whatever its checkpoints are made of. Base of `run.Run`
+and of `integrations.accelerate.AccelerateRun`.
 
-    begin: claim, restore -> [ advance after each optimizer step ] -> finish, or SystemExit when told to stop
+    begin: claim, restore -> [ step_completed after each step ] -> finish, or SystemExit when told to stop
 
 A checkpoint of an epoch's last step is of before what the loop does between two epochs (`epochs`).
 """
@@ -98,7 +98,7 @@ def _with_state(given: Any) -> Any:
         protect(given)
         return given
     raise ConfigurationError(
-        f"Guard(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so it "
+        f"Run(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so it "
         "cannot go on where it was; use spottrain.data.loader(dataset, batch_size=...) in its place, a "
         "DataLoader over a spottrain.data.BatchSampler, or torchdata's StatefulDataLoader"
     )
@@ -155,7 +155,7 @@ class Ahead:
             if self._cursor is not None:
                 self._cursor.ended = self._cursor.begun
         raise ConfigurationError(
-            f"guard.ahead(...): the {type(source).__name__} gave no batch in a whole pass: give it data, and "
+            f"run.ahead(...): the {type(source).__name__} gave no batch in a whole pass: give it data, and "
             "see that drop_last leaves some"
         )
 
@@ -210,9 +210,9 @@ class Loop:
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
         self.session = session
         if session.completed:
-            raise ConfigurationError("a second Guard in one run: a run trains once; make it two scripts")
+            raise ConfigurationError("a second Run in one run: a run trains once; make it two scripts")
         if log_every < 1 or (max_steps is not None and max_steps < 1):
-            raise ConfigurationError(f"Guard(max_steps={max_steps}, log_every={log_every}): at least 1 each")
+            raise ConfigurationError(f"Run(max_steps={max_steps}, log_every={log_every}): at least 1 each")
         wanted = session.run.training.maxSteps
         if wanted is not None and wanted != max_steps:
             log.event("override", setting="max_steps", manifest=wanted, script=max_steps)
@@ -242,7 +242,7 @@ class Loop:
 
     # --- of the person's loop -------------------------------------------------------------------------
     @property
-    def step(self) -> int:
+    def global_step(self) -> int:
         """Optimizer steps done, of all attempts."""
         self._asked = True
         return self._step
@@ -269,8 +269,8 @@ class Loop:
         if self._in_batches:
             return self._passes
         raise ConfigurationError(
-            "guard.epoch is not known: Guard(data=...) was not given spottrain.data.loader(...), which "
-            "counts epochs; iterate `for epoch in guard.epochs(n)`, which counts them whatever the data are"
+            "run.epoch is not known: Run(data=...) was not given spottrain.data.loader(...), which "
+            "counts epochs; iterate `for epoch in run.epochs(n)`, which counts them whatever the data are"
         )
 
     @property
@@ -278,31 +278,31 @@ class Loop:
         """Optimizer steps done in the present epoch, in all attempts. Raises ConfigurationError."""
         if not self._in_epochs:
             raise ConfigurationError(
-                "guard.epoch_step is of an epoch that guard.epochs(...) gives: iterate `for epoch in "
-                "guard.epochs(n)`"
+                "run.epoch_step is of an epoch that run.epochs(...) gives: iterate `for epoch in "
+                "run.epochs(n)`"
             )
         self._asked_step_of_epoch = True
         return self._step - self._epoch_began
 
     def epochs(self, count: int, *, steps: int | None = None) -> Iterator[int]:
-        """The epochs that are left of `count`: `for epoch in guard.epochs(10)`.
+        """The epochs that are left of `count`: `for epoch in run.epochs(10)`.
 
         The first one may be partly done, or done but for what the loop does after its steps (validation, the
         step of a scheduler by epochs): the loop over its batches then has only the rest of them, or none, and
         what follows is done in any case. What was done between two epochs is done again only where the first
         step after it was not saved.
         steps: optimizer steps of an epoch, where it is not a pass over the data; then iterate over
-        `guard.batches(loader)`, which ends with the epoch.
+        `run.batches(loader)`, which ends with the epoch.
         Raises ConfigurationError where the position in an epoch would be lost by an interruption.
         """
         if self._in_epochs:
-            raise ConfigurationError("guard.epochs(...) was called a second time: the Guard counts one loop")
+            raise ConfigurationError("run.epochs(...) was called a second time: the Run counts one loop")
         if count < 1 or (steps is not None and steps < 1):
-            raise ConfigurationError(f"guard.epochs({count}, steps={steps}): at least 1 each")
+            raise ConfigurationError(f"run.epochs({count}, steps={steps}): at least 1 each")
         self._asked = self._in_epochs = True
         self._epoch_steps = steps
         if steps is None and self._data.epoch is not None:
-            self._epoch = self._data.epoch  # a checkpoint of a loop over range(guard.epoch, n) has no other
+            self._epoch = self._data.epoch  # a checkpoint of a loop over range(run.epoch, n) has no other
         while self._epoch < count and not self.done:
             yield self._epoch
             self._end_epoch()
@@ -315,8 +315,8 @@ class Loop:
                 raise ConfigurationError(
                     f"the loop over epoch {self._epoch} was left after {cursor.position.sample} of its "
                     f"{cursor.plan.samples_per_epoch} samples: an attempt that goes on at that step would do "
-                    "the rest of them. Iterate `for epoch in guard.epochs(n, steps=...)` and `for batch in "
-                    "guard.batches(loader)`, which ends each epoch after so many steps, without break"
+                    "the rest of them. Iterate `for epoch in run.epochs(n, steps=...)` and `for batch in "
+                    "run.batches(loader)`, which ends each epoch after so many steps, without break"
                 )
             cursor.begin_epoch()
         self._epoch, self._epoch_began = self._epoch + 1, self._step
@@ -327,19 +327,19 @@ class Loop:
         return self._epoch_steps is not None and self._step - self._epoch_began >= self._epoch_steps
 
     def _count_whole_passes(self) -> None:
-        """A loop over range(guard.epoch, n) counts by passes; one that looks at it on its way does not."""
+        """A loop over range(run.epoch, n) counts by passes; one that looks at it on its way does not."""
         cursor = self._data.cursor
         if cursor is not None and cursor.begun is None and self.max_steps is None:
             cursor.counted = True
 
     @property
     def should_stop(self) -> bool:
-        """Whether this rank was told to stop. `advance` leaves by itself; for long work between steps, of
-        which it is a sign of life (`pulse`)."""
+        """Whether this rank was told to stop. `step_completed` leaves by itself; for long work between
+        steps, of which it is a sign of life (`heartbeat`)."""
         self.session.board.pulse.beat()
         return self.session.interruption.stopping
 
-    def advance(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
+    def step_completed(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
         """After each optimizer step (and the scheduler's): counts it, and saves when that is due.
 
         Told to stop it saves, gives HEAD up and leaves through SystemExit; all ranks at the same step.
@@ -353,8 +353,8 @@ class Loop:
         if self.done:
             self._close()  # a profile is still being stored
             raise ConfigurationError(
-                f"max_steps={self.max_steps} are done, and the loop goes on: leave it when advance() answers "
-                "False, or iterate over guard.batches(loader)"
+                f"max_steps={self.max_steps} are done, and the loop goes on: leave it when step_completed() "
+                "returns False, or iterate over run.batches(loader)"
             )
         try:
             self._require_position()
@@ -376,18 +376,18 @@ class Loop:
             by_itself = self._data.given or self._epoch_steps is not None
             if not by_itself and not self._asked_step_of_epoch:
                 raise ConfigurationError(
-                    "Guard has no data=, and the loop does not ask where in the epoch it is, so an attempt "
+                    "Run has no data=, and the loop does not ask where in the epoch it is, so an attempt "
                     "that goes on in an epoch's middle would begin it anew: leave out what is done, by "
-                    "guard.epoch_step optimizer steps (such as accelerator.skip_first_batches(loader, "
-                    "guard.epoch_step * accumulation)), or give Guard(data=spottrain.data.loader(...))"
+                    "run.epoch_step optimizer steps (such as accelerator.skip_first_batches(loader, "
+                    "run.epoch_step * accumulation)), or give Run(data=spottrain.data.loader(...))"
                 )
             return
         begins_anew = not self._data.given or bool(self._data.epoch)
         if begins_anew and self.max_steps is None and not self._asked:
             raise ConfigurationError(
-                "the loop does not ask the Guard how far the training is, so after an interruption it would "
-                "begin to count at 0 again: iterate `for epoch in guard.epochs(n)`, or until guard.step is "
-                "what you want, or give Guard(max_steps=...)"
+                "the loop does not ask the Run how far the training is, so after an interruption it would "
+                "begin to count at 0 again: iterate `for epoch in run.epochs(n)`, or until run.global_step "
+                "is what you want, or give Run(max_steps=...)"
             )
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
@@ -434,8 +434,8 @@ class Loop:
         self._in_batches, whole = True, self._in_epochs and self._epoch_steps is None
         if self.max_steps is None and not self._in_epochs:
             raise ConfigurationError(
-                "Guard.batches needs an end: give Guard(max_steps=...), or iterate in `for epoch in "
-                "guard.epochs(n)`"
+                "Run.batches needs an end: give Run(max_steps=...), or iterate in `for epoch in "
+                "run.epochs(n)`"
             )
         empty, self._endless = 0, False  # the loop is ended here, and finishes by itself
         while not self.done and not self._epoch_over:
@@ -465,27 +465,27 @@ class Loop:
         return stream
 
     def ahead(self, source: Iterable[Any] | Callable[[], Any]) -> Iterator[Any]:
-        """For a loop that draws its next batch before it calls `advance`: a batch that was drawn and not used
+        """For a loop that draws its next batch before it calls `step_completed`: what was drawn and not used
         comes first in the next attempt. It has no end of its own.
 
-            batches = guard.ahead(lambda: get_batch("train"))
+            batches = run.ahead(lambda: get_batch("train"))
             batch = next(batches)
-            while not guard.done:
+            while not run.done:
                 loss = model(batch)
                 batch = next(batches)    # while the GPU works
                 loss.backward()
                 optimizer.step()
-                guard.advance(loss=loss)
+                run.step_completed(loss=loss)
 
         source: a function that makes a batch, or what gives batches, pass after pass: a loader of
         `spottrain.data`, which goes on by its position, or another one, of which the batch itself is saved.
-        Call it after the Guard is made, once. Raises ConfigurationError.
+        Call it after the Run is made, once. Raises ConfigurationError.
         """
         if self._ahead is not None:
-            raise ConfigurationError("guard.ahead(...) was called a second time: the Guard keeps one batch")
+            raise ConfigurationError("run.ahead(...) was called a second time: the Run keeps one batch")
         if self._in_epochs:
             raise ConfigurationError(
-                "guard.ahead(...) draws over the ends of epochs, and the loop is one over guard.epochs(...): "
+                "run.ahead(...) draws over the ends of epochs, and the loop is one over run.epochs(...): "
                 "call it before that, and count by steps"
             )
         self._ahead = Ahead(source, self._saved_ahead, self._pass)
@@ -495,7 +495,7 @@ class Loop:
         """After the last step: last checkpoint, final weights, and the job is done. Answers their URI.
 
         ended_early: why it ends before `max_steps`, as `EarlyStopping.reason` says it: the job is done then
-        too, for the reason EarlyStopped. None: by what the Guard knows itself; "": it is just done.
+        too, for the reason EarlyStopped. None: by what the Run knows itself; "": it is just done.
         """
         if self._output is not None:
             return self._output
@@ -520,7 +520,7 @@ class Loop:
         if self._ended:
             return
         if error is None:
-            log.event("not-finished", step=self._step, why="guard.finish() was not called")
+            log.event("not-finished", step=self._step, why="run.finish() was not called")
         self._give_up(error)
 
     # --- for the kinds of it --------------------------------------------------------------------------
@@ -548,7 +548,7 @@ class Loop:
         raise NotImplementedError
 
     def _intact(self) -> bool:
-        """Whether no optimizer has stepped since the last `advance`: such a step is not counted yet."""
+        """Whether no optimizer has stepped since the last `step_completed`: that step is not counted yet."""
         return not self._moved
 
     def _note_move(self, *_: Any) -> None:
@@ -618,8 +618,8 @@ class Loop:
         """A loop may end early on purpose; one with an end of its own ends so where the manifest has more."""
         text = (
             f"the loop has ended at step {self._step} of max_steps={max_steps}, and the job is done: to "
-            "train them all iterate over guard.batches(loader), or until guard.done; where it ends early on "
-            "purpose say so by guard.finish(ended_early=...)"
+            "train them all iterate over run.batches(loader), or until run.done; where it ends early on "
+            "purpose say so by run.finish(ended_early=...)"
         )
         if self.session.world.first:
             log.event("advice", about="max-steps", text=text)
@@ -648,8 +648,8 @@ class Loop:
             return None
         if isinstance(self._loss, torch.Tensor) and self._loss.numel() != 1:
             raise ConfigurationError(
-                f"guard.advance(loss=...) has shape {tuple(self._loss.shape)}; give one number, such as its "
-                "mean"
+                f"run.step_completed(loss=...) has shape {tuple(self._loss.shape)}; give one number, "
+                "such as its mean"
             )
         value = float(self._loss)
         require_finite(value, self._step)
@@ -659,7 +659,7 @@ class Loop:
         if self._output is not None:  # the manifest's maxSteps are done and stored, and the loop goes on
             self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
         if self._ended:
-            raise ConfigurationError("the Guard has ended: nothing can be counted or saved after finish()")
+            raise ConfigurationError("the Run has ended: nothing can be counted or saved after finish()")
 
     def _done_already(self) -> NoReturn:
         """The attempt before has done all steps, and was ended before it could leave the weights."""

@@ -22,11 +22,6 @@ from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.final_weights import BESIDE
 from spottrain.core import device as devices
 from spottrain.core import log
-from spottrain.core.training_arguments import (
-    require_kinds,
-    require_own_parameters,
-    require_positive,
-)
 from spottrain.core.training_settings import ARGUMENTS, resolve
 from spottrain.core.training_spec import (
     AUTO,
@@ -52,6 +47,7 @@ from spottrain.techniques.memory_fit import Fitting
 from spottrain.techniques.oom_history import Shortages
 from spottrain.techniques.trackers import Tracker, Trackers
 from spottrain.training import components, optimizer_setup
+from spottrain.training.components import require_kinds, require_own_parameters, require_positive
 from spottrain.training.data_parallel import Replica, clip
 from spottrain.training.evaluation import Evaluation
 from spottrain.training.evaluation_schedule import Judge

@@ -41,9 +41,9 @@ def final_weights(model: torch.nn.Module, emas: Mapping[str, EMA], *, tell: bool
 def _why_not(model: torch.nn.Module, ema: EMA, found: Mapping[int, Any], others: list[str]) -> str:
     """Why it does not become the final weights; "" where it does."""
     if others:
-        return f"{' and '.join(others)} averages the same; give the Guard one of them, or ship it by copy_to"
+        return f"{' and '.join(others)} averages the same; give the Run one of them, or ship it by copy_to"
     if not ema.updated:
-        return "it was never updated; call ema.update(guard.step + 1) before guard.advance()"
+        return "it was never updated; call ema.update(run.global_step + 1) before run.step_completed()"
     if not found.keys() <= _ids(model) or any(
         found.keys() & _ids(part) and not _ids(part, trained=True) <= found.keys() for part in _parts(model)
     ):
@@ -60,23 +60,21 @@ def _ids(model: torch.nn.Module, *, trained: bool = False) -> set[int]:
 
 
 class AveragePosition:
-    """Tells of averages that are updated after `advance`, or as of the step before: a save inside of
-    `advance` lacks the update, and a resume is another training."""
+    """Tells of averages that are updated after `step_completed`, or as of the step before: a save inside of
+    `step_completed` lacks the update, and a resume is another training."""
 
     def __init__(self, emas: Mapping[str, EMA]) -> None:
         self._emas = dict(emas)
         self._before: dict[str, int] = {}
 
     def counted(self, step: int) -> None:
-        """In `advance`. One update that is not there may be a step that fp16 has left out; but it does not
-        come later."""
+        """In `step_completed`. One missing update may be a step that fp16 has left out; but it does not come
+        later."""
         for name, ema in list(self._emas.items()):
             if step % ema.every:
                 continue
             if ema.updated == step - ema.every and self._before.get(name) == step - 2 * ema.every:
                 del self._emas[name]  # told once
-                text = (
-                    f"{name} is a step behind, so a resume is not exact: call update(guard.step + 1) before"
-                )
-                log.event("advice", about="ema", text=f"{text} guard.advance()")
+                text = f"{name} is a step behind, so a resume is not exact: call update(run.global_step + 1)"
+                log.event("advice", about="ema", text=f"{text} before run.step_completed()")
             self._before[name] = ema.updated

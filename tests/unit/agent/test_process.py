@@ -25,13 +25,13 @@ import asyncio, sys, time
 from pathlib import Path
 from spottrain_operator.agent import __main__ as agent
 from spottrain_operator.agent.api import Endpoint
-from spottrain_operator.agent.settings import Settings
+from spottrain_operator.agent.settings import AgentSettings
 
 stalls, imds, api, token, port = sys.argv[1:]
 if stalls == "yes":
     agent.STALLED_SECONDS = 0.2
     agent.log = lambda event, **fields: asyncio.get_running_loop().call_later(0.05, time.sleep, 60)
-settings = Settings(node="n1", metadata_endpoint=imds, poll_seconds=0.01, ready_port=int(port))
+settings = AgentSettings(node="n1", metadata_endpoint=imds, poll_seconds=0.01, ready_port=int(port))
 asyncio.run(agent.serve(settings, Endpoint(url=api, token_file=Path(token))))
 """
 

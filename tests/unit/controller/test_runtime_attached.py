@@ -235,7 +235,7 @@ def test_fields_that_the_loop_does_not_apply_are_named_in_a_condition_and_an_eve
     made, status = look(make_pod(), sample=sample(ignoredSettings="emaDecay,data.workers"))
     applied = condition(status, Condition.SETTINGS_APPLIED)
     assert (applied.status, applied.reason) == ("False", "FieldsIgnored")
-    assert "emaDecay, data.workers" in applied.message and "training_arguments" in applied.message
+    assert "emaDecay, data.workers" in applied.message and "job_settings" in applied.message
     assert warnings(made) == ["FieldsIgnored"]
     again, _ = look(make_pod(), status=status, sample=sample(9, ignoredSettings="emaDecay,data.workers"))
     assert not warnings(again), "it is said once"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from spottrain.cli.main import _read_command
 from spottrain.contract import Env, OnExisting
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.errors import ConfigurationError
 
 
@@ -28,13 +28,13 @@ def refusal(*words: str) -> str:
 @pytest.mark.parametrize("value", OnExisting)
 def test_what_to_do_with_checkpoints_of_another_job_can_be_said_on_a_laptop(value: OnExisting) -> None:
     assert _read_command(["run", "--on-existing", value, "train.py"]) == ("train.py", [], "auto")
-    assert Run.from_env(os.environ, script="train.py").on_existing is value
+    assert RunConfig.from_env(os.environ, script="train.py").on_existing is value
 
 
 def test_without_the_flag_the_operators_word_stays() -> None:
     os.environ[Env.CHECKPOINT_ON_EXISTING] = "fresh"
     _read_command(["run", "train.py", "--on-existing", "its own"])
-    assert Run.from_env(os.environ, script="train.py").on_existing is OnExisting.FRESH
+    assert RunConfig.from_env(os.environ, script="train.py").on_existing is OnExisting.FRESH
 
 
 def test_another_word_is_refused_with_those_that_are_known() -> None:

@@ -17,7 +17,7 @@ from spottrain.checkpoint.compile_cache.cache import CompileCache
 from spottrain.checkpoint.compile_cache.folders import folders_of, pack, use_folder
 from spottrain.checkpoint.compile_cache.key import CompileTarget, parse_cpuinfo
 from spottrain.contract import COMPILE_CACHE_PREFIX, Env
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.errors import ConfigurationError, StoreUnavailable
 from spottrain.storage.base import Body, Object
 from spottrain.storage.local import FolderStore
@@ -246,7 +246,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def of(store: FolderStore | None, environ: dict[str, str]) -> CompileCache | None:
-    return CompileCache.of(store, Run.from_env(environ, script="train.py"), environ, 1)
+    return CompileCache.of(store, RunConfig.from_env(environ, script="train.py"), environ, 1)
 
 
 def test_it_keeps_the_folders_that_torch_was_pointed_at(tmp_path: Path, store: FolderStore) -> None:
@@ -267,7 +267,7 @@ def test_it_is_off_where_told_so_without_a_store_and_without_a_folder(
 
 def test_an_unknown_mode_is_a_bad_configuration() -> None:
     with pytest.raises(ConfigurationError, match="keep, drop, off"):
-        Run.from_env({Env.COMPILE_CACHE: "on"}, script="train.py")
+        RunConfig.from_env({Env.COMPILE_CACHE: "on"}, script="train.py")
 
 
 class Down(FolderStore):
@@ -302,7 +302,7 @@ from spottrain.core import run_config
 from spottrain.storage.open import open_store
 
 use_folder(Path(os.environ["SPOTTRAIN_CACHE_DIR"]), os.environ)
-run = run_config.Run.from_env(os.environ, script="train.py")
+run = run_config.RunConfig.from_env(os.environ, script="train.py")
 cache = CompileCache.of(open_store(**run.where), run, os.environ, 1)
 restored = cache.restore()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from spottrain.contract import Env
 from spottrain.core import device as devices
-from spottrain.core.run_config import Interval, Run, grace_seconds
+from spottrain.core.run_config import Interval, RunConfig, grace_seconds
 from spottrain.core.training_settings import resolve
 from spottrain.core.training_spec import Training
 from spottrain.data import Plan
@@ -87,7 +87,7 @@ def test_bad_training_settings(text: str, says: str) -> None:
 )
 def test_bad_variables(env: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError) as error:
-        Run.from_env(IN_A_POD | env, script="train.py")
+        RunConfig.from_env(IN_A_POD | env, script="train.py")
     assert says in str(error.value)
 
 
@@ -125,14 +125,14 @@ def test_the_operator_s_variables_are_read() -> None:
         Env.KNOWN_DURABLE_STEP: "7",
         Env.GATE_UNTIL: "12.5",
     }
-    run = Run.from_env(IN_A_POD | more, script="/opt/train.py")
+    run = RunConfig.from_env(IN_A_POD | more, script="/opt/train.py")
     assert (run.job, run.job_uid, run.attempt, run.checkpoint_uri) == ("job", "uid", 2, "s3://b/p")
     assert (run.interval.seconds, run.known_durable_step, run.gate_until) == (7200.0, 7, 12.5)
 
 
 def test_in_a_pod_without_a_uri_nothing_is_saved_and_on_a_laptop_a_folder_is_used() -> None:
-    assert Run.from_env({Env.JOB_UID: "u"}, script="a/b.py").checkpoint_uri is None
-    laptop = Run.from_env({}, script="a/b.py")
+    assert RunConfig.from_env({Env.JOB_UID: "u"}, script="a/b.py").checkpoint_uri is None
+    laptop = RunConfig.from_env({}, script="a/b.py")
     assert (laptop.checkpoint_uri, laptop.job_uid, laptop.attempt) == ("checkpoints/b", "local-b", None)
 
 
@@ -175,13 +175,13 @@ def test_what_is_kept_and_how_long_it_may_hang_are_understood_or_refused(
     env: dict[str, str], says: str
 ) -> None:
     with pytest.raises(ConfigurationError) as error:
-        Run.from_env(IN_A_POD | env, script="train.py")
+        RunConfig.from_env(IN_A_POD | env, script="train.py")
     assert says in str(error.value)
 
 
 def test_logs_are_kept_in_the_pods_of_a_job_with_a_place_for_them_and_elsewhere_where_it_is_wanted() -> None:
     def kept(env: dict[str, str]) -> bool:
-        return Run.from_env(env, script="train.py").logs
+        return RunConfig.from_env(env, script="train.py").logs
 
     assert kept(IN_A_POD) and kept(IN_A_POD | {Env.LOGS: ""}) and not kept(IN_A_POD | {Env.LOGS: "off"})
     assert not kept(IN_A_POD | {Env.LOGS: "keep", Env.CHECKPOINT_URI: ""})
@@ -189,5 +189,5 @@ def test_logs_are_kept_in_the_pods_of_a_job_with_a_place_for_them_and_elsewhere_
 
 
 def test_the_limit_on_silence_is_measured_where_none_is_set() -> None:
-    assert Run.from_env(IN_A_POD | {Env.HANG_TIMEOUT: ""}, script="train.py").hang_timeout is None
-    assert Run.from_env(IN_A_POD | {Env.HANG_TIMEOUT: "90"}, script="train.py").hang_timeout == 90.0
+    assert RunConfig.from_env(IN_A_POD | {Env.HANG_TIMEOUT: ""}, script="train.py").hang_timeout is None
+    assert RunConfig.from_env(IN_A_POD | {Env.HANG_TIMEOUT: "90"}, script="train.py").hang_timeout == 90.0

@@ -433,7 +433,7 @@ def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted() -> None
         made.advance()
         break
     with pytest.raises(
-        ConfigurationError, match=r"epoch 0 was left after 6 of its 18 samples.*guard\.epochs\(n, steps="
+        ConfigurationError, match=r"epoch 0 was left after 6 of its 18 samples.*run\.epochs\(n, steps="
     ):
         next(iter(made))
 

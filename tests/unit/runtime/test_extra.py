@@ -1,4 +1,4 @@
-"""Plain values in `Guard(extra=...)`: what is stored, what is restored in place, what is refused."""
+"""Plain values in `Run(extra=...)`: what is stored, what is restored in place, what is refused."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ import torch
 from spottrain.core.training_spec import Training
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.training.guard import Guard
 from spottrain.training.job_settings import NAMES
+from spottrain.training.run import Run
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "own-loop.md"
 CODE = re.compile(r"`([^`]+)`")
@@ -71,11 +71,11 @@ def session(manifest: dict[str, Any], ranks: int = 1) -> Any:
 
 
 def arguments(manifest: dict[str, Any], ranks: int = 1, **own: Any) -> Any:
-    return spottrain.training_arguments(session=session(manifest, ranks), **own)
+    return spottrain.job_settings(session=session(manifest, ranks), **own)
 
 
-class Taking(Guard):
-    """A Guard as far as it looks at what it is given: without a checkpoint URI."""
+class Taking(Run):
+    """A Run as far as it looks at what it is given: without a checkpoint URI."""
 
     def __init__(self, **given: Any) -> None:
         self.session = session({})
@@ -85,17 +85,17 @@ class Taking(Guard):
 
 
 class Counting:
-    """Fake of a Guard: counts, and keeps what a save inside of `advance` would have of the average."""
+    """Fake of a Run: counts, and keeps what a save inside of `step_completed` would have of the average."""
 
     def __init__(self, ema: Any = None) -> None:
-        self.step, self._ema = 0, ema
+        self.global_step, self._ema = 0, ema
         self.saved: list[Any] = []
 
     def batches(self, loader: Any) -> Iterator[Any]:
         yield from loader
 
-    def advance(self, loss: Any = None) -> None:
-        self.step += 1
+    def step_completed(self, loss: Any = None) -> None:
+        self.global_step += 1
         self.saved.append(self._ema and self._ema.updated)
 
     def poll(self) -> None: ...
@@ -108,11 +108,11 @@ def test_what_follows_a_step_is_told_its_number_and_is_in_what_advance_saves() -
     ema, kept = spottrain.techniques.EMA(model), Kept()
     trackers = spottrain.techniques.Trackers([kept])
     (block,) = re.findall(r"```python\n(.*?)```", section(), re.DOTALL)
-    guard = Counting(ema)
-    scope = {"guard": guard, "ema": ema, "trackers": trackers, "loader": range(3), "train": float}
+    run = Counting(ema)
+    scope = {"run": run, "ema": ema, "trackers": trackers, "loader": range(3), "train": float}
     exec(block, scope | {"s": arguments({})})
     trackers.close()
-    assert guard.saved == [1, 2, 3] and kept.calls == ["uid", 1, 2, 3, "closed"]
+    assert run.saved == [1, 2, 3] and kept.calls == ["uid", 1, 2, 3, "closed"]
 
 
 @pytest.mark.parametrize("manifest", [{}, MANIFEST], ids=["the script's own", "the manifest's"])
@@ -136,10 +136,10 @@ def test_three_lines_of_each_lever_do_what_they_say(lever: str, manifest: dict[s
         "loss_of": loss_of,
         "batch": torch.stack(dataset[:4]),
         "device": torch.device("cpu"),
-        "guard": (guard := Counting()),
-        "step": eval(STEP.findall(section())[0], {"guard": guard}),
+        "run": (run := Counting()),
+        "step": eval(STEP.findall(section())[0], {"run": run}),
         "windows": 2,
-        "Guard": Taking,
+        "Run": Taking,
         "loader": [torch.stack(dataset[:4]), torch.stack(dataset[4:6])],
     }
     assert scope["step"] == 1, "what advance counts next"
@@ -197,7 +197,7 @@ def test_a_rate_that_is_said_anew_holds_after_a_resume_and_is_told(
     kept = json.loads(json.dumps(scheduler.state_dict()))
     capsys.readouterr()
     again, going_on = rated(then)
-    again.load_state_dict(optimizer.state_dict())  # as the Guard does, before the scheduler
+    again.load_state_dict(optimizer.state_dict())  # as the Run does, before the scheduler
     going_on.load_state_dict(kept)
     rates = [again.param_groups[0]["lr"]]
     again.step()
@@ -248,7 +248,7 @@ def test_a_scheduler_made_before_make_optimizer_is_left_as_it_is_or_refused() ->
             "no multiple of 2 ranks x microBatchSize 32",
         ),
         ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}, "spottrain.techniques.find_batch_size"),
-        ({}, 1, {"workers": None}, r"training_arguments\(workers=None\): leave it out, or give a value"),
+        ({}, 1, {"workers": None}, r"job_settings\(workers=None\): leave it out, or give a value"),
     ],
 )
 def test_what_does_not_fit_together_is_one_sentence(
@@ -298,7 +298,7 @@ def test_trackers_that_the_script_names_log_on_the_first_rank_alone() -> None:
     for rank, kept in enumerate((Kept(), Kept())):
         of_rank = session({}, 2)
         of_rank.world = World(rank=rank, size=2, local_rank=rank, local_size=2)
-        s = spottrain.training_arguments(session=of_rank, trackers=[kept])
+        s = spottrain.job_settings(session=of_rank, trackers=[kept])
         trackers = spottrain.techniques.Trackers(s.trackers)
         trackers.begin(s.run_id, 0)
         trackers.log(1, {"loss": 0.5})
@@ -308,9 +308,7 @@ def test_trackers_that_the_script_names_log_on_the_first_rank_alone() -> None:
 
 def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> None:
     assert arguments({}, trackers=None).trackers == []
-    with pytest.raises(
-        ConfigurationError, match=r"^training_arguments\(trackers=...\) is 'wandb': give it a"
-    ):
+    with pytest.raises(ConfigurationError, match=r"^job_settings\(trackers=...\) is 'wandb': give it a"):
         arguments({}, trackers="wandb")
     trained: Named = {
         "model": torch.nn.Linear(2, 1),

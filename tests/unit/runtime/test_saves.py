@@ -22,7 +22,7 @@ from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.upload import Here
 from spottrain.contract import Env
 from spottrain.core.preemption import Interruption
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Body, never
@@ -69,7 +69,7 @@ class Faulty(FolderStore):
 def make(folder: Path, faults: dict[str, int] | None = None) -> tuple[Checkpointer, Faulty]:
     store = Faulty(folder, faults or {})
     session = Session({}, Interruption(grace=30.0))
-    session.run = Run.from_env({Env.JOB_UID: "u"}, script="train.py")
+    session.run = RunConfig.from_env({Env.JOB_UID: "u"}, script="train.py")
     session.attempt = 1
     it = Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=0.01)
     it.claim()

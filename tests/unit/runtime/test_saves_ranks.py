@@ -16,7 +16,7 @@ from spottrain.checkpoint.selection import Restored
 from spottrain.checkpoint.upload import Here
 from spottrain.contract import Env
 from spottrain.core.preemption import Interruption
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.distributed.control_channel import Control
 from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable, TrainingFailed
 from spottrain.lifecycle.session import Session
@@ -68,7 +68,7 @@ class Pair:
     def _rank(self, control: Control, store: Failing, attempt: int) -> Checkpointer:
         session = Session({}, Interruption(grace=30.0))
         session.world = control.world
-        session.run = Run.from_env({Env.JOB_UID: "u"}, script="train.py")
+        session.run = RunConfig.from_env({Env.JOB_UID: "u"}, script="train.py")
         session.attempt = attempt
         return Checkpointer(session, store, transfer=lambda: Here(store), control=control)
 

@@ -35,7 +35,7 @@ from spottrain.checkpoint.compile_cache.folders import (
 from spottrain.checkpoint.compile_cache.key import FORMAT, CompileTarget, canonical
 from spottrain.contract import COMPILE_CACHE_PREFIX, CompileCacheMode
 from spottrain.core import log
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.storage.base import Store
 
 KEYS_KEPT: Final = 8
@@ -112,7 +112,7 @@ class CompileCache:
 
     @classmethod
     def of(
-        cls, store: Store | None, run: Run, environ: Mapping[str, str], attempt: int
+        cls, store: Store | None, run: RunConfig, environ: Mapping[str, str], attempt: int
     ) -> CompileCache | None:
         """None where nothing is kept: switched off, no store, or no cache folder of our own.
 

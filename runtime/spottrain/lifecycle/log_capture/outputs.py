@@ -26,7 +26,7 @@ from spottrain.contract import Env
 from spottrain.core import log
 from spottrain.core.child_process import import_path
 from spottrain.core.preemption import SIGNALS
-from spottrain.core.run_config import Run
+from spottrain.core.run_config import RunConfig
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.log_capture.relay import Relay, Stream
 
@@ -203,7 +203,7 @@ def keep(env: Mapping[str, str], ranks: Sequence[int], script: str, *, parent: b
     that crashed there would take along what the scribe has not passed on yet.
     """
     try:
-        run = Run.from_env(env, script=script)
+        run = RunConfig.from_env(env, script=script)
     except ConfigurationError:
         return None
     if not run.logs:

@@ -1,10 +1,10 @@
 """For people with a loop of their own: three lines keep it from being lost. Its base is `loop.Loop`.
 
-guard = spottrain.Guard(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=1000)
-for batch in guard.batches(loader):
+run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=1000)
+for batch in run.batches(loader):
     ...                              # forward, backward, optimizer.step(), scheduler.step()
-    guard.advance(loss=loss)
-guard.finish()
+    run.step_completed(loss=loss)
+run.finish()
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEVERS: Final = (EMA, EarlyStopping, Compression, Trackers)
 """What a manifest may ask for in one attempt and not in another."""
 
 
-class Guard(Loop):
+class Run(Loop):
     """Claims the checkpoint URI and restores what is given, when it is made; `step` then says how far it is.
 
     model, optimizer: as they are trained, wrapped (DDP, FSDP2, torch.compile) or not; or dicts of several.
@@ -49,7 +49,7 @@ class Guard(Loop):
     scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. `extra` also
         takes plain values: numbers, strings, tensors, dicts and lists of them, and random generators of
         torch, Python and NumPy. They are restored in place; a number or a string, which cannot be, is read
-        and written as `guard.extra[name]`. Modules in `extra`, such as an average of the weights, are stored
+        and written as `run.extra[name]`. Modules in `extra`, such as an average of the weights, are stored
         like the model. All are the same on all ranks, but random generators, and what an object's
         own_state_dict() gives, as that of `gradient_compression.attach` does: this is kept for each rank, and
         both parts are given to load_state_dict(state, own), None where the rank is new.
@@ -61,7 +61,7 @@ class Guard(Loop):
         sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
     max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
         spec.training.profile is made here too; what else it sets the loop asks for itself, by
-        `spottrain.training_arguments`, and what nobody takes is told.
+        `spottrain.job_settings`, and what nobody takes is told.
 
     Make it after everything it is given, and after the wrapping. Random state of Python, NumPy, torch and the
     current GPU is kept for each rank. Raises RunError.
@@ -123,10 +123,10 @@ class Guard(Loop):
         outside_parameters.require_no_other_state(
             self._loose.values(),
             [self._model, *self._modules.values()],
-            "Give the module to the Guard: extra={'loss': module}, or model={...} with a dict of several",
+            "Give the module to the Run: extra={'loss': module}, or model={...} with a dict of several",
         )
         for each in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
-            outside_parameters.require_of(each, self._optimizers.values(), "Guard(scheduler=...)")
+            outside_parameters.require_of(each, self._optimizers.values(), "Run(scheduler=...)")
 
     def _add(self, kind: str, given: Any) -> None:
         named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
@@ -135,7 +135,7 @@ class Guard(Loop):
         if given is not None and not isinstance(given, Mapping):
             if kind == "extra":
                 raise ConfigurationError(
-                    f"Guard(extra=...) is a {type(given).__name__}: give it a dict of names, such as "
+                    f"Run(extra=...) is a {type(given).__name__}: give it a dict of names, such as "
                     "extra={'ema': ema}"
                 )
             named = {kind: given}
@@ -158,7 +158,7 @@ class Guard(Loop):
             self._objects[name] = plain
         else:
             raise ConfigurationError(
-                f"Guard: {name} is a {type(each).__name__} without state_dict() and load_state_dict(), "
+                f"Run: {name} is a {type(each).__name__} without state_dict() and load_state_dict(), "
                 "so it cannot be saved; give it both, or leave it out"
                 + ("; or give what is in it: numbers, tensors, dicts of them" if kind == "extra" else "")
             )
@@ -184,15 +184,15 @@ class Guard(Loop):
         unread = self.extra.unread
         if unread and self.session.world.first:
             text = (
-                "these are numbers or strings, which the Guard cannot put back into a variable, and the "
-                "script has not asked for them: read and write them as guard.extra['NAME']"
+                "these are numbers or strings, which the Run cannot put back into a variable, and the "
+                "script has not asked for them: read and write them as run.extra['NAME']"
             )
             log.event("advice", about="extra", names=",".join(unread), text=text)
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         """Raises CheckpointError where the checkpoint is of something else."""
         if "optimizers" not in tree:
-            raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Guard")
+            raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Run")
         for kind in ("optimizers", "loose"):
             self._require_same_names(tree[kind], getattr(self, f"_{kind}"))
         self._require_same_names(self._wanted(tree["modules"]), self._modules)
@@ -257,11 +257,11 @@ class Guard(Loop):
     def _require_same_names(self, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         for name in here:
             if name not in saved:
-                raise self._incompatible(f"it has no state of {name}, which the Guard here is given")
+                raise self._incompatible(f"it has no state of {name}, which the Run here is given")
         for name in saved:
             if name not in here:
                 raise self._incompatible(
-                    f"it has a state of {name}, which the Guard here is not given: {_to_do_about(name)}"
+                    f"it has a state of {name}, which the Run here is not given: {_to_do_about(name)}"
                 )
 
     def _want(self) -> Want:
@@ -335,7 +335,7 @@ def _is_scaler(name: str) -> bool:
 
 
 def _to_do_about(name: str) -> str:
-    """Where a checkpoint has what the Guard is not given."""
+    """Where a checkpoint has what the Run is not given."""
     kind, _, key = name.partition(".")
     if key and kind in ("scheduler", "extra"):
         return f"give it, or {kind}={{{key!r}: None}} to do without"
@@ -376,13 +376,13 @@ def _models(given: Any) -> torch.nn.Module:
         return plain_state.plain(given)
     if not isinstance(given, Mapping | torch.nn.ModuleDict) or not given:
         raise ConfigurationError(
-            f"Guard(model=...) is {given!r:.80}; give a torch module, or a dict of modules"
+            f"Run(model=...) is {given!r:.80}; give a torch module, or a dict of modules"
         )
     try:
         return torch.nn.ModuleDict({name: plain_state.plain(each) for name, each in given.items()})
     except (KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"Guard(model=...): {error}; give a dict of names and torch modules"
+            f"Run(model=...): {error}; give a dict of names and torch modules"
         ) from error
 
 
@@ -392,10 +392,10 @@ def _optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
         each = getattr(each, "optimizer", each)  # what Accelerate has wrapped
         if not isinstance(each, torch.optim.Optimizer):
             raise ConfigurationError(
-                f"Guard(optimizer=...): {name} is a {type(each).__name__}; give a torch optimizer, or a dict "
+                f"Run(optimizer=...): {name} is a {type(each).__name__}; give a torch optimizer, or a dict "
                 "of several"
             )
         named[name] = each
     if not named:
-        raise ConfigurationError("Guard(optimizer={}) is empty; give a torch optimizer, or a dict of them")
+        raise ConfigurationError("Run(optimizer={}) is empty; give a torch optimizer, or a dict of them")
     return named
