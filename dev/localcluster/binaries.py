@@ -72,6 +72,8 @@ FAKE_NODE_PROGRAMS = frozenset({"kube-scheduler", "kwok"})
 KARPENTER_PROGRAMS = frozenset({"karpenter", "print-karpenter-crds", "kube-controller-manager"})
 ON_DEMAND = frozenset({"kwok", "karpenter", "print-karpenter-crds"})
 """Built when a bench or `make test-karpenter` asks for it: no test of `make test` and no demo needs it."""
+CLUSTER_PROGRAMS = frozenset(p.name for p in PROGRAMS) - ON_DEMAND - {"fake-gcs-server"}
+"""What `up` needs. `make test` builds the fake server too, for its s3 level."""
 
 
 def module_folder(program: Program) -> Path:

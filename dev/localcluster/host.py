@@ -60,7 +60,7 @@ def _prepare(paths: Paths, *, with_images: bool) -> None:
     preflight.ensure_packages()
     network.refuse_taken_addresses()
     meter = _meter(paths)
-    binaries.ensure(paths, meter)
+    binaries.ensure(paths, meter, binaries.CLUSTER_PROGRAMS)
     if with_images:
         build_and_load(paths)
     elif layout.PAUSE_IMAGE not in store.loaded(paths):

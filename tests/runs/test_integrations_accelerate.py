@@ -1,4 +1,4 @@
-"""A loop around Accelerate under `AccelerateRun`: the real library in real processes, a tiny model made here."""
+"""A loop around Accelerate under `AccelerateRun`: the real library, real processes, a tiny model."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.runs.conftest import Lab
-from tests.runs.test_levers_ranks import BEGIN, found, warm
+from tests.runs.test_techniques_ranks import BEGIN, found, warm
 
 __all__ = ["warm"]
 

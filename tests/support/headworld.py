@@ -1,6 +1,6 @@
 """Every reachable state of a small world in which several attempts share one HEAD.
 
-Used by tests/unit/runtime/test_head_model.py and bench/head_explore.py. The processes run the very code of
+The processes run the very code of
 `spottrain.checkpoint.head`; only the store, the network and time are modelled:
 
 * the store is strongly consistent, its ETag is a function of the content (the worst case: equal content,

@@ -13,7 +13,7 @@ from spottrain_operator.names import Condition, Phase
 from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import ended_pod, make_job, make_observed, raw_spec
-from tests.unit.controller.test_render import Json, rendered, trainer_of
+from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
 
 CA = {"uri": "s3://b/p", "caBundle": {"configMap": "authority", "key": "ca.pem"}}
 

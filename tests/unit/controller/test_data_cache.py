@@ -29,7 +29,7 @@ from tests.builders import (
     word,
 )
 from tests.unit.controller.test_crashes import World
-from tests.unit.controller.test_render import Json, rendered, trainer_of
+from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
 
 OWN = cache_claim_name(KEY.name, KEY.uid)
 SIZE = {"size": "200Gi", "storageClassName": "efs"}

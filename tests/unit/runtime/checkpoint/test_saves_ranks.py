@@ -23,7 +23,7 @@ from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Cancelled, never
 from spottrain.storage.local import FolderStore
 
-from tests.unit.runtime.test_control import SECONDS, gang, vanish, wait_for
+from tests.unit.runtime.distributed.test_control_channel import SECONDS, gang, vanish, wait_for
 
 
 class Failing(FolderStore):

@@ -1,4 +1,4 @@
-"""HEAD's rules one by one (tests/unit/runtime/test_head_model.py has them all at once)."""
+"""HEAD's rules one by one (tests/unit/runtime/checkpoint/test_head_model.py has them all at once)."""
 
 from __future__ import annotations
 

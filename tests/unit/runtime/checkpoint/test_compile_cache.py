@@ -22,7 +22,7 @@ from spottrain.errors import ConfigurationError, StoreUnavailable
 from spottrain.storage.base import Body, Object
 from spottrain.storage.local import FolderStore
 
-from tests.unit.runtime.compilenode import COMPILED, FACTS, Node, Nodes
+from tests.unit.runtime.checkpoint.compilenode import COMPILED, FACTS, Node, Nodes
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runs.conftest import Lab
-from tests.support.listings_levers import Block, Net
+from tests.support.listings_techniques import Block, Net
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ TRAINING: Final = """\
 import os, sys, torch, spottrain
 from spottrain.techniques.activation_checkpointing import Policy, apply
 sys.path.insert(0, os.environ["ROOT"])
-from tests.support.listings_levers import Net
+from tests.support.listings_techniques import Net
 
 spottrain.seed(1)
 model = Net()
@@ -276,7 +276,7 @@ from spottrain.techniques.activation_checkpointing import Policy, apply
 from spottrain.techniques.batch_size_trials import Trial, find
 from spottrain.techniques.memory import HostMemory, memory_of
 sys.path.insert(0, os.environ["ROOT"])
-from tests.support.listings_levers import Net
+from tests.support.listings_techniques import Net
 
 torch.set_num_threads(1)
 model = Net(depth=6)

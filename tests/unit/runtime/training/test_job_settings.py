@@ -18,7 +18,7 @@ from spottrain.errors import ConfigurationError
 from spottrain.training.job_settings import NAMES
 from spottrain.training.run import Run
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "own-loop.md"
+DOCS = Path(__file__).resolve().parents[4] / "docs" / "own-loop.md"
 CODE = re.compile(r"`([^`]+)`")
 STEP = re.compile(r"and `step`, which is `([^`]+)`")
 MANIFEST = {

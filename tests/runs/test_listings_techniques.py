@@ -1,6 +1,6 @@
 """The defects of the articles' listings on precision and activation checkpointing, and the same with ours.
 
-`test_defect_...` shows what goes wrong (tests/support/listings_levers.py), `test_ours_...` what ours does.
+`test_defect_...` shows what goes wrong (listings_techniques.py), `test_ours_...` what ours does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from spottrain.checkpoint.plain_state import load_model, model_state
 from spottrain.techniques.activation_checkpointing import Policy, apply, saved_bytes
 from spottrain.techniques.precision import Amp
 
-from tests.support.listings_levers import ByItself, Net, begin_by_type, wrap_every_other
+from tests.support.listings_techniques import ByItself, Net, begin_by_type, wrap_every_other
 
 CPU = torch.device("cpu")
 

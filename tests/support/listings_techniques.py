@@ -1,6 +1,6 @@
 """What the articles' listings on precision and activation checkpointing do, told anew in few lines.
 
-Used by tests/runs/test_listings_levers.py alone. Only the behaviour is the articles', none of the text.
+Used by tests/runs/test_listings_techniques.py alone. Only the behaviour is the articles', none of the text.
 """
 
 from __future__ import annotations

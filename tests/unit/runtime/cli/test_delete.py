@@ -9,7 +9,7 @@ from spottrain.errors import RunError
 from spottrain.storage.base import Store
 
 from tests.support.headcheckpoints import save
-from tests.unit.runtime.test_cli_checkpoints import ended, head, owner, ran, store
+from tests.unit.runtime.cli.test_checkpoints import ended, head, owner, ran, store
 
 __all__ = ["store"]
 

@@ -297,7 +297,7 @@ def test_pieces_of_any_cut_come_together_as_the_tensor_they_were(data: st.DataOb
 
 
 def test_the_reader_in_the_documentation_reads_a_checkpoint(source: Store, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "checkpoints.md").read_text()
     names: dict[str, Any] = {}
     exec(page.split("```python\n")[1].split("```")[0], names)
     model = names["read"](tmp_path / "run" / entry(source, 9).key)

@@ -12,7 +12,7 @@ from spottrain.data import Skipping, StreamBatches, Streaming
 from spottrain.errors import CheckpointError, ConfigurationError
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.unit.runtime.test_data_stream import run
+from tests.unit.runtime.data.test_iterable import run
 
 
 class Plain(IterableDataset[float]):

@@ -12,7 +12,7 @@ import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.core.preemption import Interruption
 
-from tests.unit.runtime.test_cached import Process
+from tests.unit.runtime.data.test_download_cache import Process
 
 MANAGED = pytest.mark.parametrize("managed", [False, True])
 BEGIN = """

@@ -241,7 +241,7 @@ MUTANTS = {
 
 
 def test_the_readme_counts_the_broken_protocols() -> None:
-    readme = Path(__file__).parents[3] / "README.md"
+    readme = Path(__file__).parents[4] / "README.md"
     assert f"{len(MUTANTS)} deliberately broken variants" in readme.read_text()
 
 

@@ -1,6 +1,6 @@
 """Trackers: one run over all attempts, no step twice; one that fails or hangs does not touch the training.
 
-The three real ones are tested in tests/runs/test_levers_trackers.py where they are installed; here is a small
+The three real ones are tested in tests/runs where they are installed; here is a small
 fake of the protocol.
 """
 

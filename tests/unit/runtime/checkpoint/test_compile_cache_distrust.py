@@ -15,7 +15,7 @@ import pytest
 from spottrain.contract import COMPILE_CACHE_PREFIX
 from spottrain.storage.local import FolderStore
 
-from tests.unit.runtime.compilenode import COMPILED, Node, Nodes
+from tests.unit.runtime.checkpoint.compilenode import COMPILED, Node, Nodes
 
 
 @pytest.fixture
