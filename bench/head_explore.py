@@ -1,4 +1,4 @@
-"""Larger worlds than tests/unit/runtime/test_head_model.py has time for. The last line is JSON.
+"""Larger worlds than tests/unit/runtime/checkpoint/test_head_model.py has time for. The last line is JSON.
 
 Exit code 1 when a rule is broken; a world that is larger than --limit states is said to be incomplete.
 """

@@ -1,4 +1,4 @@
-"""`python3 -m spottrain_operator`: the operator of one cluster. The chart's Deployment runs it."""
+"""`python3 -m spottrain_operator`: runs the operator of one cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main() -> int:
     settings = Settings.from_env(os.environ)
     logs.set_up(settings.log_level)
     asyncio.run(run(settings))
-    return 0  # by a signal; a watch that is broken beyond repair raises, and a restart is cheap
+    return 0  # ended by a signal; a watch that cannot recover raises, and a restart is cheap
 
 
 if __name__ == "__main__":

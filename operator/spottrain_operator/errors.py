@@ -1,10 +1,10 @@
-"""Errors of the operator. Raised by api, wire, cluster and apply; caught in apply, observe and the queue.
+"""Errors of the operator.
 
 OperatorError
-├── InvalidSpec     the job cannot be understood: a condition, no retry
+├── InvalidSpec     the job is invalid: sets a condition, no retry
 ├── Conflict        the view was stale or another writer was faster: read again, plan again
-├── Incomplete      something of a plan failed, the rest was done: plan again, with a growing delay
-└── ApiError        the API server refused (with its status and words) or did not answer (status 0)
+├── Incomplete      some actions of a plan failed, the others were done: plan again, with a growing delay
+└── ApiError        the API server rejected it (with its status and message) or did not respond (status 0)
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 
 class OperatorError(Exception):
-    """Anything that the operator raises itself."""
+    """Base class of every error that the operator raises itself."""
 
 
 class InvalidSpec(OperatorError):
-    """`str(error)` is a sentence that names the field's path."""
+    """The job is invalid; `str(error)` is a sentence that names the field's path."""
 
 
 class Conflict(OperatorError):
@@ -31,13 +31,13 @@ class Incomplete(OperatorError):
     def __init__(self, message: str, *, again: timedelta | None = None, silence: bool = False) -> None:
         super().__init__(message)
         self.silence = silence
-        """Whether all of them failed because the API server did not answer."""
+        """Whether all of them failed because the API server did not respond."""
         self.again = again
-        """When the job must be looked at again, whatever the delay after the failure."""
+        """When to reconcile the job again, whatever the delay after the failure."""
 
 
 class ApiError(OperatorError):
-    """An answer of the API server that is no success; `str(error)` is the server's sentence."""
+    """An unsuccessful response of the API server; `str(error)` is the server's message."""
 
     def __init__(self, status: int, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)

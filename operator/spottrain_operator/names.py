@@ -1,7 +1,6 @@
-"""Every Kubernetes word that more than one file spells: labels, annotations, taints, conditions, reasons.
+"""Kubernetes names that more than one module uses: labels, annotations, taints, conditions, reasons.
 
-Read by the operator, by the notice agent and by the tests. Words shared with the runtime are in
-`spottrain.contract`.
+Names shared with the runtime are in `spottrain.contract`.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "spottrain"
 ROLE_TRAINER: Final = "trainer"
 POD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{ROLE_LABEL}={ROLE_TRAINER}"
-"""Label selector of every pod that trains."""
+"""Label selector of all trainer pods."""
 
 OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=spottrain,app.kubernetes.io/component=operator"
-"""Label selector of the chart's operators."""
+"""Label selector of the operator's Deployments that the chart installs."""
 CHECKPOINTS_FINALIZER: Final = f"{DOMAIN}/checkpoints"
 """On a job with deletionPolicy Delete, until its checkpoints are gone."""
 ROLE_CLEANUP: Final = "cleanup"
-"""Of the pod that deletes the checkpoints of a deleted job; its container has this name too."""
+"""Role of the pod that deletes the checkpoints of a deleted job; its container has this name too."""
 OUTCOME_FINALIZER: Final = f"{DOMAIN}/outcome"
-"""Set in the POST of a pod, removed once the job's status holds how it ended."""
+"""Set when a pod is created, removed once the job's status records how the pod ended."""
 TRAINER_ANNOTATION: Final = f"{DOMAIN}/trainer-container"
-"""On a pod: name of the container whose end is the attempt's end. A webhook may put others before it."""
+"""On a pod: name of the container whose end is the attempt's end. A webhook may insert others before it."""
 PINNED_ANNOTATION: Final = f"{DOMAIN}/pinned-to"
-"""On a pod: host name that its node affinity keeps it on, because its rank was there before."""
+"""On a pod: host name that its node affinity requires, because its rank ran there before."""
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
-"""On a claim: the scheduler's choice for the pod that waits for its volume."""
+"""On a claim: the node that the scheduler chose for the pod that waits for its volume."""
 AVOIDS_ANNOTATION: Final = f"{DOMAIN}/avoids"
-"""On a pod: host names that its node affinity keeps it off, separated by commas."""
+"""On a pod: host names that its node affinity excludes, separated by commas."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 TRAINER_CONTAINER: Final = "trainer"
 CLAIMS: Final = "persistentvolumeclaims"
@@ -57,33 +56,33 @@ CLAIMS: Final = "persistentvolumeclaims"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 
-# --- the end that is coming: written by the agent, read by the operator ------------------------------
+# --- termination notices: written by the agent, read by the operator ---------------------------------
 DEADLINE_ANNOTATION: Final = contract.DEADLINE_ANNOTATION
 """On pod and node: RFC 3339 UTC with microseconds."""
 SAVE_ADVISED_ANNOTATION: Final = contract.SAVE_ADVISED_ANNOTATION
 SOURCE_ANNOTATION: Final = f"{DOMAIN}/termination-source"
-"""On pod and node: who says so, e.g. `AWS spot/instance-action`."""
+"""On pod and node: where the notice comes from, e.g. `AWS spot/instance-action`."""
 NOTICE_SEEN_ANNOTATION: Final = f"{DOMAIN}/notice-seen"
 """On the node: when the agent first read the notice (RFC 3339)."""
 TERMINATING_TAINT: Final = f"{DOMAIN}/terminating"
 """Key of the node's taint; its value is the deadline in unix seconds, its effect NoSchedule."""
 
 NODE_SILENCE: Final = 30
-"""Seconds for which a node may be silent before its pods are deleted; the default is 300."""
+"""Seconds that a node may be unreachable before its pods are deleted; Kubernetes' default is 300."""
 
-# --- nodes: what a status shows of them --------------------------------------------------------------
+# --- node labels that a status shows -----------------------------------------------------------------
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 KARPENTER_LABEL: Final = "karpenter.sh/nodepool"
 NODE_POOLS: Final = "nodepools"
-"""Karpenter's; plural, as in the API's paths."""
+"""Karpenter's resource; plural, as in the API's paths."""
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 
 
 class Platform(StrEnum):
-    """`spec.capacity.pools[].platform`: decides how much warning a spot node gives."""
+    """`spec.capacity.pools[].platform`: determines how long before its end a spot node gets a notice."""
 
     AUTO = "auto"
-    """Found from the nodes, as are the labels of spot nodes."""
+    """Detected from the nodes, as are the labels of spot nodes."""
 
     AWS = "AWS"
     GCP = "GCP"
@@ -97,7 +96,7 @@ NOTICE_WINDOW: Final[dict[Platform, int]] = {
     Platform.GKE: 15,
     Platform.AZURE: 25,
 }
-"""Seconds of grace that a pod can count on after a notice: the platform's warning less its detection."""
+"""Seconds of grace that a pod can rely on after a notice: the platform's warning minus detection time."""
 ON_DEMAND_WINDOW: Final = 110
 
 
@@ -119,7 +118,7 @@ class Condition(StrEnum):
 
 
 class Phase(StrEnum):
-    """`status.phase`: for printing only; decisions read conditions and counters."""
+    """`status.phase`: for display only; decisions read conditions and counters."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -161,7 +160,7 @@ class Cause(StrEnum):
 
 
 def cause_of(text: str) -> Cause | str:
-    """The cause, or the text as it is where a newer operator has written one that this one does not know."""
+    """Returns the cause, or the text unchanged where a newer operator wrote a cause unknown to this one."""
     try:
         return Cause(text)
     except ValueError:
@@ -169,7 +168,7 @@ def cause_of(text: str) -> Cause | str:
 
 
 class Reason(StrEnum):
-    """Reasons of conditions and events that are the operator's own words."""
+    """Reasons of conditions and events that the operator defines itself."""
 
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"
@@ -229,44 +228,44 @@ class Reason(StrEnum):
 
 
 UNKNOWN_STATE: Final = "Unknown"
-"""`status.progress.state` of a trainer that need not tell."""
+"""`status.progress.state` of a trainer that does not report its state."""
 ILLEGAL_INSTRUCTION: Final = 128 + 4
-"""Exit code after SIGILL: kernels that were compiled for another processor."""
+"""Exit code after SIGILL: compiled kernels for another processor."""
 
 NAME_LIMIT: Final = 63
-RENDEZVOUS_PORT: Final = 29500
-"""torch's own default; each pod has its own addresses, so no two gangs meet on it."""
 """A pod's name is also its host name (RFC 1123 label)."""
+RENDEZVOUS_PORT: Final = 29500
+"""torch's default port; each pod has its own addresses, so two gangs cannot conflict."""
 
 
 def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
-    """Deterministic, so that a crash between status write and POST can only recreate the same pod."""
+    """Returns a deterministic name: a crash between status write and POST can only recreate the same pod."""
     uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
     suffix = f"-{uid_hash}-{attempt}-{rank}"
     return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 
 def cleanup_name(job: str, job_uid: str) -> str:
-    """Of the pod that deletes the checkpoints of a deleted job."""
+    """Returns the name of the pod that deletes the checkpoints of a deleted job."""
     uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
     suffix = f"-{uid_hash}-cleanup"
     return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 
 def cache_claim_name(job: str, job_uid: str) -> str:
-    """Of the claim that is made for a job's data cache, for all its attempts."""
+    """Returns the name of the claim that is created for a job's data cache, for all its attempts."""
     uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
     suffix = f"-{uid_hash}-data-cache"
     return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 
 def service_name(job: str, job_uid: str) -> str:
-    """Of the headless Service by which a gang's pods find each other; begins with a letter (RFC 1035)."""
+    """Returns the name of a gang's headless Service; it begins with a letter (RFC 1035)."""
     uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
     name = job.replace(".", "-")[: NAME_LIMIT - len("gang--") - len(uid_hash)].rstrip("-")
     return f"gang-{name}-{uid_hash}"
 
 
 def job_label(job: str) -> str:
-    """A job's name as a label value, which ends at 63 characters; the UID label tells twins apart."""
+    """Returns a job's name cut to a label's 63 characters; the UID label makes it unambiguous."""
     return job[:NAME_LIMIT].rstrip("-._")

@@ -1,4 +1,4 @@
-"""The operator's settings, from environment variables that the chart sets. Read once, by __main__.py."""
+"""The operator's settings, from environment variables that the chart sets."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ PREFIX = "SPOTTRAIN_OPERATOR_"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     namespaces: tuple[str, ...] = ()
-    """Watched; none = all. NAMESPACES, separated by commas."""
+    """Namespaces to watch; empty = all. NAMESPACES, separated by commas."""
     default_pool: Pool = DEFAULT_POOL
     """For jobs without capacity.pools. DEFAULT_POOL, as JSON with the fields of spec.capacity.pools[]."""
     pools: tuple[Pool, ...] = ()
-    """Those that jobs may name. POOLS, as JSON: a list with the fields of spec.capacity.pools[]."""
+    """Pools that jobs may name. POOLS, as JSON: a list with the fields of spec.capacity.pools[]."""
     native_gangs: bool = True
-    """Whether gangs are given to Kubernetes' own gang scheduling where it is served. NATIVE_GANGS."""
+    """Whether gangs use Kubernetes' own gang scheduling where the cluster serves it. NATIVE_GANGS."""
     workers: int = 16
-    """Jobs that are worked on at the same time. WORKERS."""
+    """Number of jobs that are reconciled at the same time. WORKERS."""
     resync_seconds: float = 300
-    """Between two complete LISTs, which repair what a watch has missed. RESYNC_SECONDS."""
+    """Seconds between two complete LISTs, which correct what a watch has missed. RESYNC_SECONDS."""
     progress_seconds: float = 10
-    """Between two looks at a trainer's progress. PROGRESS_SECONDS."""
+    """Seconds between two queries of a trainer's progress. PROGRESS_SECONDS."""
     progress_write_seconds: float = 60
-    """Between two writes of status that carry nothing but progress. PROGRESS_WRITE_SECONDS."""
+    """Seconds between two status writes that carry nothing but progress. PROGRESS_WRITE_SECONDS."""
     deadline_margin_seconds: float = 2
-    """Between the end of a pod's grace and its node's deadline. DEADLINE_MARGIN_SECONDS."""
+    """Seconds between the end of a pod's grace period and its node's deadline. DEADLINE_MARGIN_SECONDS."""
     dead_slack_seconds: float = 30
-    """Beyond a pod's grace before a node that is not ready is taken for dead. DEAD_SLACK_SECONDS."""
+    """Seconds after a pod's grace period until an unready node counts as dead. DEAD_SLACK_SECONDS."""
     runtime_patience_seconds: float = 300
-    """From a container's start until a runtime that was not seen is missing. RUNTIME_PATIENCE_SECONDS."""
+    """Seconds after a container's start until a silent runtime is missing. RUNTIME_PATIENCE_SECONDS."""
     health_port: int = 8080
-    """/livez, /readyz, /metrics. HEALTH_PORT; 0 = any free one."""
+    """Port of /livez, /readyz and /metrics. HEALTH_PORT; 0 = any free port."""
     log_level: str = "INFO"
     """LOG_LEVEL."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
-        """Raises ValueError or InvalidSpec, naming what is wrong."""
+        """Parses the environment. Raises ValueError or InvalidSpec, naming what is wrong."""
         given = {k.removeprefix(PREFIX).lower(): v for k, v in env.items() if k.startswith(PREFIX) and v}
         values: dict[str, object] = {}
         for name, text in given.items():

@@ -1,9 +1,9 @@
-"""`python -m spottrain_operator.uninstall`: takes our finalizers off the trainer pods and jobs that are left.
+"""`python -m spottrain_operator.uninstall`: removes our finalizers from the remaining trainer pods and jobs.
 
-Run by the chart's post-delete hook, when no operator is there to do it: what keeps a finalizer could never be
-deleted, nor could its namespace or the definition. Pods that still train go on training. It looks in all
-namespaces, because an operator may have served more of them before; those that another operator serves are
-left alone.
+The chart's post-delete hook starts it when the operator is already gone. An object with a finalizer could
+never be deleted, nor could its namespace or the CRD. Pods that still train continue. All namespaces are
+searched, because an operator may have served more of them before. Those that another operator serves are
+skipped.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from spottrain_operator.settings import PREFIX
 
 AT_ONCE: Final = 16
 TIME_LIMIT: Final = 200.0
-"""Seconds, so that the Job's own limit (240) never cuts off the sentence that says what is left."""
+"""Seconds; below the Job's own limit (240), so that the message about what is left is always printed."""
 FINALIZERS: Final = {"pods": names.OUTCOME_FINALIZER, names.PLURAL: names.CHECKPOINTS_FINALIZER}
 WORDS: Final = {"pods": "trainer pods", names.PLURAL: "TrainingJobs"}
 
 
 class Calls(Protocol):
-    """What is used of `cluster.Cluster`."""
+    """The part of `io.cluster.Cluster` that is needed here."""
 
     def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]: ...
 
@@ -38,7 +38,7 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What carries a finalizer: all that is kept of it, for there may be thousands."""
+    """An object with a finalizer. Only these fields are kept, because there may be thousands."""
 
     kind: str
     namespace: str
@@ -50,7 +50,7 @@ class Held:
 
 
 async def others(calls: Calls) -> list[tuple[str, frozenset[str]]]:
-    """Other operators of this cluster, and the namespaces that each serves; none: all. Raises ApiError."""
+    """Returns this cluster's other operators with their namespaces (empty: all). Raises ApiError."""
     found = []
     async for raw in calls.every("deployments", ()):
         meta = raw["metadata"]
@@ -67,7 +67,7 @@ def _served(deployment: Json) -> frozenset[str]:
 
 
 async def held(calls: Calls, kind: str, served: Iterable[frozenset[str]]) -> list[Held]:
-    """Raises ApiError."""
+    """Returns the objects of a kind that still carry our finalizer. Raises ApiError."""
     found, theirs = [], list(served)
     async for raw in calls.every(kind, ()):
         meta = raw["metadata"]
@@ -78,7 +78,7 @@ async def held(calls: Calls, kind: str, served: Iterable[frozenset[str]]) -> lis
 
 
 async def release(calls: Calls, things: list[Held]) -> list[str]:
-    """A sentence for each that still carries its finalizer afterwards."""
+    """Removes the finalizers; returns a sentence for each object that still carries its own afterwards."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(thing: Held) -> str:
@@ -100,7 +100,7 @@ async def _strip(calls: Calls, kind: str, served: list[frozenset[str]]) -> list[
         found = await held(calls, kind, served)
     except ApiError as e:
         if kind == names.PLURAL and e.status == 404:
-            return []  # the definition is gone, and with it all jobs
+            return []  # the CRD is gone, and with it all jobs
         raise
     print(f"{len(found)} {WORDS[kind]} carry the finalizer {FINALIZERS[kind]}", flush=True)
     failed = await release(calls, found)
@@ -111,7 +111,7 @@ async def _strip(calls: Calls, kind: str, served: list[frozenset[str]]) -> list[
 
 
 async def uninstall(calls: Calls) -> int:
-    """Exit code: 0 where nothing is held any more."""
+    """Returns the exit code: 0 where no object carries a finalizer any more."""
     failed: list[str] = []
     try:
         async with asyncio.timeout(TIME_LIMIT):

@@ -4,8 +4,8 @@
     trainer = spottrain.Trainer(model=model, optimizer=adam, train_set=dataset, loss=loss, max_steps=1000)
     trainer.fit()
 
-Names are loaded on first use, so that `import spottrain` costs no torch: the operator imports
-`spottrain.contract`, and the entry point must have its SIGTERM handler before anything slow.
+Names are imported on first use, so `import spottrain` does not import torch. The operator imports
+`spottrain.contract`, and the entry point must install its SIGTERM handler before any slow import.
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ _HOME = {
     "job_settings": "spottrain.training.job_settings",
 }
 
-# spottrain.data.loader, without a second import
+# Imports submodules on first use too, such as spottrain.data in `spottrain.data.BatchSampler`.
 __getattr__ = lazy.names(__name__, _HOME, _MODULES)

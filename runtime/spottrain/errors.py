@@ -1,18 +1,18 @@
 """Errors that end a run, each with the outcome and reason that go into the termination message.
 
-RunError                 anything that ends the run with a sentence
-├── ConfigurationError   64: no restart mends it (bad URI, bad value, foreign HEAD, lost checkpoints)
-├── StoreError           the store refused or did not answer
+RunError                 any error that ends the run with a message for the user
+├── ConfigurationError   64: restarting will not help (bad URI, bad value, foreign HEAD, lost checkpoints)
+├── StoreError           the store refused a request or was unreachable
 │   ├── StoreDenied      64: 401, 403, no credentials
 │   ├── BucketNotFound   64
 │   ├── StoreUnsuitable  64: no conditional PUT
-│   └── StoreUnavailable 69: 5xx or no answer for too long; the next start may find it again
+│   └── StoreUnavailable 69: 5xx or no response for too long; the next start may succeed
 ├── CheckpointError      64: missing, damaged beyond fall-back, or not for this model
 │   └── CheckpointArchived 64: in an archive storage class
-├── TrainingFailed       1: the training itself went wrong, such as a loss that is no number
-├── DataCacheFull        1: no space left for a download; another job may make room
+├── TrainingFailed       1: the training itself failed, such as a loss that is NaN or infinite
+├── DataCacheFull        1: no space left for a download; another job may free some
 ├── PeerLost             79: another rank is gone
-├── OutOfMemory          79: a rank of several was; the next start takes smaller micro-batches
+├── OutOfMemory          79: one of several ranks ran out of memory; the next start uses smaller micro-batches
 └── Superseded           76: a newer attempt owns HEAD
 """
 
@@ -24,7 +24,7 @@ from spottrain.contract import Outcome, Reason
 
 
 class RunError(Exception):
-    """Ends the run. `str(error)` is a sentence: what, where and what to do."""
+    """Ends the run. `str(error)` is a sentence: what went wrong, where, and what to do."""
 
     outcome: ClassVar[Outcome] = Outcome.FAILED
     reason: str = Reason.SCRIPT_FAILED
@@ -79,16 +79,17 @@ class DataCacheFull(RunError):
 
 
 class PeerLost(RunError):
-    """Whose fault it was is told by the rank that is gone, so this one is not charged."""
+    """Not counted as this rank's failure: the rank that is gone reports the cause."""
 
     outcome = Outcome.INTERRUPTED_LOST
     reason = Reason.PEER_LOST
 
 
 class OutOfMemory(RunError):
-    """Of a rank of several, in a run that finds its micro-batch size: the size is kept for the next start.
+    """A rank of several ran out of memory in a run that searches for its micro-batch size.
 
-    Not charged: each time it is a smaller one, so it comes to an end.
+    The size is stored for the next start. Not counted as a failure: each start uses a smaller size, so the
+    restarts come to an end.
     """
 
     outcome = Outcome.INTERRUPTED_LOST

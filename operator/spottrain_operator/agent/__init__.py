@@ -1,6 +1,6 @@
-"""The notice agent: one process on each spot node writes the cloud's notice on its pods and its node.
+"""The notice agent: one process per spot node writes the cloud's notice to the node and its trainer pods.
 
-sources -> findings -> plan -> api, driven by loop; the operator and the runtime read the marks. Started as
-`python -m spottrain_operator.agent` by the chart's DaemonSet. It is a process of its own with a client of its
-own, because it is resident on every node: without kopf and the official client it needs 40 MiB, not 125.
+Data flow: sources -> findings -> plan -> api, driven by loop. The operator and the runtime read the marks.
+It runs on every node, so it is a separate process with its own API client: without kopf and the official
+client it needs 40 MiB, not 125.
 """

@@ -1,8 +1,8 @@
-"""`python -m spottrain_operator.agent`: settings, sessions, signals. Process of the chart's DaemonSet.
+"""`python -m spottrain_operator.agent`: runs the notice agent with its settings, sessions and signals.
 
-The network is the node's, where ports collide, so the only port is one on loopback that says whether the
-metadata service is heard. No probe restarts the agent: it winds up a timer outside the event loop. Should it
-run down, it prints the stacks and ends the process, and the kubelet starts it anew.
+On the host network ports can collide, so the only port is a readiness endpoint on loopback. No liveness probe
+is needed: the event loop resets a timer of faulthandler. If the timer expires, it prints the stacks and exits
+the process, and the kubelet restarts it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spottrain_operator.agent.sources.choose import source_of
 from spottrain_operator.agent.sources.client import Client
 
 STALLED_SECONDS: Final = 30.0
-"""Far above what one turn of the event loop can take."""
+"""Far longer than one iteration of the event loop can take."""
 
 
 async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
@@ -41,7 +41,7 @@ async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
             heartbeat=partial(faulthandler.dump_traceback_later, stalled, exit=True),
         )
         work = asyncio.create_task(agent.run())
-        # As the first process of its container it would otherwise not react to SIGTERM at all.
+        # PID 1 of a container ignores SIGTERM unless it has a handler.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
         async with serving(settings.ready_port, agent.readiness):

@@ -1,4 +1,4 @@
-"""The agent's few calls of the API server: its node, and the trainer pods on it. Called by loop."""
+"""The agent's client of the API server: its node, and the trainer pods on it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class AgentApiError(Exception):
-    """The API server did not do what it was asked; the text says what and why. Worth another try."""
+    """A request to the API server failed; the text says which and why. It can be retried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where the API server is, and how to be believed there."""
+    """URL and credentials of the API server."""
 
     url: str
     token_file: Path
@@ -32,7 +32,7 @@ class Endpoint:
 
     @classmethod
     def in_cluster(cls) -> Endpoint:
-        """Of the pod that this process runs in; raises KeyError or OSError outside one."""
+        """Returns this pod's API server endpoint. Raises KeyError or OSError outside a pod."""
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         return cls(
             url=f"https://{f'[{host}]' if ':' in host else host}:{port}",
@@ -42,7 +42,7 @@ class Endpoint:
 
 
 class Api:
-    """One node and its trainer pods."""
+    """API of one node and its trainer pods."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Api:
         await self._call("PATCH", f"/api/v1/nodes/{self._node}", patch=patch)
 
     async def pods(self, *, cached: bool = True) -> list[Pod]:
-        """From the API server's cache, cheap, for each second of a notice; or as they surely are."""
+        """Lists the trainer pods; `cached` reads the API server's cache, cheap enough for polling."""
         query = {"labelSelector": names.POD_SELECTOR, "fieldSelector": f"spec.nodeName={self._node}"}
         if cached:
             query["resourceVersion"] = "0"
@@ -82,7 +82,7 @@ class Api:
             return [_pod(item) for reply in replies for item in reply["items"]]
 
     async def patch_pod(self, pod: Pod, patch: Patch) -> bool:
-        """False where that pod is gone, which is no error. One of the same name and another UID is (422)."""
+        """Returns False where the pod is gone. Another pod of the same name is an error (422, other UID)."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         return bool(await self._call("PATCH", path, patch=patch, may_be_gone=True))
 
@@ -95,7 +95,7 @@ class Api:
         patch: Patch | None = None,
         may_be_gone: bool = False,
     ) -> dict[str, Any]:
-        """The reply's JSON; {} for a 404 where the object may be gone."""
+        """Returns the reply's JSON; {} for a 404 where the object may be gone."""
         if patch is not None:
             query = {"fieldManager": names.AGENT_FIELD_MANAGER}
         try:
@@ -118,14 +118,14 @@ class Api:
             raise AgentApiError(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
 
     def _headers(self, patch: Patch | None) -> dict[str, str]:
-        # The kubelet replaces the token about hourly, so it is read anew.
+        # The kubelet replaces the token about every hour, so it is read for each request.
         headers = {"Authorization": f"Bearer {self._endpoint.token_file.read_text().strip()}"}
         return headers if patch is None else headers | {"Content-Type": "application/merge-patch+json"}
 
 
 @contextmanager
 def _expected(path: str, what: str) -> Iterator[None]:
-    """A proxy may answer 200 with what is none."""
+    """Converts parse errors to AgentApiError: a proxy may reply 200 with other content."""
     try:
         yield
     except (KeyError, TypeError, AttributeError) as e:

@@ -1,6 +1,6 @@
-"""What a cloud's metadata service can say, in one form for all clouds. Made by sources/, judged by plan.
+"""Notices of the clouds' metadata services, in one form for all clouds.
 
-A finding is also its own identity: the same words read again are the same finding.
+Findings compare by value: the same content read again is the same finding.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from typing import Any, Final, TypeAlias
 from spottrain_operator.api import wire
 
 LEAD_SECONDS: Final = 120.0
-"""How long before a maintenance its notice is given: AWS's own two minutes, and enough for a save.
+"""Seconds before a maintenance at which it becomes a notice: AWS's own two minutes, enough for a save.
 
 Clouds announce maintenance minutes to weeks ahead; until then it is only advice to save.
 """
 BEGUN_SECONDS: Final = 10.0
-"""What is assumed to be left of an end that has begun, or whose time is over or cannot be read."""
+"""Seconds assumed to remain when an end has begun, or when its time is past or unreadable."""
 rfc3339 = partial(wire.rfc3339, timespec="microseconds")
-"""A time as runtime and operator read it."""
+"""Formats a time as the runtime and the operator expect it."""
 SHOWN: Final = 200
-"""Characters of a foreign text that a sentence quotes."""
+"""Maximum number of characters quoted from an external text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEnding:
-    """This machine, or what runs on it, comes to an end."""
+    """This machine, or the workload on it, will be terminated."""
 
     source: str
-    """Who says so, e.g. `AWS spot/instance-action`."""
+    """Where the notice comes from, e.g. `AWS spot/instance-action`."""
     action: str
-    """What the cloud calls it, e.g. `terminate`."""
+    """The cloud's name of the action, e.g. `terminate`."""
     id: str = ""
     at: datetime | None = None
-    """When it begins, where the cloud says so."""
+    """When it begins, if the cloud reports a time."""
     after: float = 0.0
-    """Where it does not: seconds from when it is first read."""
+    """Without `at`: seconds from the first reading until it begins."""
     lead: float = inf
-    """Seconds before `at` from which on it is a notice; before that it is advice."""
+    """Seconds before `at` at which it becomes a notice; until then it is advice."""
     acknowledge: str = ""
-    """What to tell the cloud when it need not wait any longer."""
+    """ID of the event to acknowledge when the cloud no longer needs to wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """A save would be wise; nothing ends yet."""
+    """A recommendation to save a checkpoint; nothing is terminated yet."""
 
     source: str
     action: str
     id: str = ""
     at: datetime | None = None
-    """When it was given, where the cloud says so."""
+    """When it was given, if the cloud reports a time."""
 
 
 Finding: TypeAlias = NodeEnding | Advice
@@ -64,16 +64,16 @@ Finding: TypeAlias = NodeEnding | Advice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """A readable answer: what stands at present, which may be nothing."""
+    """A readable response: the findings at present, possibly none."""
 
     found: tuple[Finding, ...] = ()
     unclear: str = ""
-    """A sentence on what else the answer held and nobody could read."""
+    """A sentence about parts of the response that could not be parsed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreadable:
-    """No answer that says anything: time-out, 5xx, foreign text."""
+    """An unusable response: timeout, 5xx, unknown text."""
 
     why: str
 
@@ -87,7 +87,7 @@ def found(*findings: Finding) -> Findings:
 
 
 def moment(text: object) -> datetime:
-    """ISO 8601 or RFC 5322 (`Mon, 19 Sep 2016 18:29:47 GMT`); without a zone it is UTC. Raises ValueError."""
+    """Parses ISO 8601 or RFC 5322 (`Mon, 19 Sep 2016 18:29:47 GMT`), by default UTC. Raises ValueError."""
     if not isinstance(text, str):
         raise ValueError(f"{text!r:.{SHOWN}} is not a time")
     try:
@@ -96,7 +96,7 @@ def moment(text: object) -> datetime:
         value = _rfc5322(text)
     try:
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    except OverflowError as e:  # year 1 or 9999 and a zone that moves it beyond
+    except OverflowError as e:  # the zone moves year 1 or 9999 out of range
         raise ValueError(f"{text!r:.{SHOWN}} is beyond all calendars") from e
 
 
@@ -115,7 +115,7 @@ def optional_moment(text: object) -> datetime | None:
 
 
 def parsed(text: str) -> Any:
-    """JSON; raises ValueError for what is none, however deep."""
+    """Parses JSON; raises ValueError where it is invalid or nested too deep."""
     try:
         return loads(text)
     except RecursionError as e:
@@ -123,7 +123,7 @@ def parsed(text: str) -> Any:
 
 
 def word(record: Mapping[str, Any], key: str) -> str:
-    """A short text of a record; "" where it is absent or no text."""
+    """Returns a record's text field, shortened; "" where it is absent or not a string."""
     value = record.get(key)
     return value[:SHOWN] if isinstance(value, str) else ""
 

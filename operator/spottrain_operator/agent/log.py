@@ -1,4 +1,4 @@
-"""The agent's log: one JSON line for one event. Called by all of the agent that does something."""
+"""The agent's log: one JSON line per event."""
 
 from __future__ import annotations
 

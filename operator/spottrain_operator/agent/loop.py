@@ -1,7 +1,7 @@
-"""Tasks side by side: each watch only asks the metadata service, one makes node and pods say the same.
+"""The agent's concurrent tasks: one per watch polls the metadata service, one updates node and pods.
 
-Between them are one view and one flag, so an API server that is slow or away never delays the next question,
-and a question that waits for its answer delays no other. Started by __main__.
+They share one view and one event. A slow or unreachable API server therefore never delays the next poll, and
+a pending poll delays no other.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from spottrain_operator.agent.sources import Source, Watch
 from spottrain_operator.agent.sources.client import Unanswered
 
 BACKOFF: Final = (0.2, 0.4, 0.8, 1.6, 3.0)
-"""Seconds before each further try of the API server; the last one repeats."""
+"""Seconds before each retry of the API server; the last value repeats."""
 LONGEST_READ: Final = 300.0
-"""Seconds: more than any watch may take, that of Azure's first call too."""
+"""Seconds; longer than any watch may take, including Azure's first call."""
 
 
 class ApiServer(Protocol):
@@ -34,7 +34,7 @@ class ApiServer(Protocol):
 
 
 class Agent:
-    """The view of one node's future, and the tasks that keep it and publish it."""
+    """Tracks one node's notices, and publishes them to the node and its pods."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Agent:
         heartbeat: Callable[[], None] = lambda: None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`find` raises Unanswered with a sentence while no metadata service answers."""
+        """`find` raises Unanswered with a sentence while no metadata service responds."""
         self._find = find
         self._api = api
         self._acknowledge = acknowledge
@@ -58,15 +58,15 @@ class Agent:
         self._source: Source | None = None
         self._view = View()
         self._marks: Marks | None = None
-        """None until every watch has answered once, or one has found something."""
+        """None until every watch has responded once, or one has found something."""
         self._troubles: dict[str, str] = {}
         self._acknowledged: set[str] = set()
         self._asked: dict[str, float] = {}
-        """When the watches were asked that have not answered yet, by the event loop's clock."""
+        """Start time of each pending poll by watch name, by the event loop's clock."""
         self._due = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. Each part runs for ever, so one that ends, however it does, ends the agent."""
+        """Runs until cancelled. No task ever returns, so the end of one, for any reason, ends the agent."""
         parts = {asyncio.create_task(self._beat(), name="beat")}
         parts.add(asyncio.create_task(self._publish(), name="publish"))
         try:
@@ -83,7 +83,7 @@ class Agent:
             await asyncio.gather(*parts, return_exceptions=True)
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether a notice would be seen now, and a sentence on it."""
+        """Returns whether a notice would be seen now, and a sentence about it."""
         if self._troubles:
             return False, " ".join(self._troubles.values())
         if self._source is None:
@@ -92,7 +92,7 @@ class Agent:
             return False, f"not answered yet: {', '.join(missing)}"
         return True, f"watching {', '.join(w.name for w in self._source.watches)}"
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- polling ----------------------------------------------------------------------------------
     async def _found(self) -> Source:
         while True:
             try:
@@ -114,11 +114,11 @@ class Agent:
             self._note(watch.name, answer)
             self._view = plan.advance(self._view, watch.name, answer, self._now())
             self._judge()
-            # From question to question, so that one that waited for a change is asked again at once.
+            # Measured from start to start: after a long poll the next one begins at once.
             await asyncio.sleep(max(0.0, asked + watch.polls * self._poll_seconds - clock()))
 
     async def _beat(self) -> None:
-        """Tells that all goes round; and time alone makes ends near and advice old."""
+        """Sends the heartbeat, and re-evaluates the marks: ends come near and advice expires with time."""
         clock = asyncio.get_running_loop().time
         while True:
             if all(clock() - asked < LONGEST_READ for asked in self._asked.values()):
@@ -128,13 +128,13 @@ class Agent:
 
     def _judge(self) -> None:
         marks, before = plan.marks(self._view, self._now()), self._marks
-        # A stale mark on the node may be right until every watch has said that nothing is pending.
+        # A mark left on the node may still be right until every watch has reported that nothing is pending.
         if before is None and marks.notice is None and (self._source is None or self._unheard()):
             return
         self._marks = marks
         if marks != before:
             _log_marks(before or Marks(), marks)
-        # A notice is published anew each time: a pod may have landed here since.
+        # A notice is published again each time: a new pod may have been scheduled here.
         if marks != before or marks.notice:
             self._due.set()
 
@@ -143,7 +143,7 @@ class Agent:
         return [w.name for w in watches if w.name not in self._view.heard]
 
     def _note(self, name: str, answer: Answer) -> None:
-        """Logs once for each change, not once a second."""
+        """Logs an unreadable watch once per change, not once per poll."""
         before = self._troubles.pop(name, "")
         why = answer.why if isinstance(answer, Unreadable) else answer.unclear
         if why:
@@ -159,18 +159,18 @@ class Agent:
             self._due.clear()
             failures = 0 if await self._published(self._marks or Marks()) else failures + 1
             if failures:
-                # What is new does not wait for the next try. Not wait_for: in Python 3.11 it swallows a
-                # cancellation that comes with the event.
+                # New marks do not wait for the next retry. Not wait_for: in Python 3.11 it swallows a
+                # cancellation that arrives together with the event.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._backoff[min(failures, len(self._backoff)) - 1]):
                         await self._due.wait()
                 self._due.set()
 
     async def _published(self, marks: Marks) -> bool:
-        """Brings node and pods in line; False where something is left to do.
+        """Writes the marks to node and pods; returns False where a retry is needed.
 
         Pods come first: once the node is marked the operator deletes them, and an annotation written in the
-        same instant as a deletion never reaches the pod's file. A failure there does not hold up the node.
+        same instant as a deletion never reaches the pod's file. A failed pod does not delay the node.
         """
         notice = marks.notice
         done = [await self._tried(self._mark_pods(notice))] if notice else []
@@ -208,7 +208,7 @@ class Agent:
             log("nodeAdvised" if marks.advised else "nodeCleared")
 
     async def _tell_cloud(self, notice: NodeNotice) -> None:
-        """Once for an event, when no trainer is left; nothing depends on it, so a failure is a log line."""
+        """Acknowledges an event once no trainer is left. Nothing depends on it: a failure is only logged."""
         event = notice.cause.acknowledge
         if not (self._acknowledge and event and self._source) or event in self._acknowledged:
             return

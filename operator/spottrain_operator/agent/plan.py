@@ -1,4 +1,4 @@
-"""What to write, given what the metadata service says and what node and pods carry. Pure; called by loop."""
+"""Computes which marks to write, from the metadata service's findings and the present node and pods. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spottrain_operator.agent.findings import (
 )
 
 ADVICE_LIFE: Final = timedelta(hours=1)
-"""Older advice says nothing about this hour."""
+"""Older advice is ignored."""
 _BEGUN: Final = timedelta(seconds=BEGUN_SECONDS)
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _NODE_ANNOTATIONS: Final = (
@@ -35,17 +35,17 @@ Patch: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What the agent holds to be so."""
+    """The agent's knowledge from all watches."""
 
     heard: Mapping[str, Findings] = field(default_factory=dict)
-    """The latest readable answer to each watch."""
+    """The latest readable response of each watch, by its name."""
     first_read: Mapping[Finding, datetime] = field(default_factory=dict)
-    """When each finding that stands was first read."""
+    """When each current finding was first read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeNotice:
-    """A pending end as the cluster is told of it."""
+    """A pending termination as published to the cluster."""
 
     cause: NodeEnding
     deadline: datetime
@@ -54,7 +54,7 @@ class NodeNotice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advised:
-    """Advice to save as the cluster is told of it."""
+    """Advice to save as published to the cluster."""
 
     cause: Finding
     at: datetime
@@ -62,7 +62,7 @@ class Advised:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marks:
-    """What the cluster is to be told."""
+    """What to publish to the cluster."""
 
     notice: NodeNotice | None = None
     advised: Advised | None = None
@@ -92,9 +92,9 @@ class Pod:
         return self.phase in _ENDED
 
 
-# --- from answers to marks ----------------------------------------------------------------------------
+# --- from responses to marks --------------------------------------------------------------------------
 def advance(view: View, watch: str, answer: Answer, now: datetime) -> View:
-    """The view after an answer. An error changes nothing; the same finding keeps the time of its reading."""
+    """Returns the view after a response. An error changes nothing; a known finding keeps its first time."""
     if isinstance(answer, Unreadable):
         return view
     before = view.heard.get(watch, Findings()).found
@@ -105,7 +105,7 @@ def advance(view: View, watch: str, answer: Answer, now: datetime) -> View:
 
 
 def _settled(finding: Finding, before: Iterable[Finding], now: datetime) -> Finding:
-    """An event that has begun may no longer say when: it keeps its time, and with it its deadline."""
+    """Keeps the earlier `at`, and so the deadline, of an event that no longer reports a time once begun."""
     if not (isinstance(finding, NodeEnding) and finding.id and finding.at is None):
         return finding
     for old in before:
@@ -116,7 +116,7 @@ def _settled(finding: Finding, before: Iterable[Finding], now: datetime) -> Find
 
 
 def marks(view: View, now: datetime) -> Marks:
-    """The earliest end that can be acted on, and the latest advice, which an end still far away is too."""
+    """Returns the earliest near end, and the latest advice; a distant end counts as advice."""
     notices: list[NodeNotice] = []
     advice: list[Advised] = []
     for finding, first in view.first_read.items():
@@ -136,7 +136,7 @@ def _is_near(ending: NodeEnding, now: datetime) -> bool:
 
 
 def _notice(ending: NodeEnding, first: datetime) -> NodeNotice:
-    """Seen: since it could be acted on. One that is overdue leaves the seconds of one that has begun."""
+    """`seen` is when the end became near. An overdue end gets the seconds of one that has just begun."""
     if ending.at is None:
         return NodeNotice(cause=ending, deadline=first + timedelta(seconds=ending.after), seen=first)
     far = (ending.at - first).total_seconds() > ending.lead
@@ -146,16 +146,16 @@ def _notice(ending: NodeEnding, first: datetime) -> NodeNotice:
 
 
 def _advised(finding: Finding, first: datetime) -> Advised:
-    """A time that lies ahead, or none, is the time of reading: each value is one extra save."""
+    """Uses the first reading where the time is in the future or missing: each new time costs one save."""
     said = None if isinstance(finding, NodeEnding) else finding.at
     return Advised(cause=finding, at=first if said is None else min(said, first))
 
 
 # --- from marks to patches ----------------------------------------------------------------------------
 def pod_patch(notice: NodeNotice, pod: Pod) -> Patch | None:
-    """The deadline for a pod that has not ended; None where it carries one that is no later.
+    """Returns the patch with a running pod's deadline; None where the pod has the same or an earlier one.
 
-    The UID makes the API server refuse the patch should the name belong to another pod by now.
+    The UID makes the API server reject the patch if the name now belongs to another pod.
     """
     if pod.ended:
         return None
@@ -170,10 +170,10 @@ def pod_patch(notice: NodeNotice, pod: Pod) -> Patch | None:
 
 
 def node_patch(told: Marks, node: Node) -> Patch | None:
-    """Makes the node carry these marks of ours and no others; None where it does.
+    """Returns the patch that sets these marks and removes our others; None where nothing changes.
 
-    A node's taints are one value to the API server (an atomic list), so the patch holds all of them, and the
-    resource version makes it fail rather than undo what somebody else has tainted meanwhile.
+    A node's taints are an atomic list for the API server, so the patch holds all of them. The resource
+    version makes it fail rather than undo another writer's taint.
     """
     notice = _as_told_before(told.notice, node) if told.notice else None
     taints = [t for t in node.taints if t["key"] != names.TERMINATING_TAINT]
@@ -189,7 +189,7 @@ def node_patch(told: Marks, node: Node) -> Patch | None:
 
 
 def _as_told_before(notice: NodeNotice, node: Node) -> NodeNotice:
-    """An end without a time of its own keeps the deadline that the agent before this one reckoned."""
+    """Keeps the deadline that an earlier agent process computed for an end without a time."""
     before = _time(node.annotations.get(names.DEADLINE_ANNOTATION))
     same = node.annotations.get(names.SOURCE_ANNOTATION) == notice.cause.source
     if before and same and notice.cause.at is None and notice.seen <= before < notice.deadline:
@@ -203,12 +203,12 @@ def _taint(notice: NodeNotice) -> list[Mapping[str, Any]]:
 
 
 def _bare(taint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A taint without what the API server adds (timeAdded)."""
+    """Returns a taint without the field that the API server adds (timeAdded)."""
     return {k: taint.get(k) for k in ("key", "value", "effect")}
 
 
 def _annotations(notice: NodeNotice | None, advised: Advised | None, node: Node) -> dict[str, str | None]:
-    """The changes that the node's annotations need; an agent that restarts keeps the first time of seeing."""
+    """Returns the changes of the node's annotations; the first notice-seen time survives agent restarts."""
     wanted: dict[str, str] = {}
     if notice:
         told = {
@@ -225,7 +225,7 @@ def _annotations(notice: NodeNotice | None, advised: Advised | None, node: Node)
 
 
 def _time(text: str | None) -> datetime | None:
-    """None for what is not a time, or one without a zone."""
+    """Parses a time; None where it is invalid or has no zone."""
     try:
         value = datetime.fromisoformat(text or "")
     except ValueError:

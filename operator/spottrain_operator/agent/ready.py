@@ -1,7 +1,7 @@
-"""/readyz on the node's loopback: whether the metadata service is heard, and if not a sentence.
+"""/readyz on the node's loopback: whether the metadata service responds, and if not, why.
 
-The network is the node's, so nothing else is opened there; the kubelet, on the same node, asks 127.0.0.1. Not
-aiohttp's server, which would cost each node some MiB more. Run by __main__.
+The agent uses the host network, so it opens no other port; the kubelet, on the same node, probes 127.0.0.1.
+aiohttp's server is not used: it would cost each node some MiB more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ASK_SECONDS = 5.0
 
 @asynccontextmanager
 async def serving(port: int, state: Callable[[], tuple[bool, str]]) -> AsyncIterator[int]:
-    """Answers for the length of the block; gives the port, 0 where there is none: by wish, or it is taken."""
+    """Serves /readyz within the block; yields the port, or 0 where it is disabled or already in use."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -26,7 +26,7 @@ async def serving(port: int, state: Callable[[], tuple[bool, str]]) -> AsyncIter
                 request = await reader.readline()
             writer.write(_reply(request, *state()))
             await writer.drain()
-        except (TimeoutError, ValueError, OSError):  # no request, or a peer that has gone
+        except (TimeoutError, ValueError, OSError):  # no request, or the peer has disconnected
             pass
         finally:
             writer.close()

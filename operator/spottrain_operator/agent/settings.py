@@ -1,4 +1,4 @@
-"""The agent's settings, from the environment that the chart's DaemonSet sets. Read once, by __main__."""
+"""The agent's settings, from environment variables that the chart's DaemonSet sets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from spottrain_operator.agent.sources.client import DEFAULT_ENDPOINT
 from spottrain_operator.names import Platform
 
 READY_PORT: Final = 19734
-"""Neither a node port nor an ephemeral one, and no known service's."""
+"""Neither a node port, nor an ephemeral port, nor a well-known service's."""
 
 
 class AgentEnv(StrEnum):
-    """Names of the variables."""
+    """Names of the environment variables."""
 
     NODE = "SPOTTRAIN_AGENT_NODE"
     PLATFORM = "SPOTTRAIN_AGENT_PLATFORM"
@@ -29,21 +29,21 @@ class AgentEnv(StrEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
     node: str
-    """Name of the node that this agent runs on and speaks for."""
+    """Name of the node that this agent runs on."""
     platform: str = Platform.AUTO
-    """A Platform, or `auto`: the one whose metadata service answers."""
+    """A Platform, or `auto`: the one whose metadata service responds."""
     metadata_endpoint: str = DEFAULT_ENDPOINT
     namespaces: tuple[str, ...] = ()
-    """Where trainer pods may be; none means anywhere."""
+    """Namespaces that may have trainer pods; empty = all."""
     poll_seconds: float = 1.0
     acknowledge: bool = True
-    """Whether Azure may take the machine as soon as no trainer is left on it."""
+    """Whether Azure may reclaim the machine as soon as no trainer is left on it."""
     ready_port: int = READY_PORT
-    """Of /readyz on 127.0.0.1; 0 for none."""
+    """Port of /readyz on 127.0.0.1; 0 disables it."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> AgentSettings:
-        """Raises ValueError with a sentence where a variable is missing or makes no sense."""
+        """Parses the environment. Raises ValueError where a variable is missing or invalid."""
         if not environ.get(AgentEnv.NODE):
             raise ValueError(f"{AgentEnv.NODE} must hold the name of this node (downward API: spec.nodeName)")
         return cls(

@@ -1,8 +1,4 @@
-"""`spec.dataCache`: a volume for downloads that all attempts share, and how it comes into the trainer. Pure.
-
-Called by api.py for what it refuses, by render.py for what it adds, and by policies/claims.py. beside.py
-makes its claim.
-"""
+"""`spec.dataCache`: a volume for downloads that all attempts share, its validation and its mount. Pure."""
 
 from __future__ import annotations
 
@@ -36,16 +32,16 @@ class DataCache:
     size: str = ""
     storage_class_name: str = ""
     access_mode: AccessMode | None = None
-    """None beside `claim_name`: that claim's own."""
+    """None with `claim_name`: that claim's own mode applies."""
     mount_path: str = DATA_CACHE_DIR
 
     @property
     def mode(self) -> AccessMode:
-        """Of the claim that is made."""
+        """Access mode of the claim that is created."""
         return self.access_mode or AccessMode.READ_WRITE_MANY
 
     def claim(self, job: str, job_uid: str) -> str:
-        """Name of the claim that it is on."""
+        """Returns the name of the cache's claim."""
         return self.claim_name or cache_claim_name(job, job_uid)
 
     @property
@@ -53,7 +49,7 @@ class DataCache:
         return volumes.clean(self.mount_path)
 
     def problem(self, pod: Mapping[str, Any], checkpoint_uri: str) -> str:
-        """What of the job is in the way of the data cache, as a sentence; "" where nothing is."""
+        """Returns a sentence about what in the job conflicts with the data cache; "" without a conflict."""
         return self._path_problem() or self._template_problem(pod) or self._folder_problem(checkpoint_uri)
 
     def _path_problem(self) -> str:
@@ -90,15 +86,15 @@ def _within(path: str, folder: str) -> bool:
 
 
 def mount(body: Json, trainer: Json, cache: DataCache, claim: str) -> None:
-    """After `volumes.equip`."""
+    """Mounts the cache into the trainer; must follow `volumes.equip`."""
     trainer["volumeMounts"].append({"name": VOLUME, "mountPath": cache.path})
     body["volumes"].append({"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}})
 
 
 def homes(cache: DataCache | None, trainer: Mapping[str, Any]) -> dict[str, str]:
-    """Where other libraries are to keep what they download, unless the template says so.
+    """Returns variables with other libraries' download directories, for the template to override.
 
-    An envFrom of the template may hold these names, which nobody here can see, and `env` would win over it:
-    there the runtime sets them, as far as they are still free.
+    With envFrom the result is empty: it may set these names, unseen by the operator, and `env` would override
+    it. The runtime then sets those that are still unset.
     """
     return library_homes(cache.path) if cache is not None and not trainer.get("envFrom") else {}

@@ -1,7 +1,7 @@
-"""How many GPUs a worker has, and under which resource names Kubernetes counts them. Pure.
+"""Determines how many GPUs a worker has, and the resource names under which Kubernetes counts them. Pure.
 
-The template says it, by any resource name or by a DRA claim. spec.gpusPerWorker counts only where the
-template is silent, and one Nvidia GPU is the default where both are.
+The template specifies them by any resource name or by a DRA claim. spec.gpusPerWorker applies only if the
+template requests none. The default without either is one Nvidia GPU.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ KNOWN: Final = re.compile(
     r"nvidia\.com/(gpu|gpu[.-].+|mig-.+)|amd\.com/(gpu|.+_nps[0-9]+)|gpu\.intel\.com/(i915|xe)|habana\.ai/.+"
     r"|aws\.amazon\.com/neuron.*|google\.com/tpu"
 )
-"""Extended resources that are GPUs or other devices to train on, whole or in parts."""
+"""Extended resources that are GPUs or other accelerators, whole or in parts."""
 OTHER_DEVICES: Final = re.compile(
     r"gpu\.intel\.com/.*|.*(rdma|hca|efa|sriov|roce|hostdev|network|fuse|kvm|qat|sgx).*"
 )
 """Extended resources that are something else: network cards, devices of the host."""
 SHARES: Final = re.compile(r".*(mem|core|percent).*")
-"""Extended resources that measure a part of one GPU, as aliyun.com/gpu-mem does: however many, it is one."""
+"""Extended resources for shares of one GPU, such as aliyun.com/gpu-mem: any amount counts as one GPU."""
 DEFAULT: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpus:
-    """Of one worker."""
+    """GPUs of one worker."""
 
     count: int | None
-    """0: it trains on the CPU. None: a claim has them, and only the container can count them."""
+    """0: it trains on the CPU. None: a DRA claim requests them, and only the container can count them."""
     added: int = 0
-    """How many nvidia.com/gpu are added to the template, which asks for none."""
+    """Number of nvidia.com/gpu to add to a template that requests none."""
 
 
 def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
-    """What the trainer has, by the template and by spec.gpusPerWorker (None where it is absent)."""
+    """Returns the trainer's GPUs by the template and spec.gpusPerWorker (None: absent)."""
     trainer = judged(pod["containers"])
     if asked := _asked(trainer, per_worker):
         return Gpus(count=sum(int(str(value)) for value in asked.values()))
@@ -49,7 +49,7 @@ def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
 
 
 def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:
-    """What template and spec.gpusPerWorker say that cannot be, as a sentence; "" where all is well."""
+    """Returns a sentence about an invalid combination of template and spec.gpusPerWorker; "" if valid."""
     trainer, where = judged(pod["containers"]), f"{trainer_path(pod)}.resources"
     limits, requests = _listed(trainer, "limits"), _listed(trainer, "requests")
     for name in dict.fromkeys(n for n in (*limits, *requests) if _whole_device(n)):
@@ -73,7 +73,7 @@ def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:
 
 
 def _idle_claims(pod: Mapping[str, Any], where: str) -> str:
-    """A DRA claim that no container uses: the trainer would get another GPU beside it."""
+    """Rejects a DRA claim that no container uses: the trainer would get another GPU as well."""
     claims = [str(c.get("name")) for c in pod.get("resourceClaims") or ()]
     users = [*pod["containers"], *(pod.get("initContainers") or ())]
     if not claims or any(_claims(container) for container in users):
@@ -85,7 +85,7 @@ def _idle_claims(pod: Mapping[str, Any], where: str) -> str:
 
 
 def _asked(trainer: Mapping[str, Any], per_worker: int | None) -> dict[str, Any]:
-    """The template's GPUs, by resource name. An unknown device is one, unless gpusPerWorker is 0."""
+    """Returns the template's GPUs by resource name. Unknown devices count unless gpusPerWorker is 0."""
     limits = {name: value for name, value in _listed(trainer, "limits").items() if _extended(name)}
     known = {name: value for name, value in limits.items() if KNOWN.fullmatch(name)}
     if known or per_worker == 0:
@@ -110,6 +110,6 @@ def _claims(container: Mapping[str, Any]) -> Any:
 
 
 def _extended(resource: str) -> bool:
-    """Whether a device plugin or a driver counts it, and not Kubernetes itself."""
+    """Returns whether it is an extended resource, counted by a device plugin or a driver."""
     domain, slash, _ = resource.partition("/")
     return bool(slash) and not f".{domain}".endswith(".kubernetes.io")

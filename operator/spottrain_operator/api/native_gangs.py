@@ -1,9 +1,8 @@
-"""Kubernetes' own gang scheduling: its versions that we know, which jobs use it, and what it wants. Pure.
+"""Kubernetes' own gang scheduling: its supported versions, which jobs use it, and its objects. Pure.
 
-Called by follow.py and render.py; discovery.py finds the version that a cluster serves. From the sources of
-Kubernetes 1.35 (v1alpha1: a Workload, and the pod's workloadRef), 1.36 (v1alpha2: a PodGroup, and the pod's
-schedulingGroup) and 1.37 (v1alpha3 and v1beta1: the same). A PodGroup needs no Workload, which holds
-templates only.
+From the sources of Kubernetes 1.35 (v1alpha1: a Workload, and the pod's workloadRef), 1.36 (v1alpha2: a
+PodGroup, and the pod's schedulingGroup) and 1.37 (v1alpha3 and v1beta1: the same). A PodGroup needs no
+Workload, which holds templates only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ API_GROUP: Final = "scheduling.k8s.io"
 
 
 class GangApi(StrEnum):
-    """A version of `scheduling.k8s.io` that has gangs; the first that a cluster serves is used."""
+    """Versions of `scheduling.k8s.io` with gangs; the first that a cluster serves is used."""
 
     V1BETA1 = "v1beta1"
     V1ALPHA3 = "v1alpha3"
@@ -29,7 +28,7 @@ class GangApi(StrEnum):
 
     @property
     def group(self) -> str:
-        """With its version, as in the API's paths."""
+        """The group with its version, as in the API's paths."""
         return f"{API_GROUP}/{self}"
 
     @property
@@ -38,18 +37,18 @@ class GangApi(StrEnum):
 
 
 OTHERS: Final = ("workloadRef", "schedulingGroup", "evictionResponders")
-"""Fields of a template that say that somebody else groups its pods, or that go with no group."""
+"""Template fields that already group its pods, or that are incompatible with a group."""
 _MEMBERS: Final = "workers"
-"""Of a Workload's only pod group."""
+"""Name of a Workload's only pod group."""
 
 
 def fits(spec: TrainingJobSpec) -> bool:
-    """A gang for the default scheduler, that no queue and nobody else groups."""
+    """Returns whether the job is a gang for the default scheduler, without a queue or another grouping."""
     return spec.workers > 1 and one_by_one(spec)
 
 
 def one_by_one(spec: TrainingJobSpec) -> bool:
-    """Whether, as far as the job says, its pods are placed each by itself, and not all or none."""
+    """Returns whether the job's spec leaves its pods to be scheduled one by one, not all or none."""
     template = spec.template["spec"]
     labels = (spec.template.get("metadata") or {}).get("labels") or {}
     queued = bool(spec.queue_name) or QUEUE_LABEL in labels
@@ -58,9 +57,9 @@ def one_by_one(spec: TrainingJobSpec) -> bool:
 
 
 def group(api: GangApi, meta: Json, spec: TrainingJobSpec, *, zoned: bool) -> Json:
-    """The object that makes one attempt's pods a gang: all of them are bound, or none.
+    """Returns the object that makes one attempt's pods a gang: all of them are bound, or none.
 
-    What a cluster has behind a feature gate that is off is dropped by its API server, without a word.
+    The API server silently drops fields whose feature gate is off.
     """
     policy: Json = {"gang": {"minCount": spec.workers}}
     if api is GangApi.V1ALPHA1:
@@ -68,22 +67,22 @@ def group(api: GangApi, meta: Json, spec: TrainingJobSpec, *, zoned: bool) -> Js
         return {"apiVersion": api.group, "kind": "Workload", "metadata": meta, "spec": {"podGroups": groups}}
     body: Json = {"schedulingPolicy": policy}
     priority = spec.template["spec"].get("priorityClassName")
-    if priority:  # pods of another priority than their group's are not scheduled
+    if priority:  # pods whose priority differs from their group's are not scheduled
         body["priorityClassName"] = priority
     if (
         zoned and spec.capacity.same_zone
-    ):  # by the pods' affinity alone a zone without room may be tried for ever
+    ):  # with the pods' affinity alone the scheduler may retry a full zone for ever
         body["schedulingConstraints"] = {"topology": [{"key": ZONE_LABEL}]}
     return {"apiVersion": api.group, "kind": "PodGroup", "metadata": meta, "spec": body}
 
 
 def reference(api: GangApi, name: str) -> Json:
-    """For the pod's spec."""
+    """Returns the fields of the pod's spec that refer to the group."""
     if api is GangApi.V1ALPHA1:
         return {"workloadRef": {"name": name, "podGroup": _MEMBERS}}
     return {"schedulingGroup": {"podGroupName": name}}
 
 
 def grouped(spec: Json) -> bool:
-    """Whether a pod refers to such a group."""
+    """Returns whether a pod refers to such a group."""
     return bool(spec.get("workloadRef") or spec.get("schedulingGroup"))

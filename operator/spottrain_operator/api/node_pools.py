@@ -1,7 +1,7 @@
-"""Which labels and taints a pool's nodes have: what the manifest says, on top of a preset. Pure.
+"""Labels and taints of a pool's nodes: the manifest's, on top of a preset's. Pure.
 
-Where the platform is `auto`, both are found from the cluster's nodes and from Karpenter's NodePools.
-The facts are those of the documentation of EKS, Karpenter, GKE and AKS.
+Where the platform is `auto`, both are detected from the cluster's nodes and from Karpenter's NodePools.
+Sources: the documentation of EKS, Karpenter, GKE and AKS.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class CapacityType(StrEnum):
     ON_DEMAND = "onDemand"
     RESERVED = "reserved"
     SPOT_FIRST = "spotFirst"
-    """Of a job only: spot, and on demand for a while where spot is dry or does not last."""
+    """Of a job only: spot, and on-demand for a while where spot is unavailable or reclaimed too often."""
 
 
 class Preset(StrEnum):
-    """`spec.capacity.pools[].preset`: who makes the nodes."""
+    """`spec.capacity.pools[].preset`: what provisions the nodes."""
 
     EKS = "EKS"
     """Managed node groups."""
@@ -34,7 +34,7 @@ class Preset(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """A group of nodes, and how pods get onto it."""
+    """A group of nodes, and how pods are scheduled onto it."""
 
     name: str
     platform: Platform | None = None
@@ -45,32 +45,32 @@ class Pool:
 
     @property
     def where(self) -> Platform | None:
-        """The platform, or the one that the preset implies. None: the operator knows the pool by its name."""
+        """The platform, or the one that the preset implies. None: a pool of the chart, given by its name."""
         if self.preset and self.platform in (None, Platform.AUTO):
             return _PLATFORM[self.preset]
         return self.platform
 
     @property
     def finds_labels(self) -> bool:
-        """Whether it leaves open which nodes are of its type."""
+        """Whether the labels of its nodes must be detected."""
         said = any(key in CAPACITY_KEYS for key in self.node_selector)
         return self.platform is Platform.AUTO and self.preset is None and not said
 
     @property
     def window(self) -> int:
-        """Seconds of grace that a pod can count on here."""
+        """Seconds of grace that a pod can rely on here."""
         if self.type is not CapacityType.SPOT:
             return ON_DEMAND_WINDOW
         return NOTICE_WINDOW.get(self.where or Platform.AUTO, LEAST_WINDOW)
 
     @property
     def rules(self) -> tuple[dict[str, Any], ...]:
-        """Node affinity's expressions, one of which a node must fit. None: any node will do."""
+        """Node affinity expressions, one of which a node must match. Empty: any node matches."""
         return ()
 
     @property
     def exclusions(self) -> tuple[dict[str, Any], ...]:
-        """Node affinity's expressions, all of which a node must fit."""
+        """Node affinity expressions, all of which a node must match."""
         return ()
 
     @property
@@ -80,7 +80,7 @@ class Pool:
 
     @property
     def tolerated(self) -> tuple[Any, ...]:
-        """Where labels are found, spot nodes of any cloud: a group of them may have no node yet."""
+        """Tolerations. With detected labels they cover every cloud: a node group may have no node yet."""
         taints = _TAINTS.get((self.preset, self.type), ()) if self.preset else ()
         if self.finds_labels:
             taints = tuple(t for (_, kind), given in _TAINTS.items() if kind is self.type for t in given)
@@ -90,7 +90,7 @@ class Pool:
 
 
 LEAST_WINDOW: Final = min(NOTICE_WINDOW.values())
-"""Of a platform that nobody knows."""
+"""Window of an unknown platform."""
 _PLATFORM: Final = {
     Preset.EKS: Platform.AWS,
     Preset.KARPENTER: Platform.AUTO,
@@ -107,7 +107,7 @@ _LABELS: Final[dict[tuple[Preset, CapacityType], dict[str, str]]] = {
     (Preset.GKE, CapacityType.SPOT): {"cloud.google.com/gke-spot": "true"},
     (Preset.AKS, CapacityType.SPOT): {"kubernetes.azure.com/scalesetpriority": "spot"},
 }
-"""On-demand nodes of GKE and AKS have no label of their own: what keeps pods off spot there is its taint."""
+"""On-demand nodes of GKE and AKS have no label of their own: there the taint of spot nodes repels pods."""
 _TAINTS: Final[dict[tuple[Preset, CapacityType], tuple[dict[str, str], ...]]] = {
     (Preset.GKE, CapacityType.SPOT): (
         {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
@@ -119,7 +119,7 @@ _TAINTS: Final[dict[tuple[Preset, CapacityType], tuple[dict[str, str], ...]]] = 
 }
 
 
-# --- what the cluster tells ------------------------------------------------------------------------------
+# --- detection from the cluster ---------------------------------------------------------------------------
 Label = tuple[str, str]
 """Key and value."""
 CAPACITY_LABELS: Final[dict[CapacityType, frozenset[Label]]] = {
@@ -143,29 +143,29 @@ CAPACITY_LABELS: Final[dict[CapacityType, frozenset[Label]]] = {
 CAPACITY_KEYS: Final = frozenset(key for labels in CAPACITY_LABELS.values() for key, _ in labels)
 _ALL: Final = frozenset[Label]().union(*CAPACITY_LABELS.values())
 _CLOUDS: Final = (("aws:", Platform.AWS), ("gce:", Platform.GCP), ("azure:", Platform.AZURE))
-"""By the start of a node's spec.providerID."""
+"""Platform by prefix of a node's spec.providerID."""
 _LABELLED: Final = (
     ("eks.amazonaws.com/", Platform.AWS),
     ("cloud.google.com/gke-", Platform.GKE),
     ("kubernetes.azure.com/", Platform.AZURE),
 )
-"""By the start of a label's key."""
+"""Platform by prefix of a label key."""
 _NODE_CLASSES: Final = {
     "karpenter.k8s.aws": Platform.AWS,
     "eks.amazonaws.com": Platform.AWS,
     "karpenter.azure.com": Platform.AZURE,
     "karpenter.k8s.gcp": Platform.GKE,
 }
-"""By the API group of a NodePool's node class."""
+"""Platform by API group of a NodePool's node class."""
 _KARPENTER_KEY: Final = "karpenter.sh/capacity-type"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What nodes and NodePools tell of their capacity."""
+    """Capacity labels and platforms detected from nodes and NodePools."""
 
     labels: frozenset[Label] = frozenset()
-    """Those of CAPACITY_LABELS that nodes have, or would have."""
+    """Entries of CAPACITY_LABELS that nodes have, or would have."""
     platforms: frozenset[Platform] = frozenset()
 
     def __or__(self, other: Found) -> Found:
@@ -178,13 +178,13 @@ NOTHING: Final = Found()
 def of_node(labels: Mapping[str, str], provider_id: str) -> Found:
     platforms = {p for start, p in _LABELLED if any(key.startswith(start) for key in labels)}
     platforms |= {p for start, p in _CLOUDS if provider_id.startswith(start)}
-    if Platform.GKE in platforms:  # its machines are Google's, but its pods have less time
+    if Platform.GKE in platforms:  # GKE runs on GCP machines, but its pods have less time
         platforms.discard(Platform.GCP)
     return Found(labels=_ALL & labels.items(), platforms=frozenset(platforms))
 
 
 def of_node_pool(raw: Mapping[str, Any]) -> Found:
-    """Of Karpenter's NodePool, also while it has no node. Without a requirement it makes any kind."""
+    """Detects from a Karpenter NodePool, even without nodes. Without a requirement it offers every type."""
     template = (raw.get("spec") or {}).get("template") or {}
     spec, labels = template.get("spec") or {}, (template.get("metadata") or {}).get("labels") or {}
     rules = [r for r in spec.get("requirements") or () if r.get("key") == _KARPENTER_KEY]
@@ -198,13 +198,13 @@ def of_node_pool(raw: Mapping[str, Any]) -> Found:
 
 
 def _fits(rule: Mapping[str, Any], value: str) -> bool:
-    """Whether a requirement admits a value of its label."""
+    """Returns whether a requirement admits a value of its label."""
     named = value in (rule.get("values") or ())
     return {"In": named, "NotIn": not named, "DoesNotExist": False}.get(rule.get("operator", ""), True)
 
 
 def type_asked_for(node_selector: Mapping[str, str]) -> tuple[str, CapacityType] | None:
-    """The first capacity label in it, as `key=value`, and the type that it stands for."""
+    """Returns the first capacity label in the selector, as `key=value`, and its capacity type."""
     for label in node_selector.items():
         for kind, labels in CAPACITY_LABELS.items():
             if label in labels:
@@ -215,10 +215,10 @@ def type_asked_for(node_selector: Mapping[str, str]) -> tuple[str, CapacityType]
 # --- a pool as an attempt uses it -------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChosenPool(Pool):
-    """A pool, and what was found of what it leaves open."""
+    """A pool with its detected labels and platform."""
 
     labels: tuple[str, ...] = ()
-    """As `key=value`: a node must have one of them. None: any node will do."""
+    """As `key=value`: a node must have one of them. Empty: any node matches."""
     found_platform: Platform | None = None
     notice_seconds: int = LEAST_WINDOW
 
@@ -232,14 +232,14 @@ class ChosenPool(Pool):
 
     @property
     def exclusions(self) -> tuple[dict[str, Any], ...]:
-        """On-demand nodes of GKE and AKS have no label, so on demand means: not labelled as another type."""
+        """On-demand nodes of GKE and AKS have no label, so on-demand means: not labelled as another type."""
         if self.type is not CapacityType.ON_DEMAND or not self.finds_labels:
             return ()
         return _expressions("NotIn", sorted(_ALL - CAPACITY_LABELS[CapacityType.ON_DEMAND]))
 
     @property
     def doubt(self) -> str:
-        """What was not found, and what to do, as a sentence; "" where all is known."""
+        """A sentence about what was not detected, and what to do; "" where all is known."""
         words = []
         if self.finds_labels and self.type is not CapacityType.ON_DEMAND and not self.labels:
             offers = f"no node is labelled as {self.type} and no NodePool of Karpenter offers it"
@@ -260,7 +260,10 @@ def _expressions(operator: str, labels: Iterable[Label]) -> tuple[dict[str, Any]
 
 
 def chosen(pool: Pool, found: Found, before: tuple[str, ...] = ()) -> ChosenPool:
-    """`before`: labels of an earlier attempt, for when no node is left that has one."""
+    """Completes a pool with what was detected.
+
+    `before`: labels of an earlier attempt, used when no node with such a label is left.
+    """
     labels: tuple[str, ...] = ()
     if pool.finds_labels and pool.type is not CapacityType.ON_DEMAND:
         seen = found.labels & CAPACITY_LABELS[pool.type]

@@ -1,9 +1,9 @@
-"""What others have written on a node about its end: Karpenter, AWS's node termination handler, GKE, AKS, the
-cluster autoscaler, Kubernetes itself. Pure; called by views.py. docs/interruptions.md has the same table.
+"""Termination signals of other components on a node: Karpenter, AWS's node termination handler, GKE, AKS, the
+cluster autoscaler, Kubernetes itself. Pure. docs/interruptions.md has the same table.
 
-Where a time is known it is a notice, and is acted on as one of our agent's. Where none is, the node is
-leaving: new pods keep off it, and what ends on it by a signal has ended because of that. A rebalance
-recommendation is an advice.
+A signal with a time is a notice, and is handled like our agent's. A signal without a time marks the node as
+leaving: new pods avoid it, and a container that a signal ends there is attributed to it. A rebalance
+recommendation is advice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDING_CONDITIONS: Final = {
     "PreemptionScheduled": (timedelta(seconds=30), "AKS has seen a spot eviction"),
     "GCESpotPreempting": (timedelta(seconds=30), "Google Cloud takes the spot machine back"),
 }
-"""Conditions that are True from the cloud's word on: seconds that the cloud gives from then."""
+"""Conditions that become True with the cloud's notice: time from then to termination, and a sentence."""
 LEAVING_CONDITIONS: Final = {"VMEventScheduled": "Azure has an event for this machine"}
 FAULTY_IF_TRUE: Final = frozenset(
     {
@@ -57,17 +57,17 @@ FAULTY_IF_TRUE: Final = frozenset(
         "GpuInforomWatch",
     }
 )
-"""Conditions of node problem detectors: AKS (GPU...), NVSentinel (SysLogs..., ...Watch), customary names."""
+"""Conditions of node problem detectors: AKS (GPU...), NVSentinel (SysLogs..., ...Watch), common names."""
 FAULTY_IF_FALSE: Final = frozenset({"AcceleratedHardwareReady"})
 """Conditions of the EKS node monitoring agent."""
 FAULTY_TAINTS: Final = frozenset({"nvidia.com/gpu.unhealthy", "nvidia.com/syslog-xid-error"})
 MAINTENANCE_LABEL: Final = "cloud.google.com/active-node-maintenance"
 KARPENTER_NOTICE: Final = timedelta(seconds=120)
-"""From the node's deletion, where Karpenter stamps no time: it deletes at AWS's two-minute notice."""
+"""From the node's deletion, if Karpenter sets no time: it deletes the node at AWS's two-minute notice."""
 
 
 def notice(node: Raw) -> Notice | None:
-    """The end that others have announced with a time."""
+    """Returns the earliest termination that other components have announced with a time."""
     return min(_notices(node), key=lambda found: found.deadline, default=None)
 
 
@@ -90,7 +90,7 @@ def _notices(node: Raw) -> Iterator[Notice]:
 
 
 def leaving(node: Raw) -> str:
-    """Who takes the node out of service, as a sentence; "" where nobody does."""
+    """Returns a sentence about what takes the node out of service; "" where nothing does."""
     meta = node["metadata"]
     found = next(
         (f"{LEAVING_TAINTS[key]} (taint {key})" for key in _taints(node) if key in LEAVING_TAINTS), ""
@@ -109,7 +109,7 @@ def leaving(node: Raw) -> str:
 
 
 def fault(node: Raw) -> str:
-    """What a health monitor says of the node's GPUs; "" where nothing is wrong."""
+    """Returns a health monitor's report of faulty GPUs; "" where nothing is wrong."""
     if found := next((key for key in _taints(node) if key in FAULTY_TAINTS), ""):
         return f"taint {found}"
     for condition in node.get("status", {}).get("conditions") or ():
@@ -121,12 +121,12 @@ def fault(node: Raw) -> str:
 
 
 def out_of_service(node: Raw) -> bool:
-    """Somebody who knows says that the machine is off, so nothing of a pod runs there any more."""
+    """Returns whether an administrator marked the machine as off, so that no container runs there."""
     return OUT_OF_SERVICE in _taints(node)
 
 
 def advice(node: Raw) -> str:
-    """Time of a rebalance recommendation that the node termination handler has passed on, RFC 3339."""
+    """Returns the RFC 3339 time of a rebalance recommendation from the node termination handler, or ""."""
     if f"{NTH}rebalance-recommendation" not in _taints(node):
         return ""
     at = _unix((node["metadata"].get("labels") or {}).get(NTH_TIME, "")) or _time(
@@ -146,7 +146,7 @@ def _unix(text: str) -> datetime | None:
 
 
 def _time(text: object) -> datetime | None:
-    """None for what is no time: an annotation may be anyone's."""
+    """Parses a time; None where it is invalid, because anyone may write an annotation."""
     try:
         found = timestamp(text) if isinstance(text, str) and text else None
     except (ValueError, OverflowError):

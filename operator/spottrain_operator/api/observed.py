@@ -1,7 +1,4 @@
-"""What plan.py sees and what it answers: frozen values without behaviour of weight.
-
-observe.py makes an Observed, plan.py turns it into a Plan, apply.py carries the Plan out.
-"""
+"""Input and output of one reconcile, as frozen dataclasses: `Observed` and `Plan`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from spottrain_operator.names import TRAINER_CONTAINER, Cause, Reason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """How a container ended, as the kubelet tells it."""
+    """How a container ended, as the kubelet reports it."""
 
     exit_code: int
     reason: str = ""
@@ -31,42 +28,42 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Why a container does not run yet, in the kubelet's words."""
+    """Why a container does not run yet, as the kubelet reports it."""
 
     reason: str
     message: str = ""
     container: str = ""
-    """Name of the container; "" where the whole pod waits, as for a volume."""
+    """Name of the container; "" where the whole pod waits, for example for a volume."""
 
     @property
     def error(self) -> bool:
-        """Whether the kubelet has failed at something; else it is only busy."""
+        """Whether the kubelet reports a failure; otherwise startup is in progress."""
         return self.reason not in ORDINARY_WAITS
 
 
 ORDINARY_WAITS: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
-"""Reasons of a container that waits for its turn."""
+"""Waiting reasons of a normal startup."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodEvents:
-    """What the Events of a pod say that its status does not."""
+    """Facts from a pod's Events that its status does not have."""
 
     trouble: Waiting | None = None
-    """Why the kubelet cannot set the pod up: its volumes, its sandbox."""
+    """Why the kubelet cannot set up the pod's volumes or sandbox."""
     slow: str = ""
-    """What takes long without an error, such as attaching a volume."""
+    """What is slow without an error, such as attaching a volume."""
     set_up: bool = False
-    """Volumes and sandbox are there, and containers are being started: from here on the status tells all."""
+    """Volumes and sandbox are ready, containers are being started: from now on the status is complete."""
     pulling: bool = False
-    """An image is being pulled at this moment."""
+    """An image is being pulled now."""
     probe: str = ""
-    """Which probe the trainer has failed, so that the kubelet has killed it, and how."""
+    """Which failed probe made the kubelet kill the trainer, and its message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """An announced end of a node or pod."""
+    """An announced termination of a node or pod."""
 
     deadline: datetime
     source: str
@@ -75,7 +72,7 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodView:
-    """What decisions need of a pod."""
+    """The fields of a pod that decisions need."""
 
     name: str
     namespace: str
@@ -85,7 +82,7 @@ class PodView:
     attempt: int
     rank: int = 0
     stray: bool = False
-    """Whether it only looks like a pod of the job: a copy, which has another name or no owner."""
+    """Whether it is only a copy of the job's pod, with another name or without an owner."""
     created: datetime
     phase: str = "Pending"
     reason: str = ""
@@ -96,53 +93,53 @@ class PodView:
     trainer: str = TRAINER_CONTAINER
     """Name of the container whose end is the attempt's end."""
     probed: bool = False
-    """Whether the trainer has a probe that makes the kubelet end it."""
+    """Whether the trainer has a liveness or startup probe, which can make the kubelet end it."""
     others_run: bool = False
-    """Whether a container beside the trainer's runs."""
+    """Whether a container other than the trainer runs."""
     memory_limit: str = ""
-    """Of the trainer's container."""
+    """Memory limit of the trainer's container."""
     deleted: datetime | None = None
-    """deletionTimestamp: the request to delete it plus `deletion_grace`."""
+    """deletionTimestamp: time of the delete request plus `deletion_grace` (seconds)."""
     deletion_grace: int = 0
     holds_outcome: bool = False
-    """Whether our finalizer is on it."""
+    """Whether it has our finalizer."""
     notice: Notice | None = None
     save_advised: str = ""
-    """Time of the last advice to save that it was told."""
+    """Time of the last advice to save that was annotated on it."""
     running_since: datetime | None = None
     bound: datetime | None = None
-    """When it was given its node; None where nobody knows."""
+    """When it was bound to its node; None where unknown."""
     waiting: Waiting | None = None
-    """The first error of any of its containers, init containers first; else why its trainer waits."""
+    """The first error of any container, init containers first; otherwise why its trainer waits."""
     ended: Ended | None = None
     unschedulable: str = ""
     queued: bool = False
-    """Whether a scheduling gate, such as Kueue's, keeps it from the scheduler."""
+    """Whether a scheduling gate, such as Kueue's, holds it back from the scheduler."""
     disruption: str = ""
     """Reason and message of DisruptionTarget=True."""
     unhealthy: str = ""
-    """Which device of its trainer a device plugin calls unhealthy."""
+    """Which device of its trainer a device plugin reports as unhealthy."""
     init_failure: str = ""
-    """Which init container failed, and how, as a sentence."""
+    """A sentence about which init container failed, and how."""
     avoids: tuple[str, ...] = ()
-    """Host names that its node affinity keeps it off, because of notices when it was made."""
+    """Host names that its node affinity excludes, because of notices when it was created."""
     pinned: str = ""
-    """Host name that its node affinity keeps it on, where its rank was before."""
+    """Host name that its node affinity requires, where its rank ran before."""
     grouped: bool = False
     """Whether it refers to a group of Kubernetes' own gang scheduling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeView:
-    """What decisions need of a node."""
+    """The fields of a node that decisions need."""
 
     name: str
     resource_version: int
     ready: bool = True
     unready: str = ""
-    """Why it is not ready, and since when, in the words of its condition."""
+    """Why it is not ready, and since when, from its condition."""
     fault: str = ""
-    """What a health monitor says of its GPUs; "" where nothing is wrong."""
+    """A health monitor's report of faulty GPUs; "" where nothing is wrong."""
     hostname: str = ""
     zone: str = ""
     instance_type: str = ""
@@ -150,71 +147,71 @@ class NodeView:
     save_advised: str = ""
     """Time of a rebalance recommendation."""
     leaving: str = ""
-    """What says, without a deadline, that somebody is taking it out of service; "" where nobody is."""
+    """A sentence about what takes it out of service without a deadline; "" where nothing does."""
     out_of_service: bool = False
-    """Somebody who knows says that the machine is off."""
+    """Whether an administrator marked the machine as off."""
     karpenter: bool = False
-    """Whether Karpenter has made it."""
+    """Whether Karpenter provisioned it."""
     found: Found = NOTHING
-    """What it tells of capacity and cloud."""
+    """Its capacity labels and platform."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimView:
-    """What decisions need of a PersistentVolumeClaim."""
+    """The fields of a PersistentVolumeClaim that decisions need."""
 
     name: str
     owner_uid: str = ""
-    """Of the controller that it belongs to."""
+    """UID of its controller."""
     access_modes: tuple[str, ...] = ()
     bound: bool = False
-    """Whether it has its volume. Some classes make that only when a pod has a node."""
+    """Whether it has its volume. Some storage classes create that only once a pod has a node."""
     selected: bool = False
-    """Whether such a class was given a node, and has not made the volume."""
+    """Whether the scheduler chose a node for such a class, and the volume is not there yet."""
     going: bool = False
-    """Whether it is being deleted; no pod without a node gets one with it any more."""
+    """Whether it is being deleted; a pending pod that uses it is never scheduled."""
     unread: str = ""
-    """Why the API server does not say more of it than this; "" where it does."""
+    """Why it could not be read; "" where it was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """The API server's no to a pod of ours, remembered so that plan.py can say it and wait."""
+    """The API server's rejection of one of our objects, remembered for the status and the next retry."""
 
     generation: int
     reason: Reason
     message: str
     at: datetime
     retry: timedelta
-    """When to ask again, though the job has not changed: the cluster may have."""
+    """Delay before a retry although the job has not changed: the cluster may have."""
 
     @property
     def accepted(self) -> bool:
-        """A full quota or a missing account speaks of the cluster at this moment, not of the job."""
+        """Whether the job itself is valid: an exceeded quota is a matter of the cluster, not of the job."""
         return self.reason is Reason.QUOTA_EXCEEDED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Times that the settings may change."""
+    """Durations that the settings may change."""
 
     margin: timedelta = timedelta(seconds=2)
-    """Between the end of a pod's grace and its node's deadline."""
+    """Between the end of a pod's grace period and its node's deadline."""
     told_lead: timedelta = timedelta(seconds=1)
-    """Between a pod's annotation and its DELETE: an update in the same instant never reaches its file."""
+    """Between a pod's annotation and its DELETE: an update at the same instant never reaches its file."""
     gate_slack: timedelta = timedelta(seconds=10)
-    """Beyond the old pod's deletion deadline before the next attempt stops waiting for it."""
+    """After the old pod's deletion deadline, until the next attempt stops waiting for it."""
     dead_slack: timedelta = timedelta(seconds=30)
-    """Beyond a pod's deletion deadline before a node that is not ready is taken for dead."""
+    """After a pod's deletion deadline, until a node that is not ready counts as dead."""
     progress_interval: timedelta = timedelta(seconds=60)
-    """Between two writes of status that carry nothing but progress."""
+    """Between two status writes that carry nothing but progress."""
     runtime_patience: timedelta = timedelta(minutes=5)
-    """That a script may import and prepare, before a runtime that has not been seen is said to be missing."""
+    """For a script's imports and preparation, before an unseen runtime is reported as missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """An answer of a trainer's /progress."""
+    """A response of a trainer's /progress."""
 
     progress: Progress
     at: datetime
@@ -222,16 +219,16 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Silence:
-    """That a trainer did not answer when it was last asked for its progress."""
+    """The last query of a trainer's progress failed."""
 
     pod_uid: str
     refused: bool
-    """The pod was reached, and no runtime of ours listens there. False: it may not have been reached."""
+    """The pod was reached, but our runtime does not listen there. False: it may not have been reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """Everything that a decision about one job rests on."""
+    """All inputs of a decision about one job."""
 
     now: datetime
     job: Job
@@ -239,55 +236,55 @@ class Observed:
     strays: tuple[PodView, ...] = ()
     """Pods with the job's labels that are not its own."""
     predecessors: tuple[PodView, ...] = ()
-    """Pods of deleted jobs of the same name; looked for before the first attempt only."""
+    """Pods of deleted jobs of the same name; filled before the first attempt only."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """Those of all these pods, those that one without a node avoids, and all with a notice.
-    A pod's node that is not here does not exist."""
+    """By name: nodes of all these pods, nodes that a pending pod avoids, and all with a notice.
+    A pod's node that is missing here does not exist."""
     default_pool: Pool
     pools: Mapping[str, Pool] = field(default_factory=dict)
-    """Those that the platform team has named, by name."""
+    """The chart's pools, by name."""
     admitted: bool = False
-    """The API server has accepted a dry run of this generation's pod."""
+    """Whether the API server has accepted a dry run of this generation's pod."""
     refusal: Refusal | None = None
     sample: Sample | None = None
     silence: Silence | None = None
     watched_since: datetime | None = None
-    """Since when this process asks trainers for their progress."""
+    """Since when this process polls trainers for their progress."""
     cleanup: Ended | None = None
     """How the pod that deletes the checkpoints of a deleted job has ended."""
     cleaning: bool = False
-    """Whether there is such a pod."""
+    """Whether that pod exists."""
     cleanup_refused: str = ""
-    """The API server's no to such a pod; a namespace that is being deleted takes none."""
+    """The API server's rejection of that pod, for example in a namespace that is being deleted."""
     told: Mapping[str, datetime] = field(default_factory=dict)
-    """By UID of a pod of the current attempt: when this process first saw the deadline on it, or first failed
-    to put it there."""
+    """By UID of a pod of the current attempt: when this process first saw its deadline annotation, or first
+    failed to write it."""
     zoned: bool = True
-    """Whether this cluster's nodes have a zone."""
+    """Whether this cluster's nodes have a zone label."""
     claims: Mapping[str, ClaimView | None] = field(default_factory=dict)
-    """Claims of the pods' volumes, by name, as the API server has them now; None: there is none of that name.
-    Asked for only where `policies.claims.wanted` names them."""
+    """Claims of the pods' volumes, by name, as the API server has them now; None: it does not exist.
+    Only those that `policies.claims.wanted` names are read."""
     volume_wait: datetime | None = None
-    """Up to when, as far as this process has seen, a pod of the job may have waited for a volume."""
+    """Until when a pod of the job may have waited for a volume, as far as this process has seen."""
     heard: Mapping[str, PodEvents] = field(default_factory=dict)
-    """By UID of a pod: its Events, as far as `policies.starting` asked for them and they could be read."""
+    """By pod UID: its Events, where `policies.starting` requested them and they could be read."""
     gang_api: GangApi | None = None
-    """What this cluster serves of Kubernetes' own gang scheduling."""
+    """The version of Kubernetes' own gang scheduling that this cluster serves."""
     karpenter: bool = False
-    """Whether Karpenter has made any of them."""
+    """Whether Karpenter provisioned any of the cluster's nodes."""
     found: Found = NOTHING
-    """What all nodes, and Karpenter's NodePools, have told so far."""
+    """Detected so far from all nodes and Karpenter's NodePools."""
     limits: Limits = Limits()
 
 
-# --- what can be done -------------------------------------------------------------------------------
+# --- actions ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotate:
-    """Tell the trainer something, such as its deadline, by the files that its annotations become.
+    """Annotate a pod, for example with its deadline; the trainer reads the annotations as files.
 
-    Before the DELETE: an update in the same instant would not reach it.
+    It must precede the DELETE: an update at the same instant would not reach the files.
     """
 
     pod: PodView
@@ -298,33 +295,33 @@ class Annotate:
 class Delete:
     pod: PodView
     grace: int | None = None
-    """None: the pod's own."""
+    """Seconds; None: the pod's own."""
     needed: bool = False
-    """Whether the status rests on it: where this fails, the status is not written."""
+    """Whether the status depends on it: if it fails, the status is not written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """Take our finalizer off: its outcome is in the status, or nobody wants it."""
+    """Remove our finalizer: the pod's outcome is in the status, or is not needed."""
 
     pod: PodView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteJob:
-    """The job's own object: its time to live is over."""
+    """Delete the TrainingJob object: its time to live is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hold:
-    """Our finalizer on the job's own object, put on or taken off."""
+    """Add our finalizer to the TrainingJob object, or remove it."""
 
     on: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """Dry run of the pod."""
+    """Create the pod as a dry run."""
 
     manifest: dict[str, Any]
     generation: int
@@ -332,12 +329,12 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provide:
-    """Make what the pods need beside themselves, such as a gang's Service, unless it is there."""
+    """Create an object that the pods need, such as a gang's Service, unless it exists."""
 
     kind: str
     """Plural, as in the API's paths."""
     group: str = ""
-    """`group/version`; empty: the core group."""
+    """`group/version`; "": the core group."""
     manifest: dict[str, Any]
     generation: int = 0
 
@@ -366,38 +363,38 @@ class Ending:
     """Why an attempt ended."""
 
     cause: Cause | str
-    """A cause that this operator does not know is kept as it was written."""
+    """A cause that this operator does not know is kept as a string."""
     evidence: str
     charged: bool = False
     node: str = ""
-    """Name of the node whose hardware has failed."""
+    """Name of the node whose hardware failed."""
     reason: str = ""
-    """For the job's condition where the trainer gave one; else the cause."""
+    """Reason for the job's condition, if the trainer gave one; otherwise the cause is used."""
     message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """One rule's answer."""
+    """The result of one rule."""
 
     reason: str
     message: str
     status: Status
     before: tuple[Action, ...] = ()
-    """Tried before the status is written."""
+    """Done before the status is written."""
     events: tuple[Event, ...] = ()
-    """Beside those that follow from the change of the status."""
+    """In addition to those that follow from the change of the status."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Carried out in this order: before, status, after, events."""
+    """Actions of one reconcile, done in this order: before, status, after, events."""
 
     reason: str
     message: str
     before: tuple[Action, ...] = ()
     status: Status | None = None
-    """None: nothing to write."""
+    """None: no status to write."""
     after: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     recheck_after: timedelta | None = None
@@ -405,18 +402,18 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where one pod of an attempt may go, beside its pool."""
+    """Scheduling constraints of one pod of an attempt, in addition to its pool."""
 
     rank: int = 0
     avoid: Sequence[str] = ()
-    """Host names."""
+    """Host names to exclude."""
     pin: str = ""
-    """Host name."""
+    """Host name to require."""
     leave: Sequence[str] = ()
-    """Host names of nodes that other ranks come back to: there may be room for one pod, and it is theirs."""
+    """Host names of nodes to which other ranks return: there may be room for one pod only."""
     zoned: bool = True
-    """Whether the cluster's nodes have zones, by which a gang can be kept together."""
+    """Whether the cluster's nodes have zones, so that a gang can be kept in one."""
     gang_api: GangApi | None = None
-    """Of Kubernetes' own gang scheduling, where the attempt has a group of it."""
+    """Version of Kubernetes' own gang scheduling, if the attempt has such a group."""
     soft: bool = False
-    """Whether `avoid` and `leave` are wishes only (policies/newnodes.py)."""
+    """Whether `avoid` and `leave` are preferences only (policies/newnodes.py)."""

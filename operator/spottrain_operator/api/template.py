@@ -1,7 +1,4 @@
-"""What a pod template may say, and which of its containers is judged. Pure.
-
-Called by api, views, volumes and render.
-"""
+"""Validation of the pod template, and which of its containers is the trainer. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from spottrain.contract import PROGRESS_PORT, Env
 from spottrain_operator.names import DOMAIN, QUEUE_LABEL, TRAINER_CONTAINER
 
 PROGRESS_NAME: Final = "progress"
-"""Of the port on which the trainer tells its progress."""
+"""Name of the port on which the trainer serves its progress."""
 RANK_VARIABLES: Final = frozenset(
     {
         "MASTER_ADDR",
@@ -26,23 +23,23 @@ RANK_VARIABLES: Final = frozenset(
         "PET_MASTER_PORT",
     }
 )
-"""What torch and torchrun are told in each pod of a gang."""
+"""Variables that the operator sets for torch and torchrun in each pod of a gang."""
 
 
 def judged(containers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The container whose end is the attempt's end: the one named trainer, else the first."""
+    """Returns the container whose end is the attempt's end: the one named trainer, otherwise the first."""
     first = containers[0] if containers else {}
     return next((c for c in containers if c.get("name") == TRAINER_CONTAINER), first)
 
 
 def trainer_path(pod: Mapping[str, Any]) -> str:
-    """Where in the job's spec its trainer is, for people."""
+    """Returns the trainer's field path in the job's spec, for messages."""
     names = [c["name"] for c in pod["containers"]]
     return f"spec.template.spec.containers[{names.index(judged(pod['containers'])['name'])}]"
 
 
 def admission_words(words: str) -> str:
-    """A refusal by Pod Security admission with what to do about it."""
+    """Adds the remedy to a rejection by Pod Security admission."""
     if "violates PodSecurity" not in words or "runAsNonRoot != true" not in words:
         return words
     return (
@@ -53,7 +50,7 @@ def admission_words(words: str) -> str:
 
 
 def template_problem(template: Mapping[str, Any]) -> str:
-    """What the template says of a field that the operator owns, as a sentence; "" where it says nothing."""
+    """Returns a sentence about a template field that the operator owns; "" where the template is valid."""
     pod, path = template["spec"], "spec.template.spec"
     if pod.get("restartPolicy", "Never") != "Never":
         return f"{path}.restartPolicy must be Never or absent, because a restart is a new pod here"
@@ -73,13 +70,13 @@ def template_problem(template: Mapping[str, Any]) -> str:
 
 
 def collision(template: Mapping[str, Any], *, gang: bool, managed: bool, queue: str) -> str:
-    """What of the template would take the place of the operator's own, as a sentence; "" where nothing."""
+    """Returns a sentence about a template entry that conflicts with the operator's own; "" without one."""
     taken = _key_taken(template, queue) or _port_taken(template["spec"])
     return taken or _variable_taken(template["spec"], gang, managed)
 
 
 def _key_taken(template: Mapping[str, Any], queue: str) -> str:
-    """An annotation of ours would be believed: a deadline ends each attempt at once."""
+    """Rejects keys of ours, which would take effect: a deadline annotation would end each attempt at once."""
     metadata = template.get("metadata") or {}
     for kind in ("annotations", "labels"):
         for key in metadata.get(kind) or {}:
@@ -117,7 +114,7 @@ def _port_taken(pod: Mapping[str, Any]) -> str:
 
 def _variable_taken(pod: Mapping[str, Any], gang: bool, managed: bool) -> str:
     ours = {str(name) for name in Env if managed or not name.startswith("SPOTTRAIN_CHECKPOINT_")}
-    ours.discard(Env.DATA_CACHE)  # a volume of the template's own may be one (datacache.py refuses two)
+    ours.discard(Env.DATA_CACHE)  # the template's own volume may be the cache (data_cache.py rejects two)
     for variable in judged(pod["containers"]).get("env") or ():
         name = variable.get("name")
         if name in ours or (gang and name in RANK_VARIABLES):

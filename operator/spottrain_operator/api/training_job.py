@@ -1,7 +1,6 @@
 """The TrainingJob as dataclasses, field by field the schema of crds/trainingjobs.yaml.
 
-tests/contract compares the two. Parsed once, in the job cache; everything after it works on these. Called
-by caches, plan and status.
+tests/contract compares the two. A job is parsed once, when it enters the cache.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ STATE_LIMIT: Final = 63
 TIME_LIMIT: Final = 64
 URI_LIMIT: Final = 2048
 WARNING_LIMIT: Final = 1024
-"""Characters that the schema allows in a status. The API server would refuse a longer word with all the rest,
-so what a container says is cut where it comes in."""
+"""Characters that the schema allows in a status. The API server would reject the whole status for one longer
+text, so texts from containers are cut on receipt."""
 
 
 class CompileCache(StrEnum):
-    """Not `off`: a manifest's bare `off` is a boolean."""
+    """The value is not `off`, because YAML reads a bare `off` as a boolean."""
 
     KEEP = "keep"
     NONE = "none"
@@ -49,7 +48,7 @@ class DeletionPolicy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnDemandAfter:
-    """When spotFirst gives spot up for a while."""
+    """When spotFirst switches to on-demand for a while."""
 
     interruptions: int | None = 3
     within_seconds: int = 3600
@@ -74,7 +73,7 @@ class Encryption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CABundle:
-    """One of `config_map` and `secret` is set."""
+    """A CA bundle; one of `config_map` and `secret` is set."""
 
     config_map: str = ""
     secret: str = ""
@@ -82,7 +81,7 @@ class CABundle:
 
     @property
     def source(self) -> dict[str, Any]:
-        """A volume with nothing but the certificates, under a name of ours."""
+        """Volume source with only the certificates, under a fixed file name."""
         items = [{"key": self.key, "path": volumes.CA_NAME}]
         if self.secret:
             return {"secret": {"secretName": self.secret, "items": items}}
@@ -92,7 +91,7 @@ class CABundle:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
     managed: bool = True
-    """Whether our runtime is in the image. If not, nothing gates and fences attempts but their order."""
+    """Whether our runtime is in the image. If not, only their order keeps attempts from overlapping."""
     uri: str = ""
     interval: str = "10m"
     keep: int = 3
@@ -122,12 +121,12 @@ class FailurePolicy:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingJobSpec:
     template: dict[str, Any]
-    """{metadata?, spec}, as given; render.py fills it in."""
+    """{metadata?, spec}, as given; rendering/trainer_pod.py completes it."""
     training: dict[str, Any] = field(default_factory=dict)
-    """Goes to the runtime as it is; the schema has checked it."""
+    """Passed to the runtime unchanged; the schema has validated it."""
     workers: int = 1
     gpus_per_worker: int | None = None
-    """None: the template says it, or one (gpus.py)."""
+    """None: as in the template, by default one (gpus.py)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     data_cache: DataCache | None = None
     capacity: CapacitySpec = CapacitySpec()
@@ -140,7 +139,7 @@ class TrainingJobSpec:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> TrainingJobSpec:
-        """Raises InvalidSpec. The API server has refused most of it already."""
+        """Parses and validates a spec. Raises InvalidSpec for what the CRD's schema cannot reject."""
         spec = wire.decode(cls, raw, "spec")
         if not isinstance(spec.template.get("spec"), dict):
             raise InvalidSpec("spec.template.spec must be a pod's spec")
@@ -149,7 +148,7 @@ class TrainingJobSpec:
         return spec
 
     def _problem(self) -> str:
-        """What the schema cannot see, as a sentence; "" where all is well."""
+        """Returns a sentence about an error that the schema cannot detect; "" where the spec is valid."""
         pod, checkpoint = self.template["spec"], self.checkpoint
         if problem := template_problem(self.template) or gpus.problem(pod, self.gpus_per_worker):
             return problem
@@ -167,7 +166,7 @@ class TrainingJobSpec:
         return collision(self.template, gang=self.workers > 1, managed=managed, queue=queue)
 
     def _other_capacity(self) -> str:
-        """Nodes that the template asks for, and that spec.capacity does not mean."""
+        """Rejects a node selector for another capacity type than spec.capacity's."""
         asked, wanted = type_asked_for(self.template["spec"].get("nodeSelector") or {}), self.capacity.type
         if asked is None or asked[1] is wanted:
             return ""
@@ -183,18 +182,20 @@ class TrainingJobSpec:
 
     @property
     def replaces_during_notice(self) -> bool:
-        """Only our runtime waits at a gate until its predecessor has saved.
+        """Whether the next attempt starts before the old one has ended.
 
-        A gang's survivors keep their nodes, which its next attempt needs, until they have saved.
+        Only our runtime can wait until its predecessor has saved. A gang is excluded: its survivors occupy
+        the nodes that its next attempt needs until they have saved.
         """
         alone = self.workers == 1 and not self.queue_name
         queued = self.template["spec"].get("schedulerName") == "volcano"
         return self.capacity.replace_during_notice and self.checkpoint.managed and alone and not queued
 
     def pools(self, default: Pool, named: Mapping[str, Pool]) -> tuple[Pool, ...]:
-        """In the order of preference. A pool that says nothing but its name is one that the operator knows.
+        """Returns the job's pools in order of preference. Raises InvalidSpec.
 
-        Raises InvalidSpec. The job's type is that of all its pools, unless it is spotFirst.
+        A pool with only a name refers to one of the chart's. All pools get the job's type, unless it is
+        spotFirst.
         """
         pools = tuple(_known(pool, named) for pool in self.capacity.pools) or self._of_default(default)
         if self.capacity.type is not CapacityType.SPOT_FIRST:
@@ -211,7 +212,7 @@ class TrainingJobSpec:
         return self._agreed(pools)
 
     def _agreed(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
-        """Raises InvalidSpec where a pool and the template ask for different values of one label."""
+        """Raises InvalidSpec where a pool and the template require different values of one label."""
         given = self.template["spec"].get("nodeSelector")
         for pool in pools:
             for label, value in pool.selector.items() if isinstance(given, dict) else ():
@@ -223,7 +224,7 @@ class TrainingJobSpec:
         return pools
 
     def _of_default(self, default: Pool) -> tuple[Pool, ...]:
-        """Where its labels are found, the default pool is two: nodes of both types may be in it."""
+        """Returns the default pool; for spotFirst with detected labels, one pool per type."""
         if self.capacity.type is not CapacityType.SPOT_FIRST or not default.finds_labels:
             return (default,)
         on_demand = replace(default, name=f"{default.name}-onDemand", type=CapacityType.ON_DEMAND)
@@ -235,7 +236,7 @@ class TrainingJobSpec:
 
 
 def _type_problem(pool: Pool, wanted: CapacityType) -> None:
-    """Raises InvalidSpec. A pool's spot may be its default, and says nothing."""
+    """Raises InvalidSpec where a pool's type contradicts the job's; spot, the default, is ignored."""
     if pool.type not in (CapacityType.SPOT, wanted):
         raise InvalidSpec(
             f"spec.capacity.pools: {pool.name} is of type {pool.type}, and spec.capacity.type is {wanted}, "
@@ -268,7 +269,7 @@ class ConditionStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
-    """A pod of a start, once it was seen."""
+    """One pod of an attempt, recorded once it was seen."""
 
     rank: int
     node: str = ""
@@ -277,10 +278,10 @@ class RankRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """One start and how it ended. `cause` is set when it is given up, `ended` when all of it has ended.
+    """One attempt and how it ended. `cause` is set when it is given up, `ended` when all pods have ended.
 
-    `stopping`: the cause for which its pods were asked to stop, while some still work; `evidence`, `charged`
-    and `reason` are then of that. pod, node, zone, instance_type and exit_code are rank 0's.
+    `stopping`: the cause for which its pods were asked to stop, while some still run; `evidence`, `charged`
+    and `reason` then refer to it. pod, node, zone, instance_type and exit_code are rank 0's.
     """
 
     number: int
@@ -302,9 +303,9 @@ class AttemptRecord:
     reason: str = ""
     stopping: str = ""
     faulty_node: str = ""
-    """Name of the node whose hardware ended it; the next attempts keep off it."""
+    """Name of the node whose hardware fault ended it; the next attempts avoid it."""
     start_error_since: datetime | None = None
-    """Since when the kubelet has failed to start it; None while it has not failed, or has succeeded since."""
+    """Since when the kubelet fails to start it; None without a failure, or after a later success."""
     exit_code: int | None = None
     start_step: int | None = None
     last_step: int | None = None
@@ -383,7 +384,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobKey:
-    """One life of one job: a job made again under the same name is another key."""
+    """Identity of a job; a job that is created again under the same name has another key."""
 
     namespace: str
     name: str
@@ -401,12 +402,12 @@ class Job:
     resource_version: int
     generation: int
     deleted: datetime | None
-    """When its deletion was asked for."""
+    """When its deletion was requested."""
     holds_checkpoints: bool
     """Whether our finalizer keeps it until its checkpoints are gone."""
     spec: TrainingJobSpec | None
     invalid: str
-    """Why `spec` is None, as a sentence."""
+    """A sentence about why `spec` is None."""
     status: Status
 
     @property
@@ -435,7 +436,7 @@ def _parse_spec(raw: Any) -> tuple[TrainingJobSpec | None, str]:
     except InvalidSpec as error:
         return None, str(error)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # A template that the schema let through: it must not stop the operator, which serves the other jobs.
+        # A template that the schema accepted must not stop the operator, which serves the other jobs.
         return (
             None,
             f"spec cannot be read ({type(error).__name__}: {error}); compare spec.template with a PodSpec",
@@ -444,7 +445,7 @@ def _parse_spec(raw: Any) -> tuple[TrainingJobSpec | None, str]:
 
 KEPT_ATTEMPTS = 20
 KEPT_RANKS = 3
-"""Attempts whose pods are kept one by one; a gang may have a thousand."""
+"""Number of latest attempts that keep a record of each pod; a gang may have a thousand."""
 
 
 def with_record(status: Status, record: AttemptRecord) -> Status:

@@ -1,7 +1,4 @@
-"""Raw pods and nodes to the few words that decisions need.
-
-Called by the caches, for every event and every list.
-"""
+"""Converts raw pods, nodes, claims and Events to the views that decisions need."""
 
 from __future__ import annotations
 
@@ -50,11 +47,11 @@ from spottrain_operator.names import (
 
 Raw = Mapping[str, Any]
 MAX_WORDS = 2000
-"""Of a container's last words, from their end."""
+"""Maximum number of characters of a container's message, counted from its end."""
 
 
 def pod_view(raw: Raw) -> PodView | None:
-    """None for a pod that is not ours: it lacks our labels, or another controller owns it."""
+    """Returns None for a pod that is not ours: it lacks our labels, or another controller owns it."""
     meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
     job, attempt = _owner(meta), (meta.get("labels") or {}).get(ATTEMPT_LABEL, "")
     if job is None or not attempt.isdigit():
@@ -108,7 +105,7 @@ def _rank(meta: Raw) -> int:
 
 
 def _stray(meta: Raw, job: JobKey) -> bool:
-    """Ours have an owner, and a name that follows from job, attempt and rank."""
+    """Returns whether a pod is a copy: ours have an owner, and a name derived from job, attempt and rank."""
     owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
     attempt = int(meta["labels"][ATTEMPT_LABEL])
     return not owned or meta["name"] != pod_name(job.name, job.uid, attempt, _rank(meta))
@@ -129,13 +126,13 @@ def _owner(meta: Raw) -> JobKey | None:
     if owner is not None and owner.get("kind") == KIND and _group(owner) == GROUP:
         return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"])
     if owner is None and OUTCOME_FINALIZER in (meta.get("finalizers") or ()) and JOB_UID_LABEL in labels:
-        # Orphaned with its job: nobody but us can take the finalizer off.
+        # Orphaned by its job's deletion: only the operator removes this finalizer.
         return JobKey(namespace=meta["namespace"], name=labels.get(JOB_LABEL, ""), uid=labels[JOB_UID_LABEL])
     return None
 
 
 def _trainer(meta: Raw, spec: Raw) -> Raw:
-    """By the name that was put down when the pod was made; by its place where there is none of that name."""
+    """Returns the container that the pod's annotation names; by default the template's rule applies."""
     name = (meta.get("annotations") or {}).get(TRAINER_ANNOTATION)
     containers = spec.get("containers") or ()
     return next((c for c in containers if c.get("name") == name), judged(containers))
@@ -157,7 +154,7 @@ def _memory_limit(trainer: Raw) -> str:
 
 
 def _why_waiting(status: Raw, trainer: str) -> Waiting | None:
-    """A container that cannot start is why the others wait, whichever it is; a trainer only says so."""
+    """Returns the first container that fails to start, because the others wait for it; else the trainer."""
     kinds = ("initContainerStatuses", "containerStatuses")
     waits = [w for kind in kinds for s in status.get(kind) or () if (w := _waiting(s)) is not None]
     failing = next((w for w in waits if w.error), None)
@@ -189,22 +186,22 @@ SET_UP_ERRORS: Final = frozenset(
         "NetworkNotReady",
     }
 )
-"""Reasons of a pod's Events for which its status has no word."""
+"""Reasons of a pod's Events whose errors do not appear in its status."""
 CONTAINERS_BEGIN: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
-"""Reasons of Events that come when volumes and sandbox are there."""
+"""Reasons of Events that come once volumes and sandbox are ready."""
 
 
 IMAGE_EVENTS: Final = frozenset({"Pulling", "Pulled", "Failed", "BackOff", "Created"})
 PROBE_KILLS: Final = ("failed liveness probe", "failed startup probe")
 PROBE_TO_KILL: Final = timedelta(seconds=5)
-"""Within which the kubelet stops a container after its probe has failed. Where no other container runs on,
-the kubelet stops the whole pod, and its Event does not name the probe."""
+"""The kubelet stops a container within this time after its probe has failed. If no other container runs on,
+it stops the whole pod, and its Event does not name the probe."""
 LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def pod_events(raws: Iterable[Raw], trainer: str) -> PodEvents:
-    """The Events of one pod, in any order, to what its status does not say."""
-    # What is of one second comes in this order: a pull, then how it ended.
+    """Converts the Events of one pod, in any order, to the facts that its status does not have."""
+    # Events of the same second are sorted: a pull first, then its result.
     events = sorted(raws, key=lambda e: (_last_seen(e), e.get("reason") != "Pulling"))
     begun = _newest(events, CONTAINERS_BEGIN)
     over = {"FailedAttachVolume": max(begun, _newest(events, frozenset({"SuccessfulAttachVolume"})))}
@@ -229,20 +226,20 @@ def _newest(events: Iterable[Raw], reasons: frozenset[str]) -> datetime:
 
 
 def _last_seen(event: Raw) -> datetime:
-    """The API has two ways to count an Event that comes again."""
+    """Returns an Event's latest time; the API has two ways to record a repeated Event."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((t for text in times if (t := _time(text)) is not None), LONG_AGO)
 
 
 def _only_slow(failed: Waiting) -> bool:
-    """The kubelet says every two minutes that it still waits for volumes, whatever the reason."""
+    """Detects the Event that the kubelet repeats every two minutes while it waits for volumes."""
     words = failed.message
     return "unmounted volumes=" in words and "failed to process volumes=[]" in words
 
 
 def _failed_probe(events: Iterable[Raw], trainer: str) -> str:
-    """That the kubelet killed the trainer for a probe, and what the probe said; "" where it did not."""
+    """Returns which probe made the kubelet kill the trainer, and its message; "" where none did."""
     killed, said = "", ""
     stopped = failed = LONG_AGO
     for event in events:
@@ -261,7 +258,7 @@ def _failed_probe(events: Iterable[Raw], trainer: str) -> str:
 
 
 def _unhealthy(status: Raw, trainer: str) -> str:
-    """A device plugin's word on the devices of the trainer, where the kubelet passes it on."""
+    """Returns the trainer's device that a device plugin reports as unhealthy, if the kubelet passes it on."""
     of: Raw = next((s for s in status.get("containerStatuses") or () if s["name"] == trainer), {})
     for resource in of.get("allocatedResourcesStatus") or ():
         for device in resource.get("resources") or ():
@@ -271,7 +268,7 @@ def _unhealthy(status: Raw, trainer: str) -> str:
 
 
 def _init_failure(status: Raw) -> str:
-    """The first init container that failed: with restartPolicy Never the trainer never starts."""
+    """Describes the first failed init container; with restartPolicy Never the trainer then never starts."""
     for init in status.get("initContainerStatuses") or ():
         ended = _ended(init.get("state") or {})
         if ended is not None and ended.exit_code != 0:
@@ -296,7 +293,7 @@ def _ended(state: Raw) -> Ended | None:
 
 
 def cleanup_ended(raw: Raw) -> Ended | None:
-    """How the pod that deletes checkpoints has ended for good, whatever a webhook has put beside ours."""
+    """Returns how the cleanup pod ended; None while it runs. Containers of a webhook are ignored."""
     status = raw.get("status", {})
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
@@ -362,7 +359,7 @@ def claim_view(raw: Raw) -> ClaimView:
 
 
 def _advice(meta: Raw) -> str:
-    """As it was written, for it is passed on; "" for what is no time."""
+    """Returns the annotation unchanged, because it is passed on; "" where it is not a valid time."""
     text = (meta.get("annotations") or {}).get(SAVE_ADVISED_ANNOTATION, "")
     return text if _time(text) is not None else ""
 
@@ -390,7 +387,7 @@ def _tainted_notice(raw: Raw) -> Notice | None:
 
 
 def _time(text: str | None) -> datetime | None:
-    """None also for what is no time: an annotation may be anyone's, and must not stop the operator."""
+    """Parses a time; None where it is invalid, because anyone may write an annotation."""
     try:
         time = timestamp(text) if text else None
     except (ValueError, OverflowError):

@@ -1,7 +1,4 @@
-"""What is mounted into the trainer, and whether a folder there outlives its node. Pure.
-
-Called by api.py for what it refuses, and by render.py for what it adds.
-"""
+"""The volumes of the trainer, and whether a directory there outlives its node. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ CA_VOLUME: Final = "spottrain-ca"
 CA_DIR: Final = "/etc/spottrain-ca"
 CA_NAME: Final = "ca.crt"
 CA_VARIABLE: Final = "AWS_CA_BUNDLE"
-"""Read by botocore, so by whatever of a person's own talks to S3 too."""
+"""botocore reads it, so it also applies to the user's own S3 clients."""
 OWN_PATHS: Final = frozenset({PODINFO_DIR, SHM_DIR, HOME_DIR, TMP_DIR, CACHE_DIR, CA_DIR})
-"""Where the operator mounts something of its own."""
+"""Mount paths of the operator's own volumes."""
 DURABLE: Final = frozenset(
     {
         "persistentVolumeClaim",
@@ -48,14 +45,14 @@ DURABLE: Final = frozenset(
         "vsphereVolume",
     }
 )
-"""Kinds of volume whose data no node takes with it. Inline `csi` and `ephemeral` end with their pod."""
+"""Volume types whose data outlives the node. Inline `csi` and `ephemeral` volumes end with their pod."""
 
 
 # --- what the operator adds ---------------------------------------------------------------------------
 def equip(body: Json, trainer: Json, ca: Json | None) -> None:
-    """Caches, shared memory, the deadline as a file; places to write where the image is read-only.
+    """Mounts a cache, shared memory and the annotation files, and writable directories on a read-only root.
 
-    `ca`: source of a CA bundle.
+    `ca`: volume source of a CA bundle.
     """
     mounts = list(trainer.get("volumeMounts") or ())
     added = [w for w in _wanted(trainer) if w[1] not in paths(trainer)]
@@ -71,7 +68,7 @@ def read_only(trainer: Mapping[str, Any]) -> bool:
 
 
 def has_disk(pod: Mapping[str, Any]) -> bool:
-    """Whether a volume may belong to root, so that another user needs a group to write there."""
+    """Returns whether a volume may belong to root, so that other users need an fsGroup to write there."""
     return any(kind in volume for volume in pod.get("volumes") or () for kind in (*DURABLE, "ephemeral"))
 
 
@@ -84,20 +81,20 @@ def _wanted(trainer: Mapping[str, Any]) -> list[tuple[str, str, Json]]:
         ("spottrain-shm", SHM_DIR, {"emptyDir": {"medium": "Memory"}}),
         ("spottrain-cache", CACHE_DIR, {"emptyDir": {}}),
     ]
-    if read_only(trainer):  # else the image's own files there would be hidden
+    if read_only(trainer):  # otherwise a mount would hide the image's own files there
         wanted.append(("spottrain-home", HOME_DIR, {"emptyDir": {}}))
         wanted.append(("spottrain-tmp", TMP_DIR, {"emptyDir": {}}))
     return wanted
 
 
 def paths(trainer: Mapping[str, Any]) -> set[str]:
-    """Where the template mounts something in it."""
+    """Returns the mount paths of the template's trainer."""
     return {clean(m.get("mountPath")) for m in trainer.get("volumeMounts") or ()}
 
 
-# --- what it refuses ----------------------------------------------------------------------------------
+# --- validation ---------------------------------------------------------------------------------------
 def ca_problem(pod: Mapping[str, Any]) -> str:
-    """What of the template is in the way of a CA bundle, as a sentence; "" where nothing is."""
+    """Returns a sentence about what in the template conflicts with a CA bundle; "" without a conflict."""
     trainer, where = judged(pod["containers"]), trainer_path(pod)
     hint = "it is the operator's where spec.checkpoint.caBundle is set; leave one of the two out"
     if any(e.get("name") == CA_VARIABLE for e in trainer.get("env") or ()):
@@ -110,7 +107,7 @@ def ca_problem(pod: Mapping[str, Any]) -> str:
 
 
 def folder_problem(pod: Mapping[str, Any], uri: str) -> str:
-    """Why what is saved at a file:// URI is lost with its node, as a sentence; "" where it is not."""
+    """Returns a sentence about why data at a file:// URI is lost with its node; "" where it survives."""
     trainer, path = judged(pod["containers"]), clean(unquote(urlsplit(uri).path))
     mounts = {clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()}
     kinds = {str(v.get("name")): _kind(v) for v in pod.get("volumes") or ()}

@@ -1,6 +1,6 @@
-"""Between JSON in camelCase and frozen dataclasses in snake_case. Called by api.py only.
+"""Converts between JSON in camelCase and frozen dataclasses in snake_case.
 
-What is None or empty is left out of the JSON; what is unknown in the JSON is left out of the dataclass.
+Encoding omits values that are None or empty; decoding ignores unknown fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spottrain_operator.errors import InvalidSpec
 
 T = TypeVar("T")
 SPECIAL: Final = {"checkpoint_uri": "checkpointURI"}
-"""Names that camelCase alone does not give."""
+"""JSON names that the camelCase rule does not produce."""
 
 
 def camel(name: str) -> str:
@@ -28,7 +28,7 @@ def camel(name: str) -> str:
 
 
 def timestamp(text: str) -> datetime:
-    """RFC 3339 with any number of fractional digits; raises ValueError."""
+    """Parses RFC 3339 with any number of fractional digits. Raises ValueError."""
     value = datetime.fromisoformat(text)
     if value.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
@@ -51,7 +51,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(cls: type[T], raw: Any, path: str = "") -> T:
-    """`raw` as a `cls`; raises InvalidSpec, naming the path, where it is none."""
+    """Converts `raw` to a `cls`. Raises InvalidSpec with the field's path where it does not match."""
     if not isinstance(raw, Mapping):
         raise InvalidSpec(f"{path or 'the object'} must be a mapping, not {type(raw).__name__}")
     values = {}
@@ -107,17 +107,17 @@ def _expect(kind: Any, raw: Any, path: str) -> Any:
 
 
 def cut(value: T, limits: Mapping[str, int]) -> T:
-    """A dataclass with the texts of these fields no longer than that."""
+    """Returns a dataclass with the texts of these fields cut to their limits, in characters."""
     texts = {name: getattr(value, name)[:limit] for name, limit in limits.items()}
     return cast(T, replace(cast(Any, value), **texts))
 
 
 def well_typed(value: Any) -> bool:
-    """Whether a flat dataclass from a trainer holds what its hints say, and numbers that JSON can carry."""
+    """Returns whether a flat dataclass matches its type hints, with numbers that JSON can represent."""
     try:
         pairs = [(hint, getattr(value, name)) for name, hint in _hints(type(value)).items()]
         return all(item is None or _sane(_value(hint, item, "")) for hint, item in pairs)
-    except (InvalidSpec, OverflowError):  # a whole number beyond every float
+    except (InvalidSpec, OverflowError):  # an integer too large for a float
         return False
 
 

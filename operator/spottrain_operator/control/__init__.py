@@ -1,9 +1,9 @@
-"""The control loop: observe -> plan -> apply, and what feeds it.
+"""The control loop: observe -> plan -> apply, and its inputs.
 
-handlers, resync, caches   what the watches and LISTs say
-work_queue, reconcile      which job is looked at, when
-observe, plan, follow, apply   one look at one job; plan and follow are pure
-progress, discovery        polls of trainers, and what the cluster offers
-memory                     what is remembered beyond the caches
-service                    the parts put together
+handlers, resync, caches   the state from watches and LISTs
+work_queue, reconcile      which job is reconciled, and when
+observe, plan, follow, apply   one reconcile of one job; plan and follow are pure
+progress, discovery        polls of trainers, and features of the cluster
+memory                     per-process state beyond the caches
+service                    starts and connects the components
 """

@@ -1,14 +1,14 @@
-"""Carries out a Plan: what must precede the status, the status once, what follows from it, events last.
+"""Executes a Plan: the actions before the status, the status once, the actions after it, events last.
 
-Actions do not depend on each other, so one that fails stops no other: what failed is raised at the end, and
-the queue plans again. A refusal of a pod is remembered for the next plan. Order that correctness needs:
+Actions are independent, so a failure does not stop the others. Failures are raised at the end, and the work
+queue plans again. A rejected pod is remembered for the next plan. Correctness requires this order:
 
-- A pod that has ended meanwhile is judged before the status is written (`Unseen`).
-- A DELETE that is `needed` precedes the status: the next attempt is not started beside a pod that was not
-  told to end.
-- The status precedes `Plan.after`: the attempt's number is known before its pod exists, and how a pod ended
-  before it is released.
-- What pods need beside themselves (a Service, a group, a claim) precedes them.
+- If a pod has ended in the meantime, its end is evaluated before the status is written (`Unseen`).
+- A DELETE that is `needed` precedes the status: the next attempt must not start while the old pod has not
+  been told to end.
+- The status precedes `Plan.after`: it records an attempt's number before its pod exists, and a pod's outcome
+  before the pod is released.
+- Objects that pods need (a Service, a group, a claim) precede the pods.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ logger = logging.getLogger(__name__)
 
 RETRY_QUOTA = timedelta(seconds=20)
 RETRY_REFUSED = timedelta(seconds=30)
-"""What admission refuses (no such service account yet, a webhook that does not answer) it may accept soon."""
+"""Admission may soon accept what it rejects now (a missing service account, a webhook without response)."""
 RETRY_INVALID = timedelta(minutes=5)
-"""What is invalid for this cluster today may be valid once an administrator has changed it."""
+"""What is invalid in this cluster now may be valid once an administrator has changed it."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
-"""The API server's cause in its no to anything new in a namespace that is being deleted."""
+"""The API server's cause when it rejects new objects in a namespace that is being deleted."""
 ANNOTATE_SECONDS = 1.0
 MOST_NAMED = 3
-"""Failures that one sentence names."""
+"""Maximum number of failures in one message."""
 SOON = timedelta(milliseconds=100)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hands:
-    """What carrying out needs."""
+    """The dependencies of `apply`."""
 
     cluster: Cluster
     caches: Caches
@@ -85,20 +85,20 @@ class Hands:
 
 
 class Unseen(Conflict):
-    """A pod has ended that was to be deleted: how it ended is judged first."""
+    """A pod that was to be deleted has ended: its outcome must be evaluated first."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of several actions."""
+    """The combined result of several actions."""
 
     again: bool = False
-    """Whether another look is worth it at once."""
+    """Whether to reconcile again at once."""
     conflict: Conflict | None = None
     blocked: bool = False
-    """Whether an action failed on which the status rests."""
+    """Whether an action failed on which the status depends."""
     failed: list[tuple[str, ApiError]] = field(default_factory=list)
-    """What was to be done, and why it was not."""
+    """Each failed action with its error."""
 
     def take(self, action: Action, result: bool | BaseException) -> None:
         match result:
@@ -125,9 +125,9 @@ class Outcome:
 
 
 async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
-    """Whether another look is worth it at once.
+    """Executes a plan; returns whether to reconcile again at once.
 
-    Raises Incomplete with all that failed, after everything that does not depend on it was done; Conflict
+    Raises Incomplete with all failures, after everything that does not depend on them was done, and Conflict
     where the view was stale.
     """
     early = await _do_all(plan.before, job.key, hands)
@@ -184,15 +184,15 @@ def _count_endings(job: Job, plan: Plan) -> None:
 
 
 async def _confirm(job: Job, hands: Hands) -> None:
-    """A pod is made without a write of status after a crash or a wait: is the status still as we know it?"""
+    """Raises Conflict if the job has changed. Needed where a pod is created without a status write."""
     live = await fetch_job(job.key, hands.caches, hands.cluster)
     if live is None or live.deleting or live.status.attempt != job.status.attempt or live.status.terminal:
         raise Conflict(f"{job.key} has changed")
 
 
 async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> Outcome:
-    """All of them, though some are refused or slow. Pods are made last and all at once, so that an autoscaler
-    sees all of a gang, and only where what they need beside themselves is there."""
+    """Executes all actions, even if some are rejected or slow. Pods are created last, and only if the objects
+    that they need exist. They are created concurrently, so that an autoscaler sees the whole gang."""
     outcome = Outcome()
     creates = tuple(a for a in actions if isinstance(a, Create))
     provides = tuple(a for a in actions if isinstance(a, Provide))
@@ -231,7 +231,7 @@ def _name_of(action: Action) -> str:
 
 
 def _lacking(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> bool:
-    """What the pods need beside themselves is not there: refused just now, not at an earlier look."""
+    """Returns whether an object that the pods need was rejected in this reconcile, not in an earlier one."""
     provided = [a for a in actions if isinstance(a, Provide)]
     grouped = any(a.group.startswith(API_GROUP) for a in provided)
     no = hands.memory.refusals.get(key)
@@ -256,7 +256,7 @@ async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
 
 
 async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
-    """Something done to a pod that exists. One that is gone leaves the cache: no event may come for it."""
+    """Changes an existing pod. A pod that is gone is removed from the cache: no event may come for it."""
     pod, cluster = action.pod, hands.cluster
     try:
         match action:
@@ -280,7 +280,7 @@ async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
 
 
 async def _annotate(action: Annotate, hands: Hands) -> bool:
-    """With little time, because a pod's DELETE follows: a webhook may take half a minute to say no."""
+    """Annotates with a short timeout, because a DELETE follows and a webhook may take half a minute."""
     pod = action.pod
     try:
         async with asyncio.timeout(ANNOTATE_SECONDS):
@@ -294,11 +294,11 @@ async def _annotate(action: Annotate, hands: Hands) -> bool:
             raise ApiError(0, f"no answer within {ANNOTATE_SECONDS:.0f} s") from error
         raise
     _remember(raw, hands)
-    return True  # its DELETE is due a moment from now, however late the watch is
+    return True  # its DELETE is due soon, even if the watch event is late
 
 
 async def _delete(action: Delete, hands: Hands) -> bool:
-    """Only while it is as it was seen. Raises Unseen where it has ended meanwhile."""
+    """Deletes a pod. Raises Unseen where it has ended since it was observed."""
     pod, cluster = action.pod, hands.cluster
     version = None if ended(pod) else pod.resource_version
     while True:
@@ -313,14 +313,14 @@ async def _delete(action: Delete, hands: Hands) -> bool:
             raw = await cluster.get_pod(pod.namespace, pod.name)
             live = _remember(raw, hands) if raw is not None else None
             if live is None or live.uid != pod.uid or live.resource_version == version:
-                raise  # it is gone, or the conflict is another one
+                raise  # the pod is gone, or the conflict has another cause
         if ended(live):
             raise Unseen(f"pod {pod.name} has ended meanwhile")
         version = live.resource_version
 
 
 async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
-    """409: it is there. 404: this cluster has no such kind (the scheduler then says what it misses)."""
+    """Creates an object. 409: it exists. 404: the cluster lacks the kind, and the scheduler reports it."""
     name = action.manifest["metadata"]["name"]
     try:
         await hands.cluster.create(action.kind, action.manifest, group=action.group)
@@ -334,7 +334,7 @@ async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
         if error.status in (400, 403, 422) or error.status >= 500:
             hands.memory.refusals[key] = _refusal(error, action.generation, hands.now, action.kind)
             return True
-        if error.status == 409 and action.kind == CLAIMS:  # it came since it was looked for: whose is it?
+        if error.status == 409 and action.kind == CLAIMS:  # new since the last read, owner unknown
             raise Conflict(f"{key}: {error}") from error
         if error.status not in (404, 409):
             raise
@@ -343,12 +343,12 @@ async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
 
 
 def _no_groups(error: ApiError) -> bool:
-    """They may not be made, or are served no more; pods that refer to a missing group never start."""
+    """Returns whether groups are forbidden or no longer served; pods with a missing group never start."""
     return error.status == 404 or (error.status == 403 and "exceeded quota" not in str(error))
 
 
 def _cleanup_refused(action: Provide, error: ApiError, hands: Hands) -> bool:
-    """For good where the namespace goes too; a full quota or a webhook that is down may pass."""
+    """Records a permanent rejection (the namespace is being deleted); a quota or a webhook is retried."""
     if error.status == 404 or NAMESPACE_TERMINATING in error.causes:
         hands.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
         return True
@@ -362,7 +362,7 @@ async def _hold(key: JobKey, on: bool, hands: Hands) -> bool:
     except ApiError as error:
         if error.status not in (404, 409, 422):
             job = hands.caches.jobs.get(key)
-            if on and job is not None and error.status not in (0, 429):  # no pod is made without it: say why
+            if on and job is not None and error.status not in (0, 429):  # it blocks all pods; report why
                 hands.memory.refusals[key] = _refusal(error, job.generation, hands.now)
             raise
         await fetch_job(key, hands.caches, hands.cluster)
@@ -380,7 +380,7 @@ async def _delete_job(key: JobKey, hands: Hands) -> bool:
     return False
 
 
-# --- making pods --------------------------------------------------------------------------------------
+# --- creating pods ------------------------------------------------------------------------------------
 async def _check(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
     meta = {k: v for k, v in manifest["metadata"].items() if k != "name"}
     trial = manifest | {"metadata": meta | {"generateName": f"{manifest['metadata']['name'][:50]}-"}}
@@ -388,7 +388,7 @@ async def _check(manifest: dict[str, Any], generation: int, key: JobKey, hands: 
         await hands.cluster.create_pod(trial, dry_run=True)
     except ApiError as error:
         hands.memory.refusals[key] = _refusal(error, generation, hands.now)
-        # A full quota now says nothing about the template.
+        # An exceeded quota says nothing about the template.
         if not hands.memory.refusals[key].accepted:
             return True
     hands.memory.admit(key, generation)
@@ -406,11 +406,11 @@ async def _create(manifest: dict[str, Any], generation: int, key: JobKey, hands:
     hands.memory.refusals.pop(key, None)
     ATTEMPTS_STARTED.inc()
     _remember(raw, hands)
-    return False  # its events will say when there is something to write
+    return False  # watch events trigger the next reconcile
 
 
 async def _adopt(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
-    """The name exists: ours from before a crash, or a stranger's."""
+    """Handles an existing pod of that name: ours from before a crash, or another owner's."""
     name = manifest["metadata"]["name"]
     raw = await hands.cluster.get_pod(key.namespace, name)
     if raw is None:
@@ -436,7 +436,7 @@ def _remember(raw: dict[str, Any], hands: Hands) -> PodView | None:
 
 
 def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") -> Refusal:
-    """What the API server's no means; raises the error where it was no answer, or only "not now"."""
+    """Classifies a rejection. Raises the error where there was no response, or a retry is enough."""
     words = admission_words(str(error))
     if error.status in (0, 409, 429):
         raise error

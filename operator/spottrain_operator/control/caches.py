@@ -1,8 +1,8 @@
-"""What the watches have told: jobs, pods and nodes, as small views.
+"""Caches of jobs, pods and nodes, as small views.
 
-Fed by handlers and by resync; read by observe. An older resourceVersion never replaces a newer one, so
-replies to our own writes can go in at once. kopf gives no DELETED for what vanished during a relist, so
-resync.py prunes what a fresh LIST does not hold.
+An older resourceVersion never replaces a newer one, so replies to our own writes can be stored at once.
+kopf sends no DELETED event for objects that vanished during a relist. resync.py therefore removes what a
+fresh LIST does not contain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class JobCache:
         return self._jobs.get(key)
 
     def put(self, job: Job) -> bool:
-        """Whether it was news."""
+        """Stores a job; returns whether it was newer than the cached one."""
         old = self._jobs.get(job.key)
         if old is not None and old.resource_version >= job.resource_version:
             return False
@@ -79,11 +79,11 @@ class PodCache:
             self._lives.pop((key.namespace, key.name), None)
 
     def other_lives(self, key: JobKey) -> tuple[JobKey, ...]:
-        """Other jobs of the same name, deleted by now, that have pods here."""
+        """Returns deleted jobs of the same name that still have pods in the cache."""
         return tuple(life for life in self._lives.get((key.namespace, key.name), ()) if life != key)
 
     def replace(self, key: JobKey, pods: Iterable[PodView]) -> None:
-        """A live LIST of one job's pods: what it does not hold is gone."""
+        """Replaces one job's pods with a live LIST; pods that it does not contain are gone."""
         live = {pod.uid: pod for pod in pods}
         for old in self.of(key):
             if old.uid not in live:
@@ -106,13 +106,13 @@ class NodeCache:
         self._nodes: dict[str, NodeView] = {}
         self._noticed: set[str] = set()
         self.found = NOTHING
-        """What nodes have told of capacity and cloud, those that are gone as well: a group may be at zero."""
+        """Detected from all nodes, including removed ones: a node group may be scaled to zero."""
 
     def get(self, name: str) -> NodeView | None:
         return self._nodes.get(name)
 
     def put(self, node: NodeView) -> bool:
-        """Whether anything that decisions need has changed; a node's heartbeats change nothing."""
+        """Stores a node; returns whether a field that decisions need has changed, which heartbeats do not."""
         old = self._nodes.get(node.name)
         if old is not None and old.resource_version >= node.resource_version:
             return False
@@ -130,7 +130,7 @@ class NodeCache:
         return {n.name: n for n in self._nodes.values() if n.hostname in names} if names else {}
 
     def zoned(self) -> bool:
-        """Whether nodes are known by zone here; True where there are none yet."""
+        """Returns whether nodes have zone labels; True where there are no nodes yet."""
         return not self._nodes or any(node.zone for node in self._nodes.values())
 
     def karpenter(self) -> bool:

@@ -1,7 +1,7 @@
-"""What this cluster offers: Kubernetes' own gang scheduling, Karpenter's NodePools. Called by service.py.
+"""Discovers features of this cluster: Kubernetes' own gang scheduling, Karpenter's NodePools.
 
-At the start and with each resync, because a cluster is upgraded under a running operator. No answer holds
-nothing up: what was known stands.
+Discovery is repeated with each resync, because a cluster may be upgraded while the operator runs. A failed
+query blocks nothing; the last result is kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def discover(cluster: Cluster, memory: Memory) -> None:
 
 
 async def _served(cluster: Cluster) -> GangApi | None:
-    """The first of our versions that has the kind: v1alpha1 and v1beta1 once had priority classes alone."""
+    """Returns the first version with the kind: earlier v1alpha1 and v1beta1 had only priority classes."""
     about = await cluster.served(API_GROUP) or {}
     offered = {version["version"] for version in about.get("versions") or ()}
     for api in GangApi:
@@ -47,7 +47,7 @@ async def _served(cluster: Cluster) -> GangApi | None:
 
 
 async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:
-    """A NodePool tells which capacity it offers while it has no node. Most clusters have none of them."""
+    """Reads Karpenter's NodePools, which offer capacity even without nodes. Most clusters have none."""
     try:
         async for raw in cluster.every(NODE_POOLS, ()):
             memory.node_pools |= of_node_pool(raw)

@@ -1,6 +1,6 @@
-"""What follows from every decision: status and conditions, which pods must go or come, when to look again.
+"""Derives the consequences of a decision: status and conditions, pods to delete or create, the next recheck.
 
-Pure; called by plan.py. Worked out from the new status alone.
+Pure; derived from the new status alone.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ from spottrain_operator.status.changes import (
 from spottrain_operator.status.conditions import with_conditions
 
 HURRY: Final = timedelta(seconds=10)
-"""Before a deadline this near, SIGTERM does not wait for the file."""
+"""If the deadline is nearer than this, SIGTERM does not wait for the deadline file."""
 PREDECESSOR_LOOK: Final = timedelta(seconds=2)
-"""Between two looks at a deleted job's pod, whose events wake that job and not this one."""
+"""Interval of rechecking a deleted job's pod, whose events enqueue that job and not this one."""
 CLAIM_LOOK: Final = timedelta(seconds=10)
-"""Between two looks at a claim that is not there, goes, is not ours or cannot be read: no watch sees it."""
+"""Interval of rechecking a missing, terminating, foreign or unreadable claim: claims are not watched."""
 VOLUME_LOOK: Final = timedelta(seconds=30)
-"""Between two looks at a claim without a volume, while a pod that mounts it has no node."""
+"""Interval of rechecking a claim without a volume, while a pod that mounts it has no node."""
 AT_ONCE: Final = timedelta(seconds=1)
 ENDING_LOOK: Final = timedelta(seconds=10)
-"""Between two looks at a pod that is being deleted: what its trainer answers wakes no job."""
+"""Interval of rechecking a pod that is being deleted: its trainer's responses do not enqueue the job."""
 NODES_LOOK: Final = timedelta(seconds=30)
-"""Between two looks at the nodes that a pod without a node is kept off or on; they wake no job."""
+"""Interval of rechecking the nodes in a pending pod's affinity; their events do not enqueue the job."""
 
 
 # --- the status -----------------------------------------------------------------------------------------
 def settled(o: Observed, status: Status) -> Status:
-    """The status with all that pods and progress tell. Progress alone is written once in a while only."""
+    """Returns the status with all facts from pods and progress; progress alone is written at intervals."""
     if o.job.deleting or _being_checked(o, status):
         return status
     told = _facts(o, with_unknown_progress(status, o))
@@ -87,9 +87,9 @@ def settled(o: Observed, status: Status) -> Status:
 
 
 def _being_checked(o: Observed, status: Status) -> bool:
-    """New, and the API server is asked in this look whether it accepts the pod: that brings the next look.
+    """Returns whether a new job's pod is dry-run in this reconcile; its result triggers the next one.
 
-    A job that waits for anything else has a status from its first look on.
+    A job that waits for anything else has a status from its first reconcile on.
     """
     spec = o.job.spec
     if spec is None or spec.suspend or status.attempt or status.terminal:
@@ -102,23 +102,23 @@ def _facts(o: Observed, status: Status) -> Status:
     return with_conditions(status, o, note="; ".join(trainer_pod.notes(o, status).values()))
 
 
-# --- pods that go ---------------------------------------------------------------------------------------
+# --- pods to delete -------------------------------------------------------------------------------------
 def stale_first(o: Observed) -> Iterator[Action]:
-    """First act of every reconcile: no pod of an attempt below the current one stays."""
+    """First action of every reconcile: deletes the pods of earlier attempts."""
     for pod in o.pods:
         if pod.attempt < o.job.status.attempt and pod.deleted is None:
             yield removal(o, pod)
 
 
 def hold_first(o: Observed) -> Iterator[Action]:
-    """Our finalizer on the job's object, before the first attempt and whenever deletionPolicy has changed."""
+    """Sets our finalizer on the job, before the first attempt and when deletionPolicy has changed."""
     settled = o.job.deleting or o.job.status.terminal or o.job.spec is None
     if not settled and not _refused(o) and o.job.holds_checkpoints != cleanup.wanted(o):
         yield Hold(on=cleanup.wanted(o))
 
 
 def removal(o: Observed, pod: PodView) -> Delete:
-    """With the pod's own grace, or by force where no kubelet would ever end it."""
+    """Returns a deletion with the pod's own grace period; forced where no kubelet can end the pod."""
     return Delete(pod=pod, grace=0 if node_dead(pod, o) and not ended(pod) else None)
 
 
@@ -126,7 +126,7 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
     going = {a.pod.uid for a in before if isinstance(a, Delete)}
     for pod in o.pods:
         yield from _clear(o, status, pod, pod.uid in going)
-    # Somebody's copies of pods of ours; their finalizer is ours, so nobody else takes it off.
+    # Users' copies of our pods have our finalizer, which only the operator removes.
     for pod in o.strays:
         if pod.deleted is not None and pod.holds_outcome:
             yield Release(pod=pod)
@@ -137,21 +137,21 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
 
 
 def _clean(o: Observed) -> Iterator[Action]:
-    """The pod that deletes a deleted job's checkpoints, once no trainer is left."""
+    """Creates the pod that deletes a deleted job's checkpoints, once no trainer is left."""
     wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.over_and_out(o)
     if wanted and not o.cleaning and not cleanup.gives_up(o):
         yield Provide(kind="pods", manifest=objects.cleanup(o.job, capacity.pool_of(o, o.job.status)))
 
 
 def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
-    """Pods that have no future go, and are released once their outcome is written."""
+    """Deletes a pod that is no longer needed, and releases it once its outcome is recorded."""
     record = status.record(pod.attempt)
     judged = record is not None and bool(record.cause)
     stale = pod.attempt < status.attempt or (judged and not status.terminal)
-    # One with a notice is told first (plan.py), for its time is less than its grace.
+    # A pod with a notice is annotated first (plan.py): its time is shorter than its grace period.
     stopping = record is not None and bool(record.stopping)
     stopped = stopping and not over(pod, o) and notice_of(pod, o) is None
-    # A finished job's pod stays for its logs, unless a container of it still holds the node.
+    # A finished job's pod stays for its logs, unless one of its containers still occupies the node.
     leaving = o.job.deleting and o.job.holds_checkpoints  # else the garbage collector deletes it with the job
     unwanted = stale or stopped or leaving or (status.terminal and alive(pod))
     stuck = pod.deleted is not None and bool(node_dead(pod, o)) and not ended(pod)
@@ -162,7 +162,7 @@ def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[A
         yield Release(pod=pod)
 
 
-# --- pods that come -------------------------------------------------------------------------------------
+# --- pods to create -------------------------------------------------------------------------------------
 def _make(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
     record = status.record(status.attempt)
@@ -172,7 +172,7 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         return
     if record is None or record.cause or record.stopping:
         return
-    if cleanup.wanted(o) and not o.job.holds_checkpoints:  # else a job deleted now would leave what it saves
+    if cleanup.wanted(o) and not o.job.holds_checkpoints:  # a job deleted now would leave its checkpoints
         return
     lacks = gang.missing(o, status) and _due(o, status)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
@@ -186,7 +186,7 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
 
 
 def _start(o: Observed, status: Status) -> Iterator[Action]:
-    """The missing pods, and what holds them together."""
+    """Creates the missing pods, and the Service and groups that they need."""
     assert o.job.spec is not None
     if o.job.spec.workers > 1:
         yield Provide(kind="services", manifest=objects.service(o.job), generation=o.job.generation)
@@ -203,32 +203,32 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
 
 
 def _due(o: Observed, status: Status) -> bool:
-    """A start that has begun is finished, whatever the clock says since."""
+    """Returns whether to start now; a start that has begun is always completed."""
     begun = len(gang.missing(o, status)) < gang.size_of(o, status)
     return begun or status.next_start is None or status.next_start <= o.now
 
 
 def _gang_api(o: Observed, status: Status) -> native_gangs.GangApi | None:
-    """None also for an attempt that was begun without: its pods are all in the group, or none is."""
+    """Returns None also for an attempt that began without a group: all of its pods are in it, or none is."""
     assert o.job.spec is not None
     begun = all(p.grouped for p in o.pods if p.attempt == status.attempt)
     return o.gang_api if begun and native_gangs.fits(o.job.spec) else None
 
 
 def _refused(o: Observed) -> bool:
-    """The API server has said no to this generation, and it is not yet time to ask again."""
+    """Returns whether the API server rejected this generation and the retry is not due yet."""
     no = o.refusal
     return no is not None and no.generation == o.job.generation and o.now < no.at + no.retry
 
 
-# --- what pods are told ---------------------------------------------------------------------------------
+# --- annotations of pods --------------------------------------------------------------------------------
 def deadline_words(notice: Notice) -> dict[str, str]:
     deadline = rfc3339(notice.deadline, timespec="microseconds")
     return {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
 
 
 def delete_at(o: Observed, pod: PodView, notice: Notice) -> datetime:
-    """A moment after it was told, so that its file has the deadline; at once where every second counts."""
+    """Returns when to delete: a moment after the annotation, for the file to have it; at once if urgent."""
     hurry = notice.deadline - o.now < HURRY
     return o.now if hurry else o.told.get(pod.uid, o.now) + o.limits.told_lead
 
@@ -240,13 +240,13 @@ def advice(o: Observed) -> Iterator[Action]:
             yield Annotate(pod=pod, words={SAVE_ADVISED_ANNOTATION: node.save_advised})
 
 
-# --- when to look again ---------------------------------------------------------------------------------
+# --- the next recheck -----------------------------------------------------------------------------------
 def recheck_after(o: Observed, status: Status, actions: tuple[Action, ...] = ()) -> timedelta | None:
-    """When time alone will change the answer."""
+    """Returns the delay after which time alone changes the decision; None for never."""
     later = [t - o.now for t in _times(o, status) if t is not None and t > o.now]
     if any(isinstance(a, Create) for a in actions):
-        # The watch tells nothing of a pod that is known from its POST, and one that no scheduler takes has no
-        # other event.
+        # The watch event of a pod that is cached from its POST is ignored, and a pod that no scheduler
+        # handles has no other event.
         later.append(AT_ONCE)
     return min(later) + timedelta(milliseconds=50) if later else None
 
@@ -271,7 +271,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         if pod.deleted is not None and pod.rank == 0 and not over(pod, o):
             yield o.now + ENDING_LOOK
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
-            # Past its time, it is looked at again until it is known to be deleted.
+            # After that time, recheck until the deletion is seen.
             yield max(delete_at(o, pod, notice), o.now + AT_ONCE)
         if avoid.may_be_in_vain(pod) or (pod.pinned and not pod.node):
             yield o.now + NODES_LOOK

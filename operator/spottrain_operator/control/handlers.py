@@ -1,7 +1,7 @@
-"""The only place with kopf's decorators: each handler tells the service what a watch saw.
+"""The kopf handlers: each passes a watch event to the service.
 
-on.event only: kopf's other handlers write to the objects (four patches for a job), an index costs O(N^2)
-at the start, and one failed patch ends a timer for ever (measured on kopf 1.45.2).
+Only on.event is used: kopf's other handlers write to the objects (four patches for a job), an index costs
+O(N^2) at the start, and one failed patch ends a timer for ever (measured on kopf 1.45.2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spottrain_operator.io.cluster import PAGE
 from spottrain_operator.names import GROUP, PLURAL, POD_SELECTOR, VERSION
 
 SERVER_TIMEOUT = 300
-"""Seconds after which a watch is begun anew; silent watches have been reported over the years."""
+"""Seconds after which a watch is restarted; stalled watches have been reported over the years."""
 
 
 def registry(service: Service) -> kopf.OperatorRegistry:
@@ -53,9 +53,9 @@ def registry(service: Service) -> kopf.OperatorRegistry:
 
 
 def by_address(found: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
-    """The API server by the address that the kubelet gave, as clients do it.
+    """Uses the API server's address from the environment, like the official clients.
 
-    kopf takes a DNS name, and DNS may be just what the reclaimed node has taken along.
+    kopf uses a DNS name, and the cluster's DNS may have run on the reclaimed node.
     """
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
@@ -64,10 +64,10 @@ def by_address(found: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
 
 
 def tune(settings: kopf.OperatorSettings) -> None:
-    settings.posting.enabled = False  # events are the service's own, on the job
+    settings.posting.enabled = False  # the operator creates its own Events on the job
     settings.peering.standalone = True  # a stray peering object pauses every operator
-    settings.scanning.disabled = True  # needs no right to list CRDs and namespaces
+    settings.scanning.disabled = True  # avoids the permission to list CRDs and namespaces
     settings.watching.server_timeout = SERVER_TIMEOUT
-    settings.watching.chunk_size = PAGE  # else one LIST carries all pods, or all nodes, at once
+    settings.watching.chunk_size = PAGE  # otherwise one LIST response holds all pods, or all nodes
     settings.watching.label_selectors["pods"] = POD_SELECTOR
     settings.networking.request_timeout = 60

@@ -1,7 +1,7 @@
-"""What this process remembers of a job beyond the caches; nothing here is needed for correctness.
+"""State of this process beyond the caches; correctness does not depend on it.
 
-After a restart it is empty: a pod that was refused is tried once more, progress is asked for again,
-patience for nodes begins anew where a volume may have been waited for.
+It is empty after a restart: a rejected pod is tried once more, progress is queried again, and the pending
+timeout starts again where a pod may have waited for a volume.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ class Memory:
         self.refusals: dict[JobKey, Refusal] = {}
         self.samples: dict[JobKey, Sample] = {}
         self.silences: dict[JobKey, Silence] = {}
-        """Of jobs whose trainer did not answer when it was last asked."""
+        """Jobs whose trainer did not respond to the last query."""
         self.began: datetime | None = None
-        """When this process first looked at a job."""
+        """When this process first reconciled a job."""
         self.cleanup_refused: dict[str, str] = {}
-        """By job UID: the API server's no to a cleanup pod."""
+        """By job UID: the API server's rejection of a cleanup pod."""
         self.gang_api: GangApi | None = None
         """The version of Kubernetes' own gang scheduling that this cluster serves."""
         self.node_pools = NOTHING
-        """What Karpenter's NodePools offer, by all that were seen."""
+        """What all Karpenter NodePools seen so far offer."""
         self.node_pools_failed = False
         self.discovery_failed = False
         self.ungrouped: set[JobKey] = set()
-        """Jobs whose group could not be made; tried again after the next discovery."""
+        """Jobs whose group could not be created; retried after the next discovery."""
         self.unread: dict[JobKey, set[str]] = {}
-        """Names of claims that could not be read at the last look; each is logged once."""
+        """Names of claims that could not be read in the last reconcile; each is logged once."""
         self.heard: dict[JobKey, dict[str, tuple[datetime, PodEvents, bool]]] = {}
-        """By UID of a pod: when its Events were read, what they say, and whether it had ended by then."""
+        """By pod UID: when its Events were read, what they say, and whether it had ended by then."""
         self.deaf = False
-        """Whether the last try to read Events failed, which is logged once."""
+        """Whether the last attempt to read Events failed, which is logged once."""
         self._told: dict[JobKey, dict[str, datetime]] = {}
         self._volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
         self._admitted: dict[JobKey, int] = {}
@@ -49,7 +49,7 @@ class Memory:
         self.refusals.pop(key, None)
 
     def admitted(self, job: Job) -> bool:
-        """By a dry run of this process, or by one that an earlier process has put down in the status."""
+        """Returns whether a dry run succeeded, in this process or, by the status, in an earlier one."""
         if self._admitted.get(job.key) == job.generation:
             return True
         condition = job.status.condition(Condition.ACCEPTED)
@@ -57,7 +57,7 @@ class Memory:
         return said and condition is not None and condition.observed_generation == job.generation
 
     def told(self, key: JobKey, pods: Iterable[PodView], now: datetime) -> dict[str, datetime]:
-        """By UID of a pod: when its deadline was first seen on it, or could not be put there."""
+        """Returns by pod UID when its deadline annotation was first seen, or could not be written."""
         before = self._told.get(key, {})
         seen = (pod for pod in pods if pod.notice is not None or pod.uid in before)
         told = {pod.uid: before.get(pod.uid, now) for pod in seen}
@@ -68,13 +68,13 @@ class Memory:
         return told
 
     def not_told(self, pod: PodView, now: datetime) -> None:
-        """Its deadline could not be put on it. Its DELETE does not wait until that succeeds."""
+        """Records that the deadline could not be annotated; the DELETE does not wait for a retry."""
         self._told.setdefault(pod.job, {}).setdefault(pod.uid, now)
 
     def volume_wait(self, key: JobKey, waits: bool, now: datetime) -> datetime | None:
-        """Up to when a pod of the job may have waited for a volume.
+        """Returns until when a pod of the job may have waited for a volume.
 
-        The wait ended at any time between the last look at which it did and the first at which it does not.
+        The wait ended between the last reconcile that saw it and the first that does not.
         """
         last, waited = self._volume_waits.get(key, (None, False))
         if not (waits or waited):

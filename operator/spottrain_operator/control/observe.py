@@ -1,4 +1,4 @@
-"""Caches, and where they may lie the API server, to one Observed. Called by reconcile.py. Decides nothing."""
+"""Builds an Observed from the caches; queries the API server where they may be stale."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from spottrain_operator.policies.avoid import may_be_in_vain
 
 logger = logging.getLogger(__name__)
 EVENTS_AT_ONCE = 8
-"""Pods of a job whose Events are read at one look."""
+"""Maximum number of pods of a job whose Events are read in one reconcile."""
 
 
 async def find_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
-    """From the cache; live where it is not there, because a pod's event may come before its job's."""
+    """Returns the job from the cache, else from the API server: a pod's event may precede its job's."""
     return caches.jobs.get(key) or await fetch_job(key, caches, cluster)
 
 
@@ -102,15 +102,15 @@ async def observe(
 
 
 async def _heard(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, PodEvents]:
-    """What Events say of pods that do not start. Where they cannot be read, what was known stands.
+    """Reads the Events of pods that do not start. Where that fails, the last result is kept.
 
-    Those that were read longest ago first, and only some at a look: a gang may have a thousand.
+    The least recently read pods come first, and only some per reconcile: a gang may have a thousand.
     """
     key, alive = o.job.key, {p.uid: p.ended is not None for p in o.pods}
     known = {
         uid: found
         for uid, found in memory.heard.get(key, {}).items()
-        if uid in alive and found[2] == alive[uid]  # what was read before its end does not tell of its end
+        if uid in alive and found[2] == alive[uid]  # Events read before the pod's end do not explain the end
     }
     o = replace(o, heard={uid: events for uid, (_, events, _) in known.items()})
     never = (datetime.min.replace(tzinfo=UTC), None)
@@ -136,7 +136,7 @@ async def _heard(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, Pod
 
 
 async def _claim(key: JobKey, name: str, cluster: Cluster, memory: Memory) -> ClaimView | None:
-    """A claim that cannot be read must not keep pods from being told, deleted and replaced."""
+    """Reads a claim. A failure is logged, because it must not block notices, deletions and replacements."""
     told = memory.unread.setdefault(key, set())
     try:
         raw = await cluster.get_claim(key.namespace, name)
@@ -151,16 +151,16 @@ async def _claim(key: JobKey, name: str, cluster: Cluster, memory: Memory) -> Cl
 
 
 def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:
-    """With what this process remembers, as far as that holds in view of pods and claims."""
+    """Adds this process's memory, after dropping what pods and claims have made obsolete."""
     key, spec = o.job.key, o.job.spec
     if spec is not None and len(current) == spec.workers and o.admitted and claims.to_make(o) is None:
-        memory.refusals.pop(key, None)  # it was of a POST, and here is what was to be made
+        memory.refusals.pop(key, None)  # all objects that a rejected POST was to create exist
     volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
     return replace(o, refusal=memory.refusals.get(key), volume_wait=volume_wait)
 
 
 def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
-    """A rank of the current attempt had a pod, and the cache has none: too grave to take the cache's word."""
+    """Returns whether the cache lacks a pod that a rank had; the API server must confirm that."""
     record = job.status.record(job.status.attempt)
     if record is None or record.cause or job.status.terminal:
         return False
@@ -169,14 +169,14 @@ def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
 
 
 async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
-    """No watch sees this pod: it trains nothing."""
+    """Reads the cleanup pod, which is not watched because it has another role label."""
     if not (job.deleting and job.holds_checkpoints):
         return None
     return await cluster.get_pod(job.key.namespace, cleanup_name(job.key.name, job.key.uid))
 
 
 async def _predecessors(job: Job, caches: Caches, cluster: Cluster) -> tuple[PodView, ...]:
-    """Asked live, because a ghost in the cache would hold the job up."""
+    """Lists the pods from the API server, because a stale cache entry would block the job."""
     if job.status.attempt:
         return ()
     lives = [await live_pods(key, caches, cluster) for key in caches.pods.other_lives(job.key)]
@@ -186,9 +186,9 @@ async def _predecessors(job: Job, caches: Caches, cluster: Cluster) -> tuple[Pod
 async def _nodes(
     job: Job, pods: tuple[PodView, ...], caches: Caches, cluster: Cluster
 ) -> dict[str, NodeView]:
-    """The pods' nodes, those they avoid or are pinned to, those that ranks were on, all with a notice.
+    """Returns the pods' nodes, those they avoid or are pinned to, earlier nodes of ranks, all with a notice.
 
-    Only the API server's word makes a node gone.
+    A node counts as gone only if the API server confirms it.
     """
     avoided = {name for pod in pods if may_be_in_vain(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)

@@ -1,8 +1,8 @@
-"""Observed -> Plan, pure: no await, clock, client or logger. Called by reconcile.py alone.
+"""Computes a Plan from an Observed. Pure: no await, clock, client or logger.
 
-The rules are asked in order; the first that answers has decided. What follows from any decision (records,
-conditions, which pods must go or come) is worked out after it, in follow.py, from the new status alone, so
-that a crash between any two writes is mended by planning again.
+The rules run in order; the first that returns a decision wins. follow.py then derives the consequences
+(records, conditions, pods to delete or create) from the new status alone. After a crash between any two
+writes, planning again therefore completes the rest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from spottrain_operator.status.events import events_between
 
 Rule = Callable[[Observed], Decision | None]
 LEAST_GRACE: Final = 2
-"""Seconds; a DELETE with less would be a SIGKILL."""
+"""Seconds; a DELETE with less would amount to a SIGKILL."""
 
 
 def plan(o: Observed) -> Plan:
@@ -81,9 +81,9 @@ def decide(o: Observed) -> Decision:
     return found or Decision(reason="Keep", message="nothing to decide", status=o.job.status)
 
 
-# --- rules: jobs that are at their end ------------------------------------------------------------------
+# --- rules: finished, deleted and invalid jobs ----------------------------------------------------------
 def finished(o: Observed) -> Decision | None:
-    """Terminal is terminal, whatever is deleted around it."""
+    """Keeps a terminal status, whatever is deleted afterwards."""
     if not o.job.status.terminal or o.job.deleting:
         return None
     decision = _keep(o, "Finished", "the job has ended")
@@ -95,7 +95,7 @@ def finished(o: Observed) -> Decision | None:
 
 
 def leaving(o: Observed) -> Decision | None:
-    """Its pods go; then, where that is wanted, its checkpoints; then it."""
+    """Deletes a job's pods, then its checkpoints if requested, then releases the job."""
     if not o.job.deleting:
         return None
     decision = _keep(o, "Leaving", "the job is being deleted")
@@ -116,7 +116,7 @@ def unreadable(o: Observed) -> Decision | None:
 
 
 def done_by_any(o: Observed) -> Decision | None:
-    """Only the owner of HEAD, a process of rank 0, can say done; so it holds whichever attempt says it."""
+    """Completes the job on rank 0's `done`; any attempt's is valid, as only the owner of HEAD reports it."""
     said = ((p, word_of(p)) for p in o.pods if p.rank == 0)
     pod = next((p for p, word in said if word is not None and word.outcome is Outcome.DONE), None)
     return _completed(o, pod, why(pod, o)) if pod is not None else None
@@ -131,16 +131,16 @@ def attempt_over(o: Observed) -> Decision | None:
         return _completed(o, first, why(first, o))
     if not gang.broken(o) and not (_stopping(o) and not gang.working(o)):
         return None
-    if gang.working(o):  # once it is being stopped, the rules below tell those that have a notice
+    if gang.working(o):  # while it is being stopped, later rules handle the pods with a notice
         return None if _stopping(o) else _stop(o, gang.first_sight(o))
     if not gang.team(o) and not gang.vanished(o):
-        return None  # stopped before any pod was made
+        return None  # stopped before any pod was created
     dead = tuple(follow.removal(o, p) for p in gang.team(o) if not ended(p))
     return replace(_given_up(o, gang.verdict(o)), before=dead)
 
 
 def under_notice(o: Observed) -> Decision | None:
-    """Tell it, delete it with the time that is left, and make its successor at once where that is wanted."""
+    """Annotates the pod, deletes it with the remaining time as grace, may start its successor."""
     told = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
     if not told or o.job.spec is None:
         return None
@@ -179,13 +179,13 @@ def _is_delete(action: Action, pod: PodView) -> bool:
 
 
 def advised(o: Observed) -> Decision | None:
-    """A rebalance recommendation is passed on: an extra save costs little, and stops nothing."""
+    """Passes on a rebalance recommendation: an extra save is cheap, and training continues."""
     words = tuple(follow.advice(o))
     return replace(_keep(o, "SaveAdvised", "an extra save is advised"), before=words) if words else None
 
 
 def stopped_by_owner(o: Observed) -> Decision | None:
-    """Suspended, past its deadline, or without progress for too long."""
+    """Stops an attempt that is suspended, past its deadline, resized, stalled, or to move back to spot."""
     if _judged_already(o) or _stopping(o) or not gang.team(o):
         return None
     asked = lifecycle.asked_to_stop(o) or gang.resized(o) or hang.stalled(o) or capacity.moves(o)
@@ -193,7 +193,7 @@ def stopped_by_owner(o: Observed) -> Decision | None:
 
 
 def in_vain(o: Observed) -> Decision | None:
-    """Its pods wait for nodes that cannot be theirs: others without that rule take their place, uncounted."""
+    """Replaces pods that are unschedulable because of our own rule, or pending too long; not counted."""
     team = gang.team(o)
     if _judged_already(o) or _stopping(o) or not team:
         return None
@@ -210,7 +210,7 @@ def in_vain(o: Observed) -> Decision | None:
 
 
 def not_starting(o: Observed) -> Decision | None:
-    """Its pods have nodes, and the kubelet has not been able to start one of them for too long."""
+    """Stops an attempt with a pod that has a node and that the kubelet fails to start for too long."""
     if _judged_already(o) or _stopping(o) or o.job.spec is None:
         return None
     ending = starting.gives_up(o)
@@ -227,11 +227,11 @@ def suspended(o: Observed) -> Decision | None:
     if o.job.spec is None or not o.job.spec.suspend:
         return None
     decision = _keep(o, Cause.SUSPENDED, "spec.suspend is true")
-    return replace(decision, status=replace(o.job.status, active_since=None))  # no time passes meanwhile
+    return replace(decision, status=replace(o.job.status, active_since=None))  # the deadline does not run
 
 
 def renewed(o: Observed) -> Decision | None:
-    """Resumed with an attempt that had no pod yet: its time begins now."""
+    """Resumes an attempt that had no pod yet: its deadline counts from now."""
     if not o.job.status.attempt or o.job.status.active_since is not None or _judged_already(o):
         return None
     status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
@@ -239,13 +239,13 @@ def renewed(o: Observed) -> Decision | None:
 
 
 def unknown_pools(o: Observed) -> Decision | None:
-    """What runs, runs on; a new attempt has nowhere to go."""
+    """Blocks new attempts of a job with invalid pools; a running one continues."""
     problem = capacity.problem(o)
     return _keep(o, Reason.INVALID_SPEC, problem) if problem else None
 
 
 def too_late(o: Observed) -> Decision | None:
-    """Past its deadline while nothing runs."""
+    """Fails a job that is past its deadline while nothing runs."""
     ending = lifecycle.past_deadline(o)
     return _failed(o, o.job.status, ending.reason, ending.evidence) if ending is not None else None
 
@@ -255,20 +255,20 @@ def not_admitted(o: Observed) -> Decision | None:
 
 
 def not_held(o: Observed) -> Decision | None:
-    """Before anything is saved: else a job deleted at once would leave its checkpoints."""
+    """Waits for our finalizer before the first save: a job deleted earlier would leave its checkpoints."""
     if o.job.status.attempt or o.job.holds_checkpoints or not cleanup.wanted(o):
         return None
     return _keep(o, "Holding", "when the job is deleted, its checkpoints go with it")
 
 
 def predecessor_saves(o: Observed) -> Decision | None:
-    """The deleted job of this name still owns the checkpoints: a claim now would be refused for ever."""
+    """Waits while a deleted job of this name owns the checkpoints; claiming them now would fail for ever."""
     words = saving_predecessor(o)
     return _keep(o, Reason.PREDECESSOR_SAVES, words) if words and not o.job.status.attempt else None
 
 
 def clock_was_ahead(o: Observed) -> Decision | None:
-    """The operator's clock was set back, or its machine's is another: the wait is reckoned anew."""
+    """Recomputes the wait after the operator's clock was set back, or it moved to another machine."""
     if o.job.spec is None or gang.team(o) or _judged_already(o):
         return None
     status = restart.brought_forward(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
@@ -277,7 +277,7 @@ def clock_was_ahead(o: Observed) -> Decision | None:
 
 
 def next_attempt(o: Observed) -> Decision | None:
-    """The first one, or the one after a suspension."""
+    """Starts the first attempt, or the one after a suspension."""
     if o.job.status.attempt and not _judged_already(o):
         return None
     message = "resumed" if o.job.status.attempt else "first attempt"
@@ -309,19 +309,19 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-# --- what rules are made of -----------------------------------------------------------------------------
+# --- helpers of the rules -------------------------------------------------------------------------------
 def _record(o: Observed) -> AttemptRecord | None:
     return o.job.status.record(o.job.status.attempt)
 
 
 def _judged_already(o: Observed) -> bool:
-    """The current attempt has ended, and the next is not made yet."""
+    """Returns whether the current attempt has ended and the next one is not created yet."""
     record = _record(o)
     return record is not None and bool(record.cause)
 
 
 def _stopping(o: Observed) -> bool:
-    """All pods of the current attempt were asked to end."""
+    """Returns whether all pods of the current attempt were asked to end."""
     record = _record(o)
     return record is not None and bool(record.stopping)
 
@@ -347,7 +347,7 @@ def _failed(o: Observed, status: Status, reason: str, message: str) -> Decision:
 
 
 def _stop(o: Observed, ending: Ending) -> Decision:
-    """Has all pods of the attempt end (follow.py deletes them); it is judged when they have."""
+    """Stops all pods of the attempt (follow.py deletes them); its cause is set once they have ended."""
     record = _record(o)
     message = f"attempt {o.job.status.attempt}: {ending.evidence}"
     if record is None or record.stopping:
@@ -367,7 +367,7 @@ def _stop(o: Observed, ending: Ending) -> Decision:
 def _judged(o: Observed, status: Status, attempt: int, ending: Ending) -> Status:
     record = status.record(attempt)
     if record is None or record.cause:
-        return status  # judged already (an interrupted attempt that got done after all keeps its cause)
+        return status  # it has a cause already: an interrupted attempt that completes afterwards keeps it
     judged = replace(
         record,
         cause=str(ending.cause),
@@ -381,7 +381,7 @@ def _judged(o: Observed, status: Status, attempt: int, ending: Ending) -> Status
 
 
 def _given_up(o: Observed, ending: Ending) -> Decision:
-    """The current attempt is over or doomed: charge it, and go on or stop."""
+    """Ends the current attempt, counts its ending, and starts the next one or fails the job."""
     assert o.job.spec is not None
     policy, old = o.job.spec.failure_policy, o.job.status
     status = _judged(o, with_pods(old, o), old.attempt, ending)
@@ -391,7 +391,7 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
     if ending.cause is Cause.STORE_UNREACHABLE:
         status = with_store_unreachable(status, o, old.attempt, ending.evidence)
     stop: tuple[str, str] | None = restart.exhausted(status, policy, ending, o.now)
-    if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # no restart mends it
+    if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # restarting will not help
         stop = (ending.reason or ending.cause, ending.evidence)
     if stop is None and (words := _starts_over(o, status, ending)):
         stop = (Reason.NO_RUNTIME, words)
@@ -402,16 +402,16 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
         return _failed(o, status, *stop)
     status = replace(status, next_start=restart.next_start(status, policy, ending, o.now, o.job.key.uid))
     if o.job.spec.suspend:
-        status = replace(status, active_since=None)  # no time passes meanwhile
+        status = replace(status, active_since=None)  # the deadline does not run
     elif ending.cause is Cause.SUSPENDED:
-        status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before it had ended
+        status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before the end
     if o.job.spec.suspend or capacity.problem(o):
         return Decision(reason=ending.cause, message=ending.evidence, status=status)
     return Decision(reason=ending.cause, message=ending.evidence, status=_next_attempt(o, status))
 
 
 def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
-    """Why an interruption ends the job, because nothing in its image saves; "" where it does not."""
+    """Returns why an interruption fails the job, as nothing in its image saves; "" where it does not."""
     if ending.charged or ending.cause in restart.UNCOUNTED:
         return ""
     first = next((p for p in gang.team(o) if p.rank == 0), None)

@@ -1,6 +1,6 @@
-"""Asks trainers how far they are, beside the reconciles and never in their way. Run by service.py.
+"""Polls trainers for their progress, concurrently with the reconciles.
 
-What it learns lies in `Memory.samples`; a job is woken only when its status is worth a write.
+Results are stored in `Memory.samples`. A job is enqueued only when its status is due for a write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 LIMIT = 64 * 1024
-"""Bytes of an answer; it comes from a container that anyone may have written."""
+"""Maximum bytes of a response, which comes from an untrusted container."""
 LIMITS = {
     "state": STATE_LIMIT,
     "durableTime": TIME_LIMIT,
@@ -48,13 +48,13 @@ NO_ANSWER = (
     RecursionError,
 )
 AT_ONCE = 64
-"""Trainers that are asked at the same time."""
+"""Maximum number of concurrent queries."""
 
 
 def missed_the_signal(pod: PodView, now: datetime) -> bool:
-    """Of a trainer that answers: whether its pod was deleted so long ago that it should be saving or gone.
+    """Returns whether a responding trainer's pod was deleted so long ago that it should be saving or gone.
 
-    The kernel throws a SIGTERM to PID 1 away while there is no handler, and the kubelet sends no second one.
+    The kernel drops a SIGTERM to PID 1 without a handler, and the kubelet sends no second one.
     """
     return pod.deleted is not None and now > pod.deleted - timedelta(seconds=pod.deletion_grace) + OBEYED
 
@@ -77,7 +77,7 @@ class Poller:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run(self) -> None:
-        """Until cancelled: each round asks every running trainer once, spread over the interval."""
+        """Runs until cancelled. Each round queries every running trainer once, spread over the interval."""
         async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session:
             while True:
                 pods = [
@@ -92,7 +92,7 @@ class Poller:
             heard = await self._ask(session, pod)
         job = self._caches.jobs.get(pod.job)
         if job is None:
-            return  # it was deleted meanwhile, and nothing of it is to be remembered
+            return  # the job was deleted in the meantime, and its memory must stay empty
         if isinstance(heard, Silence):
             self._memory.silences[pod.job] = heard
             return
@@ -103,14 +103,14 @@ class Poller:
                 await self._stop(session, pod)
 
     async def _stop(self, session: aiohttp.ClientSession, pod: PodView) -> None:
-        """In each round again, which changes nothing where the trainer has heard it."""
+        """Tells the trainer to stop. It is repeated in each round, which has no further effect."""
         assert pod.deleted is not None
         order = Stop(podUID=pod.uid, deadline=pod.deleted.timestamp())
         try:
             async with session.post(self._url(pod, STOP_PATH), data=order.to_json()) as reply:
                 known = reply.status == 204
         except NO_ANSWER:
-            return  # it is ending, maybe
+            return  # it may be ending
         words = "it has been told to stop" if known else "it refuses to stop, for it is another pod's"
         logger.info("pod %s was deleted, and its trainer still answers: %s", pod.name, words)
 
@@ -123,7 +123,7 @@ class Poller:
             async with session.get(self._url(pod, "/progress"), allow_redirects=False) as reply:
                 text = (await reply.content.read(LIMIT)).decode()
             progress = Progress.from_json(text)
-        except NO_ANSWER as error:  # it may not listen yet, be gone, or be no program of ours
+        except NO_ANSWER as error:  # it may not listen yet, be gone, or be another program
             return Silence(pod_uid=pod.uid, refused=_reached(error))
         return cut(progress, LIMITS) if well_typed(progress) else Silence(pod_uid=pod.uid, refused=True)
 
@@ -136,9 +136,9 @@ class Poller:
 
 
 def _reached(error: Exception) -> bool:
-    """Whether the pod was reached: it refused the connection, or answered what is no progress of ours.
+    """Returns whether the pod was reached: it refused the connection, or returned an unknown response.
 
-    Where a NetworkPolicy is in the way nothing comes back at all.
+    A NetworkPolicy that blocks the connection gives no response at all.
     """
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.errno == errno.ECONNREFUSED
@@ -146,9 +146,9 @@ def _reached(error: Exception) -> bool:
 
 
 def _is_of(progress: Progress, pod: PodView, job: Job) -> bool:
-    """Whether this pod has answered: its address may be another pod's by now, of this job or another one.
+    """Returns whether the response is this pod's: its address may now belong to another pod.
 
-    An image without our runtime may answer in its own way, without the job's UID.
+    The response of an image without our runtime may lack the job's UID.
     """
     managed = job.spec is None or job.spec.checkpoint.managed
     named = progress.jobUID == pod.job.uid or (not managed and not progress.jobUID)

@@ -1,7 +1,4 @@
-"""One look at one job: observe, plan, apply.
-
-Called by the work queue's workers, with nothing but the job's key.
-"""
+"""One reconcile of one job: observe, plan, apply."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Reconciler:
     now: Callable[[], datetime]
 
     async def __call__(self, key: JobKey) -> timedelta | None:
-        """When to look again at the latest, though nothing happens."""
+        """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
         job = await find_job(key, self.caches, self.cluster)
         if job is None:
             await self._release_orphans(key)
@@ -66,7 +63,7 @@ class Reconciler:
         return AT_ONCE if again else made.recheck_after
 
     def _planned(self, observed: Observed) -> Plan:
-        """A job of which no plan can be made says so, where it would else be silent for ever."""
+        """Plans a job; on an unexpected error the plan reports the job as invalid."""
         try:
             return plan(observed)
         except Exception as error:
@@ -79,7 +76,7 @@ class Reconciler:
             return plan(replace(observed, job=unreadable))
 
     async def _release_orphans(self, key: JobKey) -> None:
-        """The job is gone: nobody wants its pods' outcome, and our finalizer would hold them for ever."""
+        """Releases the pods of a deleted job; our finalizer would keep them for ever."""
         self.memory.forget(key)
         held = [pod for pod in await live_pods(key, self.caches, self.cluster) if pod.holds_outcome]
         failed = [words for words in await asyncio.gather(*map(self._release, held)) if words]
@@ -87,7 +84,7 @@ class Reconciler:
             raise Incomplete(f"{len(failed)} of {len(held)} pods could not be released: {failed[0]}")
 
     async def _release(self, pod: PodView) -> str:
-        """Why it failed; "" where the pod holds nothing any more."""
+        """Removes a pod's finalizer; returns why it failed, or ""."""
         try:
             await self.cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
         except ApiError as error:

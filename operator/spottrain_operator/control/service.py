@@ -1,7 +1,6 @@
-"""The parts put together: caches, queue, workers, resync, progress, health.
+"""The operator's service: caches, queue, workers, resync, progress, health.
 
-Made by __main__.py, fed by handlers.py. Workers start when the first resync has filled the caches, so no
-decision is made on half of them.
+Workers start once the first resync has filled the caches, so that no decision uses incomplete ones.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def utc_now() -> datetime:
 
 
 def _say_why(task: asyncio.Task[None]) -> None:
-    """/livez fails from here on, and the kubelet starts the operator anew."""
+    """Logs why a task has ended. /livez then fails, and the kubelet restarts the operator."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.critical("a part of the operator has ended", exc_info=error)
 
@@ -68,7 +67,7 @@ class Service:
         return not any(task.done() for task in self._tasks)
 
     async def stop(self) -> None:
-        """What a worker has begun is cut off; the next process goes on from what is written."""
+        """Cancels all tasks; the next process continues from the written state."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -120,7 +119,7 @@ class Service:
                 logger.warning("listing failed, trying again: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    # --- what the watches tell ---
+    # --- watch events ---
     def saw_job(self, kind: str | None, raw: Mapping[str, Any]) -> None:
         job = Job.parse(raw)
         if kind == "DELETED":

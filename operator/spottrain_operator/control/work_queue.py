@@ -1,9 +1,8 @@
-"""The work queue: which jobs to look at, when, and never two workers on one.
+"""The work queue: which jobs to reconcile and when; two workers never process the same job.
 
-Called by handlers, resync and service. client-go's semantics: a key that is added while it is being
-worked on is worked on once more afterwards; a key that fails comes back after an exponential delay of its
-own. A delayed key is taken when its time has come, however many keys wait: the DELETE of a notice depends
-on it.
+It has client-go's semantics. A key that is added while it is processed is processed once more afterwards. A
+key that fails is retried with exponential backoff of its own. A delayed key is taken as soon as it is due,
+however many keys wait: the DELETE at a notice depends on it.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from spottrain_operator.io.logs import about
 from spottrain_operator.io.metrics import QUEUE_DEPTH, RECONCILE_ERRORS, RECONCILE_SECONDS
 
 Work = Callable[[JobKey], Awaitable[timedelta | None]]
-"""Does the work; answers when to come back at the latest, or None."""
+"""Processes a key; returns the delay until the next time at the latest, or None."""
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.05
 LONGEST_DELAY = 60.0
 QUIET_SECONDS = 60.0
-"""Before the same error of the same job is logged again."""
+"""Seconds before the same error of the same job is logged again."""
 
 
 class WorkQueue:
@@ -36,7 +35,7 @@ class WorkQueue:
         self._first, self._longest = first_delay, longest_delay
         self._ready: deque[JobKey] = deque()
         self._overdue: deque[JobKey] = deque()
-        """Delayed keys whose time has come. They and the ready ones are taken in turn."""
+        """Delayed keys that are due. They and the ready ones are taken in turn."""
         self._overdue_next = True
         self._dirty: set[JobKey] = set()
         self._working: set[JobKey] = set()
@@ -46,7 +45,7 @@ class WorkQueue:
         self._count = itertools.count()
         self._changed = asyncio.Event()
         self._said: dict[JobKey | None, tuple[float, str]] = {}
-        """When which error was last logged, by job; None: that the API server does not answer."""
+        """Time and text of the last logged error, by job; None: the API server does not respond."""
 
     def add(self, key: JobKey) -> None:
         if key in self._dirty:
@@ -58,9 +57,9 @@ class WorkQueue:
         QUEUE_DEPTH.set(len(self._dirty))
 
     def add_after(self, key: JobKey, seconds: float) -> None:
-        """The earliest of several delays counts."""
+        """Enqueues a key after a delay; the earliest of several delays applies."""
         if seconds <= 0:
-            return self.add(key)  # in its turn: only a key that has waited goes before others
+            return self.add(key)  # without priority: only keys that were delayed go first
         due = asyncio.get_running_loop().time() + seconds
         if self._due.get(key, due + 1) > due:
             self._due[key] = due
@@ -77,13 +76,13 @@ class WorkQueue:
         return key
 
     def _next(self) -> JobKey | None:
-        """From the two lines in turn, so that neither can hold up the other."""
+        """Returns the next key, from the two queues in turn, so that neither can starve the other."""
         self._move_due()
         lines = (self._overdue, self._ready) if self._overdue_next else (self._ready, self._overdue)
         for line in lines:
             while line:
                 key = line.popleft()
-                # A key may stand in both: it was taken from the other one, or done() adds it again.
+                # A key may be in both: it was taken from the other one, or done() adds it again.
                 if key in self._dirty and key not in self._working:
                     self._overdue_next = line is self._ready
                     return key
@@ -100,7 +99,7 @@ class WorkQueue:
                     self._overdue.append(key)
 
     def _until_next(self) -> float | None:
-        """Seconds; None: no key is delayed."""
+        """Returns the seconds until the next delayed key is due; None: no key is delayed."""
         return max(0.0, self._later[0][0] - asyncio.get_running_loop().time()) if self._later else None
 
     def done(self, key: JobKey, *, failed: bool = False) -> None:
@@ -138,7 +137,7 @@ class WorkQueue:
                 self.done(key, failed=failed)
 
     def _say(self, key: JobKey, error: OperatorError) -> None:
-        """One line, again after a minute or when it is another one; one for all jobs while nobody answers."""
+        """Logs an error once a minute or when it changes; an unreachable API server once for all jobs."""
         unanswered = (isinstance(error, ApiError) and error.status == 0) or (
             isinstance(error, Incomplete) and error.silence
         )

@@ -1,1 +1,1 @@
-"""What talks to the outside, apart from kopf's handlers: API server, metrics and health ports, log."""
+"""Input and output, apart from kopf's handlers: API server, metrics and health port, log."""

@@ -1,7 +1,7 @@
-"""The only module that talks to the API server. Called by observe, apply, resync and reconcile.
+"""The operator's client of the API server.
 
-Plain dicts go in and out: the client's pydantic models cost memory and time on every object. What is used
-of the official client is its login, TLS and connections.
+Arguments and results are plain dicts: the client's pydantic models cost memory and time on every object.
+Only login, TLS and connections of the official client are used.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ JSON = "application/json"
 SELECTORS = {"pods": POD_SELECTOR, "deployments": OPERATOR_SELECTOR}
 PAGE = 500
 TIMEOUT = 30.0
-"""Seconds for one request; a server that takes longer is tried again by the queue."""
+"""Seconds for one request; after a timeout the work queue retries."""
 
 
 class Cluster(Protocol):
-    """What the operator asks of Kubernetes. Every call raises ApiError on a refusal or on silence."""
+    """Requests to Kubernetes. Every method raises ApiError on a refusal or a missing response."""
 
     async def get_job(self, namespace: str, name: str) -> Json | None: ...
 
@@ -55,43 +55,43 @@ class Cluster(Protocol):
     async def list_pods(self, namespace: str, selector: str) -> list[Json]: ...
 
     async def pod_events(self, namespace: str, uid: str) -> list[Json]:
-        """Events about one pod."""
+        """Returns the Events about one pod."""
 
     def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
-        """All jobs, pods of ours, nodes, Karpenter's NodePools, or operators (deployments): page by page."""
+        """Lists all jobs, our pods, nodes, Karpenter's NodePools, or operators (deployments), in pages."""
 
     async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json: ...
 
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
     ) -> None:
-        """409 where it is another pod, or has changed since that version."""
+        """Deletes a pod. Status 409: it is another pod, or it has changed since that version."""
 
     async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json: ...
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        """Takes our finalizer off."""
+        """Removes our finalizer."""
 
     async def apply_status(
         self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
     ) -> Json: ...
 
     async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
-        """`kind` is the plural; `group` with its version, empty for the core group."""
+        """Creates an object. `kind` is the plural; `group` includes the version, "" is the core group."""
 
     async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
-        """Puts our finalizer on the job's object, or takes it off."""
+        """Adds our finalizer to the job's object, or removes it."""
 
     async def delete_job(self, namespace: str, name: str, *, uid: str) -> None: ...
 
     async def create_event(self, namespace: str, event: Json) -> None: ...
 
     async def served(self, group: str) -> Json | None:
-        """What the API server says of a group, or of one version of it (`group/version`)."""
+        """Returns the API server's discovery document of a group, or of one version (`group/version`)."""
 
 
 class KubeCluster:
-    """`Cluster` by the official client's asyncio side."""
+    """`Cluster` over the official client's asyncio API."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
@@ -99,7 +99,7 @@ class KubeCluster:
 
     @classmethod
     async def connect(cls) -> KubeCluster:
-        """In a pod by its service account, elsewhere by $KUBECONFIG."""
+        """Connects with the service account in a pod, with $KUBECONFIG elsewhere."""
         try:
             config.load_incluster_config()  # type: ignore[no-untyped-call]
         except config.ConfigException:
@@ -120,7 +120,7 @@ class KubeCluster:
         return await self._get(_pods(namespace, name))
 
     async def get_claim(self, namespace: str, name: str) -> Json | None:
-        # A template may name anything, and the API server accepts the pod.
+        # A template may contain any claim name: the API server accepts the pod.
         return await self._get(f"/api/v1/namespaces/{namespace}/{CLAIMS}/{quote(name, safe='')}")
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
@@ -249,9 +249,9 @@ _TIMEOUT = aiohttp.ClientTimeout(total=TIMEOUT)
 
 
 def _parsed(status: int, body: bytes) -> Json:
-    """Raises ValueError where it is no answer of the API server's, as a load balancer's page is none.
+    """Parses a response. Raises ValueError where it is not the API server's, such as a load balancer's page.
 
-    The API server itself refuses in plain text what it does not serve, such as a kind whose CRD is not there.
+    The API server itself rejects in plain text what it does not serve, such as a kind without its CRD.
     """
     try:
         answer = json.loads(body or b"{}")
@@ -271,7 +271,7 @@ def _job(namespace: str, name: str) -> str:
 
 
 def _collections(kind: str, namespaces: tuple[str, ...]) -> list[str]:
-    """Paths to list: one per watched namespace, or one for the whole cluster."""
+    """Returns the paths to list: one per watched namespace, or one for the whole cluster."""
     if kind == NODE_POOLS:
         return [f"/apis/karpenter.sh/v1/{kind}"]
     root = {PLURAL: f"/apis/{GROUP}/{VERSION}", "deployments": "/apis/apps/v1"}.get(kind, "/api/v1")

@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics on one port. Run by service.py; asked by the kubelet and by Prometheus."""
+"""/livez, /readyz and /metrics on one port."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from spottrain_operator.io.metrics import LOOP_LAG
 
 STUCK = 30.0
-"""Seconds of event-loop lag from which a restart is better than waiting."""
+"""Seconds of event-loop lag at which /livez fails, so that the kubelet restarts the operator."""
 
 
 class Health:
     def __init__(self, *, alive: Callable[[], bool], ready: Callable[[], bool]) -> None:
-        """`alive`: whether all parts still run."""
+        """`alive` returns whether all tasks still run; `ready` whether the caches are filled."""
         self._alive, self._ready = alive, ready
         self._beat = 0.0
 
@@ -35,7 +35,7 @@ class Health:
         return runner
 
     async def measure_lag(self) -> None:
-        """Until cancelled."""
+        """Measures the event loop's lag until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self._beat = loop.time()

@@ -1,6 +1,6 @@
-"""The operator's log: one JSON line for each record, with job and attempt where it is about one.
+"""The operator's log: one JSON line per record, with job and attempt where they are known.
 
-Set up by __main__.py. A record is about a job by `extra=about(key, attempt)`.
+`extra=about(key, attempt=n)` adds the job's fields to a record.
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ def set_up(level: str) -> None:
     handler = logging.StreamHandler()  # stderr
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler])
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # it names every object it sees
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # at INFO it logs every object

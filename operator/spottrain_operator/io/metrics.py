@@ -1,4 +1,4 @@
-"""Prometheus metrics, registered once. Incremented where things happen; served by health.py."""
+"""The operator's Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure rule families: why a pod ended, whether it is gone, when to start again."""
+"""Pure decision rules: why a pod ended, whether it is gone, when and where to start again."""

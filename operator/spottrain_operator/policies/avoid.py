@@ -1,6 +1,6 @@
-"""Which nodes a new pod is kept off, and when such a rule has outlived its reason. Pure.
+"""Determines which nodes a new pod must avoid, and when that rule no longer applies. Pure.
 
-Called by plan.py. The rule is a hard one, and it is part of the pod for good.
+The rule is a required node affinity, which cannot be removed from a pod.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause
 
 FAULT_KEPT: Final = timedelta(hours=24)
-"""For which a node whose GPU ended an attempt is not used again by that job."""
+"""How long a job avoids a node whose GPU ended one of its attempts."""
 
 
 def nodes_of(status: Status) -> set[str]:
-    """Names of the nodes on which a GPU has failed, by the records of the attempts."""
+    """Returns the names of nodes with a failed GPU, from the attempt records."""
     return {r.faulty_node for r in status.attempts if r.faulty_node}
 
 
 def faulty(o: Observed, status: Status) -> set[str]:
-    """Host names of nodes with a GPU that has failed: in an attempt of the last day, or as monitors say."""
+    """Returns host names of nodes with a failed GPU, by an attempt of the last day or a health monitor."""
     recent = (r for r in status.attempts if r.faulty_node and o.now - (r.ended or o.now) < FAULT_KEPT)
     names = {o.nodes[r.faulty_node].hostname if r.faulty_node in o.nodes else r.faulty_node for r in recent}
     return names | {n.hostname for n in o.nodes.values() if n.fault}
 
 
 def note(o: Observed, pod: PodView) -> str:
-    """That a pod without a node is kept off nodes with a failed GPU; "" where it is not."""
+    """Returns a note that a pending pod avoids nodes with a failed GPU; "" where it does not."""
     kept = [name for name in pod.avoids if name in faulty(o, o.job.status)]
     return f" (kept off {', '.join(kept)}, where a GPU has failed)" if kept else ""
 
 
 def doomed(o: Observed, status: Status) -> tuple[str, ...]:
-    """Host names of nodes with a notice or a failed GPU, and of those whose pods, still saving, the new one
-    is to follow."""
+    """Returns host names of nodes with a notice or a failed GPU, and of nodes where the predecessor still
+    saves."""
     going = (n for n in o.nodes.values() if n.leaving or (n.notice is not None and n.notice.deadline > o.now))
     names = {n.hostname for n in going} | faulty(o, status)
     if status.gate_until is not None and status.gate_until > o.now:
@@ -46,13 +46,13 @@ def doomed(o: Observed, status: Status) -> tuple[str, ...]:
 
 
 def may_be_in_vain(pod: PodView) -> bool:
-    """No node is found for a pod that is kept off some; one that is pinned waits for another (pins.py)."""
+    """Returns whether a pod that avoids nodes is unschedulable; pinned pods are handled in pins.py."""
     waits = bool(pod.avoids and pod.unschedulable) and not pod.pinned
     return waits and not pod.node and pod.deleted is None
 
 
 def free_again(o: Observed, pod: PodView) -> tuple[str, ...]:
-    """Of the nodes that the pod is kept off, those that its successor would not be kept off."""
+    """Returns the nodes that the pod avoids and that a replacement would not avoid."""
     still = doomed(o, o.job.status)
     usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
     return tuple(name for name in pod.avoids if name in usable and name not in still)

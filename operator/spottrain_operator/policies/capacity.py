@@ -1,7 +1,7 @@
-"""Which pool the next attempt is made for, how long it may wait there, and when it goes back. Pure.
+"""Chooses the pool of the next attempt, how long it may wait there, and when it returns to spot. Pure.
 
-Called by plan.py and follow.py. A function of the spec, the attempts so far and the time alone; the chosen
-pool is written into the attempt's record before a pod is made, so a crash cannot choose twice.
+The choice depends only on the spec, the attempts so far and the time. The chosen pool is written to the
+attempt's record before a pod is created, so a crash cannot choose twice.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from spottrain_operator.names import Cause, Platform
 from spottrain_operator.policies import claims, gang, pins
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
-"""Endings that speak of the pool."""
+"""Endings that are caused by the pool."""
 MOST_RECLAIMS: Final = 1000
-"""As many as onDemandAfter.interruptions may ask for."""
+"""The maximum of onDemandAfter.interruptions."""
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 COOLING: Final = timedelta(minutes=10)
-"""For which a pool that has just interrupted, or had no nodes, comes after the others."""
+"""How long a pool that interrupted the job, or had no nodes, ranks after the others."""
 
 
 def problem(o: Observed) -> str:
-    """What is wrong with the job's pools, as a sentence; "" where nothing is."""
+    """Returns a sentence about what is wrong with the job's pools; "" where they are valid."""
     try:
         if o.job.spec is not None:
             pools_of(o)
@@ -43,7 +43,7 @@ def pools_of(o: Observed) -> tuple[Pool, ...]:
 
 
 def choose(o: Observed, status: Status) -> ChosenPool:
-    """For the attempt after `status.attempt`. Raises nothing: there is always a pool."""
+    """Chooses the pool of the attempt after `status.attempt`; the pools must be valid (`problem`)."""
     pool = _pick(o, status)
     same = (r for r in reversed(status.attempts) if (r.pool, r.capacity_type) == (pool.name, pool.type))
     before = next((r.node_labels for r in same if r.node_labels), ())
@@ -61,7 +61,7 @@ def _pick(o: Observed, status: Status) -> Pool:
 
 
 def _home(o: Observed, status: Status) -> str:
-    """The pool in which a gang's survivors keep their nodes; a lone worker's node is what was lost."""
+    """Returns the pool where a gang's survivors keep their nodes; "" for one worker, which lost its own."""
     record = status.record(status.attempt)
     if record is None or record.cause not in RECLAIMS or gang.spec_size(o) == 1:
         return ""
@@ -69,7 +69,7 @@ def _home(o: Observed, status: Status) -> str:
 
 
 def kind(o: Observed, status: Status) -> CapacityType:
-    """spot, onDemand or reserved: what the next attempt asks for."""
+    """Returns the capacity type of the next attempt: spot, onDemand or reserved."""
     assert o.job.spec is not None
     capacity = o.job.spec.capacity
     if capacity.type is not CapacityType.SPOT_FIRST:
@@ -78,10 +78,10 @@ def kind(o: Observed, status: Status) -> CapacityType:
 
 
 def pool_of(o: Observed, status: Status) -> ChosenPool:
-    """Of the attempt that `status` names; of the next one, where there is none yet.
+    """Returns the pool of `status`'s attempt, or of the next one where there is none yet.
 
-    Where the job's pools are not to be understood any more, the default: what runs, runs on. What was found
-    when the attempt was begun stands in its record, so that all of its pods are alike.
+    If the pools no longer parse, the default applies, so that a running attempt continues. What was detected
+    when the attempt began is kept in its record, so that all of its pods are alike.
     """
     assert o.job.spec is not None
     if problem(o):
@@ -90,7 +90,7 @@ def pool_of(o: Observed, status: Status) -> ChosenPool:
     pool = next((p for p in pools_of(o) if record is not None and p.name == record.pool), None)
     if record is None or pool is None:
         return choose(o, status)
-    if record.notice_seconds is None:  # of an operator that did not write it down
+    if record.notice_seconds is None:  # written by an operator without this field
         return chosen(pool, o.found)
     platform = Platform(record.platform) if record.platform in set(Platform) else None
     known = {"labels": record.node_labels, "found_platform": platform}
@@ -98,7 +98,7 @@ def pool_of(o: Observed, status: Status) -> ChosenPool:
 
 
 def asked(status: Status) -> str:
-    """Which labels the operator has added to what the pods ask of a node, as the end of a sentence."""
+    """Returns a suffix for messages: the node labels that the operator added to the pods' requirements."""
     record = status.record(status.attempt)
     if record is None or not record.node_labels:
         return ""
@@ -106,7 +106,7 @@ def asked(status: Status) -> str:
 
 
 def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
-    """Too many interruptions of late, or no spot node was had in time, and it is not yet time to go back."""
+    """Returns whether to use on-demand: too many recent reclaims, or every spot pool recently timed out."""
     rule = spec.capacity.on_demand_after
     since = o.now - timedelta(seconds=rule.within_seconds)
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
@@ -122,9 +122,9 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
 
 
 def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
-    """The times of spot reclaims of late: the records go back 20 attempts only.
+    """Adds a spot reclaim to the recent times, because records are kept for 20 attempts only.
 
-    `status` holds the ending already. A move back to spot has answered what came before it.
+    `status` already includes the ending. A move back to spot clears the times before it.
     """
     assert o.job.spec is not None
     if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST or ending.cause is Cause.MOVED:
@@ -138,7 +138,7 @@ def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
 
 
 def _moved_back(status: Status) -> int:
-    """Number of the last attempt that left on-demand for spot: what came before it was answered then."""
+    """Returns the number of the last attempt that moved back to spot; earlier reclaims no longer count."""
     return max((r.number for r in status.attempts if r.cause == Cause.MOVED), default=0)
 
 
@@ -162,9 +162,9 @@ def _last_trouble(pool: Pool, status: Status, now: datetime) -> datetime:
 
 # --- waiting for nodes ----------------------------------------------------------------------------------
 def gives_up_waiting(o: Observed) -> str:
-    """Why the attempt lets go of what it has and tries again, as a sentence; "" while it waits.
+    """Returns a sentence about why the attempt releases its nodes and retries; "" while it waits.
 
-    A lone pod in the only pool waits for ever, for it holds nothing that another job could want.
+    A single pod in the only pool waits without limit, because it blocks no resources of other jobs.
     """
     until = due_pending(o)
     if until is None or o.now < until:
@@ -181,9 +181,10 @@ def gives_up_waiting(o: Observed) -> str:
 
 
 def due_pending(o: Observed) -> datetime | None:
-    """Not of a job with a queue: that decides when its pods may have nodes, and admits all or none.
+    """Returns when the pending timeout expires; None where it does not apply.
 
-    Nor while a claim has no volume, or goes: then no pool has nodes that would do.
+    It does not apply to a job with a queue, which admits all pods or none. Nor does it apply while a claim
+    has no volume or is being deleted, because then no pool has a suitable node.
     """
     team = gang.team(o)
     if o.job.spec is None or o.job.spec.queue_name or not team:
@@ -199,9 +200,9 @@ def due_pending(o: Observed) -> datetime | None:
 
 
 def _in_want_since(o: Observed) -> datetime:
-    """Since when pods may have waited for nothing but nodes.
+    """Returns since when pods may have waited only for nodes.
 
-    Volumes are waited for before that, and what an earlier process has seen of it nobody knows any more.
+    Waits for volumes come before that, and those that an earlier process saw are unknown.
     """
     assert o.job.spec is not None
     watched = o.watched_since if claims.mounted(o.job.spec) else None
@@ -220,7 +221,7 @@ def _patience(o: Observed) -> int:
 
 
 def _others(o: Observed) -> Sequence[Pool]:
-    """Pools that the job could try instead."""
+    """Returns the pools that the job could try instead."""
     assert o.job.spec is not None
     if problem(o):
         return []
@@ -231,7 +232,7 @@ def _others(o: Observed) -> Sequence[Pool]:
 
 # --- back to spot ---------------------------------------------------------------------------------------
 def moves(o: Observed) -> Ending | None:
-    """On-demand was for a while only: SIGTERM saves at the next step, so nothing is lost by the move."""
+    """Ends an on-demand attempt that is due to return to spot; SIGTERM saves, so no work is lost."""
     until = due_return(o)
     if until is None or o.now < until:
         return None

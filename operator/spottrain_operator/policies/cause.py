@@ -1,8 +1,8 @@
-"""Why an attempt ended: the first row of a table that holds (design.md section 4). Pure.
+"""Determines why an attempt ended: the first matching rule wins. Pure.
 
-Called by plan.py. The trainer's own word comes first (done, then bad configuration), then evidence from
-outside whose time window overlaps the pod's, then the exit code. So a trainer that exits 0 on SIGTERM is
-no success, and a crash in the last seconds of a reclaimed node is no failure.
+The trainer's termination message comes first (done, then bad configuration), then external evidence whose
+time window overlaps the pod's, then the exit code. An exit code of 0 on SIGTERM is therefore not a success,
+and a crash in the last seconds of a reclaimed node is not a failure.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from spottrain_operator.policies import runtime
 from spottrain_operator.policies.gone import ended, node_dead
 
 AFTERMATH: Final = timedelta(seconds=60)
-"""A node may outlive its deadline by this, and what ends in it still ends by the notice."""
+"""A node may outlive its deadline by this; an end within it is still attributed to the notice."""
 SKEW: Final = timedelta(seconds=5)
-"""Between the clocks of nodes and API server; container times are whole seconds besides."""
+"""Allowed clock skew between nodes and API server; container times are also in whole seconds."""
 ONE_SECOND: Final = timedelta(seconds=1)
-"""What is told in whole seconds and is equal may have been in either order."""
+"""Equal times in whole seconds may have occurred in either order."""
 SHUTDOWN_REASONS: Final = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 LOST_REASONS: Final = frozenset({"NodeLost"})
 SIGNALLED: Final = frozenset(
     {128 + signal.SIGTERM, 128 + signal.SIGKILL, int(ExitCode.INTERRUPTED), int(ExitCode.INTERRUPTED_LOST)}
 )
-"""Exit codes of a trainer that was told to end."""
+"""Exit codes of a trainer that a signal ended."""
 ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
-"""The pod broke a limit of its own: storage, activeDeadlineSeconds."""
+"""The pod exceeded a limit of its own: storage, activeDeadlineSeconds."""
 MAX_WORDS: Final = 2000
 MESSAGE_LIMITS: Final = {
     "reason": REASON_LIMIT,
@@ -44,7 +44,7 @@ MESSAGE_LIMITS: Final = {
     "warning": WARNING_LIMIT,
     "ignoredSettings": WARNING_LIMIT,
 }
-"""Of a termination message, what goes into the status whole."""
+"""Character limits of the termination message's fields that the status contains."""
 
 
 NO_WORD: Final = "exit code 0, and no termination message of the spottrain runtime"
@@ -57,7 +57,7 @@ SILENT_END: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One pod that is over (or is to be given up), and all that is known of it."""
+    """One pod that has ended or is to be given up, with all known facts."""
 
     pod: PodView
     o: Observed
@@ -65,13 +65,13 @@ class Case:
 
     @property
     def end(self) -> datetime:
-        """When the trainer ended; now, where nobody can tell."""
+        """When the trainer ended; now, where that is unknown."""
         finished = self.pod.ended.finished if self.pod.ended else None
         return finished or self.o.now
 
     @property
     def managed(self) -> bool:
-        """Whether the trainer's exit codes are of our runtime."""
+        """Whether the trainer's exit codes are our runtime's."""
         return self.o.job.spec is None or self.o.job.spec.checkpoint.managed
 
     @property
@@ -90,33 +90,33 @@ def why(pod: PodView, o: Observed) -> Ending:
 
 
 def before_us(pod: PodView, o: Observed) -> PodView:
-    """The pod as if the operator had not deleted it, where that is not what ended it.
+    """Returns the pod without its deletion, if the operator's deletion did not end it.
 
-    A trainer may end in the moment in which the operator has it stopped with the rest of a gang. The
-    operator's own deletions are no evidence, so the slack that those of others have is not given.
+    A trainer may end at the moment when the operator stops it with the rest of a gang. The operator's own
+    deletions are no evidence, so they get no clock-skew tolerance.
     """
     if pod.deleted is None:
         return pod
     finished = pod.ended.finished if pod.ended is not None else None
-    told = pod.deletion_grace > 1  # else the kubelet's own request, after the end, has hidden when it was
+    told = pod.deletion_grace > 1  # else the kubelet's later delete request has overwritten the time
     earlier = told and finished is not None and finished < _asked(pod) + ONE_SECOND and not _obeyed(pod)
     of_its_own = pod.phase == "Failed" and pod.reason in ENDED_BY_KUBELET
     return replace(pod, deleted=None) if earlier or of_its_own else pod
 
 
 def _obeyed(pod: PodView) -> bool:
-    """It ended as one does that is told to by a signal."""
+    """Returns whether the trainer ended like one that obeyed a signal."""
     return pod.ended is not None and pod.ended.exit_code in SIGNALLED and not _oom_killed(pod)
 
 
 def _asked(pod: PodView) -> datetime:
-    """When its deletion was asked for, at the latest."""
+    """Returns the latest time at which its deletion was requested."""
     assert pod.deleted is not None
     return pod.deleted - timedelta(seconds=pod.deletion_grace)
 
 
 def word_of(pod: PodView) -> TerminationMessage | None:
-    """The trainer's termination message; None where what lies there is not one of ours."""
+    """Returns the trainer's termination message; None where it is not in our format."""
     try:
         word = TerminationMessage.from_json(pod.ended.message) if pod.ended and pod.ended.message else None
     except RecursionError:  # [[[[[[...
@@ -125,12 +125,12 @@ def word_of(pod: PodView) -> TerminationMessage | None:
 
 
 def notice_of(pod: PodView, o: Observed) -> Notice | None:
-    """The announced end that is still to come for this pod: of its own, else of its node."""
+    """Returns the pending notice for this pod: its own, otherwise its node's."""
     case = Case(pod=pod, o=o, word=None)
     return next((n for n in case.notices if n.deadline > o.now), None)
 
 
-# --- the trainer's own word --------------------------------------------------------------------------
+# --- the trainer's termination message ---------------------------------------------------------------
 def _done(case: Case) -> Ending | None:
     if case.word is None or case.word.outcome is not Outcome.DONE:
         return None
@@ -147,7 +147,7 @@ def _bad_configuration(case: Case) -> Ending | None:
     return None
 
 
-# --- evidence from outside ---------------------------------------------------------------------------
+# --- external evidence -------------------------------------------------------------------------------
 def _noticed(case: Case) -> Ending | None:
     for notice in case.notices:
         seen, last = (notice.seen or case.pod.created) - SKEW, notice.deadline + AFTERMATH
@@ -162,7 +162,7 @@ def by_notice(notice: Notice) -> Ending:
 
 
 def _node_silent(case: Case) -> Ending | None:
-    """Kubernetes deletes the pods of a silent node itself: that follows from the silence."""
+    """Attributes a deletion on an unreachable node to the node: Kubernetes itself deletes such pods."""
     node = case.o.nodes.get(case.pod.node)
     if node is None or node.ready or node.leaving or ended(case.pod):
         return None
@@ -178,7 +178,7 @@ def _disrupted(case: Case) -> Ending | None:
 
 
 def _leaving(case: Case) -> Ending | None:
-    """Somebody empties the node: that explains what a signal has ended, and no crash of the trainer's."""
+    """A node that is taken out of service explains an end by a signal, but not a crash of the trainer."""
     node, word = case.o.nodes.get(case.pod.node), case.word
     if node is None or not node.leaving:
         return None
@@ -192,10 +192,10 @@ def _leaving(case: Case) -> Ending | None:
 
 
 def _ended_first(case: Case) -> bool:
-    """The trainer had ended by itself before anyone asked for its deletion.
+    """Returns whether the trainer ended by itself before its deletion was requested.
 
-    When a container has ended, its kubelet deletes the pod again, with a grace of 0, and the API server then
-    tells that time (seen on 1.34): with so small a grace, the first request may have been long before.
+    After a container's end, the kubelet deletes the pod again with a grace of 0, and the API server then
+    reports that time (seen on 1.34). With so small a grace, the first request may have been much earlier.
     """
     pod = case.pod
     if pod.deleted is None or pod.ended is None:
@@ -217,7 +217,7 @@ def _pod_reason(case: Case) -> Ending | None:
         return Ending(cause=Cause.NODE_LOST, evidence=said)
     never_ran = pod.phase == "Failed" and pod.ended is None
     if pod.reason and pod.reason not in ENDED_BY_KUBELET and never_ran:
-        # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet refused it, the trainer never ran.
+        # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet rejected it, the trainer never ran.
         return Ending(cause=Cause.POD_REJECTED, evidence=said)
     return None
 
@@ -232,7 +232,7 @@ def _deleted(case: Case) -> Ending | None:
 
 
 def _ended_by_kubelet(case: Case) -> Ending | None:
-    """Whatever code a trainer gives that was stopped for a limit of its own, it has not got done."""
+    """A trainer that the kubelet stopped for a limit of its own has failed, whatever its exit code."""
     pod = case.pod
     if pod.phase != "Failed" or pod.reason not in ENDED_BY_KUBELET:
         return None
@@ -240,9 +240,9 @@ def _ended_by_kubelet(case: Case) -> Ending | None:
     return Ending(cause=Cause.FAILED, evidence=said, charged=True, reason=pod.reason)
 
 
-# --- hardware, and what the kubelet knows ---------------------------------------------------------------
+# --- hardware, and the kubelet's evidence ---------------------------------------------------------------
 def _node_fault(case: Case) -> Ending | None:
-    """A GPU has failed, by the trainer's word, its driver's or a health monitor's: no fault of the script."""
+    """A GPU failure reported by the trainer, its driver or a health monitor is not the script's fault."""
     pod, word, node = case.pod, case.word, case.o.nodes.get(case.pod.node)
     if pod.ended is None or pod.ended.exit_code == 0:
         return None
@@ -260,7 +260,7 @@ def _node_fault(case: Case) -> Ending | None:
 
 
 def _probe(case: Case) -> Ending | None:
-    """Only an Event of the pod says so; the exit code is that of any trainer that was told to end."""
+    """A failed probe is visible only in the pod's Events; the exit code is that of any signal."""
     heard = case.o.heard.get(case.pod.uid)
     if heard is None or not heard.probe or case.pod.ended is None:
         return None
@@ -291,7 +291,7 @@ def _own_outcome(case: Case) -> Ending | None:
 
 
 def _exit_0(case: Case) -> Ending:
-    """Success only where the image answers for itself, and of a rank that does not decide for its gang."""
+    """Exit code 0 is success only without our runtime, or for a rank other than 0."""
     if not case.managed or case.pod.rank:
         return Ending(cause=Cause.DONE, evidence="exit code 0")
     if case.word is not None:
@@ -307,7 +307,7 @@ def _exit_0(case: Case) -> Ending:
 
 
 def _peer_out_of_memory(case: Case) -> bool:
-    """A rank says that another one is gone, and the kubelet says why: it would be so again each time."""
+    """A rank reports a lost peer and the kubelet an OOM kill: a restart would run out of memory again."""
     return case.word is not None and case.word.reason == Reason.PEER_LOST and _oom_killed(case.pod)
 
 
@@ -339,7 +339,7 @@ def _failed(case: Case) -> Ending | None:
 
 
 def _code(code: int) -> str:
-    """An exit code in words: above 128 it is a signal, and what nobody known has sent is said so."""
+    """Formats an exit code: above 128 it is a signal, and one of unknown origin is noted as such."""
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
@@ -349,7 +349,7 @@ def _code(code: int) -> str:
 
 
 def _told(case: Case, known: str) -> str:
-    """What is known, with what the trainer (or its last log lines) said."""
+    """Appends the trainer's message or last log lines to the known facts."""
     pod = case.pod
     said = case.word.message if case.word else (pod.ended.message if pod.ended else "") or pod.message
     return f"{known}: {said.strip()[-MAX_WORDS:]}" if said.strip() else known

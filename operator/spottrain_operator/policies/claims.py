@@ -1,7 +1,7 @@
-"""The claims of a job's volumes: which to ask for, which is lacking, which holds its pods to one node. Pure.
+"""The claims of a job's volumes: which to read, which are missing, which restrict its pods to one node. Pure.
 
-Called by observe.py (what to ask for), plan.py, follow.py, conditions.py and capacity.py. No watch sees
-claims: they are asked for by name, while pods of the job are to be made or wait, or their node has a notice.
+Claims are not watched. They are read by name while pods of the job are to be created or are pending, or
+their node has a notice.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from spottrain_operator.policies.cause import notice_of
 from spottrain_operator.policies.gone import over
 
 SHARED: Final = frozenset({str(AccessMode.READ_WRITE_MANY), "ReadOnlyMany"})
-"""Access modes with which pods on several nodes have a volume at once."""
+"""Access modes that let pods on several nodes use a volume at once."""
 NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-"""Of claims that can exist. A pod may name others too, and `..` would be a path of its own in a request."""
+"""Valid claim names. A pod may contain others, and `..` would change the path of a request."""
 
 
-# --- what to ask for ------------------------------------------------------------------------------------
+# --- claims to read -------------------------------------------------------------------------------------
 def wanted(o: Observed) -> tuple[str, ...]:
-    """Names of the claims that the next decision rests on."""
+    """Returns the names of the claims that the next decision depends on."""
     spec, team = o.job.spec, gang.team(o)
     if spec is None or spec.suspend or o.job.deleting or o.job.status.terminal:
         return ()
-    if _quiet(o) or not (team or o.admitted):  # what is not accepted yet gets no pod either
+    if _quiet(o) or not (team or o.admitted):  # without admission no pod is created
         return ()
     own = (_own(o, spec.data_cache),) if spec.data_cache is not None else ()
     replaced = spec.replaces_during_notice and any(notice_of(p, o) is not None for p in team)
@@ -42,19 +42,19 @@ def _own(o: Observed, cache: DataCache) -> str:
 
 
 def _quiet(o: Observed) -> bool:
-    """Whether all pods run, and none is about to be replaced."""
+    """Returns whether all pods run, and none is about to be replaced."""
     team = gang.team(o)
     calm = all(p.running_since is not None and not over(p, o) and notice_of(p, o) is None for p in team)
     return calm and len(team) == gang.size(o) and not any(p.deleted is not None for p in team)
 
 
 def _homeless(o: Observed) -> tuple[PodView, ...]:
-    """Pods that wait for a node."""
+    """Returns the pods that wait for a node."""
     return tuple(p for p in gang.team(o) if not p.node and p.deleted is None)
 
 
 def _volumes(spec: TrainingJobSpec) -> Iterator[Mapping[str, Any]]:
-    """What is in one the schema leaves to the dry run of the pod, which comes after the first look."""
+    """Yields the template's well-formed volumes; the dry run, which comes later, rejects the others."""
     volumes = spec.template["spec"].get("volumes")
     return (v for v in (volumes if isinstance(volumes, list) else ()) if isinstance(v, dict))
 
@@ -66,14 +66,14 @@ def _of_template(spec: TrainingJobSpec) -> list[str]:
 
 
 def mounted(spec: TrainingJobSpec) -> bool:
-    """Whether its pods may have to wait for a volume."""
+    """Returns whether its pods may have to wait for a volume."""
     kinds = ("persistentVolumeClaim", "ephemeral")
     return spec.data_cache is not None or any(kind in v for v in _volumes(spec) for kind in kinds)
 
 
-# --- the data cache's own -------------------------------------------------------------------------------
+# --- the data cache's claim -----------------------------------------------------------------------------
 def to_make(o: Observed) -> DataCache | None:
-    """The data cache whose claim was looked for and is not there."""
+    """Returns the data cache whose claim must be created because it was not found."""
     cache = o.job.spec.data_cache if o.job.spec is not None else None
     if cache is None or cache.claim_name:
         return None
@@ -82,18 +82,18 @@ def to_make(o: Observed) -> DataCache | None:
 
 
 def to_make_again(o: Observed) -> bool:
-    """Whether pods that wait for a node mount a claim that went: nobody else would make it for them."""
+    """Returns whether pending pods mount the cache's claim and it is gone; only the operator recreates it."""
     return bool(_homeless(o)) and to_make(o) is not None
 
 
 def problem(o: Observed) -> str:
-    """Why no pod can be made with the data cache as it is now, as a sentence; "" where one can."""
+    """Returns a sentence about why the data cache's claim blocks new pods; "" where it does not."""
     spec = o.job.spec
     if spec is None or spec.data_cache is None:
         return ""
     cache, name = spec.data_cache, _own(o, spec.data_cache)
     if name not in o.claims:
-        return ""  # not asked for: no pod is to be made
+        return ""  # not read, because no pod is to be created
     claim = o.claims[name]
     what = f"PersistentVolumeClaim {name}"
     if claim is not None and claim.unread:
@@ -126,9 +126,9 @@ def _problem_of_given(o: Observed, what: str, claim: ClaimView | None, workers: 
 
 
 def one_node_at_a_time(o: Observed) -> bool:
-    """Whether a pod on another node must wait until the one that runs has let go of a volume.
+    """Returns whether a pod on another node must wait until the running one has released a volume.
 
-    So it is with a claim that cannot be read: what it is not known to be it is not taken for.
+    An unreadable claim is treated as single-node.
     """
     cache = o.job.spec.data_cache if o.job.spec is not None else None
     if cache is not None and cache.size and cache.mode is AccessMode.READ_WRITE_ONCE:
@@ -136,34 +136,34 @@ def one_node_at_a_time(o: Observed) -> bool:
     return any(claim is not None and SHARED.isdisjoint(claim.access_modes) for claim in o.claims.values())
 
 
-# --- while pods wait ------------------------------------------------------------------------------------
+# --- pending pods ---------------------------------------------------------------------------------------
 def wait_for_volume(o: Observed) -> bool:
-    """Whether a pod without a node waits for what no other node would change."""
+    """Returns whether a pending pod waits for a volume, so that another node would not help."""
     return any(_unbound_immediate(p) for p in _homeless(o)) or bool(_homeless(o) and _without_volume(o))
 
 
 def _unbound_immediate(pod: PodView) -> bool:
-    """By the scheduler's word, which names no claim."""
+    """Returns whether the scheduler reports an unbound claim; its message does not name the claim."""
     return f"unbound immediate {CLAIMS}" in pod.unschedulable.lower()
 
 
 def _without_volume(o: Observed) -> list[str]:
-    """Claims that are not there, or whose class is to make the volume for the node that was chosen.
+    """Returns claims that are missing or terminating, or whose volume is being created for a chosen node.
 
-    While it does, the scheduler says nothing; when it has not, that the time for it is over.
+    During the creation the scheduler reports nothing; after a failure it reports a timeout.
     """
     return [n for n, claim in o.claims.items() if claim is None or claim.going or claim.selected]
 
 
 def unsettled(o: Observed) -> bool:
-    """Whether a pod without a node has a claim of which something may yet come to light."""
+    """Returns whether a pending pod has a claim whose state may still change."""
     return bool(_homeless(o)) and any(c is None or c.going or not c.bound for c in o.claims.values())
 
 
 def in_vain(o: Observed) -> str:
-    """Why a gang should let go of the nodes that it has, as a sentence; "" where it should not.
+    """Returns a sentence about why a gang must release its nodes; "" where it need not.
 
-    Its pods on nodes keep the claim from going, and no other pod gets one with a claim that is to go.
+    Its scheduled pods block the claim's deletion, and no pod is scheduled with a claim that is being deleted.
     """
     gone = [name for name, claim in o.claims.items() if claim is None or claim.going]
     if not gone or not _homeless(o) or not any(p.node for p in gang.team(o)):
@@ -172,7 +172,7 @@ def in_vain(o: Observed) -> str:
 
 
 def note(o: Observed, pod: PodView) -> str:
-    """Which claim's volume the scheduler waits for, which it does not say; "" where that is not why."""
+    """Returns which claim's volume the scheduler waits for, as it does not say so; "" for other reasons."""
     if words := problem(o):
         return f" ({words})"
     if (cache := to_make(o)) is not None:

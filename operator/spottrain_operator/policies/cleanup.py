@@ -1,9 +1,9 @@
-"""How a deleted job's checkpoints are deleted with it, where its deletionPolicy asks for that. Pure.
+"""Deletes a deleted job's checkpoints with it, if its deletionPolicy is Delete. Pure.
 
-Called by plan.py. A pod of the job's own image and identity does it: the operator has no rights to the store.
-It may take DEADLINE from the deletion on; after that, or where no pod can be made (the namespace is being
-deleted too), the job goes and its checkpoints stay, with an Event that says so: an outage of the store
-blocks nobody.
+A pod with the job's own image and identity does it, because the operator has no access to the store. It has
+DEADLINE from the deletion on. After that, or where no pod can be created (the namespace is being deleted
+too), the job is released and its checkpoints stay, with an Event. An outage of the store therefore blocks
+no deletion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spottrain_operator.policies.gone import over
 
 DEADLINE: Final = timedelta(minutes=15)
 LOOK: Final = timedelta(seconds=5)
-"""Between two looks at the cleanup pod, whose events wake nobody."""
+"""Interval of rechecking the cleanup pod, which is not watched."""
 
 
 def wanted(o: Observed) -> bool:
@@ -26,7 +26,7 @@ def wanted(o: Observed) -> bool:
 
 
 def over_and_out(o: Observed) -> bool:
-    """No trainer of the job is left that could write a checkpoint."""
+    """Returns whether no trainer of the job is left that could write a checkpoint."""
     return all(over(pod, o) for pod in o.pods)
 
 
@@ -35,7 +35,7 @@ def finished(o: Observed) -> bool:
 
 
 def gives_up(o: Observed) -> str:
-    """Why the checkpoints are left where they are, as a sentence; "" while they may yet be deleted."""
+    """Returns a sentence about why the checkpoints are left; "" while they may still be deleted."""
     if o.job.spec is None:
         shown = o.job.status.progress.checkpoint_uri if o.job.status.progress is not None else ""
         where = f" at {shown}" if shown else ""

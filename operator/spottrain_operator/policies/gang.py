@@ -1,7 +1,7 @@
-"""The pods of an attempt as a whole: which are there, whether they are done or broken, and why. Pure.
+"""The pods of an attempt as a whole: which exist, whether they are done or broken, and why. Pure.
 
-Called by plan, status and conditions. A gang starts and stops whole: when one pod has ended, the others are
-asked to stop, and the attempt is judged when all have. A job of one worker is a gang of one.
+A gang starts and stops as a whole. When one pod has ended, the others are stopped, and the cause is
+determined once all have ended. A job of one worker is a gang of one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ OUTSIDE: Final = frozenset(
         Cause.POD_REJECTED,
     }
 )
-"""What comes over one pod from outside explains the ends of all others."""
+"""External causes: one on any pod explains the ends of all others."""
 LATER: Final = frozenset({Cause.SPOT_NOTICE, Cause.DISRUPTED})
-"""What shows at once. Where it was not there when a rank failed, it came later, and excuses nothing."""
+"""Causes that are visible at once: if absent when a rank failed, they came later and do not explain it."""
 OWN: Final = frozenset(
     {
         Cause.REPLACED,
@@ -40,11 +40,11 @@ OWN: Final = frozenset(
         Cause.DEADLINE_EXCEEDED,
     }
 )
-"""What the operator decides itself: it holds however the pods end that it then deletes."""
+"""Causes that the operator decides itself; they hold however the deleted pods end."""
 
 
 def size(o: Observed) -> int:
-    """Pods of the current attempt; of the next one, where there is none yet."""
+    """Returns the number of pods of the current attempt, or of the next one where there is none yet."""
     return size_of(o, o.job.status)
 
 
@@ -54,12 +54,12 @@ def size_of(o: Observed, status: Status) -> int:
 
 
 def spec_size(o: Observed) -> int:
-    """Pods of an attempt that is made now."""
+    """Returns the number of pods of an attempt that starts now."""
     return o.job.spec.workers if o.job.spec is not None else 1
 
 
 def resized(o: Observed) -> Ending | None:
-    """The job was suspended, changed and resumed while nobody looked."""
+    """Ends an attempt whose size differs from spec.workers: the job was changed unseen while suspended."""
     if spec_size(o) == size(o):
         return None
     words = f"spec.workers is {spec_size(o)} now, and the attempt has {size(o)}"
@@ -67,18 +67,18 @@ def resized(o: Observed) -> Ending | None:
 
 
 def team(o: Observed) -> tuple[PodView, ...]:
-    """Pods of the current attempt, by rank."""
+    """Returns the pods of the current attempt, by rank."""
     return tuple(sorted((p for p in o.pods if p.attempt == o.job.status.attempt), key=lambda p: p.rank))
 
 
 def missing(o: Observed, status: Status) -> tuple[int, ...]:
-    """Ranks of this status' attempt that have no pod."""
+    """Returns the ranks of this status' attempt without a pod."""
     there = {p.rank for p in o.pods if p.attempt == status.attempt}
     return tuple(rank for rank in range(size_of(o, status)) if rank not in there)
 
 
 def vanished(o: Observed) -> tuple[int, ...]:
-    """Ranks whose pod was seen and is no more (observe.py has asked the API server)."""
+    """Returns the ranks whose pod was seen and is gone (observe.py has queried the API server)."""
     record = o.job.status.record(o.job.status.attempt)
     seen = {r.rank for r in record.ranks} if record is not None else set()
     return tuple(rank for rank in missing(o, o.job.status) if rank in seen)
@@ -89,13 +89,13 @@ def working(o: Observed) -> tuple[PodView, ...]:
 
 
 def done(o: Observed) -> bool:
-    """Every rank has ended well. Where our runtime is, rank 0's word alone decides (plan.py)."""
+    """Returns whether every rank has succeeded. With our runtime rank 0's message decides (plan.py)."""
     pods = team(o)
     return len(pods) == size(o) and all(over(p, o) and why(p, o).cause is Cause.DONE for p in pods)
 
 
 def broken(o: Observed) -> bool:
-    """Whether the attempt cannot go on: a rank has ended, and not well, or is being ended."""
+    """Returns whether the attempt cannot continue: a rank has failed, or is being ended."""
     managed = o.job.spec is None or o.job.spec.checkpoint.managed
     return bool(vanished(o)) or any(_broke(p, o, managed) for p in team(o))
 
@@ -103,12 +103,12 @@ def broken(o: Observed) -> bool:
 def _broke(pod: PodView, o: Observed, managed: bool) -> bool:
     if over(pod, o):
         return why(pod, o).cause is not Cause.DONE
-    # Our ranks stop together by themselves; those of other runtimes hang in a collective.
+    # Ranks of our runtime stop together by themselves; those of others hang in a collective.
     return pod.deleted is not None and not managed
 
 
 def zone_note(o: Observed, pod: PodView) -> str:
-    """That a pod without a node is kept in its gang's zone, which the scheduler does not say in our words."""
+    """Returns a note that a pending pod must be in its gang's zone, which the scheduler does not report."""
     spec = o.job.spec
     if (
         spec is None
@@ -127,18 +127,18 @@ def zone_note(o: Observed, pod: PodView) -> str:
 
 
 def first_sight(o: Observed) -> Ending:
-    """Why the attempt breaks, as far as it shows. A pod that is being ended explains its peers' ends."""
+    """Returns why the attempt breaks, as far as visible. A pod being ended explains its peers' ends."""
     return gravest([*_vanishings(o), *(_named(p, o) for p in team(o) if over(p, o) or p.deleted is not None)])
 
 
 def verdict(o: Observed) -> Ending:
-    """Why the attempt ended, when all of it has. Pods deleted to stop the rest explain nothing."""
+    """Returns why the attempt ended, once all pods have. Pods deleted to stop the rest are no evidence."""
     record = o.job.status.record(o.job.status.attempt)
     if record is None or not record.stopping:
         return gravest([*_vanishings(o), *(_named(p, o) for p in team(o))])
     cause = cause_of(record.stopping)
     first = Ending(cause=cause, evidence=record.evidence, charged=bool(record.charged), reason=record.reason)
-    if cause in OWN or not isinstance(cause, Cause):  # what this operator does not know, another has decided
+    if cause in OWN or not isinstance(cause, Cause):  # an unknown cause was decided by a newer operator
         return first
     endings = [*_vanishings(o), *(_named(before_us(p, o), o) for p in team(o))]
     passed = {Cause.POD_DELETED, *(LATER if first.charged else ())}
@@ -146,7 +146,7 @@ def verdict(o: Observed) -> Ending:
 
 
 def gravest(endings: Iterable[Ending]) -> Ending:
-    """The one that explains the others; among equals the first."""
+    """Returns the ending that explains the others; among equals the first."""
     return min(endings, key=_order)
 
 
@@ -159,7 +159,7 @@ def _order(ending: Ending) -> int:
         return 2
     if ending.charged:
         return 3
-    if ending.cause is Cause.STORE_UNREACHABLE:  # the others only wait for a rank that waits for the store
+    if ending.cause is Cause.STORE_UNREACHABLE:  # the other ranks only wait for the one without its store
         return 4
     return 6 if ending.cause is Cause.DONE else 5
 

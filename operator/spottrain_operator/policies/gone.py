@@ -1,7 +1,4 @@
-"""Whether a pod has ended, or can only be declared so because its node is dead. Pure.
-
-Called by plan, status, conditions and cause.
-"""
+"""Determines whether a pod has ended, or counts as ended because its node is dead. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +7,18 @@ from spottrain_operator.api.observed import Observed, PodView
 
 
 def ended(pod: PodView) -> bool:
-    """Its trainer will do nothing more, by the kubelet's word or because no kubelet ever had it."""
+    """Returns whether the trainer has ended, as the kubelet reports or because it was never bound."""
     never_bound = pod.deleted is not None and not pod.node
     return pod.ended is not None or pod.phase in ("Succeeded", "Failed") or never_bound
 
 
 def alive(pod: PodView) -> bool:
-    """Some container of it runs or may run, even if the trainer has ended."""
+    """Returns whether any container runs or may run, even if the trainer has ended."""
     return pod.others_run or not ended(pod)
 
 
 def node_dead(pod: PodView, o: Observed) -> str:
-    """Why no kubelet will ever speak for this pod, as a sentence; "" while one may."""
+    """Returns a sentence about why no kubelet will report on this pod any more; "" while one may."""
     if not pod.node:
         return ""
     node = o.nodes.get(pod.node)
@@ -38,7 +35,7 @@ def node_dead(pod: PodView, o: Observed) -> str:
 
 
 def saving_predecessor(o: Observed) -> str:
-    """Which pod of a deleted job of this name may still own the checkpoints, as a sentence; "" for none."""
+    """Returns a sentence about a pod of a deleted job of this name that may own the checkpoints, or ""."""
     pod = next((p for p in o.predecessors if not over(p, o)), None)
     return f"pod {pod.name} of the deleted job of this name is still saving" if pod else ""
 

@@ -1,8 +1,8 @@
-"""Whether a training gets on no more. Pure; called by plan.py.
+"""Detects a hung training. Pure.
 
-The trainer measures by its own clock how long it has not got on, and which limit holds in what it does now
-(none while it waits at its gate, restores or compiles); the operator ends it. A trainer that does not answer
-is no hang by that alone, for the network between may be at fault: only where a person has set hangTimeout.
+The trainer measures the time without progress by its own clock, and which limit applies to its present phase
+(none while it waits at its gate, restores or compiles). The operator ends it. A trainer that does not respond
+counts as hung only if the user has set hangTimeout, because the network may be at fault.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from spottrain_operator.names import Cause
 from spottrain_operator.policies import gang
 
 LEAST_START: Final = 120
-"""Seconds that a trainer has in any case until it first answers: imports from a cold disk are no hang."""
+"""Minimum seconds until a trainer's first response: imports from a cold disk are not a hang."""
 
 
 LIMIT: Final = "failurePolicy.hangTimeoutSeconds, else by the measured step time"
 UNANSWERED: Final = timedelta(seconds=30)
-"""Silence of at least so long is a trainer's own; it is asked every 10 s, and an answer may be lost."""
+"""Minimum silence that counts as the trainer's fault; it is polled every 10 s, and a response may be lost."""
 
 
 def stalled(o: Observed) -> Ending | None:
@@ -56,7 +56,7 @@ def _words(o: Observed) -> str:
 
 
 def _hardware(o: Observed, ending: Ending) -> Ending | None:
-    """A trainer that hangs on hardware that is known to have failed is not charged."""
+    """Attributes a hang on known faulty hardware to the node, so that it is not charged."""
     for pod in gang.team(o):
         node = o.nodes.get(pod.node)
         if pod.unhealthy or (node is not None and node.fault):
@@ -70,7 +70,7 @@ def _hardware(o: Observed, ending: Ending) -> Ending | None:
 
 
 def due(o: Observed) -> datetime | None:
-    """When the running attempt counts as stalled, by what its trainer said last."""
+    """Returns when the running attempt counts as stalled, by its trainer's last response."""
     sample, by_person = _sample(o), _by_person(o)
     if sample is None:
         return _silent_from_the_start(o, by_person)
@@ -80,7 +80,7 @@ def due(o: Observed) -> datetime | None:
     if left <= timedelta(0):
         return sample.at
     if by_person is None:
-        return None  # the next answer will tell
+        return None  # the next response decides
     return sample.at + max(left, UNANSWERED)
 
 
@@ -89,8 +89,8 @@ def _by_person(o: Observed) -> int | None:
 
 
 def _silent_from_the_start(o: Observed, seconds: int | None) -> datetime | None:
-    """Counted from when this process could first hear of it, and all of a gang runs: before that its ranks
-    wait for each other, as long as it takes. An image without our runtime need not answer."""
+    """Returns when a trainer that never responded counts as stalled. The time starts when this process polls
+    and the whole gang runs: until then ranks wait for each other. Without our runtime there is no limit."""
     managed = o.job.spec is not None and o.job.spec.checkpoint.managed
     began = [p.running_since for p in gang.team(o) if p.running_since is not None]
     if seconds is None or len(began) < gang.size(o) or not managed:

@@ -1,7 +1,4 @@
-"""What a person asks of a job beside training: suspend, a deadline, an end of its object's life. Pure.
-
-Called by plan.py and follow.py.
-"""
+"""The user's lifecycle settings of a job: suspend, the active deadline, the time to live. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause
 
 FOR_EVER: Final = 2**31 - 1
-"""Seconds; what a person writes for never must not be beyond all dates."""
+"""Upper limit in seconds, so that a huge value does not overflow a date."""
 
 
 def asked_to_stop(o: Observed) -> Ending | None:
-    """Why the person wants the running attempt to save and end."""
+    """Returns why the user's settings require the running attempt to save and end."""
     if o.job.spec is not None and o.job.spec.suspend:
         return Ending(cause=Cause.SUSPENDED, evidence="spec.suspend is true")
     return past_deadline(o)
@@ -33,7 +30,7 @@ def past_deadline(o: Observed) -> Ending | None:
 
 
 def deadline(o: Observed, status: Status) -> datetime | None:
-    """Of activity: counted from the first start, anew from a resume (as a Job's)."""
+    """Returns the active deadline, counted from the first start or the latest resume (as for a Job)."""
     seconds = o.job.spec.active_deadline_seconds if o.job.spec is not None else None
     if seconds is None or status.active_since is None:
         return None
@@ -45,7 +42,7 @@ def completed(o: Observed, status: Status) -> Status:
 
 
 def ends_of_life(o: Observed, status: Status) -> datetime | None:
-    """When the finished job's object is to be deleted."""
+    """Returns when the finished job's object is to be deleted."""
     seconds = o.job.spec.ttl_seconds_after_finished if o.job.spec is not None else None
     if seconds is None or status.completion_time is None:
         return None

@@ -1,9 +1,9 @@
-"""Where the pods of an attempt that are still to be made may go, so that they get nodes. Pure.
+"""Placement of an attempt's pods that are still to be created, so that autoscalers add nodes. Pure.
 
-Called by follow.py. Karpenter makes no node for a pod whose required node affinity names hosts, not even
-to keep off them (tests/karpenter). Where it makes the nodes, only a pinned pod has such a rule: that needs no
-new node. The others are kept off doomed nodes by those nodes' taints, and by a wish; and they are made when
-the pinned ones have their nodes, which they could else take.
+Karpenter adds no node for a pod whose required node affinity names hosts, not even to exclude them
+(tests/karpenter). With Karpenter, only pinned pods therefore have such a rule, as they need no new node. The
+taints of doomed nodes and a preferred affinity keep the other pods away. Those pods are created after the
+pinned ones have their nodes, because they could occupy these.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from spottrain_operator.api.training_job import Status
 from spottrain_operator.policies import avoid, gang
 
 KARPENTER: Final = "karpenter."
-"""What the labels begin with that Karpenter and its providers know."""
+"""Prefix of the labels of Karpenter and its providers."""
 
 
 def placements(
     o: Observed, status: Status, pool: Pool, pinned: Mapping[int, str], api: GangApi | None = None
 ) -> Iterator[Placement]:
-    """Of the ranks that can be made now. `pinned`: host name by rank. `api`: of the group they are in."""
+    """Yields the ranks to create now. `pinned`: host name by rank. `api`: version of their group."""
     soft = by_karpenter(o, pool)
     in_turn = soft and api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
     doomed = avoid.doomed(o, status)
@@ -46,16 +46,16 @@ def placements(
 
 
 def by_karpenter(o: Observed, pool: Pool) -> bool:
-    """Whether Karpenter may be who makes the nodes: it has made some here, or the pods ask for its labels."""
+    """Returns whether Karpenter may add the nodes: it provisioned some, or the pods require its labels."""
     assert o.job.spec is not None
     if pool.preset not in (None, Preset.KARPENTER):
-        return False  # another autoscaler's, to which a hard rule means no harm
+        return False  # other autoscalers handle a required rule well
     found = {rule["key"] for rule in pool.rules}
     asked = {*pool.selector, *found, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
     return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
 
 
 def _waited_for(o: Observed, status: Status, pinned: Mapping[int, str]) -> bool:
-    """Whether a pinned rank has no node yet."""
+    """Returns whether a pinned rank has no node yet."""
     placed = {p.rank for p in o.pods if p.attempt == status.attempt and p.node}
     return any(rank not in placed for rank in pinned)

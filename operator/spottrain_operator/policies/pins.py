@@ -1,7 +1,7 @@
-"""Which node each rank of a gang is to come back to, so that only lost nodes are asked for anew. Pure.
+"""Determines the node to which each rank of a gang returns, so that only lost nodes are replaced. Pure.
 
-Called by plan and observe. A pin is a hard rule, and part of the pod for good: where it can be of no use any
-more, the attempt is replaced, uncharged.
+A pin is a required node affinity, which cannot be removed from a pod. If it becomes useless, the attempt is
+replaced and not charged.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from spottrain_operator.names import Cause
 from spottrain_operator.policies import avoid
 
 PATIENCE: Final = timedelta(seconds=60)
-"""For a pinned pod to be scheduled: its node is there, so what it waits for is another one's to give back."""
+"""Time for a pinned pod to be scheduled: its node exists, so another pod must occupy its resources."""
 
 
 COMING_BACK: Final = "was to come back to node"
-"""In the evidence of an attempt that was replaced because of a pin."""
+"""Part of the evidence of an attempt that was replaced because of a pin."""
 UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
-"""After these the whole gang looks for nodes anew."""
+"""Causes after which no rank is pinned."""
 
 
 def nodes_of(job: Job) -> set[str]:
-    """Names of the nodes that the current or the next attempt's ranks may be pinned to."""
+    """Returns the names of nodes to which ranks of the current or the next attempt may be pinned."""
     status = job.status
     records = [*_chain(status, status.attempt), *_chain(status, status.attempt - 1)]
     return {r.node for record in records for r in record.ranks if r.node}
 
 
 def pins(o: Observed, status: Status) -> dict[int, str]:
-    """Host name by rank, of the nodes that survive; for the attempt that `status` names."""
+    """Returns the host name by rank of surviving nodes, for `status`'s attempt."""
     if o.job.spec is None or o.job.spec.workers == 1:
         return {}
     found: dict[int, str] = {}
@@ -44,13 +44,13 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
             break
         older = {r: host for r, host in survivors(o, record).items() if r not in homeless}
         found = older | found
-        if COMING_BACK in record.evidence:  # what they were pinned to was of no use
+        if COMING_BACK in record.evidence:  # their pins were useless
             homeless |= {rank.rank for rank in record.ranks if not rank.node}
     return found
 
 
 def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
-    """Host name by rank, of the nodes of an attempt that can be used on; of ranks that there are still."""
+    """Returns the host name by rank of an attempt's usable nodes, for ranks that still exist."""
     found, bad = {}, avoid.faulty(o, o.job.status) | {record.faulty_node}
     for rank in record.ranks:
         node = o.nodes.get(rank.node)
@@ -62,7 +62,7 @@ def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
 
 
 def in_vain(o: Observed, pod: PodView) -> str:
-    """Why a pod without a node should not stay pinned, as a sentence; "" where it should."""
+    """Returns a sentence about why a pending pod must not stay pinned; "" where it may."""
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
     usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
@@ -70,13 +70,13 @@ def in_vain(o: Observed, pod: PodView) -> str:
     if pod.pinned not in usable:
         return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or going"
     alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
-    if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # others wait for all of the gang
+    if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # otherwise it waits for the gang
         return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which has no room: {pod.unschedulable}"
     return ""
 
 
 def _chain(status: Status, number: int) -> Iterator[AttemptRecord]:
-    """That attempt, and those before it while each was replaced, maybe before its ranks had nodes."""
+    """Yields an attempt and its predecessors while each was replaced, maybe before its ranks had nodes."""
     record = status.record(number)
     while record is not None:
         yield record

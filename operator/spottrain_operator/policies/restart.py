@@ -1,7 +1,7 @@
-"""What an ending costs, and when the next attempt may start: budgets and backoff. Pure.
+"""Budgets and backoff: what an ending costs, and when the next attempt may start. Pure.
 
-Called by plan.py. Failures are charged and back off; interruptions have a budget of their own; dry
-capacity and full quotas use neither.
+Failures are charged and back off. Interruptions have a budget of their own. Unavailable capacity and exceeded
+quotas use neither.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Condition, Reason, cause_of
 
 CLOCKS: Final = timedelta(seconds=5)
-"""By which the clocks of two machines that run the operator in turn may differ."""
+"""Allowed clock difference between machines on which the operator runs one after the other."""
 LONGEST_BACKOFF: Final = timedelta(seconds=300)
 LONGEST_STORE_BACKOFF: Final = timedelta(seconds=1800)
-"""Between two starts while the store does not answer: each takes a node for some minutes."""
+"""Maximum between two starts while the store does not respond: each occupies a node for some minutes."""
 BRIEF: Final = timedelta(seconds=60)
-"""An attempt that is over so soon has most likely not been worth its start."""
+"""A shorter attempt has most likely made no progress."""
 UNCOUNTED: Final = frozenset(
     {
         Cause.DONE,
@@ -36,8 +36,8 @@ UNCOUNTED: Final = frozenset(
         Cause.DEADLINE_EXCEEDED,
     }
 )
-"""Endings that the operator or a person asked for, or that speak of dry capacity or of a registry: they use
-no budget of the job's."""
+"""Endings that the operator or the user requested, or that are caused by missing capacity or a registry: they
+use none of the job's budgets."""
 UNEXPLAINED: Final = frozenset(
     {
         Cause.POD_REJECTED,
@@ -47,26 +47,26 @@ UNEXPLAINED: Final = frozenset(
         Cause.START_FAILED,
     }
 )
-"""Endings that nobody asked for: they may come back at once and for ever, so they too are slowed down."""
+"""Endings that nobody requested: they may recur at once and without end, so they back off as well."""
 EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cause.SUSPENDED, Cause.MOVED})
-"""Endings that say nothing of the next attempt, however soon they come."""
+"""Endings that predict nothing about the next attempt, however early they come."""
 
 
 MOST_STARTS: Final = 10
-"""Attempts in a row that could not be started; with the longest backoff that is about an hour and a half."""
+"""Limit of attempts in a row that could not be started; with the longest backoff about 90 minutes."""
 
 
 def interrupts(ending: Ending) -> bool:
-    """Whether it is an interruption: nobody asked for it, and it was not a failure of the trainer."""
+    """Returns whether it is an interruption: not requested, and not a failure of the trainer."""
     return not ending.charged and ending.cause not in {*UNCOUNTED, Cause.STORE_UNREACHABLE}
 
 
 def counted(
     status: Status, ending: Ending, policy: FailurePolicy, now: datetime, *, managed: bool = True
 ) -> Status:
-    """The status with the ending in its counters; `status` holds the ending's record already.
+    """Adds the ending to the status' counters; `status` already includes the ending's record.
 
-    managed: whether our runtime says what it has saved; of another one nothing is known.
+    managed: whether our runtime reports what it has saved; otherwise nothing is known.
     """
     if ending.charged:
         return replace(status, failures=status.failures + 1)
@@ -86,17 +86,17 @@ def counted(
 
 
 def _only_waited(status: Status, ending: Ending) -> bool:
-    """For the store, and did not train. Where an attempt has, what it trained is lost, as at an interruption:
-    a store that can be read and not written must not have it trained again and again without end."""
+    """Returns whether the attempt only waited for the store. If it trained, its steps are lost and it counts
+    as an interruption: a store that can be read but not written must not cause endless retraining."""
     record = status.record(status.attempt)
     trained = record is not None and (record.last_step or 0) > (record.start_step or 0)
     return ending.cause is Cause.STORE_UNREACHABLE and not trained
 
 
 def _no_progress(status: Status) -> int:
-    """Interruptions in a row between which not one more step was saved. One that never ran says nothing.
+    """Counts interruptions in a row without a newly saved step. An attempt that never ran does not count.
 
-    Held against what was saved at the last interruption: an attempt is often given up before it saves.
+    It is compared with the step at the last interruption, because attempts often end before they save.
     """
     record = status.record(status.attempt)
     if record is None or not record.node:
@@ -106,7 +106,7 @@ def _no_progress(status: Status) -> int:
 
 
 def store_silent_since(status: Status) -> datetime | None:
-    """Since when the store does not answer; None while nothing is known against it."""
+    """Returns since when the store does not respond; None without a known outage."""
     known = status.condition(Condition.STORE_REACHABLE)
     return known.last_transition_time if known is not None and known.status == "False" else None
 
@@ -114,7 +114,7 @@ def store_silent_since(status: Status) -> datetime | None:
 def exhausted(
     status: Status, policy: FailurePolicy, ending: Ending, now: datetime
 ) -> tuple[Reason, str] | None:
-    """The budget that this ending, counted already, has used up: reason and sentence."""
+    """Returns the budget that this ending, already counted, has exhausted: reason and sentence."""
     last = f"; the last: {ending.evidence}"
     since = store_silent_since(status)
     longest = timedelta(seconds=policy.store_outage_seconds)
@@ -144,7 +144,7 @@ def exhausted(
 
 
 def _starts_in_vain(status: Status) -> int:
-    """In a row; one that was moved or replaced in between says nothing."""
+    """Counts failed starts in a row; moved or replaced attempts in between are ignored."""
     between = (Cause.REPLACED, Cause.MOVED, Cause.SCHEDULING_TIMEOUT)
     ended = [r.cause for r in reversed(status.attempts) if r.cause and r.cause not in between]
     return sum(1 for _ in takewhile(lambda cause: cause == Cause.START_FAILED, ended))
@@ -153,13 +153,13 @@ def _starts_in_vain(status: Status) -> int:
 def next_start(
     status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str
 ) -> datetime | None:
-    """Not before then; None = at once. `status` holds the ending already."""
+    """Returns the earliest next start; None = at once. `status` already includes the ending."""
     wait = _wait(status, policy, ending, now, uid)
     return now + wait if wait else None
 
 
 def brought_forward(status: Status, policy: FailurePolicy, now: datetime, uid: str) -> Status | None:
-    """With an earlier start, where the clock that reckoned it was far ahead: no policy waits so long."""
+    """Returns the status with an earlier start, if the present one exceeds every policy's wait."""
     before = status.record(status.attempt - 1)
     if before is None or not before.cause or status.next_start is None:
         return None
@@ -175,18 +175,18 @@ def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, 
         return _store_wait(status, policy, now)
     times = status.failures if ending.charged else _unexplained_in_a_row(status, now)
     if not ending.charged and ending.cause not in UNCOUNTED:
-        times = max(times, status.no_progress - 1)  # the first time may be bad luck, the next are a livelock
+        times = max(times, status.no_progress - 1)  # one may be chance, more are a livelock
     if times <= 0 or policy.backoff_seconds == 0:
         return timedelta(0)
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(times - 1, 16))
     wait = min(doubled, LONGEST_BACKOFF)
-    if ending.cause is Cause.SCHEDULING_TIMEOUT:  # two half-gangs must not come back at the same moment
+    if ending.cause is Cause.SCHEDULING_TIMEOUT:  # two partial gangs must not retry at the same time
         wait *= 1 + spread(uid, status.attempt)
     return wait
 
 
 def _store_wait(status: Status, policy: FailurePolicy, now: datetime) -> timedelta:
-    """Doubled with each attempt in a row that did not find the store; the last one comes at the bound."""
+    """Doubles with each attempt in a row without the store; the last attempt starts at the outage limit."""
     ended = [r for r in status.attempts if r.cause]
     times = sum(1 for _ in takewhile(lambda r: r.cause == Cause.STORE_UNREACHABLE, reversed(ended)))
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(max(times, 1) - 1, 16))
@@ -196,7 +196,7 @@ def _store_wait(status: Status, policy: FailurePolicy, now: datetime) -> timedel
 
 
 def spread(uid: str, attempt: int) -> float:
-    """From 0 to 1, another one for each job and attempt, and always the same."""
+    """Returns a deterministic value from 0 to 1, different for each job and attempt."""
     return int.from_bytes(hashlib.sha256(f"{uid}/{attempt}".encode()).digest()[:4]) / 2**32
 
 

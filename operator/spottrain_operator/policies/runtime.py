@@ -1,9 +1,9 @@
-"""Whether the spottrain runtime trains in a job's containers, and what follows where it does not. Pure.
+"""Detects whether the spottrain runtime trains in a job's containers, and handles its absence. Pure.
 
-The operator sees the runtime by its answers on the progress port and by its termination message, both of rank
-0. Once it was seen to train, the condition RuntimeAttached is True for the rest of the job, so this survives
-a restart of the operator. A script without the runtime saves nothing: each attempt begins at step 0, nothing
-orders two attempts, and an exit code of 0 says nothing about the training.
+The operator detects the runtime by rank 0's responses on the progress port and its termination message. Once
+it was seen to train, the condition RuntimeAttached stays True for the rest of the job, even if the operator
+restarts. A script without the runtime saves nothing: each attempt begins at step 0, two attempts may
+overlap, and exit code 0 does not show that the training is done.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies.gone import over
 
 SOON: Final = timedelta(seconds=60)
-"""Before this, a runtime that does not answer is most likely being imported."""
+"""Until then, a runtime that does not respond is most likely still being imported."""
 LOOK: Final = timedelta(seconds=10)
-"""Between two looks while the progress port of a late runtime has not been tried by this process."""
+"""Recheck interval while this process has not yet queried the progress port of a late runtime."""
 STARTING_STATE: Final = "Starting"
-"""Progress of a script that runs under our runtime and has not begun a training with it."""
+"""Progress state of a script that runs under our runtime and has not begun a training with it."""
 NOT_BEGUN: Final = ("", UNKNOWN_STATE, STARTING_STATE, WAITING_FOR_STORE)
 SIGKILLED: Final = 128 + 9
-"""A killed runtime leaves no termination message either."""
+"""Exit code after SIGKILL; a killed runtime leaves no termination message either."""
 WAYS_OUT: Final = (
     "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Run "
     "or a callback in it), or set spec.checkpoint.managed: false in a new job: the image then saves and "
@@ -39,13 +39,13 @@ Verdict = tuple[bool, str, str]
 
 
 def attached(status: Status) -> bool:
-    """Whether the runtime was seen to train, or has saved, in any attempt of the job."""
+    """Returns whether the runtime was seen to train, or has saved, in any attempt of the job."""
     stepped = any(r.start_step is not None or r.durable_step is not None for r in status.attempts)
     return status.is_true(Condition.RUNTIME_ATTACHED) or status.known_durable_step is not None or stepped
 
 
 def trains(state: str) -> bool:
-    """Whether this `status.progress.state` is of a script that has begun a training with our runtime."""
+    """Returns whether this `status.progress.state` shows a training that has begun with our runtime."""
     return state not in NOT_BEGUN
 
 
@@ -55,7 +55,7 @@ def managed(o: Observed) -> bool:
 
 # --- conditions -----------------------------------------------------------------------------------------
 def missed(status: Status, o: Observed) -> Verdict | None:
-    """RuntimeAttached=False, once an import would have had its time; None while nothing new is known."""
+    """Returns RuntimeAttached=False once an import must be complete; None while nothing new is known."""
     pod = _first(status, o)
     if pod is None or not _late(status, o, pod):
         return None
@@ -92,7 +92,7 @@ def missed(status: Status, o: Observed) -> Verdict | None:
 
 
 def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
-    """Why the condition Running does not say Training, while all containers run: reason and sentence."""
+    """Returns why Running's reason is not Training although all containers run: reason and sentence."""
     state = status.progress.state if status.progress is not None else ""
     pod = _first(status, o)
     if not managed(o) or trains(state) or pod is None or pod.running_since is None:
@@ -111,7 +111,7 @@ def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
 
 
 def times(status: Status, o: Observed) -> Iterator[datetime]:
-    """When these sentences change by time alone."""
+    """Yields the times at which these messages change by time alone."""
     pod = _first(status, o)
     if pod is None or pod.running_since is None or not managed(o):
         return
@@ -133,7 +133,7 @@ def _late(status: Status, o: Observed, pod: PodView) -> bool:
 
 
 def _first(status: Status, o: Observed) -> PodView | None:
-    """The pod of rank 0 of this status' attempt, while its trainer runs."""
+    """Returns the pod of rank 0 of this status' attempt, while its trainer runs."""
     found = (p for p in o.pods if p.attempt == status.attempt and p.rank == 0)
     return next((p for p in found if p.running_since is not None and not over(p, o)), None)
 
@@ -145,10 +145,10 @@ def _spell(time: timedelta) -> str:
 
 # --- ends -----------------------------------------------------------------------------------------------
 def starts_over(o: Observed, status: Status, ending: Ending, silent_end: bool) -> str:
-    """Why the job fails at this interruption, as a sentence: the next attempt would begin at step 0 again.
+    """Returns a sentence about why an interruption fails the job: the next attempt would restart at step 0.
 
-    "" where the runtime was seen, or was interrupted before it could have been. `silent_end`: whether rank
-    0's container has ended without a termination message of the runtime's.
+    "" where the runtime was seen, or was interrupted before it could be seen. `silent_end`: whether rank 0's
+    container ended without a termination message of the runtime.
     """
     if not managed(o) or attached(status):
         return ""
@@ -165,7 +165,7 @@ def starts_over(o: Observed, status: Status, ending: Ending, silent_end: bool) -
 
 
 def _ran_long_enough(o: Observed) -> bool:
-    """So long that a runtime would have answered, or left its message."""
+    """Returns whether rank 0 ran long enough for a runtime to respond or to leave its message."""
     first = (p for p in o.pods if p.attempt == o.job.status.attempt and p.rank == 0)
     end = next((p.ended for p in first), None)
     if end is None or end.started is None or end.finished is None or end.exit_code == SIGKILLED:

@@ -1,8 +1,8 @@
-"""Pods that have a node and do not start: what the kubelet says of it, and when the attempt gives up. Pure.
+"""Handles pods that have a node and do not start: the kubelet's error, and when the attempt gives up. Pure.
 
-Called by plan, follow, conditions and events. An image, a Secret or a container's own error is in the pod's
-status; a volume or a sandbox that cannot be set up is in the pod's Events alone, so these are read, but only
-of a pod that has had its node for some seconds and has not started.
+An error of an image, a Secret or a container is in the pod's status. An error of a volume or a sandbox is
+only in the pod's Events. These are read only for a pod that has had its node for some seconds and has not
+started.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from spottrain_operator.policies import gang
 from spottrain_operator.policies.gone import over
 
 QUIET: Final = timedelta(seconds=5)
-"""A pod's Events are read when it has had its node for so long, and again after so long."""
+"""A pod's Events are read when it has had its node for this time, and again at this interval."""
 NEXT: Final = timedelta(seconds=1)
-"""Until the next look, where more pods are to be read than one look reads."""
+"""Recheck interval while more pods' Events are to be read than one reconcile reads."""
 ELSEWHERE: Final = timedelta(minutes=15)
-"""For which a volume that another node still has is waited for at least. Kubernetes itself takes it away from
-a dead node after some six minutes."""
+"""Minimum wait for a volume that is still attached to another node. Kubernetes itself detaches it from a dead
+node after about six minutes."""
 MAX_WORDS: Final = 2000
-"""Of the kubelet's, which may hold a registry's whole answer."""
+"""Maximum characters of the kubelet's message, which may contain a registry's whole response."""
 MULTI_ATTACH: Final = "Multi-Attach error"
 BAD_NAME: Final = "InvalidImageName"
 BAD_CONFIG: Final = "CreateContainerConfigError"
 PASSING: Final = "failed to sync"
-"""In the message of a CreateContainerConfigError that comes from the API server's silence."""
+"""In the message of a CreateContainerConfigError that an unreachable API server causes."""
 VOLUME_REASON: Final = "FailedMount"
 MISSING: Final = ('configmap "', 'secret "', "references non-existent")
-"""What a FailedMount says of an object, or a key in one, that the job names and that does not exist."""
+"""In the message of a FailedMount for an object, or a key in one, that the job names and that is missing."""
 
 
 def asks(o: Observed) -> tuple[PodView, ...]:
-    """Pods whose Events are worth a look now."""
+    """Returns the pods whose Events are to be read now."""
     return tuple(p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o) or _may_be_probed(p, o))
 
 
 def _waits(pod: PodView, o: Observed) -> bool:
-    """Has a node, and its trainer has not started."""
+    """Returns whether the pod has a node, and its trainer has not started."""
     never_started = bool(pod.node) and pod.running_since is None and pod.deleted is None
     return never_started and not over(pod, o)
 
@@ -55,13 +55,13 @@ def _sets_up(pod: PodView, o: Observed) -> bool:
 
 
 def _may_pull(pod: PodView, o: Observed) -> bool:
-    """The status keeps the last error while the image is being pulled anew: asked before giving up."""
+    """Checks for a new image pull before giving up: meanwhile the status keeps the last error."""
     until = due(o)
     return _waits(pod, o) and trouble(pod, o) is not None and until is not None and o.now >= until
 
 
 def _may_be_probed(pod: PodView, o: Observed) -> bool:
-    """Only an Event says that the kubelet has ended it because of a probe."""
+    """Returns whether the kubelet may have ended it because of a probe, which only an Event shows."""
     return pod.probed and pod.ended is not None and pod.uid not in o.heard
 
 
@@ -70,7 +70,7 @@ def _first_look(pod: PodView) -> datetime:
 
 
 def look(o: Observed) -> datetime | None:
-    """When to ask for Events again."""
+    """Returns when to read Events again."""
     if reads := [p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o)]:
         unread = any(p.uid not in o.heard for p in reads)
         return o.now + (NEXT if unread else QUIET)
@@ -81,9 +81,9 @@ def _told(pod: PodView) -> bool:
     return pod.waiting is not None and pod.waiting.error
 
 
-# --- what is wrong --------------------------------------------------------------------------------------
+# --- start errors ---------------------------------------------------------------------------------------
 def trouble(pod: PodView, o: Observed) -> Waiting | None:
-    """What the kubelet fails at, in its words; None while it is only busy."""
+    """Returns the kubelet's error; None while startup is in progress."""
     if pod.deleted is not None or over(pod, o):
         return None
     if _told(pod):
@@ -93,7 +93,7 @@ def trouble(pod: PodView, o: Observed) -> Waiting | None:
 
 
 def blocked(o: Observed) -> tuple[PodView, Waiting] | None:
-    """The first pod of the attempt that cannot start, and why."""
+    """Returns the first pod of the attempt that cannot start, and why."""
     found = ((p, w) for p in gang.team(o) if p.running_since is None and (w := trouble(p, o)) is not None)
     return next(found, None)
 
@@ -105,7 +105,7 @@ def words(pod: PodView, waiting: Waiting) -> str:
 
 
 def sentence(o: Observed, status: Status) -> str:
-    """What cannot start, why, and what will come of it; "" where nothing is wrong."""
+    """Returns a sentence about what cannot start, why, and the consequence; "" without an error."""
     found, record = blocked(o), status.record(status.attempt)
     if found is None:
         return ""
@@ -116,25 +116,25 @@ def sentence(o: Observed, status: Status) -> str:
 
 
 def busy(pod: PodView, o: Observed) -> str:
-    """What takes long without an error; "" where nothing is known to."""
+    """Returns what is slow without an error; "" where nothing is known."""
     known = o.heard.get(pod.uid)
     return known.slow if known is not None else ""
 
 
 def configuration(waiting: Waiting) -> bool:
-    """Whether the job itself is wrong, so that no other try helps."""
+    """Returns whether the job's configuration is wrong, so that a retry does not help."""
     if waiting.reason == VOLUME_REASON:
         text = waiting.message.lower()
         return any(word in text for word in MISSING) and PASSING not in text
     return waiting.reason == BAD_NAME or (waiting.reason == BAD_CONFIG and PASSING not in waiting.message)
 
 
-# --- when it is given up ----------------------------------------------------------------------------------
+# --- giving up --------------------------------------------------------------------------------------------
 def noted(status: Status, o: Observed) -> Status:
-    """With the time of the kubelet's first error, which an operator that starts anew must not forget."""
+    """Records the time of the kubelet's first error in the status, so that it survives operator restarts."""
     record = status.record(status.attempt)
     if record is None or record.cause or record.stopping or status.attempt != o.job.status.attempt:
-        return status  # once it is being stopped, what its pods do says nothing of the error
+        return status  # while it is being stopped, its pods' states do not show the error
     since = record.start_error_since
     if blocked(o) is not None:
         since = since or o.now.replace(microsecond=0)
@@ -146,7 +146,7 @@ def noted(status: Status, o: Observed) -> Status:
 
 
 def due(o: Observed) -> datetime | None:
-    """When the attempt is given up."""
+    """Returns when the attempt is given up."""
     found, record = blocked(o), o.job.status.record(o.job.status.attempt)
     if found is None or record is None or record.start_error_since is None:
         return None
@@ -160,7 +160,7 @@ def _patience(o: Observed, waiting: Waiting) -> timedelta:
 
 
 def gives_up(o: Observed) -> Ending | None:
-    """Nothing is given up while an image is being pulled: that may take long."""
+    """Returns the ending of an attempt that fails to start for too long, except during an image pull."""
     found, until = blocked(o), due(o)
     if found is None or until is None or o.now < until:
         return None

@@ -1,1 +1,1 @@
-"""The objects that the operator makes for a job: trainer pods, and what they need beside them. Pure."""
+"""The objects that the operator creates for a job: trainer pods, and the objects that they need. Pure."""

@@ -1,7 +1,4 @@
-"""What a job needs beside its pods: names for a gang, a group, a claim, the pod that cleans up. Pure.
-
-Called by follow.py.
-"""
+"""Objects of a job other than its trainer pods: Service, pod group, claim, cleanup pod. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ Json = dict[str, Any]
 
 VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
 CLEANUP_SECONDS: Final = 840
-"""A little less than the operator waits for it."""
+"""A little less than the operator's own limit for the cleanup pod (policies/cleanup.py)."""
 IDENTITY: Final = (
     "serviceAccountName",
     "automountServiceAccountToken",
@@ -42,7 +39,7 @@ IDENTITY: Final = (
     "volumes",
 )
 REACH: Final = ("image", "imagePullPolicy", "env", "envFrom", "securityContext", "volumeMounts")
-"""Of template and trainer, what the store is reached with; a folder is on one of its volumes."""
+"""Fields of the trainer container that access to the store needs; a file:// URI needs its volumes."""
 
 
 def _labels(job: Job) -> dict[str, str]:
@@ -50,7 +47,7 @@ def _labels(job: Job) -> dict[str, str]:
 
 
 def service(job: Job) -> Json:
-    """Names for the pods of a gang, also before they are ready: they become so by finding each other."""
+    """Returns a gang's headless Service; it also publishes unready pods, which wait for each other."""
     key = job.key
     port = {"name": "rendezvous", "port": RENDEZVOUS_PORT}
     return {
@@ -72,7 +69,7 @@ def service(job: Job) -> Json:
 
 
 def cache_claim(job: Job, cache: DataCache) -> Json:
-    """The claim of the data cache: one for all attempts; the garbage collector deletes it with the job."""
+    """Returns the data cache's claim: one for all attempts; the garbage collector deletes it with the job."""
     key = job.key
     body: Json = {"accessModes": [str(cache.mode)], "resources": {"requests": {"storage": cache.size}}}
     if cache.storage_class_name:
@@ -87,7 +84,7 @@ def cache_claim(job: Job, cache: DataCache) -> Json:
 
 
 def pod_group(job: Job, status: Status) -> Json | None:
-    """Volcano's, where the template asks for that scheduler: it then starts all pods or none."""
+    """Returns Volcano's PodGroup if the template uses that scheduler, which then starts all pods or none."""
     assert job.spec is not None
     if job.spec.template["spec"].get("schedulerName") != "volcano":
         return None
@@ -102,7 +99,7 @@ def pod_group(job: Job, status: Status) -> Json | None:
 
 
 def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) -> Json:
-    """Kubernetes' own group, one for each attempt, because it cannot be changed."""
+    """Returns the group of Kubernetes' own gang scheduling; one per attempt, because it is immutable."""
     assert job.spec is not None
     meta = {
         "name": trainer_pod.group_name(job, status),
@@ -114,7 +111,7 @@ def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) ->
 
 
 def cleanup(job: Job, pool: Pool) -> Json:
-    """The pod that deletes a deleted job's checkpoints, with its image and identity, in its pool."""
+    """Returns the pod that deletes a deleted job's checkpoints, with its image and identity, in its pool."""
     assert job.spec is not None
     spec, key = job.spec, job.key
     container = _cleaner(job)
@@ -139,7 +136,7 @@ def cleanup(job: Job, pool: Pool) -> Json:
 
 
 def _cleaner(job: Job) -> Json:
-    """Its container: what the trainer reaches the store with, and neither its GPUs nor its command."""
+    """Returns the cleanup container: the trainer's access to the store, without its GPUs and command."""
     assert job.spec is not None
     checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
     words = ["--checkpoint", checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
@@ -147,7 +144,7 @@ def _cleaner(job: Job) -> Json:
     kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
     container = kept | {"name": ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
     container["env"] = list(kept.get("env") or ())
-    little = {"cpu": "100m", "memory": "256Mi"}  # a quota may ask for both
+    little = {"cpu": "100m", "memory": "256Mi"}  # a ResourceQuota may require both
     container["resources"] = {"requests": little, "limits": {"cpu": "1", "memory": "1Gi"}}
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
     if secret := checkpoint.credentials_secret:

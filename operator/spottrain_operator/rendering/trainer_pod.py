@@ -1,6 +1,6 @@
-"""The pod of one attempt, from the job's template. Pure; called by plan.py.
+"""Renders the pods of an attempt from the job's template. Pure.
 
-What the template says stands, except for what the operator owns (template.py).
+The template's values are kept, except for the fields that the operator owns (template.py).
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ KEEP_ALIVE: Final = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
-"""They stop voluntary disruption; our DELETE is no eviction."""
+"""Annotations against voluntary disruption; they do not affect our DELETE, which is not an eviction."""
 TERMINATION_LOG: Final = "/dev/termination-log"
 FS_GROUP: Final = 1000
-"""Group of the runtime image's user: it may write on the disks that are mounted."""
+"""Group of the runtime image's user, so that it may write to mounted disks."""
 
 
 SOLE: Final = Placement()
 
 
 def grace(spec: TrainingJobSpec, pool: Pool) -> int:
-    """terminationGracePeriodSeconds: the window; less where the template says so, more only on demand."""
+    """Returns terminationGracePeriodSeconds: the window or the template's value, on spot the shorter one."""
     asked = spec.template["spec"].get("terminationGracePeriodSeconds")
     if asked is None:
         return pool.window
@@ -80,7 +80,7 @@ def grace(spec: TrainingJobSpec, pool: Pool) -> int:
 
 
 def grace_note(spec: TrainingJobSpec, pool: Pool) -> str:
-    """What a person should know about the grace that was asked for; "" where it equals the window."""
+    """Returns a note about the requested grace period; "" where it equals the window."""
     asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), pool.window
     if asked is None or pool.type is not CapacityType.SPOT or asked == window:
         return ""
@@ -90,7 +90,7 @@ def grace_note(spec: TrainingJobSpec, pool: Pool) -> str:
 
 
 def notes(o: Observed, status: Status) -> dict[Reason, str]:
-    """What a person should know about an accepted job's grace and nodes."""
+    """Returns notes for the user about an accepted job's grace period and nodes."""
     if o.job.spec is None or capacity.problem(o):
         return {}
     pool = capacity.pool_of(o, status)
@@ -99,12 +99,12 @@ def notes(o: Observed, status: Status) -> dict[Reason, str]:
 
 
 def trial(o: Observed, status: Status) -> Json:
-    """The next attempt's pod of rank 0, for a dry run."""
+    """Returns the next attempt's pod of rank 0, for a dry run."""
     return pod(o.job, replace(status, attempt=status.attempt + 1), capacity.choose(o, status))
 
 
 def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
-    """A pod of attempt `status.attempt`, on nodes of `pool`."""
+    """Returns a pod of attempt `status.attempt`, on nodes of `pool`."""
     assert job.spec is not None
     spec = job.spec
     body = copy.deepcopy(spec.template["spec"])
@@ -125,12 +125,12 @@ def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
 
 
 def group_name(job: Job, status: Status) -> str:
-    """Of the pods of one attempt, for schedulers and queues that start all or none."""
+    """Returns the name of an attempt's pod group, for schedulers and queues that start all pods or none."""
     return pod_name(job.key.name, job.key.uid, status.attempt).removesuffix("-0")
 
 
 def _queue(job: Job, status: Status) -> tuple[Json, Json]:
-    """Labels and annotations by which Kueue admits the pods of an attempt together, or Volcano does."""
+    """Returns labels and annotations with which Kueue or Volcano admits an attempt's pods together."""
     assert job.spec is not None
     spec = job.spec
     if spec.template["spec"].get("schedulerName") == "volcano":
@@ -178,10 +178,10 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     }
 
 
-# --- where it runs -----------------------------------------------------------------------------------
+# --- placement ---------------------------------------------------------------------------------------
 def _place(body: Json, pool: Pool, place: Placement) -> None:
     body["nodeSelector"] = (body.get("nodeSelector") or {}) | pool.selector
-    silence = [  # first, because of several that fit a taint the first one counts
+    silence = [  # first, because of several tolerations that match a taint the first one applies
         {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
         | {"tolerationSeconds": NODE_SILENCE}
         for state in ("not-ready", "unreachable")
@@ -200,9 +200,9 @@ def _place(body: Json, pool: Pool, place: Placement) -> None:
 
 
 def _require(body: Json, *either: Json) -> None:
-    """A hard rule, or several of which a node must fit one. None: no rule.
+    """Adds a required node affinity; of several rules a node must match one.
 
-    A template may tolerate every taint, so a doomed node's taint alone would not do.
+    A template may tolerate every taint, so a doomed node's taint alone is not enough.
     """
     if not either:
         return
@@ -226,7 +226,7 @@ def _prefer(body: Json, term: Json) -> None:
 
 
 def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
-    """A name that the others know, and the zone of the others: traffic between zones is slow, and costs."""
+    """Sets the pod's host name, and its gang's zone: traffic between zones is slow and costs money."""
     assert job.spec is not None
     body["hostname"] = pod_name(job.key.name, job.key.uid, status.attempt, place.rank)
     body["subdomain"] = service_name(job.key.name, job.key.uid)
@@ -243,7 +243,7 @@ def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
     body["affinity"] = affinity | {"podAffinity": peers}
 
 
-# --- what it is told ---------------------------------------------------------------------------------
+# --- environment -------------------------------------------------------------------------------------
 def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int) -> None:
     assert job.spec is not None
     spec = job.spec
@@ -270,9 +270,9 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
 
 _POD_UID: Final = {"name": str(Env.POD_UID), "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 PROCESSES: Final = "PET_NPROC_PER_NODE"
-"""torchrun's flag, as an environment variable."""
+"""torchrun's flag --nproc-per-node as an environment variable."""
 _WRITABLE: Final = {"HOME": volumes.HOME_DIR, "TMPDIR": volumes.TMP_DIR}
-"""Only in an image that is read-only: else what it has in its own home, such as packages, is not found."""
+"""Only with a read-only image: otherwise files in its own home, such as packages, would not be found."""
 _CACHES: Final = {
     "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_DIR}/inductor",
     "TRITON_CACHE_DIR": f"{CACHE_DIR}/triton",
@@ -280,7 +280,7 @@ _CACHES: Final = {
 
 
 def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> dict[str, str]:
-    """The contract's variables (`contract.Env`); those without a value are left out."""
+    """Returns the contract's variables (`contract.Env`); those without a value are omitted."""
     assert job.spec is not None
     gpus = job.spec.gpus.count
     values: dict[Env, str] = {
@@ -305,14 +305,14 @@ def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> 
 
 
 def _processes(count: int | None) -> str:
-    """Of each worker. torchrun itself counts the GPUs of a claim."""
+    """Returns the number of processes per worker; "auto": torchrun counts the GPUs of a DRA claim."""
     return "auto" if count is None else str(max(count, 1))
 
 
 def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
-    """For our launcher, for torchrun (PET_...: its flags), and for scripts with a launcher of their own.
+    """Returns the variables for our launcher, torchrun (PET_...: its flags) and custom launchers.
 
-    A new attempt has another rank 0, so that nobody meets a ghost of the last one.
+    Each attempt has its own rank 0 host name, so that no rank connects to a pod of the previous attempt.
     """
     assert job.spec is not None
     key = job.key
@@ -335,7 +335,7 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
 
 
 def _saving(spec: TrainingJobSpec, status: Status) -> dict[Env, str]:
-    """What only our runtime can do something with."""
+    """Returns the variables that only our runtime reads."""
     checkpoint, known = spec.checkpoint, status.known_durable_step
     return {
         Env.CHECKPOINT_URI: checkpoint.uri,
@@ -361,7 +361,7 @@ def _yes_or_no(value: bool | None) -> str:
 
 
 def _compile_cache(wanted: CompileCache, status: Status) -> str:
-    """Not restored after an illegal instruction, until an attempt has ended with another code."""
+    """Returns "drop" (do not restore) after an illegal instruction, until another exit code follows."""
     codes = [r.exit_code for r in status.attempts if r.exit_code is not None]
     if wanted is CompileCache.NONE:
         return "off"
@@ -369,7 +369,7 @@ def _compile_cache(wanted: CompileCache, status: Status) -> str:
 
 
 def _digest(spec: TrainingJobSpec) -> str:
-    """Of an image that is pinned by it; a tag may stand for another image at the next pull."""
+    """Returns the digest of a pinned image; "" for a tag, which may change with the next pull."""
     image = str(judged(spec.template["spec"]["containers"]).get("image") or "")
     return image.partition("@")[2]
 
@@ -378,13 +378,13 @@ def _unix(time: datetime | None) -> str:
     return str(math.ceil(time.timestamp())) if time else "0"
 
 
-# --- what it may do ----------------------------------------------------------------------------------
+# --- security context --------------------------------------------------------------------------------
 def restrict(body: Json) -> None:
-    """What breaks no image. All of the restricted Pod Security Standard where the template says runAsNonRoot.
+    """Applies restrictions that break no image; with runAsNonRoot, the restricted Pod Security Standard.
 
-    Most published images run as root, and nobody here knows whether this one does.
+    Most published images run as root, and the operator cannot know whether this one does.
     """
-    body.setdefault("automountServiceAccountToken", False)  # the trainer talks to no API server
+    body.setdefault("automountServiceAccountToken", False)  # the trainer does not use the API server
     context = body.setdefault("securityContext", {})
     context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     if volumes.has_disk(body):
@@ -392,7 +392,7 @@ def restrict(body: Json) -> None:
         context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     for container in [*body["containers"], *(body.get("initContainers") or ())]:
         own = container.get("securityContext") or {}
-        # The API server refuses the mixture with privileged; whoever asks for that means it.
+        # The API server rejects the combination with privileged, which is an explicit choice.
         if own.get("runAsNonRoot", context.get("runAsNonRoot")) and not own.get("privileged"):
             container["securityContext"] = _UNPRIVILEGED | own
 

@@ -1,1 +1,1 @@
-"""The status of a job: how it changes, its conditions, and the Events that a change is worth. Pure."""
+"""The status of a job: its updates, its conditions, and the Events that follow from a change. Pure."""

@@ -1,4 +1,4 @@
-"""How a Status changes: conditions, attempt records, what pods and progress tell. Pure; called by plan.py."""
+"""Updates of a Status: conditions, attempt records, facts from pods and progress. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MESSAGE_LIMIT = 8000
 def with_condition(
     status: Status, kind: Condition, value: bool, reason: str, message: str, *, o: Observed
 ) -> Status:
-    """The condition set; its lastTransitionTime moves only when its value does."""
+    """Sets a condition; its lastTransitionTime changes only with its value."""
     old = status.condition(kind)
     text = "True" if value else "False"
     flipped = old is None or old.status != text
@@ -54,19 +54,19 @@ ORDER = {str(kind): place for place, kind in enumerate(Condition)}
 
 
 def _place(condition: ConditionStatus) -> int:
-    """Those of others, and of newer operators, come last and stay as they are."""
+    """Sorts conditions of other writers and newer operators last; they stay unchanged."""
     return ORDER.get(condition.type, len(ORDER))
 
 
 def with_store_unreachable(status: Status, o: Observed, attempt: int, words: str) -> Status:
-    """Since when: the first time that this was seen, until a start gets past the store."""
+    """Sets StoreReachable=False; its time is the first failure, until an attempt can use the store again."""
     message = f"attempt {attempt}: {words}"
     reason = Reason.STORE_UNREACHABLE
     return with_condition(status, Condition.STORE_REACHABLE, False, reason, message, o=o)
 
 
 def with_pods(status: Status, o: Observed) -> Status:
-    """What pods tell of their attempts: nodes, start, end, steps. Never touches cause or counters."""
+    """Updates attempt records from their pods: nodes, start, end, steps. Never changes cause or counters."""
     for record in status.attempts:
         pods = sorted((p for p in o.pods if p.attempt == record.number), key=lambda p: p.rank)
         if pods:
@@ -78,7 +78,7 @@ def with_pods(status: Status, o: Observed) -> Status:
 def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> Status:
     words = [word for pod in pods if (word := word_of(pod)) is not None]
     first = word_of(pods[0]) if pods[0].rank == 0 else None
-    if first is not None and record.ended is None:  # once: a later attempt's own figures stand
+    if first is not None and record.ended is None:  # once; a later attempt's figures must stay
         status = _with_last_figures(status, o, first)
     for word in words:
         status = _known_durable(status, word.durableStep)
@@ -86,13 +86,13 @@ def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], 
 
 
 def _trained(word: TerminationMessage) -> bool:
-    """Whether the script had begun a training with the runtime."""
+    """Returns whether the script had begun a training with the runtime."""
     steps = (word.step, word.totalSteps, word.startStep, word.durableStep)
     return word.outcome is Outcome.DONE or any(step is not None for step in steps)
 
 
 def with_runtime(status: Status, o: Observed) -> Status:
-    """Our runtime was seen to train: said once, and true for the rest of the job."""
+    """Sets RuntimeAttached=True once, for the rest of the job."""
     if not runtime.managed(o) or status.is_true(Condition.RUNTIME_ATTACHED):
         return status
     words = "the runtime was seen to train in this job, or to be done"
@@ -148,7 +148,7 @@ def _with_steps(
 
 
 def with_vanished(status: Status, o: Observed) -> Status:
-    """Earlier attempts whose pod object is gone for good will tell nothing more."""
+    """Sets `ended` of past attempts whose pod objects are gone."""
     present = {pod.attempt for pod in o.pods}
     for record in status.attempts:
         past = record.number < status.attempt or bool(record.cause)
@@ -158,7 +158,7 @@ def with_vanished(status: Status, o: Observed) -> Status:
 
 
 def with_back_fill(status: Status) -> Status:
-    """Where an attempt went on from is what the one before it had saved, which it may not have told."""
+    """Fills an attempt's unreported last and durable step from the next attempt's start step."""
     for before, after in zip(status.attempts, status.attempts[1:], strict=False):
         if after.start_step is not None:
             status = with_record(status, _with_steps(before, None, after.start_step, after.start_step))
@@ -184,7 +184,7 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
 
 
 def _with_last_figures(status: Status, o: Observed, word: TerminationMessage) -> Status:
-    """How far it came, and whether a save fits into the grace: it may never have been asked."""
+    """Takes the last step and save time from the termination message: progress may never have been polled."""
     if word.step is None and not word.warning and word.emergencySeconds is None:
         return status
     old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
@@ -199,13 +199,13 @@ def _with_last_figures(status: Status, o: Observed, word: TerminationMessage) ->
 
 
 def _step_of(progress: Progress, status: Status) -> int:
-    """Until an attempt has restored, the job stands where its checkpoint does, not at step 0."""
+    """Returns the job's step; until an attempt has restored, that is its checkpoint's, not 0."""
     restored = progress.durableStep is not None or progress.startStep is not None
     return progress.step if restored else max(progress.step, status.known_durable_step or 0)
 
 
 def with_unknown_progress(status: Status, o: Observed) -> Status:
-    """An image without our runtime answers nobody: said, so that no one waits for its steps."""
+    """Sets the state Unknown for an image without our runtime, so that nobody waits for its steps."""
     spec, state = o.job.spec, status.progress.state if status.progress else ""
     pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
     runs = pod is not None and pod.running_since is not None and not over(pod, o)
@@ -216,7 +216,7 @@ def with_unknown_progress(status: Status, o: Observed) -> Status:
 
 
 def _progress_status(progress: Progress, o: Observed, at: datetime, old: ProgressStatus) -> ProgressStatus:
-    """What an attempt has not measured yet is what its predecessor has: job and grace are the same."""
+    """Converts progress; values not measured yet are the predecessor's, as job and grace are the same."""
     unmeasured = progress.emergencySeconds is None
     return ProgressStatus(
         state=progress.state,
@@ -238,7 +238,7 @@ def _progress_status(progress: Progress, o: Observed, at: datetime, old: Progres
 
 
 def with_final_word(status: Status, o: Observed, word: TerminationMessage | None) -> Status:
-    """The last message of a finished job: its final step, and where its weights are."""
+    """Takes the final step and the URI of the weights from a finished job's termination message."""
     if word is None:
         return status
     old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
@@ -256,8 +256,8 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
 
 
 def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
-    """Whether progress alone is worth a write: a new state, a warning or an attempt's first step at once,
-    further steps once in a while."""
+    """Returns whether progress alone requires a write: a new state, a warning or an attempt's first step at
+    once, further steps at intervals."""
     old = status.progress
     if old is None or old.time is None or old.state != sample.progress.state:
         return True
@@ -269,7 +269,7 @@ def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
 
 
 def _first_news(status: Status, progress: Progress) -> bool:
-    """An attempt's first answer, and the first one that shows a step of its own."""
+    """Returns whether it is an attempt's first response, or the first with a step of its own."""
     record = status.record(progress.attempt)
     if record is None or record.last_step is None:
         return True

@@ -1,6 +1,6 @@
-"""The conditions and the phase that follow from what is observed. Pure; the last step of plan.py.
+"""Derives the conditions and the phase from an Observed. Pure.
 
-Succeeded, Failed and Interrupted=True are decided in plan.py and only kept here.
+Succeeded, Failed and Interrupted=True are decided in control/plan.py and only kept here.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ WAITS = frozenset(
         Reason.PREDECESSOR_SAVES,
     }
 )
-"""Reasons of Scheduled=False that are no matter of nodes."""
+"""Reasons of Scheduled=False that are not caused by missing nodes."""
 GATED_STATE = "Gated"
 TRAINING_STATE = "Training"
 OBEYED: Final = timedelta(seconds=5)
-"""After which a trainer that was told to end does not train any more, but for a very long step."""
+"""A trainer that was told to end stops training within this time, except during a very long step."""
 TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
 
 
 def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
-    """`note`: what a person should know about an accepted job (a grace that was cut)."""
+    """Sets conditions, phase and ready. `note`: a remark on an accepted job, such as a shortened grace."""
     record = status.record(status.attempt)
     current = status.attempt if record is None or not record.cause or status.terminal else None
     pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
@@ -73,12 +73,12 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
     if o.refusal is not None and not o.refusal.accepted:
         return False, o.refusal.reason, o.refusal.message
     if not o.admitted:
-        return None  # being looked at
+        return None  # not checked yet
     return True, Reason.VALID, note or "the API server accepts the pod that the template makes"
 
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
-    """True when nothing of it runs any more."""
+    """Returns Suspended=True once no pod runs any more."""
     wanted = o.job.spec is not None and o.job.spec.suspend and not status.terminal
     if wanted and all(over(p, o) for p in o.pods):
         return (
@@ -158,7 +158,7 @@ def _node_answers(pod: PodView, o: Observed) -> bool:
 
 
 def _silent(o: Observed, pod: PodView) -> Verdict:
-    """Kubernetes goes on saying that the pod runs; nobody knows."""
+    """Describes a pod on a node that is not ready: Kubernetes reports it as running, but that is unknown."""
     known = f"node {pod.node} of pod {pod.name} is not ready {o.nodes[pod.node].unready}"
     if pod.deleted is not None:
         until = rfc3339(pod.deleted + o.limits.dead_slack, timespec="seconds")
@@ -173,7 +173,7 @@ def _silent(o: Observed, pod: PodView) -> Verdict:
 
 
 def _ending(o: Observed, pod: PodView) -> Verdict:
-    """Somebody has deleted it, and its trainer has until the end of its grace."""
+    """Describes a deleted pod, whose trainer has until the end of its grace period."""
     assert pod.deleted is not None
     asked, sample = pod.deleted - timedelta(seconds=pod.deletion_grace), o.sample
     words = (
@@ -193,7 +193,7 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
 
 
 def edited(status: Status, o: Observed) -> str:
-    """What to know about a spec that was changed after the end; "" where it was not."""
+    """Returns a note about a spec that was changed after the job's end; "" where it was not."""
     ends = (status.condition(kind) for kind in (Condition.SUCCEEDED, Condition.FAILED))
     end = next((c for c in ends if c is not None and c.status == "True"), None)
     if end is None or end.observed_generation in (None, o.job.generation):
@@ -241,7 +241,7 @@ def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
 
 
 def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
-    """A container beside a trainer that runs may fail to start: said, and nothing is ended for it."""
+    """Reports another container that fails to start beside a running trainer; nothing is ended for it."""
     failing = ((p, w) for p in pods if (w := starting.trouble(p, o)) is not None)
     value, _, message = verdict
     found = next(failing, None)
@@ -251,8 +251,8 @@ def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
 
 
 def _store(status: Status) -> Verdict | None:
-    """False from the first sign of an outage until an attempt has got past the store: a store that answers
-    the first request and no other has not come back."""
+    """Returns StoreReachable: False from the first sign of an outage until an attempt has restored. A
+    response to the first request alone does not prove a recovery."""
     known = status.condition(Condition.STORE_REACHABLE)
     silent = known is not None and known.status == "False"
     if status.terminal:
@@ -276,11 +276,11 @@ def _durable(status: Status) -> Verdict:
 
 
 TIGHT: Final = 0.8
-"""Share of the grace beyond which a save at a notice may not fit (the runtime warns from there on)."""
+"""Share of the grace period above which a save at a notice may not fit; the runtime warns from there on."""
 
 
 def _fits(status: Status, o: Observed) -> Verdict | None:
-    """Whether a save at a notice is reckoned to fit into notice, grace and launcher's limit at once."""
+    """Returns whether a save at a notice is expected to fit into notice, grace and the launcher's limit."""
     shown = status.progress
     if shown is None or shown.emergency_seconds is None or not shown.grace_seconds or o.job.spec is None:
         return None
@@ -293,7 +293,7 @@ def _fits(status: Status, o: Observed) -> Verdict | None:
 
 
 def _settings(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
-    """Whether the script's loop applies all that spec.training sets; None while nothing new is known."""
+    """Returns whether the script's loop applies all of spec.training; None while nothing new is known."""
     ignored = _ignored(status, o, pods)
     if ignored:
         return (
@@ -310,7 +310,7 @@ def _settings(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict |
 
 
 def _ignored(status: Status, o: Observed, pods: Sequence[PodView]) -> str | None:
-    """The fields in the words of the current attempt's rank 0; None where it has not trained yet."""
+    """Returns the ignored fields that rank 0 of the current attempt reports; None before it has trained."""
     word = word_of(pods[0]) if pods and pods[0].rank == 0 else None
     if word is not None and (word.ignoredSettings or word.step is not None):
         return word.ignoredSettings
@@ -321,7 +321,7 @@ def _ignored(status: Status, o: Observed, pods: Sequence[PodView]) -> str | None
 
 
 def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
-    """An interruption is over when the next attempt trains."""
+    """Returns Interrupted=False once the next attempt trains."""
     if not status.is_true(Condition.INTERRUPTED):
         return None
     if status.is_true(Condition.FAILED):
@@ -335,7 +335,7 @@ def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
 
 
 def _trains(status: Status, o: Observed) -> bool:
-    """By the trainer's word; an image without our runtime gives none, and then it is enough that it runs."""
+    """Returns whether the trainer reports training; without our runtime it is enough that it runs."""
     if o.job.spec is not None and not o.job.spec.checkpoint.managed:
         return True
     record, state = status.record(status.attempt), status.progress.state if status.progress else ""

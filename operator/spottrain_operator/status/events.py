@@ -1,4 +1,4 @@
-"""Kubernetes Events that a change of status is worth: only what a person acts on. Pure; called by plan.py."""
+"""Kubernetes Events for a change of status, limited to what needs the user's attention. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARN_WHEN = {
     Condition.FAILED: "True",
 }
 LOUD = frozenset({Reason.SIDECAR_CANNOT_START, Reason.NODE_NOT_READY, Reason.STILL_TRAINING})
-"""Reasons of Running that are an Event."""
+"""Reasons of Running that create an Event."""
 QUIET = frozenset(
     {
         Reason.WAITING_FOR_POD,
@@ -35,7 +35,7 @@ QUIET = frozenset(
     }
 )
 ORDERLY = frozenset({Reason.WAITING_FOR_BACKOFF, Reason.WAITING_FOR_QUEUE, Reason.PREDECESSOR_SAVES})
-"""Reasons of Scheduled=False that ask nobody to act."""
+"""Reasons of Scheduled=False that need no action."""
 
 
 def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
@@ -75,7 +75,7 @@ def _attempt(old: Status, new: Status) -> list[Event]:
 
 
 def _restored(old: Status, new: Status) -> list[Event]:
-    """From which step an attempt goes on is known when it has read its checkpoint, and not before."""
+    """Reports the step from which an attempt continues, once it has read its checkpoint."""
     before, now = old.record(new.attempt), new.record(new.attempt)
     if now is None or not now.start_step or (before is not None and before.start_step is not None):
         return []
@@ -84,7 +84,7 @@ def _restored(old: Status, new: Status) -> list[Event]:
 
 
 def _edited(o: Observed, old: Status, new: Status) -> list[Event]:
-    """The spec of a job that has ended was changed: each time, for nothing comes of it."""
+    """Warns at each change of an ended job's spec that it has no effect."""
     words = edited(new, o)
     if not words or not old.terminal or old.observed_generation == new.observed_generation:
         return []
@@ -92,7 +92,7 @@ def _edited(o: Observed, old: Status, new: Status) -> list[Event]:
 
 
 def _cannot_start(o: Observed, old: Status, new: Status) -> list[Event]:
-    """Once for each time that it begins: the kubelet's reason alternates (ErrImagePull, ImagePullBackOff)."""
+    """Reports a start error once per occurrence: the reason alternates (ErrImagePull, ImagePullBackOff)."""
     before, now = old.record(new.attempt), new.record(new.attempt)
     began = now is not None and now.start_error_since and not (before and before.start_error_since)
     found = starting.blocked(o)
@@ -108,7 +108,7 @@ def _grace(o: Observed, old: Status, new: Status) -> list[Event]:
 
 
 def _warned(old: Status, new: Status) -> list[Event]:
-    """What the trainer warns of, once: the same sentence with other figures is no news."""
+    """Reports a trainer's warning once; the same sentence with other numbers is not reported again."""
     before, now = old.progress.warning if old.progress else "", new.progress
     if now is None or not now.warning or _shape(now.warning) == _shape(before):
         return []

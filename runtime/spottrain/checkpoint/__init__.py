@@ -1,11 +1,11 @@
-"""Makes training state durable and finds it again.
+"""Saves training state to object storage and restores it.
 
     state -> tree -> layout -> staging_buffer (one copy, the stall) -> upload_process -> manifest -> HEAD
     HEAD -> manifest -> reader -> tree -> state
 
-manager       the checkpoints of one run: claim, save, restore, final weights
-head/         HEAD, the object that says who trains and what is durable
-compile_cache/  the compiler's cache, kept beside the checkpoints
+    manager         the checkpoints of one run: claim, save, restore, final weights
+    head/           HEAD, the object that records which attempt trains and which checkpoints are durable
+    compile_cache/  the compiler's cache, stored beside the checkpoints
 
-Importing this package must stay cheap: the upload process does, and starts without torch.
+Importing this package must not import torch: the upload process imports it and must start fast.
 """

@@ -1,4 +1,4 @@
-"""What a checkpoint manager needs to know of the run it works for."""
+"""The part of a run that the checkpoint manager depends on."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RunContext(Protocol):
     board: Board
     interruption: Interruption
     outage: Outage
-    """Whether the store answers, and whether it is waited for."""
+    """Tracks whether the store responds, and whether requests are retried."""
     store_wait: float
-    """Seconds that it is waited for."""
+    """Seconds to wait for a store that does not respond."""
 
     def end_idle(self) -> NoReturn:
         """Ends a run that has nothing to save."""

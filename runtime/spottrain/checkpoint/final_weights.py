@@ -1,8 +1,8 @@
-"""Model weights by themselves: what a finished run leaves in `final/`. Used by `keeper` and people.
+"""Final model weights: the files that a finished run writes to `final/`.
 
-One file, `model.safetensors`; or, where that would be larger than `most`, several beside an index, in the way
-of Hugging Face's libraries. Only one file is in memory at a time, so a model that is sharded over many ranks
-because no machine has room for it can be left as well.
+They are one file, `model.safetensors`. If it would exceed `most` bytes, they are several files and an index,
+as Hugging Face's libraries write them. Only one file is in memory at a time, so a sharded model that fits on
+no single machine can be written as well.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ FILE: Final = "model.safetensors"
 INDEX: Final = f"{FILE}.index.json"
 PART: Final = "model-{number:05d}-of-{count:05d}.safetensors"
 BESIDE: Final = "beside"
-"""Key of a file's metadata: names of the tensors, as a JSON list, that are not the model's own."""
+"""Metadata key of a file: a JSON list of the names of tensors that are not the model's own."""
 
 
 def most_bytes(known: ContainerMemory | None) -> int:
-    """Of one file: half of what the container has left; a tensor on its way into it may need as much."""
+    """Returns the size limit of one file: half of the memory left; copying a tensor may need the rest."""
     return SHARD_BYTES if known is None else max(1, min(SHARD_BYTES, known.left // 2))
 
 
 def require_room(state: Mapping[str, Any], known: ContainerMemory | None) -> None:
-    """Before there is anything to lose: a tensor of the final weights is in memory as a whole, and a training
-    that cannot leave its weights would fail at the end of every attempt. Raises ConfigurationError.
+    """Raises ConfigurationError if memory cannot hold the largest tensor of the final weights and its copy.
+
+    Checked at the start, because a run that cannot write its weights would fail at the end of every attempt.
     """
     sizes = {name: _bytes(each) for name, each in state.items() if isinstance(each, torch.Tensor)}
     name = max(sizes, key=lambda each: sizes[each], default="")
@@ -51,9 +52,10 @@ def require_room(state: Mapping[str, Any], known: ContainerMemory | None) -> Non
 
 
 class FinalWeights:
-    """Tensors by name, as the files that they become. Tied ones are there under each of their names.
+    """Tensors by name and the files made of them. Tied tensors are stored under each of their names.
 
-    beside: names of those that are not the model's own (`trained.Together`). Raises CheckpointError.
+    `beside`: names of the tensors that are not the model's own (see `outside_parameters`). `most`: size limit
+    of a file in bytes. Raises CheckpointError if safetensors cannot hold a tensor's dtype.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class FinalWeights:
     ) -> None:
         tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
         _require_storable(tensors)
-        # Wide types first: so each tensor is aligned without holes, which the format forbids.
+        # Wide dtypes first aligns each tensor without gaps, which the format forbids.
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self._tensors = {name: tensors[name] for name in order}
         self._groups = _groups(self._tensors, most)
@@ -69,9 +71,10 @@ class FinalWeights:
         self._digests: dict[str, str] = {}
 
     def files(self, *, first: bool, keep: bool) -> Iterator[tuple[str, memoryview]]:
-        """Name and body of each file, which is gone when the next is asked for. All ranks must go to the end,
-        for sharded tensors are gathered on the way. first: whether this rank takes the digests; keep: whether
-        it wants the files. The others get none.
+        """Yields name and body of each file; a body is valid until the next one is requested.
+
+        All ranks must exhaust the iterator, because it gathers sharded tensors. `first`: whether this rank
+        computes the digests; `keep`: whether it gets the files, which requires `first`.
         """
         for number, names in enumerate(self._groups, 1):
             header, starts, size = self._header(names)
@@ -94,12 +97,12 @@ class FinalWeights:
 
     @property
     def digest(self) -> str:
-        """Of a rank that was first, once the files are written."""
+        """Digest of all tensors; valid on the rank with `first`, after `files` is exhausted."""
         return _digest({name: (self._tensors[name], found) for name, found in self._digests.items()})
 
     @property
     def index(self) -> bytes | None:
-        """Where each tensor is; None where there is one file."""
+        """Index that maps each tensor to its file, as JSON; None if there is only one file."""
         if len(self._groups) == 1:
             return None
         where = {name: self._name(number) for number, names in enumerate(self._groups, 1) for name in names}
@@ -108,7 +111,7 @@ class FinalWeights:
         return json.dumps(words, indent=1).encode()
 
     def _header(self, names: list[str]) -> tuple[bytes, dict[str, int], int]:
-        """The file's header, where each tensor begins after it, and bytes of all of them."""
+        """Returns the file's header, the offset of each tensor after it, and the tensors' total bytes."""
         beside = sorted(self._beside.intersection(names))
         said = {"format": "pt"} | ({BESIDE: json.dumps(beside)} if beside else {})
         entries: dict[str, Any] = {"__metadata__": said}
@@ -123,7 +126,7 @@ class FinalWeights:
 
 
 def _groups(tensors: Mapping[str, torch.Tensor], most: int) -> list[list[str]]:
-    """Names of each file; a tensor that is larger than a file may be has one of its own."""
+    """Returns the tensor names of each file; a tensor larger than `most` gets a file of its own."""
     groups: list[list[str]] = [[]]
     room = most
     for name, tensor in tensors.items():
@@ -148,12 +151,12 @@ def _require_storable(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Of all of it, also where this rank holds a part."""
+    """Returns the bytes of the whole tensor, even if this rank holds only a part."""
     return prod(tensor.shape) * tensor.element_size()
 
 
 def _taken(tensor: torch.Tensor, place: torch.Tensor | None) -> str:
-    """SHA-256 of its bytes, which are copied to their place in a file on the way."""
+    """Copies the tensor's bytes to `place`, if given, and returns their SHA-256."""
     tensor = tensor.detach()
     if not tensor.numel():
         return hashlib.sha256(b"").hexdigest()
@@ -165,7 +168,7 @@ def _taken(tensor: torch.Tensor, place: torch.Tensor | None) -> str:
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, types, shapes and the SHA-256 of the bytes, in the order of names."""
+    """Returns a SHA-256 over the names, dtypes, shapes and SHA-256 of the bytes, in order of names."""
     return _digest({name: (each, _taken(each, None)) for name, each in tensors.items()})
 
 
@@ -177,11 +180,20 @@ def _digest(found: Mapping[str, tuple[torch.Tensor, str]]) -> str:
 
 
 def load_weights(path: str | Path, of: str = "") -> dict[str, torch.Tensor]:
-    """The weights that a finished run left in `<checkpoint URI>/final/`, by name.
+    """Loads the weights that a finished run wrote to `<checkpoint URI>/final/`.
 
-    path: the folder, or `model.safetensors` in it; where there is an index instead, all files are read.
-    of: "": the model's, which its `load_state_dict` takes. Else what was trained beside it: "extra.<name>"
-        for a module that the loop was given, "loose" for single parameters; by the names within that.
+    Args:
+        path: A local copy of that folder, or `model.safetensors` in it. If the folder has an index instead,
+            all files that it lists are read.
+        of: Which weights. "": the model's. "extra.<name>": those of a module given by `extra=`.
+            "loose": those of single parameters that belong to no module.
+
+    Returns:
+        CPU tensors by name, without the prefix `of`; empty if the run trained nothing of that name. With
+        `of=""`, the model's `load_state_dict` accepts them.
+
+    Raises:
+        OSError: A file is missing or cannot be read.
     """
     found: dict[str, torch.Tensor] = {}
     beside: set[str] = set()

@@ -1,7 +1,7 @@
-"""Where each tensor of a rank lies in its shards: safetensors files, one after the other in one memory.
+"""Layout of a rank's shards: safetensors files, one after the other in one staging buffer.
 
-Made once and used for every save: `arena` copies the tensors to their places, the uploader sends the files as
-they lie there. Called by `saver`.
+A layout is computed once and serves every save. `staging_buffer` copies the tensors to their places, and the
+upload process sends the files from there unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spottrain.distributed.dtensor import box_of, holders, is_sharded, local
 from spottrain.errors import CheckpointError
 
 SHARD_BYTES: Final = 2 * 2**30
-"""A shard is closed when the next tensor would make it larger; a larger tensor has a shard of its own."""
+"""Largest size of a shard in bytes; a larger tensor has a shard of its own."""
 PAGE: Final = 4096
 ALIGNMENT: Final = 64
 
@@ -42,16 +42,16 @@ SAFETENSORS: Final = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
-"""Names of torch's types in the header (safetensors format, huggingface/safetensors README)."""
+"""Names of torch's dtypes in the header (safetensors format, huggingface/safetensors README)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardPlace:
-    """Where the own part of leaf `number` goes."""
+    """Place of this rank's part of leaf `number`."""
 
     number: int
     offset: int
-    """In the memory."""
+    """Byte offset in the staging buffer."""
     piece: Piece
 
 
@@ -59,14 +59,14 @@ class ShardPlace:
 class ShardFile:
     name: str
     offset: int
-    """Of its first byte in the memory."""
+    """Byte offset of the file in the staging buffer."""
     header: bytes
     bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """`signature` is equal for leaves that this layout fits."""
+    """Places and files of one rank. The layout fits all leaves that have an equal `signature`."""
 
     signature: tuple[Any, ...]
     places: tuple[ShardPlace, ...]
@@ -84,12 +84,11 @@ def signature(leaves: Sequence[Leaf], mine: Sequence[int]) -> tuple[Any, ...]:
 
 
 def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -> list[list[int]]:
-    """Which of the shared leaves each rank stores, so that none is stored twice and all store about as much.
+    """Divides the shared leaves among the ranks, so that none is stored twice and the loads are about equal.
 
-    Every rank comes to the same answer by itself. Parts of a DTensor are stored by those that hold them;
-    where several hold the same part (replicas), by the first. A whole tensor goes to the rank that has the
-    least so far, but for those whose path is in `of_first`, or begins with what ends in a dot
-    there: these are rank 0's.
+    Every rank computes the same result without communication. The ranks that hold a DTensor's parts store
+    them; of replicas of a part, the first stores it. A whole tensor goes to the rank with the least bytes so
+    far, or to rank 0 if `of_first` has its path, or a prefix of its path that ends in a dot.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
@@ -112,10 +111,10 @@ def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -
 def plan(
     leaves: Sequence[Leaf], mine: Sequence[int], *, rank: int = 0, shard_bytes: int = SHARD_BYTES
 ) -> Layout:
-    """Raises CheckpointError where a tensor is of a kind that cannot be stored."""
+    """Computes the layout of the leaves `mine`. Raises CheckpointError if a tensor cannot be stored."""
     for number in mine:
         _require_storable(leaves[number])
-    # Wide types first: then every tensor is aligned to its own width without holes, which the format forbids.
+    # Wide dtypes first aligns every tensor to its element size without gaps, which the format forbids.
     order = sorted(mine, key=lambda n: -leaves[n].tensor.element_size())
     places: list[ShardPlace] = []
     shards: list[ShardFile] = []
@@ -149,7 +148,7 @@ def _groups(leaves: Sequence[Leaf], order: Sequence[int], shard_bytes: int) -> l
 
 
 def _header(leaves: Sequence[Leaf], group: Sequence[int]) -> tuple[bytes, list[int]]:
-    """The file's header, and where each tensor's bytes begin after it."""
+    """Returns the file's header, and the offset of each tensor's bytes after it."""
     entries: dict[str, Any] = {}
     starts, at = [], 0
     for number in group:
@@ -157,7 +156,7 @@ def _header(leaves: Sequence[Leaf], group: Sequence[int]) -> tuple[bytes, list[i
         part = local(leaf.tensor)
         start = box_of(leaf.tensor).start
         key = leaf.path if part.shape == leaf.tensor.shape else f"{leaf.path}@{','.join(map(str, start))}"
-        taken = key in entries or key == "__metadata__"  # which means something else in the format
+        taken = key in entries or key == "__metadata__"  # the format reserves this key
         entries[f"{number}:{key}" if taken else key] = {
             "dtype": SAFETENSORS[part.dtype],
             "shape": list(part.shape),
@@ -169,7 +168,7 @@ def _header(leaves: Sequence[Leaf], group: Sequence[int]) -> tuple[bytes, list[i
 
 
 def header_bytes(entries: Mapping[str, Any]) -> bytes:
-    """A safetensors header: its length, JSON, blanks up to the alignment."""
+    """Returns a safetensors header: its length, JSON, spaces up to the alignment."""
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

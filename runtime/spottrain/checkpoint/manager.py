@@ -1,9 +1,9 @@
-"""The checkpoints of one claim, as `keeper` sees them. HEAD belongs to `owner.HeadOwner`, on rank 0.
+"""Checkpoint manager: the checkpoints of one claim. On rank 0, `head.owner.HeadOwner` changes HEAD.
 
-    claim -> restore -> save (in a thread, one at a time) ... -> save_before_end or finish -> release
+    claim -> restore -> start (in a thread, one at a time) ... -> save_before_end or write_final -> release
 
-Every rank calls the same methods at the same steps. A save is shards, then the manifest, then one conditional
-change of HEAD, which is the commit.
+Every rank calls the same methods at the same steps. A save writes the shards, then the manifest, then changes
+HEAD with one conditional request. That change is the commit.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from spottrain.storage.base import AlreadyExists, Store
 from spottrain.storage.requests import tried
 
 WATCH_SECONDS: Final = 30.0
-"""A superseded process learns of it within this time (design.md section 3, rule 8)."""
+"""Interval at which HEAD is re-read: a superseded process notices within this time."""
 RETRY_SECONDS: Final = 0.5
 CLAIM_SLACK: Final = 60.0
-"""Seconds: who waits for a silent store gives up first, in words of its own (`store.outage`)."""
+"""Seconds on top of `store_wait`, so that `storage.outage` gives up first, with its own error message."""
 CHECKS: Final = 60
-"""Times that HEAD is asked for before the final weights are written, RETRY_SECONDS apart."""
+"""Attempts to read HEAD before the final weights are written, RETRY_SECONDS apart."""
 SPARE: Final = 1.5
-"""A save is counted on to be done within so many times what it should take."""
+"""Safety factor on the expected duration of a save."""
 PROBE_BYTES: Final = 8 * CHUNK_BYTES
-"""Of the object by which the bandwidth is measured at the start: a part for each connection."""
+"""Size of the object that measures the bandwidth at the start: one part for each connection."""
 
 
 def seconds_for_running(left: float, *, running: float, one_save: float | None) -> float:
-    """Seconds of the `left` ones that an upload gets which has been `running` when a stop is asked for.
+    """Returns how many of the `left` seconds the current upload gets before a newer save replaces it.
 
-    A newer save is wanted after it. Where there is time for both it may finish. Where there is time for the
-    newer one alone, and some to spare, it makes room at once, because then nothing is lost. Else it is kept:
-    it has the least to do. While no save was measured it gets half: it is the sure thing, and the newer one
-    needs the rest.
+    `running`: seconds since the upload began; `one_save`: expected seconds of a save, None if not measured.
+    If both saves fit, the upload may finish. If only the newer save fits, with the SPARE factor, the upload
+    is abandoned at once. Otherwise the upload gets all of the time, because it has the least left to do.
+    If no save was measured yet, the upload gets half.
     """
     if one_save is None:
         return left / 2
@@ -74,7 +74,7 @@ def seconds_for_running(left: float, *, running: float, one_save: float | None) 
 
 
 class Checkpointer:
-    """`control` connects the ranks; None where there is one. `transfer` starts an uploader."""
+    """`control` connects the ranks; None for a single rank. `transfer` starts an uploader."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Checkpointer:
             ClaimPolicy(on_existing=run.on_existing, known_durable_step=run.known_durable_step),
         )
         self._saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
-        self._released = not context.world.first  # the others have nothing to release
+        self._released = not context.world.first  # the other ranks have nothing to release
         self.choice = Choice(context, store, control)
         self.on_durable: Callable[[], None] = lambda: None
         """Called after each commit, on the thread that made it."""
@@ -105,21 +105,21 @@ class Checkpointer:
 
     # --- start --------------------------------------------------------------------------------------
     def claim(self) -> Claim:
-        """Waits at the gate, then becomes the owner of HEAD. Raises RunError."""
+        """Waits for the predecessor to release HEAD, then claims it. Raises RunError."""
         self.context.board.update(state="Gated")
         if not self.context.world.first:
             return self._hear_claim()
         run, interruption = self.context.run, self.context.interruption
         self._owner.wait_at_gate(run.gate_until, lambda: interruption.stopping)
-        interruption.let_end(None)  # nobody may end the process between a claim and its answer
+        interruption.let_end(None)  # a signal must not end the process between the claim and its response
         claim = self._owner.claim(
             lambda: interruption.stopping, patience=self.context.store_wait + CLAIM_SLACK
         )
         if claim is None:
-            with contextlib.suppress(StoreUnavailable):  # a silent store holds up no end
+            with contextlib.suppress(StoreUnavailable):  # an unresponsive store must not delay the end
                 self._owner.release(patience=self._patience())
             self.context.end_idle()
-        self._released = claim.done  # then nothing was claimed
+        self._released = claim.done  # if the job is done, nothing was claimed
         if not claim.done:
             newest = claim.resume[0] if claim.resume else None
             log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
@@ -128,8 +128,10 @@ class Checkpointer:
         return claim
 
     def trained(self) -> tuple[int, int]:
-        """Of a run that is done: the steps that were trained, and the last step that it was to have (0: it is
-        not known). All ranks must call it. Raises StoreError."""
+        """Returns (steps trained, planned total steps or 0 if unknown) of a finished run.
+
+        All ranks must call it. Raises StoreError.
+        """
         if not self.context.world.first:
             heard = hear(self._control, "trained")
             return int(heard["step"]), int(heard["total"])
@@ -140,7 +142,7 @@ class Checkpointer:
         return step, total
 
     def _hear_claim(self) -> Claim:
-        """Rank 0 may wait at the gate for long; a stop meanwhile ends this process from another thread."""
+        """Waits for rank 0's claim, which may take long. A stop ends this process from another thread."""
         heard = hear(self._control, "claim")
         return Claim(term=heard["term"], done=heard["done"])
 
@@ -153,7 +155,7 @@ class Checkpointer:
     # --- periodic saves -----------------------------------------------------------------------------
     @property
     def busy_with(self) -> int | None:
-        """Step of the save under way."""
+        """Step of the save in progress, or None."""
         save = self._save
         return None if save is None or save.finished.is_set() else save.step
 
@@ -166,7 +168,7 @@ class Checkpointer:
         return self._saver
 
     def start(self, save: Save) -> None:
-        """Uploads and commits it in the background."""
+        """Uploads and commits the save in the background."""
         self._save = save
         threading.Thread(
             target=self._save_in_background, args=[save], name="spottrain-upload", daemon=True
@@ -179,10 +181,10 @@ class Checkpointer:
             log.unhindered("save-abandoned", step=save.step)
         except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
             self.context.fail_now(error)
-        except PeerLost as error:  # the training thread will meet it too, in its own way
+        except PeerLost as error:  # the training thread detects it too and handles it
             save.failed = True
             log.unhindered("save-failed", step=save.step, error=str(error))
-        except Exception as error:  # whatever else it was, training goes on
+        except Exception as error:  # training continues after any other error
             save.failed = True
             self.context.board.save_failed(str(error))
             log.unhindered("save-failed", step=save.step, error=str(error), next="it will be tried again")
@@ -191,9 +193,9 @@ class Checkpointer:
         self._prune(save)
 
     def _write(self, save: Save, left: Callable[[], float], *, again: bool = False) -> None:
-        """Shards, manifest, commit; on the other ranks: shards, and what rank 0 says of the rest.
+        """Writes the shards. Rank 0 then writes the manifest and commits; the others wait for its result.
 
-        `again`: whether it is tried again where it fails.
+        `again`: whether the caller retries after a failure.
         """
         if self.context.world.first:
             try:
@@ -209,13 +211,13 @@ class Checkpointer:
             self._saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
         except Abandoned:
             if save.abandoned:
-                raise  # by this rank; else because rank 0 has said that nothing comes of it, and says why
+                raise  # abandoned by this rank; otherwise rank 0 ended the save and sends the reason
         result = self._saver.hear_result(save, left)
         if result.get("why", "").startswith(Abandoned.__name__):
             raise Abandoned
         if not result.get("committed"):
             why = str(result.get("why", "no answer"))
-            lost = why.startswith(Superseded.__name__)  # so is the whole gang, and it is nobody's failure
+            lost = why.startswith(Superseded.__name__)  # the whole gang is superseded, which is not a failure
             raise (Superseded if lost else StoreUnavailable)(f"rank 0 did not commit step {save.step}: {why}")
         self._durable(save, save.key)
 
@@ -223,11 +225,11 @@ class Checkpointer:
         raise AssertionError("rank 0 names the keys")
 
     def _commit(self, save: Save, manifest: Manifest) -> None:
-        with self._commit_turn:  # so that an abandoned save cannot come after the one that took its place
+        with self._commit_turn:  # an abandoned save must not commit after the one that replaced it
             if save.abandoned:
                 raise Abandoned
             body = manifest.to_bytes()
-            with contextlib.suppress(AlreadyExists):  # the key is ours alone: an earlier try got so far
+            with contextlib.suppress(AlreadyExists):  # the key is unique: an earlier attempt wrote it
                 self.store.put_if_absent(save.key + MANIFEST_NAME, body)
             entry = Entry(
                 key=save.key,
@@ -259,9 +261,9 @@ class Checkpointer:
         self.on_durable()
 
     def _prune(self, save: Save) -> None:
-        """Deletes what the commit dropped from HEAD. What is left is an orphan, swept by a later claim.
+        """Deletes the checkpoints that the commit dropped from HEAD.
 
-        Nobody waits for it: the save is done. In a notice it is left to the successor.
+        Does nothing during a preemption notice. A later claim sweeps objects that remain.
         """
         if self.context.interruption.stopping:
             return
@@ -271,16 +273,19 @@ class Checkpointer:
             log.unhindered("prune-failed", error=str(error))
 
     def measure_bandwidth(self) -> None:
-        """Writes a part of the memory of saves to the store, and deletes it again. Raises StoreError."""
+        """Uploads a part of the staging buffer as a probe object, then deletes it. Raises StoreError."""
         if (folder := self._probe_folder()) is None:
-            return  # a save shows it too
+            return  # a save measures the bandwidth as well
         key = f"{folder}r{self.context.world.rank:05d}-probe"
         size = min(PROBE_BYTES, self._saver.bytes)
         self._saver.send([UploadItem(key=key, bytes=size)], lambda: self.context.interruption.stopping)
         self.store.delete([key])
 
     def _probe_folder(self) -> str | None:
-        """Rank 0 decides for all. Of this term, so that a later claim sweeps it if this is killed here."""
+        """Returns the probe's folder, chosen by rank 0 for all ranks; None if no probe is needed.
+
+        The key is of this term, so that a later claim sweeps it if this process is killed here.
+        """
         if not self.context.world.first:
             return hear(self._control, "probe").get("key")
         known = self.busy_with is not None or self._saver.bandwidth is not None
@@ -290,7 +295,7 @@ class Checkpointer:
 
     # --- end ----------------------------------------------------------------------------------------
     def settle(self, seconds: float | None = None) -> None:
-        """Waits for the save under way, and gives it up after so many seconds, if any are named."""
+        """Waits for the save in progress and abandons it after `seconds`; None waits without a limit."""
         save = self._save
         if save is None or save.finished.is_set():
             return
@@ -300,9 +305,9 @@ class Checkpointer:
             save.finished.wait(RETRY_SECONDS)
 
     def save_now(self, take: Callable[[], Save]) -> None:
-        """Saves and returns when it is committed. Raises StoreError, Superseded or CheckpointError.
+        """Saves and returns once committed. Raises StoreError, Superseded or CheckpointError.
 
-        While the session is patient a store that does not answer is waited for, by all ranks alike.
+        While `Outage.patient` is set, all ranks retry if the store does not respond.
         """
         save, outage = take(), self.context.outage
         outage.through(
@@ -314,9 +319,9 @@ class Checkpointer:
         self._prune(save)
 
     def save_before_end(self, take: Callable[[], Save], step: int) -> None:
-        """Makes the newest step durable within the notice. Raises the last StoreError when time runs out.
+        """Saves `step` within the preemption notice. Raises StoreUnavailable when time runs out.
 
-        `take` copies the state; the copy's place is free when no other save is on its way.
+        `take` copies the state into the staging buffer. It is called while no other save is in progress.
         """
         left = self.context.interruption.seconds_left
         board = self.context.board
@@ -325,7 +330,7 @@ class Checkpointer:
         elif self._save is not None and self.busy_with is not None:
             running = time.time() - self._save.started
             may = seconds_for_running(left(), running=running, one_save=self.expected_seconds)
-            self.settle(may if self.context.world.first else left())  # rank 0 decides for all
+            self.settle(may if self.context.world.first else left())  # rank 0 decides for all ranks
         if board.facts.durable_step == step:
             return
         save = take()
@@ -343,15 +348,15 @@ class Checkpointer:
 
     @property
     def expected_seconds(self) -> float | None:
-        """That one save takes, by the last one or by the measured bandwidth."""
+        """Expected seconds of one save, from the last save or the measured bandwidth; None if unknown."""
         last, bandwidth = self.context.board.facts.save_seconds, self._saver.bandwidth
         if last is not None or bandwidth is None:
             return last
         return self._saver.copy_seconds + self._saver.bytes / bandwidth + RETRY_SECONDS
 
     def write_final(self, weights: FinalWeights, step: int) -> None:
-        """On rank 0: leaves the weights at `final/`. A predecessor that died here is written over."""
-        # HEAD is asked for once at a time; here all of the training would fail for it.
+        """On rank 0: writes the weights to `final/`, over those of an attempt that died while writing."""
+        # `check` makes a single request. It is retried here, because a failure would end the training.
         self._through(lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS)))
         self._through(self._clear_final)
         files = []
@@ -372,18 +377,18 @@ class Checkpointer:
         self._through(partial(self.store.put, FINAL_PREFIX + MANIFEST_NAME, body_of_facts))
 
     def _through(self, act: Callable[[], None]) -> None:
-        """One file at a time is tried again, for the next one must be gathered by all ranks."""
+        """Retries one file at a time, because all ranks must gather the next one together."""
         self.context.outage.through("the final weights", act, brief=False)
 
     def _clear_final(self) -> None:
-        # Asked first: a DELETE that the network repeats late would take the new weights (chaos found it).
+        # List first: a needless DELETE that the network repeats late would delete the new weights.
         if left := [key for key in self.store.list(FINAL_PREFIX) if key.startswith(FINAL_PREFIX + "model")]:
             self.store.delete(left)
 
     def _upload_final(self, key: str, body: memoryview) -> None:
-        if self.store.stat(key) is not None:  # a try before this one had no answer
+        if self.store.stat(key) is not None:  # an earlier attempt got no response
             self.store.delete([key])
-        # Not by `put`, which is one request: S3 takes 5 GiB in one.
+        # `put` is a single request, which S3 limits to 5 GiB.
         self.store.upload(key, body)
 
     @property
@@ -391,7 +396,10 @@ class Checkpointer:
         return f"{self.store.uri.rstrip('/')}/{FINAL_PREFIX}"
 
     def release(self, *, done: bool = False) -> None:
-        """Gives HEAD up so that the successor need not wait; the last act. Only `done` has to succeed."""
+        """Releases HEAD, so that the successor need not wait. Must be the last call.
+
+        Errors are raised only with `done`; otherwise they are logged.
+        """
         if self._released:
             return
         self._released = True
@@ -400,26 +408,26 @@ class Checkpointer:
             patience = self.context.store_wait + CLAIM_SLACK if waits else self._patience()
             self._owner.release(done, patience=patience)
             log.unhindered("released", done=done or None)
-            if done:  # else the next claim sweeps
+            if done:  # otherwise the next claim sweeps
                 self._quietly(self._owner.sweep_leftovers)
         except RunError as error:
             if done:
-                self._released = False  # whoever gives up may still let go of it
+                self._released = False  # a later call may still release it
                 raise
             log.unhindered("release-failed", error=str(error))
 
     def _patience(self) -> float | None:
-        """Seconds to go on asking for HEAD: what is left of a notice, else the owner's own."""
+        """Seconds to retry requests for HEAD: the rest of a notice, or None for HeadOwner's default."""
         interruption = self.context.interruption
         return max(interruption.seconds_left() - RETRY_SECONDS, 0.0) if interruption.stopping else None
 
     def _watch(self) -> None:
-        """Sweeps once, then re-reads HEAD again and again; ends the process when a newer attempt owns it."""
+        """Sweeps once, then re-reads HEAD periodically; ends the process when a newer attempt owns HEAD."""
         self._quietly(self._owner.sweep_orphans)
         self._quietly(lambda: self.store.sweep_uploads(CHECKPOINTS_PREFIX, self._owner.outlived))
         while not self._released:
             time.sleep(self._watch_seconds)
-            if not self._released:  # from then on HEAD is the successor's by right
+            if not self._released:  # after the release a successor may own HEAD
                 self._quietly(self._owner.check)
 
     def _quietly(self, act: Any) -> None:

@@ -1,5 +1,6 @@
-"""What a checkpoint consists of: the contents of its `manifest.json`. Written and read by the checkpoint
-code and by `spottrain checkpoints`; docs/checkpoints.md is its reference. No torch here.
+"""The contents of a checkpoint's `manifest.json`; docs/checkpoints.md is the reference.
+
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ FOLDER: Final = "folder"
 
 
 class Damaged(Exception):
-    """This checkpoint cannot be read as it was written; an older one may do."""
+    """The checkpoint's objects are missing or altered; an older checkpoint may be readable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A box of a tensor, contiguous in a shard."""
+    """A box of a tensor, stored contiguously in a shard."""
 
     shard: str
     offset: int
-    """Of its first byte in the shard's file."""
+    """Byte offset in the shard's file."""
     start: tuple[int, ...]
-    """Of the box in the tensor, one number for each dimension."""
+    """First index of the box in each dimension of the tensor."""
     shape: tuple[int, ...]
 
 
@@ -39,7 +40,7 @@ class StoredTensor:
 
     name: str
     dtype: str
-    """As torch spells it: float32, bfloat16, ..."""
+    """torch's name: float32, bfloat16, ..."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
@@ -51,7 +52,7 @@ class Shard:
     name: str
     bytes: int
     chunks: tuple[str, ...]
-    """SHA-256 (hex) of each `chunkBytes` of it."""
+    """SHA-256 (hex) of each chunk of `chunkBytes` bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,7 @@ class File:
     """One file of a folder that a library wrote (kind "folder")."""
 
     path: str
-    """Relative, with slashes."""
+    """Relative path with slashes."""
     shard: str
 
 
@@ -70,11 +71,11 @@ class Manifest:
     """Number of ranks that wrote it."""
     kind: str = STATE
     tree: Any = None
-    """See `tree.py`; what all ranks share."""
+    """Tree of the state shared by all ranks (see `tree.py`)."""
     ranks: tuple[Any, ...] = ()
-    """A tree of each rank: random state, and what else is its own."""
+    """One tree per rank: its random state and other state of its own."""
     tensors: tuple[StoredTensor, ...] = ()
-    """By the numbers that the trees name."""
+    """Indexed by the numbers in the trees."""
     shards: tuple[Shard, ...] = ()
     files: tuple[File, ...] = ()
     torch: str = ""
@@ -103,7 +104,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
-        """Raises Damaged, or CheckpointError where it is of another format."""
+        """Parses a manifest. Raises Damaged, or CheckpointError if it has another format."""
         try:
             raw: Any = json.loads(text)
             _require_format(raw["format"])

@@ -1,8 +1,8 @@
-"""Parameters that an optimizer trains and the model does not own, such as those of a loss with weights.
+"""Parameters that an optimizer trains but the model does not own, such as those of a loss with weights.
 
-The rule is the same for all loops: what is trained is saved and restored, or the run is refused before its
-first step. `Trainer` and `Run` save such parameters, with a module given by `extra=` as a whole. Hugging
-Face, Lightning and Accelerate write their own checkpoints, which leave them out: there they are refused.
+One rule holds for all loops: trained parameters are saved and restored, or the run is refused before its
+first step. `Trainer` and `Run` save such parameters, and each module given by `extra=` as a whole. Hugging
+Face, Lightning and Accelerate write their own checkpoints, which omit such parameters, so a run is refused.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from spottrain.distributed.dtensor import is_sharded
 from spottrain.errors import ConfigurationError
 
 EXTRA: Final = "extra"
-"""What the names of the parameters of further modules begin with."""
+"""Name prefix of the parameters of extra modules."""
 LOOSE: Final = "loose"
-"""The same of parameters that belong to no module that the loop knows."""
+"""Name prefix of parameters that belong to no module known to the loop."""
 SHOWN: Final = 5
-"""Parameters that an error names; of more it says how many."""
+"""Number of parameters that an error lists; it only counts the rest."""
 
 
 class ModelWithExtras(torch.nn.Module):
-    """A model and what else is trained with it, as one module for saving, averaging and evaluating.
+    """Wraps a model and everything trained with it as one module for saving, averaging and evaluating.
 
-    The model's tensors keep their plain names; those of the others begin with EXTRA or LOOSE. Whatever is
-    asked of it that it does not have itself is the model's.
+    The model's tensors keep their plain names. The names of the others begin with EXTRA or LOOSE.
+    Missing attributes are looked up on the model.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ModelWithExtras(torch.nn.Module):
 
     @property
     def others(self) -> list[torch.nn.Module]:
-        """All but the model."""
+        """All children except the model."""
         return [child for name, child in self.named_children() if name != INNER]
 
 
@@ -75,31 +75,31 @@ def together(
     extra: Mapping[str, torch.nn.Module],
     loose: Mapping[str, torch.nn.Parameter],
 ) -> torch.nn.Module:
-    """The model itself where there is nothing else."""
+    """Wraps the model with what is trained beside it; returns the model itself if there is nothing."""
     return ModelWithExtras(model, extra, loose) if extra or loose else model
 
 
 def inner(model: torch.nn.Module) -> torch.nn.Module:
-    """The model alone."""
+    """Returns the model without the wrapper."""
     return getattr(model, INNER) if isinstance(model, ModelWithExtras) else model
 
 
 def others(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What is trained with the model, and neither DDP nor FSDP2 knows of."""
+    """Returns the modules trained with the model that neither DDP nor FSDP2 covers."""
     return model.others if isinstance(model, ModelWithExtras) else []
 
 
 def beside(model: torch.nn.Module) -> list[str]:
-    """Names, in its state, of what is not the model's own."""
+    """Returns the state dict names of tensors that do not belong to the model itself."""
     own = {clean(name) for name in inner(model).state_dict()}
     return sorted({clean(name) for name in model.state_dict()} - own)
 
 
-# --- what the optimizers have ---------------------------------------------------------------------------
+# --- parameters of the optimizers -----------------------------------------------------------------------
 def loose(
     optimizers: Mapping[str, torch.optim.Optimizer], modules: Iterable[torch.nn.Module]
 ) -> dict[str, torch.nn.Parameter]:
-    """Parameters of the optimizers that none of the modules has: by the optimizer's name and their number."""
+    """Returns the optimizers' parameters that no module has, as `<optimizer name>.<number>: parameter`."""
     known = {id(parameter) for module in modules for parameter in module.parameters()}
     return {
         f"{name}.{number}": parameter
@@ -116,9 +116,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 def require_owned(
     optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module], what_to_do: str
 ) -> None:
-    """For loops whose checkpoints hold the modules alone. Raises ConfigurationError."""
+    """Raises ConfigurationError if an optimizer trains a parameter that none of the modules has.
+
+    For loops whose checkpoints hold only the modules.
+    """
     named = {str(number): each for number, each in enumerate(optimizers)}
-    # FSDP1 and the like train flat copies of what the modules have.
+    # FSDP1 and similar wrappers train flat copies of the modules' parameters.
     found = [each for each in loose(named, modules).values() if not hasattr(each, "_is_flat_param")]
     if found:
         raise ConfigurationError(
@@ -130,10 +133,9 @@ def require_owned(
 def require_no_other_state(
     found: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module], what_to_do: str
 ) -> None:
-    """Where parameters are saved by themselves: the module that they belong to must have nothing else.
+    """Raises ConfigurationError if a module that owns one of the parameters also has buffers to save.
 
-    Modules that have the model inside are not looked at: what else they hold may be anything. Raises
-    ConfigurationError.
+    For parameters that are saved without their module. Modules that contain the model are skipped.
     """
     wanted = {id(each) for each in found}
     inside = {id(part) for module in modules for part in module.modules()}
@@ -152,7 +154,7 @@ def require_no_other_state(
 
 
 def describe(found: Iterable[torch.Tensor]) -> str:
-    """Parameters as an error names them: by the class of their module where there is one."""
+    """Returns the parameters as text for an error: name of the module's class, attribute, shape."""
     given = list(found)
     owners = {
         id(parameter): f"{type(module).__name__}.{name}"
@@ -166,14 +168,14 @@ def describe(found: Iterable[torch.Tensor]) -> str:
 
 
 def _all_modules() -> list[torch.nn.Module]:
-    """Of this process."""
+    """Returns all torch modules that exist in this process."""
     return [
         each for each in gc.get_objects() if isinstance(each, torch.nn.Module) and "_modules" in vars(each)
     ]
 
 
 def require_of(scheduler: Any, optimizers: Iterable[torch.optim.Optimizer], where: str) -> None:
-    """A torch scheduler of an optimizer that the loop does not know. Raises ConfigurationError."""
+    """Raises ConfigurationError if a torch scheduler belongs to an optimizer unknown to the loop."""
     of = getattr(scheduler, "optimizer", None)
     if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or of is None:
         return
@@ -184,15 +186,16 @@ def require_of(scheduler: Any, optimizers: Iterable[torch.optim.Optimizer], wher
         )
 
 
-# --- what a Trainer is given ------------------------------------------------------------------------------
+# --- arguments of a Trainer -------------------------------------------------------------------------------
 def of_trainer(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | str,
     extra: Any,
     functions: Mapping[str, Callable[..., Any] | None],
 ) -> torch.nn.Module:
-    """The model with all that is trained beside it. functions: loss and metrics, by their argument's name;
-    one that is a module, or a method of one, is saved as well. Raises ConfigurationError.
+    """Wraps the model with everything trained beside it. Raises ConfigurationError.
+
+    `functions`: loss and metrics by argument name; modules and methods of modules among them are saved too.
     """
     own = plain(model)
     modules = _extra(extra) | _callables(own, functions, () if extra is None else extra.values())
@@ -201,7 +204,7 @@ def of_trainer(
     known = [own, *modules.values()]
     found = {name.rpartition(".")[2]: each for name, each in loose({"": optimizer}, known).items()}
     if len(found) == len(_parameters(optimizer)):
-        return together(own, modules, {})  # all of them: `require_own_parameters` says what is wrong
+        return together(own, modules, {})  # none is the model's: `require_own_parameters` raises the error
     to_do = "Give the module to the Trainer: extra={'loss': module}"
     if odd := [each for each in found.values() if not isinstance(each, torch.nn.Parameter)]:
         raise ConfigurationError(
@@ -228,7 +231,7 @@ def _callables(
     functions: Mapping[str, Callable[..., Any] | None],
     given: Iterable[torch.nn.Module],
 ) -> dict[str, torch.nn.Module]:
-    """Loss and metrics that are modules with a state, or methods of such."""
+    """Returns the modules with state behind loss and metrics, given as modules or as bound methods."""
     found: dict[str, torch.nn.Module] = {}
     known = {id(part) for module in (model, *given) for part in module.modules()}
     for name, function in functions.items():
@@ -236,15 +239,17 @@ def _callables(
         if not isinstance(module, torch.nn.Module) or not module.state_dict():
             continue
         parts = {id(part) for part in module.modules()}
-        if not parts & known:  # else it is saved already, or has the model inside
+        if not parts & known:  # otherwise it is already saved, or it contains the model
             found[name] = module
             known |= parts
     return found
 
 
 def groups(model: torch.nn.Module) -> Any:
-    """The parameters of an optimizer over all of it: FSDP2's in a group of their own, for torch's kernels
-    take no mixture."""
+    """Returns the optimizer parameters for the whole model, with FSDP2's in a separate group.
+
+    torch's optimizer kernels cannot mix DTensors and plain tensors in one group.
+    """
     every = list(model.parameters())
     sharded = [each for each in every if is_sharded(each)]
     if not sharded or len(sharded) == len(every):
@@ -253,7 +258,7 @@ def groups(model: torch.nn.Module) -> Any:
 
 
 def require_unmixed(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ConfigurationError."""
+    """Raises ConfigurationError if a parameter group mixes FSDP2-sharded and other parameters."""
     for number, group in enumerate(optimizer.param_groups):
         if len({is_sharded(each) for each in group["params"]}) > 1:
             raise ConfigurationError(

@@ -1,8 +1,8 @@
-"""State of model and optimizer under the names of the plain model. Called by `run` and `trainer`.
+"""State of model and optimizer under the parameter names of the plain model.
 
-Whatever is wrapped around a model (DDP, torch.compile, activation checkpointing, FSDP2) changes neither its
-names nor what is stored: save with each, load without. An optimizer's state is named by its parameters, not
-by their numbers, so it survives another order of parameter groups.
+Wrappers (DDP, torch.compile, activation checkpointing, FSDP2) change neither names nor contents: a state
+saved with them loads without them. Optimizer state is keyed by parameter name, not by number, so parameters
+may change their order within a group.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from spottrain.distributed.dtensor import Box, box_of, is_sharded, like
 from spottrain.errors import CheckpointError, ConfigurationError
 
 INNER: Final = "_spottrain_model"
-"""Where the model lies in `trained.Together`."""
+"""Attribute of `outside_parameters.ModelWithExtras` that holds the model."""
 WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", f"{INNER}.")
-"""Parts of a name that torch.compile, the checkpoint wrapper and FSDP1 (torch 2.15), and we, put into it."""
+"""Name parts inserted by torch.compile, the checkpoint wrapper, FSDP1 (torch 2.15) and ModelWithExtras."""
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
 EMA: Final = "ema"
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
-    """What is inside of DDP and torch.compile."""
+    """Returns the model inside DDP and torch.compile. Raises ConfigurationError for a DataParallel."""
     if isinstance(model, DataParallel):
         raise ConfigurationError(
             "the model is a torch.nn.DataParallel, which torch.compile and resuming do not work with; use "
@@ -47,20 +47,20 @@ def clean(name: str) -> str:
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Any]:
-    # The parameters themselves, so that tied ones are one object under all of their names.
+    # keep_vars: the parameters themselves, so that tied ones are one object under all of their names.
     return {clean(name): value for name, value in plain(model).state_dict(keep_vars=True).items()}
 
 
 def buffers(model: torch.nn.Module, under: str = MODEL) -> frozenset[str]:
-    """Paths of its buffers in a state that keeps the model `under` that name.
+    """Returns the paths of the model's buffers in a state that has the model under the name `under`.
 
-    They are rank 0's: DDP averages gradients alone, and gives all ranks its buffers before a forward pass.
+    Rank 0's buffers count: DDP averages only gradients, and broadcasts rank 0's buffers before each forward.
     """
     return frozenset(f"{under}.{clean(name)}" for name, _ in plain(model).named_buffers())
 
 
 def load_model(model: torch.nn.Module, saved: Mapping[str, Any]) -> str | None:
-    """None, or a sentence that says why it does not fit; then nothing was changed."""
+    """Loads weights. Returns None, or a sentence why they do not fit; then nothing was changed."""
     inner = plain(model)
     here = inner.state_dict()
     mismatch = explain_mismatch(saved, {clean(name): value for name, value in here.items()})
@@ -70,7 +70,7 @@ def load_model(model: torch.nn.Module, saved: Mapping[str, Any]) -> str | None:
 
 
 def explain_mismatch(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Why saved weights do not fit this model, as a sentence; None where they do."""
+    """Returns why saved weights do not fit this model, as a sentence; None if they fit."""
     for name in here:
         if name not in saved:
             return f"the checkpoint has no {name}, which the model has"
@@ -82,7 +82,7 @@ def explain_mismatch(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str |
 
 
 def _fits(saved: Any, here: Any) -> bool:
-    """`saved` is the part that this rank wanted, or, where the whole has another shape, all of it."""
+    """`saved` is this rank's part, or the whole tensor if its full shape differs from the model's."""
     if not isinstance(saved, torch.Tensor) or not isinstance(here, torch.Tensor):
         return isinstance(saved, torch.Tensor) == isinstance(here, torch.Tensor)
     return tuple(saved.shape) == box_of(here).shape
@@ -94,7 +94,7 @@ def _shape(value: Any) -> str:
 
 # --- optimizer --------------------------------------------------------------------------------------
 def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """As `Optimizer.state_dict`, with names of parameters where that has numbers."""
+    """Returns `Optimizer.state_dict` with parameter names in place of parameter numbers."""
     names = _names(model, optimizer)
     raw = optimizer.state_dict()
     return {
@@ -108,7 +108,7 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 def load_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> str | None:
-    """None, or a sentence that says why it does not fit; then nothing was changed."""
+    """Loads optimizer state. Returns None, or a sentence why it does not fit; then nothing was changed."""
     names = _names(model, optimizer)
     numbers = {name: number for number, name in names.items()}
     before = [sorted(group["params"]) for group in saved["param_groups"]]
@@ -143,9 +143,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
-    """Name of each of the optimizer's parameters by its number in `Optimizer.state_dict`.
+    """Returns the names of the optimizer's parameters by their numbers in `Optimizer.state_dict`.
 
-    One that is not the model's (a learnt temperature of the loss, say) is named by its place.
+    A parameter that is not the model's (such as a learnt temperature of the loss) is named `#<number>`.
     """
     of = {
         id(parameter): clean(name) for name, parameter in plain(model).named_parameters(remove_duplicate=True)
@@ -155,14 +155,14 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[int
 
 # --- parts of a tensor ------------------------------------------------------------------------------
 def _like(here: Any, saved: Any) -> Any:
-    """`saved`, a part of a tensor, as a DTensor where `here` is one and it is its part."""
+    """Returns `saved` as a DTensor if `here` is one and `saved` is its local part; otherwise unchanged."""
     if not is_sharded(here) or not isinstance(saved, torch.Tensor) or is_sharded(saved):
         return saved
     return like(here, saved) if saved.dim() and box_of(here).shape == tuple(saved.shape) else saved
 
 
 def wanted(model: torch.nn.Module) -> Callable[[StoredTensor], Box | None]:
-    """Which part of each stored tensor this rank needs: that of the parameter that it belongs to."""
+    """Returns a function that gives the part of a stored tensor that this rank needs; None: all of it."""
     boxes = {
         clean(name): (tuple(value.shape), box_of(value))
         for name, value in plain(model).state_dict().items()

@@ -1,5 +1,6 @@
-"""Reads a checkpoint: the parts that this rank wants, in parallel, each chunk verified. Called by
-`checkpointer` and by `spottrain checkpoints`. Executes nothing of what it reads.
+"""Reads the parts of a checkpoint that a rank needs, in parallel, and verifies each chunk.
+
+Executes no code from the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from spottrain.storage.base import KeyMissing, Store, Truncated
 CONNECTIONS: Final = 8
 
 Want = Callable[[StoredTensor], Box | None]
-"""The part of a tensor that a rank needs; None: all of it."""
+"""Returns the part of a stored tensor that a rank needs; None means the whole tensor."""
 
 
 def read_manifest(store: Store, key: str) -> Manifest:
-    """Raises Damaged where it is missing or wrong, CheckpointError where it is of another format."""
+    """Reads a manifest. Raises Damaged if missing or invalid, CheckpointError if it has another format."""
     found = store.get(key + MANIFEST_NAME)
     if found is None:
         raise Damaged("the manifest is missing")
@@ -39,9 +40,9 @@ def read_manifest(store: Store, key: str) -> Manifest:
 
 
 def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, want: Want | None = None) -> Any:
-    """(what all ranks share, what was this rank's own). A rank that was not there is given rank 0's own.
+    """Returns (the tree shared by all ranks, this rank's own tree); a new rank gets rank 0's own tree.
 
-    Tensors are on the CPU and as `want` says. Raises Damaged.
+    Tensors are on the CPU; `want` selects the part of each. Raises Damaged.
     """
     try:
         own = manifest.ranks[rank if rank < len(manifest.ranks) else 0]
@@ -54,7 +55,7 @@ def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, wan
 
 
 def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None:
-    """The files of a checkpoint of kind "folder", into `folder`. Raises Damaged."""
+    """Writes the files of a checkpoint of kind "folder" into `folder`. Raises Damaged."""
     shards = {shard.name: shard for shard in manifest.shards}
     for file in manifest.files:
         shard = shards.get(file.shard)
@@ -68,21 +69,21 @@ def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None
 
 
 def fetch_folder(store: Store, key: str, manifest: Manifest, folder: Path, rank: int = 0) -> None:
-    """`read_files`, all or nothing: an older folder of that name is replaced. Raises Damaged."""
+    """Like `read_files`, but all or nothing: replaces an older folder of that name. Raises Damaged."""
     fresh = folder.with_name(f".spottrain-{rank}-{folder.name}")
     try:
         read_files(store, key, manifest, fresh)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another pod that shares the disk was quicker
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # a pod on the same disk was faster
             raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
 def read_shard(store: Store, key: str, manifest: Manifest, shard: Shard) -> Iterator[bytes]:
-    """The chunks of one shard in order, each verified. Raises Damaged."""
+    """Yields the chunks of one shard in order, each verified. Raises Damaged."""
     for number in range(len(shard.chunks)):
         buffer = bytearray(_chunk_length(manifest, shard, number))
         fetch_chunk(store, key, manifest, shard, number, memoryview(buffer))
@@ -92,7 +93,7 @@ def read_shard(store: Store, key: str, manifest: Manifest, shard: Shard) -> Iter
 def fetch_chunk(
     store: Store, key: str, manifest: Manifest, shard: Shard, number: int, buffer: memoryview
 ) -> None:
-    """Chunk `number` into `buffer`, which has its length. Raises Damaged."""
+    """Reads and verifies chunk `number` into `buffer`, which has the chunk's length. Raises Damaged."""
     try:
         store.read_into(key + shard.name, number * manifest.chunk_bytes, buffer)
     except KeyMissing:
@@ -128,10 +129,10 @@ def _numbers(plain: Any) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Sink:
-    """Where the bytes of a piece go: flat memory."""
+    """Flat memory that receives the bytes of a piece."""
 
     begin: int
-    """Of the piece in its shard's file."""
+    """Offset of the bytes in the shard's file."""
     memory: torch.Tensor
 
     @property
@@ -170,7 +171,7 @@ class _Reading:
         return found
 
     def _prepare(self, stored: StoredTensor) -> torch.Tensor:
-        """Memory for the wanted box, with a sink for each piece that has a part in it."""
+        """Allocates memory for the wanted box, and a sink for each piece that overlaps it."""
         dtype = getattr(torch, stored.dtype)
         box = self._want(stored) or Box(start=(0,) * len(stored.shape), shape=stored.shape)
         target = torch.empty(box.shape, dtype=dtype)
@@ -181,7 +182,7 @@ class _Reading:
             inside = target[_slices(overlap, box.start)] if box.shape else target
             begin = piece.offset
             if overlap.shape[1:] == piece.shape[1:] and inside.is_contiguous():
-                begin += _rows_before(overlap, piece) * dtype.itemsize  # no need to read those
+                begin += _rows_before(overlap, piece) * dtype.itemsize  # skips rows before the overlap
                 memory = inside.reshape(-1).view(torch.uint8)
             else:
                 staged = torch.empty(piece.shape, dtype=dtype)
@@ -197,7 +198,7 @@ class _Reading:
         return target
 
     def _chunks(self, shard: Shard, sinks: list[_Sink]) -> Iterator[tuple[int, list[_Sink]]]:
-        """Each chunk of which something is wanted, with what is wanted of it."""
+        """Yields each chunk that has wanted bytes, with its sinks."""
         size = self._manifest.chunk_bytes
         by_chunk: dict[int, list[_Sink]] = {}
         for sink in sinks:
@@ -222,7 +223,7 @@ class _Reading:
             sink.memory[first - sink.begin : last - sink.begin].copy_(buffer[first - begin : last - begin])
 
     def _buffer(self) -> torch.Tensor:
-        """Of this thread; memory that was touched before is many times as fast as fresh memory."""
+        """Returns this thread's buffer; reused memory is many times as fast as fresh memory."""
         if not hasattr(self._buffers, "tensor"):
             self._buffers.tensor = torch.empty(self._manifest.chunk_bytes, dtype=torch.uint8)
         return self._buffers.tensor  # type: ignore[no-any-return]
@@ -236,12 +237,12 @@ def _overlap(a: Box, b: Box) -> Box | None:
 
 
 def _rows_before(overlap: Box, piece: Piece) -> int:
-    """Numbers of `piece` that come before `overlap`, which is some of its rows."""
+    """Returns the number of elements of `piece` before `overlap`, which consists of whole rows."""
     return (overlap.start[0] - piece.start[0]) * math.prod(piece.shape[1:]) if piece.shape else 0
 
 
 def _slices(box: Box, origin: tuple[int, ...]) -> tuple[slice, ...]:
-    """`box` as an index into what begins at `origin`."""
+    """Returns `box` as an index into an array that begins at `origin`."""
     return tuple(slice(b - o, b - o + s) for b, o, s in zip(box.start, origin, box.shape, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""One save: its state, what the ranks report about their parts, and the manifest made of the reports."""
+"""One save: its state, the ranks' reports, and the manifest built from the reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Save:
-    """One save on its way. `own`, `tree`: plain (see `tree.py`)."""
+    """One save in progress. `tree` (shared) and `own` (this rank's) are JSON trees, see `tree.py`."""
 
     number: int
     step: int
@@ -51,14 +51,14 @@ class Save:
     failed: bool = False
     committed: bool = False
     dropped: tuple[str, ...] = ()
-    """Keys that its commit took out of HEAD."""
+    """Keys that this save's commit removed from HEAD."""
     tries: int = 0
-    """That failed."""
+    """Number of failed attempts."""
     key: str = ""
 
 
 class Abandoned(Exception):
-    """A newer save takes this one's place, or there is no time left for it."""
+    """A newer save replaces this one, or no time is left for it."""
 
 
 def raise_first_error(reports: Iterable[dict[str, Any]]) -> None:
@@ -74,9 +74,9 @@ def raise_first_error(reports: Iterable[dict[str, Any]]) -> None:
 
 
 def manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Manifest:
-    """Of the reports of all ranks: each tensor with the pieces that the ranks have stored.
+    """Builds the manifest from the reports of all ranks, given in rank order.
 
-    Raises CheckpointError where the ranks' states do not match.
+    Raises CheckpointError if the ranks' states do not match.
     """
     for rank, report in enumerate(reports):
         if report["shared"] != reports[0]["shared"]:
@@ -119,6 +119,6 @@ def manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Man
 
 
 def fingerprint(shared: Sequence[StoredTensor]) -> str:
-    """Equal where the ranks number the same tensors alike."""
+    """Returns a hash that is equal on two ranks if they number the same tensors in the same order."""
     plain = [[each.name, each.dtype, list(each.shape)] for each in shared]
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""One save after another: copy, upload, manifest, commit. Called by `checkpointer`, by every rank.
+"""Performs one save after another, on every rank: copy, upload, manifest, commit.
 
-Each rank copies and uploads its own shards and reports them to rank 0 over their connection to it, not by a
-collective: a rank that is gone must not hang the others. Rank 0 writes the manifest and changes HEAD, which
-is the commit, and says what became of it.
+Each rank copies and uploads its own shards. It reports them to rank 0 over a TCP connection, not by a
+collective, because a lost rank must not hang the others. Rank 0 writes the manifest, commits by changing
+HEAD, and sends the result to the other ranks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from spottrain.errors import StoreUnavailable, TrainingFailed
 from spottrain.storage.base import Cancelled
 
 WAIT_SECONDS: Final = 1.0
-"""How long a rank waits for another at once, before it looks whether it should."""
+"""Longest single wait for another rank, before the remaining time is checked again."""
 WEIGHTS: Final = f"{MODEL}."
-"""What the paths of weights begin with."""
+"""Path prefix of the model's weights."""
 REPORT_SECONDS: Final = 3600.0
-"""Longest difference between the uploads of two ranks; without a stop nothing else bounds it."""
+"""Longest wait for the other ranks' uploads; it is the only limit while no stop is requested."""
 
 
 class Saver:
-    """`new_transfer` starts an uploader; a second one where the first has died."""
+    """Copies, uploads and commits saves. `new_transfer` starts an uploader, and another if one has died."""
 
     def __init__(
         self,
@@ -55,27 +55,27 @@ class Saver:
         self._number = 0
         self._files_bytes = 0
         self.of_first: Collection[str] = ()
-        """Paths of the shared tensors that rank 0 must store."""
+        """Paths, or prefixes that end in a dot, of the shared tensors that rank 0 must store."""
         self.copy_seconds = 0.0
         self.bandwidth: float | None = None
-        """Bytes per second of this rank's last upload of some size."""
+        """Bytes per second of this rank's last upload that was not empty and not a retry; None if unknown."""
 
     @property
     def bytes(self) -> int:
-        """Of this rank's part of a save; 0 before one was prepared."""
+        """Bytes of this rank's part of a save; 0 before one was prepared."""
         return self._files_bytes if self._arena is None else self._arena.layout.bytes
 
     # --- copy ---------------------------------------------------------------------------------------
     def prepare(self, tree: Any, own: Any) -> None:
-        """Makes the memory that the first save will need, in the background.
+        """Allocates the staging buffer for the first save, in the background.
 
-        Raises CheckpointError for a state that cannot be stored, ConfigurationError where memory is short.
+        Raises CheckpointError for a state that cannot be stored, ConfigurationError if memory is short.
         """
         shared, private = Flattened(tree), Flattened(own)
         self._fit(shared.leaves + private.leaves, self._mine(shared, private))
 
     def snapshot(self, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
-        """A copy of the state; no other save may be on its way. The caller may then go on training."""
+        """Copies the state, after which training may continue. No other save may be in progress."""
         shared, private = Flattened(tree), Flattened(own)
         leaves = shared.leaves + private.leaves
         arena = self._fit(leaves, self._mine(shared, private))
@@ -94,9 +94,10 @@ class Saver:
         )
 
     def folder(self, folder: Path, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
-        """The files of a folder, which nobody may change until the save is done. No tensors in the trees.
+        """Prepares a save of a folder's files, which must not change until the save is done.
 
-        Rank 0 sends them, and the first rank of every other pod what is missing there.
+        Rank 0 uploads its files. The first rank of every other pod uploads the files that rank 0 lacks.
+        The trees must hold no tensors.
         """
         paths = sorted(path for path in folder.rglob("*") if path.is_file()) if self._world.first_here else []
         files = [
@@ -117,7 +118,7 @@ class Saver:
         )
 
     def again(self, save: Save) -> None:
-        """For a second try: under the same key, so that what is there already need not be sent once more."""
+        """Prepares a retry under the same key, so that objects already uploaded are not sent again."""
         save.number = self._next()
         save.tries += 1
 
@@ -126,7 +127,7 @@ class Saver:
         return self._number
 
     def _mine(self, shared: Flattened, private: Flattened) -> list[int]:
-        """Numbers of the leaves that this rank stores; its private ones come after the shared ones."""
+        """Returns the numbers of the leaves that this rank stores; private leaves follow the shared ones."""
         count = len(shared.leaves)
         mine = divide(shared.leaves, self._world.size, self.of_first)[self._world.rank]
         return mine + list(range(count, count + len(private.leaves)))
@@ -135,14 +136,14 @@ class Saver:
         if self._arena is None or self._arena.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)
             before = 0 if self._arena is None else self._arena.size
-            self._arena = None  # before the next one is made: there may not be memory for two
+            self._arena = None  # freed before the next one is allocated: memory may not hold two
             self._transfer.forget()
             self._arena = Arena(layout, pin=self._pin, freed=before, ranks_here=self._world.local_size)
             self._transfer.share(self._arena)
         return self._arena
 
     def forget(self) -> None:
-        """Gives the memory back, after the last save."""
+        """Frees the staging buffer, after the last save."""
         self._arena = None
         self._transfer.forget()
 
@@ -155,9 +156,10 @@ class Saver:
         commit: Callable[[Save, Manifest], None],
         left: Callable[[], float],
     ) -> None:
-        """Makes it durable. Raises StoreError, Abandoned, PeerLost, TrainingFailed, or what `commit` raises.
+        """Uploads and commits a save.
 
-        `new_key` and `commit` are called on rank 0 alone. `left`: seconds that may still be spent.
+        Raises StoreError, Abandoned, PeerLost, TrainingFailed, or an error of `commit`. `new_key` and
+        `commit` are called only on rank 0. `left` returns the remaining seconds.
         """
         try:
             self._require_numbers(save)
@@ -179,7 +181,7 @@ class Saver:
             raise
 
     def _require_numbers(self, save: Save) -> None:
-        """Weights that are no numbers are worth no checkpoint: every restart would go on from them."""
+        """Raises TrainingFailed if weights hold NaN: every restart would resume from them."""
         if self._arena is None or save.layout is None:
             return
         for number, each in enumerate(save.shared):
@@ -192,15 +194,15 @@ class Saver:
                 )
 
     def say_result(self, save: Save, **facts: Any) -> None:
-        """On rank 0: what became of it."""
+        """On rank 0: sends the save's result to the other ranks."""
         say(self._control, f"save/{save.number}/result", facts)
 
     def say_over(self, save: Save) -> None:
-        """On rank 0: it is not tried again, so that nobody need send the rest of it."""
+        """On rank 0: announces that the save is not retried, so that the other ranks stop uploading."""
         say(self._control, f"save/{save.number}/over", {})
 
     def hear_result(self, save: Save, left: Callable[[], float]) -> dict[str, Any]:
-        """On the other ranks. Empty when no time is left."""
+        """On the other ranks: waits for the result; empty if the time runs out."""
         return self._heard(f"save/{save.number}/result", left)
 
     def _heard(self, name: str, left: Callable[[], float]) -> dict[str, Any]:
@@ -212,7 +214,7 @@ class Saver:
         return {}
 
     def _key(self, save: Save, new_key: Callable[[int], str], left: Callable[[], float]) -> None:
-        """All ranks write below the key that rank 0 has chosen."""
+        """Sets the key that rank 0 chooses for all ranks, and drops the files that rank 0 uploads."""
         if self._world.first:
             save.key = save.key or new_key(save.step)
             words = {"key": save.key, "files": [file.path for file in save.files]}
@@ -240,13 +242,13 @@ class Saver:
         return self.send(files, lambda: save.abandoned or self._given_up(save))
 
     def _given_up(self, save: Save) -> bool:
-        """Whether rank 0 has said already that nothing comes of it."""
+        """Returns whether rank 0 has announced that the save is over."""
         if self._control is None or self._world.first:
             return False
         return self._control.came(f"save/{save.number}/over")
 
     def send(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
-        """By key; measures the bandwidth."""
+        """Uploads the files, measures the bandwidth, and returns the results by key."""
         began = time.perf_counter()
         try:
             sent = self._transfer.put(files, cancelled)
@@ -258,12 +260,12 @@ class Saver:
                 self._transfer.share(self._arena)
             sent = self._transfer.put([replace(file, again=True) for file in files], cancelled)
         size = sum(each.bytes for each in sent.values())
-        if size and not any(file.again for file in files):  # else some of it was there already
+        if size and not any(file.again for file in files):  # in a retry some objects exist already
             self.bandwidth = size / max(time.perf_counter() - began, 1e-6)
         return sent
 
     def _report(self, save: Save, sent: dict[str, Sent]) -> dict[str, Any]:
-        """What this rank has stored, as JSON."""
+        """Returns what this rank has stored, as a JSON object."""
         count = len(save.shared)
         pieces: dict[int, list[Any]] = {}
         for place in save.layout.places if save.layout else ():
@@ -284,7 +286,7 @@ class Saver:
         }
 
     def _collect(self, save: Save, own: dict[str, Any], left: Callable[[], float]) -> list[dict[str, Any]]:
-        """The reports of all ranks, in their order."""
+        """Returns the reports of all ranks, in rank order."""
         assert self._control is not None
         name = f"save/{save.number}"
         self._control.gather(name, json.dumps(own).encode())
@@ -300,7 +302,7 @@ class Saver:
         return reports
 
     def _excuse(self, save: Save, error: str, message: str) -> None:
-        """Tells rank 0 why there is no report, so that it need not wait for one."""
+        """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
         if self._control is not None and not self._world.first:
             words = {"error": error, "message": message, "rank": self._world.rank}
             self._control.gather(f"save/{save.number}", json.dumps(words).encode())

@@ -1,4 +1,4 @@
-"""Which checkpoint a start goes on from: the newest that all ranks can read. Called by `checkpointer`."""
+"""Selects the checkpoint to resume from: the newest one that all ranks can read."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from spottrain.storage.base import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """What a checkpoint held for this rank."""
+    """The contents of a checkpoint for this rank."""
 
     entry: Entry
     shared: Any
     own: Any
     new_rank: bool
-    """Whether it was made by fewer ranks, so that this one is given rank 0's own."""
+    """Whether fewer ranks wrote the checkpoint, so that `own` is rank 0's."""
 
 
 class Choice:
-    """All ranks call the same method. `damaged`: keys of what could not be read."""
+    """Restores the newest readable checkpoint. All ranks must call the same method.
+
+    `damaged`: keys of the checkpoints that could not be read.
+    """
 
     def __init__(self, context: RunContext, store: Store, control: Control | None) -> None:
         self.context = context
@@ -42,16 +45,15 @@ class Choice:
         self.damaged: set[str] = set()
 
     def restore(self, claim: Claim, want: Want | None = None) -> Restored | None:
-        """The newest checkpoint that is whole.
+        """Returns the newest intact checkpoint, the same one on all ranks; None if there is none yet.
 
-        None where there is none yet. All ranks take the same. A damaged one is named and passed over.
-        Raises CheckpointError where all are damaged: nothing is overwritten, because a person may mend what
-        we cannot.
+        Damaged checkpoints are logged and skipped. Raises CheckpointError if all are damaged: then nothing
+        is overwritten, because a person may be able to repair them.
         """
         return self._newest_whole(claim, STATE, lambda entry, manifest: self._trees(entry, manifest, want))
 
     def restore_folder(self, claim: Claim, place: Callable[[int], Path]) -> Restored | None:
-        """The same for the files of a library, in each pod: into the folder `place(step)`, all or nothing."""
+        """Restores a library's checkpoint files into the folder `place(step)` of each pod, all or nothing."""
 
         def read(entry: Entry, manifest: Manifest) -> Restored:
             if self.context.world.first_here:
@@ -92,7 +94,7 @@ class Choice:
         return None
 
     def _choice(self, claim: Claim, number: int) -> Entry | None:
-        """Rank 0 chooses, and all ranks try exactly that one."""
+        """Returns the candidate that rank 0 chooses; all ranks try the same one."""
         if not self.context.world.first:
             heard = hear(self._control, f"restore/{number}")
             return Entry(**heard) if heard else None
@@ -118,7 +120,7 @@ class Choice:
             return None, str(error)
 
     def _verdict(self, number: int, why: str) -> str:
-        """Why any of the ranks could not read it; empty where all could."""
+        """Returns why any of the ranks could not read the checkpoint; empty if all could."""
         if self._control is None:
             return why
         name = f"restored/{number}"

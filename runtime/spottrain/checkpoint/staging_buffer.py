@@ -1,8 +1,8 @@
-"""The memory that a snapshot is copied into: shared with the uploader, made before the first save.
+"""Staging buffer: memory for the copy of a training state, shared with the upload process.
 
-An anonymous file (memfd): its pages count as the container's memory, not against the size of /dev/shm. Fresh
-pages cost many times what a copy costs, so they are made resident beforehand, in a thread; with CUDA they are
-pinned as well. Called by `saver`.
+It is an anonymous file (memfd): its pages count as the container's memory, not against the size of /dev/shm.
+Faulting in fresh pages costs many times what a copy costs. So a thread makes them resident before the first
+save, and pins them with CUDA.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from spottrain.distributed.dtensor import local
 from spottrain.errors import ConfigurationError
 
 MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14."""
+"""Exists since Linux 5.14."""
 SLICE: Final = 64 * 2**20
-"""Bytes made resident at once."""
+"""Bytes made resident per call."""
 FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Arena:
-    """Memory for the files of one layout. `fd`: the anonymous file, for the uploader; -1 where the system has
-    none, and uploads are made by this process.
+    """Staging buffer for the files of one layout.
 
-    `freed`: bytes of one before it, which may not be back yet; `ranks_here`: that need as much now.
+    `fd`: the anonymous file, or -1 if the system has no memfd; then this process uploads.
+    `freed`: bytes of the previous buffer, whose memory may not be returned yet.
+    `ranks_here`: ranks of this pod that allocate as much at the same time.
     """
 
     def __init__(self, layout: Layout, *, pin: bool = False, freed: int = 0, ranks_here: int = 1) -> None:
@@ -45,7 +46,7 @@ class Arena:
         self.size = max(layout.bytes, mmap.PAGESIZE)
         require_memory((self.size - freed) * ranks_here)
         self.fd = self._make_file() if hasattr(os, "memfd_create") else -1
-        self.map = mmap.mmap(self.fd, self.size)  # without a file it is this process's own memory
+        self.map = mmap.mmap(self.fd, self.size)  # with fd -1 it is private memory of this process
         self._bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self._pin = pin
         self._pinned = False
@@ -60,7 +61,7 @@ class Arena:
         return fd
 
     def fill(self, leaves: Sequence[Leaf]) -> None:
-        """Copies the leaves to their places. When it returns the caller may change them."""
+        """Copies the leaves to their places; the caller may change them once it returns."""
         self._ready.wait()
         devices: set[torch.device] = set()
         with torch.no_grad():
@@ -74,7 +75,7 @@ class Arena:
             torch.cuda.synchronize(device)
 
     def has_nan(self, number: int) -> bool:
-        """Whether the copy of leaf `number`, as far as this rank holds it, has a NaN."""
+        """Returns whether this rank's copy of leaf `number` contains a NaN."""
         target = self._targets.get(number)
         if target is None or target.dtype not in FLOATS or not target.numel():
             return False
@@ -98,7 +99,7 @@ class Arena:
             self._ready.set()
 
     def _register(self) -> bool:
-        """Pins it. Where CUDA will not, copies are waited for one by one, which is slower and right."""
+        """Pins the memory; returns False if CUDA refuses, then copies are synchronous and slower."""
         cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = self._bytes.data_ptr()
         code = cuda.cudaHostRegister(address, self.size, 0)
@@ -109,15 +110,18 @@ class Arena:
         return True
 
     def _touch(self, start: int, length: int) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)  # its calls let other threads run
+        libc = ctypes.CDLL(None, use_errno=True)  # ctypes calls release the GIL
         address = ctypes.c_void_p(self._bytes.data_ptr() + start)
         populates = sys.platform == "linux"  # elsewhere this number has another meaning
         if not populates or libc.madvise(address, ctypes.c_size_t(length), MADV_POPULATE_WRITE) != 0:
-            self._bytes[start : start + length].zero_()  # an older kernel
+            self._bytes[start : start + length].zero_()  # older kernel, or not Linux
 
 
 def require_memory(needed: int, known: ContainerMemory | None = None) -> None:
-    """`known`: of the container; default: as the cgroup says. Without a limit nothing is refused."""
+    """Raises ConfigurationError if the container has less than `needed` bytes left; no limit, no check.
+
+    `known`: the container's memory, by default read from the cgroup.
+    """
     known = known or memory()
     if known is None or needed <= known.left:
         return

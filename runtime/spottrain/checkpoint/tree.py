@@ -1,7 +1,7 @@
-"""A training state as a plain JSON tree and a list of tensors, and back. Used by `saver`, `restore`.
+"""Converts a training state to a JSON tree and a list of tensors, and back.
 
-A tensor is {"$tensor": number}; tuples, bytes, keys that are no strings and non-finite numbers are tagged
-alike. Reading a tree executes nothing.
+A tensor becomes {"$tensor": number}. Tuples, bytes, keys that are not strings and non-finite floats get
+similar tags. Reading a tree executes no code.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from spottrain.errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Leaf:
-    """One tensor of the tree, under the path at which it was first met."""
+    """One tensor of the tree, with the path of its first occurrence."""
 
     path: str
     tensor: torch.Tensor
 
 
 class Flattened:
-    """`plain` is JSON and shares nothing with the tree; `leaves` are the tree's own tensors, not copies.
+    """A tree as JSON (`plain`, a copy) and its tensors (`leaves`, not copies).
 
-    Tensors that are tied in the tree are one leaf. Raises CheckpointError for what cannot be stored.
+    Tied tensors are one leaf. Raises CheckpointError for values that cannot be stored.
     """
 
     def __init__(self, tree: Any) -> None:
         self.leaves: list[Leaf] = []
         self._number_of: dict[tuple[Any, ...], int] = {}
         self._objects: dict[int, tuple[int, torch.Tensor]] = {}
-        """With the tensor, so that the id stays its own."""
+        """By id; the tensor is kept alive so that its id is not reused."""
         self.plain = self._plain(tree, "")
 
     def _plain(self, value: Any, path: str) -> Any:
@@ -66,7 +66,7 @@ class Flattened:
         )
 
     def _number(self, tensor: torch.Tensor, path: str) -> int:
-        """The same on every rank, also where a rank holds no part of a tied tensor: by the object first."""
+        """Returns the number, equal on all ranks: by object id, as a rank may hold no part of a tied one."""
         if id(tensor) not in self._objects:
             identity = _identity(tensor.detach())
             if identity not in self._number_of:
@@ -77,16 +77,16 @@ class Flattened:
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for two views of the very same numbers."""
+    """Returns a key that is equal for two views of the same elements."""
     local = dtensor.local(tensor)
     if not local.numel() or local.device.type == "meta" or local.layout is not torch.strided:
-        return (id(tensor), tensor)  # the tensor, so that the id stays its own
-    turned = (local.is_conj(), local.is_neg())  # of such views the same bytes are other numbers
+        return (id(tensor), tensor)  # holds the tensor, so that its id is not reused
+    turned = (local.is_conj(), local.is_neg())  # such views read the same bytes as other values
     return (local.device, local.data_ptr(), local.dtype, tensor.shape, local.shape, local.stride(), turned)
 
 
 def unflatten(plain: Any, tensor: Callable[[int], torch.Tensor]) -> Any:
-    """The tree again; `tensor` gives the tensor of a number."""
+    """Rebuilds the tree; `tensor` returns the tensor of a number."""
     if isinstance(plain, list):
         return [unflatten(item, tensor) for item in plain]
     if not isinstance(plain, dict):
@@ -105,7 +105,7 @@ def unflatten(plain: Any, tensor: Callable[[int], torch.Tensor]) -> Any:
 
 
 def renumber(plain: Any, by: int) -> Any:
-    """The same tree where each tensor's number is higher by so many."""
+    """Returns the tree with each tensor's number increased by `by`."""
     if isinstance(plain, list):
         return [renumber(item, by) for item in plain]
     if not isinstance(plain, dict):

@@ -1,6 +1,7 @@
-"""The trainer's end of an upload. Called by `saver` in the upload thread.
+"""The training process's side of an upload.
 
-`Process` hands it to `uploader`; `Here` does it in this process, for systems without shared anonymous files.
+`Process` uploads in the separate process of `upload_process`. `Here` uploads in this process, for systems
+without shared anonymous files.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ POLL_SECONDS: Final = 0.05
 
 
 class UploaderDied(Exception):
-    """The uploader process has ended; what it was sending may be there or not."""
+    """The uploader process has ended; the objects it was sending may or may not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadItem:
-    """One object to be written: a part of the arena, or a file of this machine."""
+    """One object to write: a part of the staging buffer, or a local file."""
 
     key: str
     bytes: int
     offset: int = 0
     path: str = ""
     again: bool = False
-    """It may be there already: by an uploader that died, or a try whose answer was lost."""
+    """The object may already exist: from an uploader that died, or an attempt whose response was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,23 +56,26 @@ class Sent:
 
 class Transfer(Protocol):
     def share(self, arena: Arena) -> None:
-        """From now on offsets mean this arena."""
+        """Makes the offsets of later items refer to this staging buffer."""
 
     def forget(self) -> None:
-        """Lets go of the arena, so that its memory is free."""
+        """Drops the staging buffer, so that its memory can be freed."""
 
     def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
-        """By key. Raises StoreError, AlreadyExists, Cancelled or UploaderDied. One call at a time."""
+        """Uploads the files and returns the results by key. One call at a time.
+
+        Raises StoreError, AlreadyExists, Cancelled or UploaderDied.
+        """
 
     def close(self) -> None: ...
 
 
 class Process:
-    """`where`: arguments of `open_store`."""
+    """Uploads in a separate process. `where`: arguments of `open_store`."""
 
     def __init__(self, where: Mapping[str, Any]) -> None:
         self._sock, theirs = socket.socketpair()
-        # Held over the start, so that a stop cannot end the new process before it ignores it.
+        # Blocked during the start: a stop must not end the new process before it ignores the signals.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             self._process = subprocess.Popen(
@@ -94,7 +98,7 @@ class Process:
 
     def share(self, arena: Arena) -> None:
         line = json.dumps({"arena": arena.size}).encode() + b"\n"
-        with contextlib.suppress(OSError):  # it died; the next put will say so
+        with contextlib.suppress(OSError):  # the uploader died; the next put raises UploaderDied
             socket.send_fds(self._sock, [line], [arena.fd])
 
     def forget(self) -> None:
@@ -107,7 +111,7 @@ class Process:
             plain = [{k: v for k, v in asdict(file).items() if v != ""} for file in files]
             self._say({"put": self._number, "files": plain})
             while (answer := self._answer()) is None or answer["put"] != self._number:
-                if cancelled():  # a part may be under way for long; its end is not waited for
+                if cancelled():  # does not wait for the part in progress, which may take long
                     self._say({"abandon": self._number})
                     raise Cancelled("the upload was abandoned")
         if "error" in answer:
@@ -115,7 +119,7 @@ class Process:
         return {key: Sent(bytes=size, chunks=tuple(chunks)) for key, (size, chunks) in answer["sent"].items()}
 
     def close(self) -> None:
-        """The process ends by itself when its socket does; nobody waits for it here."""
+        """Closes the socket, on which the process exits by itself, without waiting for it."""
         self._sock.close()
         self._process.poll()
 
@@ -126,7 +130,7 @@ class Process:
             raise self._died() from error
 
     def _answer(self) -> dict[str, Any] | None:
-        """The next message; None when none came for a moment."""
+        """Returns the next message; None if none arrives within POLL_SECONDS."""
         if b"\n" not in self._text:
             if not select.select([self._sock], [], [], POLL_SECONDS)[0]:
                 return None
@@ -149,7 +153,7 @@ class Process:
 
 
 class Here:
-    """In this process, by the very store that is given."""
+    """Uploads in this process, to the given store."""
 
     def __init__(self, where: Store) -> None:
         self._store = where
@@ -180,7 +184,7 @@ class Here:
 
 
 def _error(answer: dict[str, Any]) -> Exception:
-    """The very error that the store raised over there."""
+    """Rebuilds the error that the store raised in the uploader process."""
     name, message = answer["error"], answer["message"]
     kind = getattr(errors, name, None) or getattr(stores, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.RunError):

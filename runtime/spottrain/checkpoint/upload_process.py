@@ -1,9 +1,11 @@
-"""The process that uploads: started by `transfer`, talks to it over a socket, ends when that is closed.
+"""The upload process: takes orders over a socket and exits when the socket is closed.
 
-A process of its own, because an upload in the trainer's would fight with the training for the interpreter
-lock. It maps the trainer's memory and sends from there. No torch here: it starts in a fraction of a second.
+A separate process, because uploads in the training process would compete for the GIL. It maps the staging
+buffer of the training process and sends from it. It does not import torch, so it starts in a fraction of a
+second.
 
-    trainer -> {"arena": bytes} and a file descriptor; {"put": number, "files": [...]}; {"abandon": number}
+    trainer -> {"arena": bytes} and a file descriptor; {"put": number, "files": [...]}; {"abandon": number};
+               {"forget": true}
     trainer <- {"put": number, "sent": {key: [bytes, [sha256 of each chunk]]}} or {"put": .., "error": ..}
 """
 
@@ -28,11 +30,11 @@ from spottrain.storage.base import AlreadyExists, Store
 from spottrain.storage.open import open_store
 
 SMALL_AT_ONCE: Final = 8
-"""Files of at most one chunk in flight; a larger one has the connections to itself."""
+"""Number of files of at most one chunk sent at once; larger files go one at a time, in parallel parts."""
 
 
 class Uploader:
-    """`say` sends one message back."""
+    """Uploads files and shared memory. `say` sends one message back."""
 
     def __init__(self, store: Callable[[], Store], say: Callable[[dict[str, Any]], None]) -> None:
         self._store = store
@@ -40,7 +42,7 @@ class Uploader:
         self._memory: mmap.mmap | None = None
         self._abandoned: set[int] = set()
         self._sent: dict[str, tuple[int, list[str]]] = {}
-        """Of the put at work and of the one before: a second try has only the rest to do."""
+        """Results of the current put, and of the same keys before it: a retry sends only the rest."""
 
     def share(self, fd: int, size: int) -> None:
         self._memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
@@ -59,7 +61,7 @@ class Uploader:
         try:
             sent = self._put_all(number, files, memory)
             self._say({"put": number, "sent": sent})
-        except Exception as error:  # whatever it is, the trainer must hear of it
+        except Exception as error:  # every error is reported to the trainer
             words = {"error": type(error).__name__, "message": str(error)}
             self._say({"put": number, **words, "reason": getattr(error, "reason", "")})
 
@@ -82,7 +84,7 @@ class Uploader:
                 self._sent[file["key"]] = (len(body), chunks)
             except BaseException as error:
                 failures.append(error)  # the first is the cause
-                self._abandoned.add(number)  # after one that fails no other is begun, nor gone on with
+                self._abandoned.add(number)  # a failure cancels the other files of this put
                 raise
 
         small = [file for file in files if file["bytes"] <= CHUNK_BYTES]
@@ -98,18 +100,18 @@ class Uploader:
             raise (failures or [error])[0] from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        # A put that was abandoned may still be at work, and note its own files here.
+        # An abandoned put may still be running and add its own keys to `_sent`.
         return {key: self._sent[key] for key in keys}
 
 
 def upload(store: Store, key: str, body: memoryview, again: bool, cancelled: Callable[[], bool]) -> list[str]:
-    """SHA-256 of each chunk. `again`: it may be there already, by a try that could not tell so."""
+    """Uploads `body`; returns the SHA-256 of each chunk. `again`: an earlier attempt may have written it."""
     try:
         return store.upload(key, body, cancelled=cancelled)
     except AlreadyExists:
         if not again:
             raise
-        # That try sent these very bytes.
+        # The earlier attempt sent the same bytes.
         starts = range(0, len(body), CHUNK_BYTES)
         return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
 
@@ -129,7 +131,7 @@ def _mapped(path: Path) -> memoryview:
 
 
 def _messages(sock: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """Each line, with the file descriptors that have come and were not yet taken."""
+    """Yields each message with the list of received file descriptors that were not yet taken."""
     text, descriptors = b"", list[int]()
     while True:
         part, fds, _, _ = socket.recv_fds(sock, 1 << 20, 1)
@@ -142,7 +144,7 @@ def _messages(sock: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]
 
 
 def main(fd: int) -> None:
-    # A stop reaches the whole process group; this process must outlive it until the last save is done.
+    # A stop signal reaches the whole process group; this process must survive it until the last save is done.
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
@@ -162,7 +164,7 @@ def main(fd: int) -> None:
         for message, descriptors in messages:
             _act(uploader, message, descriptors)
     except (OSError, StopIteration):
-        pass  # the trainer is gone, and with it what was to be saved
+        pass  # the training process has ended, and its memory with it
     os._exit(0)
 
 
@@ -175,13 +177,13 @@ def _act(uploader: Uploader, message: dict[str, Any], descriptors: list[int]) ->
         uploader.abandon(message["abandon"])
     else:
         number, files = message["put"], message["files"]
-        # With the memory of this moment: what comes next may be a memory of another layout.
+        # Binds the current memory: the next message may share a buffer with another layout.
         work = uploader.work(number, files)
         threading.Thread(target=work, daemon=True).start()
 
 
 def _opened(where: dict[str, Any]) -> Callable[[], Store]:
-    """Opens the store once, when it is first asked for."""
+    """Returns a function that opens the store on its first call and then returns the same store."""
     turn = threading.Lock()
     made: list[Store] = []
 
@@ -195,7 +197,7 @@ def _opened(where: dict[str, Any]) -> Callable[[], Store]:
 
 
 def _warm(store: Callable[[], Store]) -> None:
-    """Loads the SDK while nobody waits for it; an error will be told by the first put."""
+    """Opens the store early, which loads the SDK; the first put reports any error."""
     try:
         store()
     except Exception:

@@ -1,6 +1,6 @@
-"""`spottrain checkpoints COMMAND --checkpoint URI`: arguments, answers, exit codes. Called by `__main__`.
+"""`spottrain checkpoints COMMAND --checkpoint URI`: arguments, output, exit codes.
 
-Exit code 0: done; 1: a sentence says why not, or what is damaged; 2: the arguments are not understood.
+Exit code 0: done; 1: a message says why not, or what is damaged; 2: invalid arguments.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from spottrain.storage.base import Store
 
 
 def copy(source: Store, target: Store, which: str) -> Answer:
-    """Objects first, then the target's HEAD, conditionally: until then the target is what it was."""
+    """Copies objects first, then changes the target's HEAD conditionally: until then it is unchanged."""
     if source.uri == target.uri:
         raise ConfigurationError(f"source and target are the same: {source.uri}")
     entry = choose(head_of(source), which)
@@ -26,7 +26,7 @@ def copy(source: Store, target: Store, which: str) -> Answer:
     try:
         _objects(source, entry, target, key)
     except BaseException:
-        # Nothing names them yet, and no change of HEAD was asked for, so none ever will.
+        # HEAD does not name them, and no change of HEAD was requested, so it never will.
         with contextlib.suppress(StoreError):
             target.delete(target.list(key))
         raise
@@ -40,7 +40,7 @@ def copy(source: Store, target: Store, which: str) -> Answer:
 
 
 def _objects(source: Store, entry: Entry, target: Store, key: str) -> None:
-    """One shard at a time in memory; the manifest last."""
+    """Copies the objects, with one shard at a time in memory and the manifest last."""
     try:
         manifest, text = manifest_of(source, entry.key)
         shards = Shards(source, entry.key, manifest)

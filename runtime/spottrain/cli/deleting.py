@@ -1,7 +1,7 @@
-"""`spottrain checkpoints delete`: takes away what a job has left, as its `deletionPolicy: Delete` asks.
+"""`spottrain checkpoints delete`: deletes what a job left, as its `deletionPolicy: Delete` requests.
 
-HEAD first, so that nobody can begin from what is about to go; then the objects, which can be done again after
-a crash at any point. The final weights stay: they are what the job was for.
+HEAD changes first, so that no job can start from what is about to be deleted. Then the objects are deleted;
+this can be repeated after a crash at any point. The final weights stay: they are the job's result.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from spottrain.storage.base import Store
 
 
 def delete(store: Store, job_uid: str, *, sure: bool = False) -> Answer:
-    """Raises ConfigurationError where another job owns the URI, or still runs on it.
+    """Deletes a job's objects. Raises ConfigurationError if another job owns the URI, or still runs on it.
 
-    What earlier jobs left there stays. Where nothing is there, nothing is to be done.
+    Objects of earlier jobs stay. If there is no HEAD, nothing is deleted.
     """
     keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
     walker = Walker(store)

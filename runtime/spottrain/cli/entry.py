@@ -1,4 +1,4 @@
-"""The `spottrain` command. Signals are held before anything else is imported."""
+"""The `spottrain` command. It blocks signals before anything else is imported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`spottrain checkpoints export`: the model's weights alone, as one safetensors file under their plain names.
+"""`spottrain checkpoints export`: writes the model's weights as one safetensors file with plain names.
 
-No pickle: every framework reads safetensors, and reading it executes nothing.
+It uses no pickle: every framework reads safetensors, and reading it executes no code.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from spottrain.storage.base import KeyMissing, Store, Truncated
 
 MODEL: Final = "model"
 EMA: Final = "ema"
-"""Where the model's state, and the average of its weights, lie in the tree (`checkpoint/modelstate.py`)."""
+"""Keys of the model's state and of its averaged weights in the tree (`checkpoint/plain_state.py`)."""
 WEIGHTS_FILE: Final = "model.safetensors"
-"""Where libraries put it, in a checkpoint of kind folder."""
+"""Where libraries store the weights, in a checkpoint of kind folder."""
 ALIGNMENT: Final = 64
 FINAL: Final = "final"
-"""In place of a step: the weights that a finished run has left."""
+"""Used in place of a step: the final weights of a finished run."""
 BESIDE: Final = "beside"
-"""In a file's metadata: names of tensors that are not the model's own (`weights.py`, which needs torch)."""
+"""Metadata key: names of tensors not of the model, as in `checkpoint/final_weights.py`, which needs torch."""
 
 
 def export(store: Store, which: str, target: Path) -> Answer:
-    """Raises CheckpointError where it is damaged; then there is no file."""
+    """Writes the weights to `target`. Raises CheckpointError if they are damaged; then no file is left."""
     if target.exists():
         raise ConfigurationError(f"{target} exists already and is not overwritten; name another file")
     if which == FINAL:
@@ -55,7 +55,7 @@ def export(store: Store, which: str, target: Path) -> Answer:
         write = partial(_state, manifest, shards, entry)
     elif WEIGHTS_FILE in {each.path for each in manifest.files} or (final := _final_of(store)) is None:
         write = partial(_folder, manifest, shards, entry)
-    elif final.checkpoint == entry.key:  # the same weights, in a form that all read
+    elif final.checkpoint == entry.key:  # the same weights, in a format that every framework reads
         return _exported(target, f"the final weights of step {entry.step}", entry.step, final.write)
     else:
         raise ConfigurationError(
@@ -66,7 +66,7 @@ def export(store: Store, which: str, target: Path) -> Answer:
 
 
 def _exported(target: Path, of: str, step: int, write: Callable[[BinaryIO], int]) -> Answer:
-    """write: returns how many tensors there are; 0: it is not known."""
+    """write: returns the number of tensors; 0 if it is unknown."""
     try:
         with _appearing(target) as file:
             count = write(file)
@@ -88,7 +88,7 @@ def _damaged(what: str, error: Damaged) -> CheckpointError:
 
 @contextlib.contextmanager
 def _appearing(target: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all."""
+    """Opens a file that appears only when it is complete."""
     part = target.with_name(target.name + ".part")
     try:
         with part.open("wb") as file:
@@ -121,14 +121,14 @@ def _without_weights(manifest: Manifest, entry: Entry) -> str:
 # --- the final weights ----------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _FinalFile:
-    """One of the files that they are in."""
+    """One of the files of the final weights."""
 
     name: str
     bytes: int
     sha256: str
     header: dict[str, Any]
     start: int
-    """Of the tensors' bytes, after the header."""
+    """Offset of the tensors' bytes, after the header."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +140,7 @@ class _FinalWeights:
     files: list[dict[str, Any]]
 
     def write(self, file: BinaryIO) -> int:
-        """As one file, whatever they are in. Raises Damaged."""
+        """Writes all files as a single one and returns the number of tensors. Raises Damaged."""
         parts = [self._part(**each) for each in self.files]
         metadata: dict[str, str] = {}
         entries: dict[str, Any] = {}
@@ -188,7 +188,7 @@ class _FinalWeights:
 
 
 def _final_of(store: Store) -> _FinalWeights | None:
-    """Raises ConfigurationError where another version of spottrain has written them in another way."""
+    """Returns the final weights, if any. Raises ConfigurationError for a format of another version."""
     found = store.get(FINAL_PREFIX + MANIFEST_NAME)
     if found is None:
         return None
@@ -208,7 +208,7 @@ def _final_of(store: Store) -> _FinalWeights | None:
 
 # --- our own state --------------------------------------------------------------------------------------
 def _state(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> int:
-    """Tied tensors are written once for each of their names: the format knows no aliases."""
+    """Writes the model's weights. Tied tensors are written once per name: the format has no aliases."""
     weights = weights_of(manifest)
     if not weights:
         raise ConfigurationError(f"step {entry.step} holds no model (no tensors under {MODEL!r})")
@@ -220,9 +220,9 @@ def _state(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> 
 
 
 def weights_of(manifest: Manifest) -> dict[str, StoredTensor]:
-    """By name; wide types first, so that each tensor is aligned to its own width without holes.
+    """Returns the weights by name, wide types first, so that each tensor is aligned without gaps.
 
-    Where the training averages its weights they are the averages, as evaluations and final weights are.
+    If the training averages its weights, these are the averages, as in evaluations and final weights.
     """
     tree = manifest.tree if isinstance(manifest.tree, dict) else {}
     numbers = dict(_named(tree.get(MODEL), ""))
@@ -233,7 +233,7 @@ def weights_of(manifest: Manifest) -> dict[str, StoredTensor]:
 
 
 def _named(plain: Any, path: str) -> Iterator[tuple[str, int]]:
-    """Name and number of each tensor (the marks are those of `checkpoint/tree.py`)."""
+    """Yields name and number of each tensor (the markers are those of `checkpoint/tree.py`)."""
     if not isinstance(plain, dict):
         return
     if "$tensor" in plain:
@@ -257,14 +257,14 @@ def _header(weights: dict[str, StoredTensor], entry: Entry, beside: list[str]) -
 
 
 def header_bytes(entries: dict[str, Any]) -> bytes:
-    """As `checkpoint/layout.py`, which needs torch."""
+    """Encodes a safetensors header like `checkpoint/layout.py`, which needs torch."""
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
 def assemble(tensor: StoredTensor, shards: Shards) -> bytearray:
-    """The bytes of the whole tensor, in row-major order, whoever stored its pieces."""
+    """Returns the bytes of the whole tensor in row-major order, assembled from the pieces of all ranks."""
     width = WIDTHS[tensor.dtype][1]
     if len(tensor.pieces) == 1:
         return shards.read(tensor.pieces[0].shard, tensor.pieces[0].offset, width * prod(tensor.shape))
@@ -283,7 +283,7 @@ def _place(
     part: tuple[int, ...],
     width: int,
 ) -> None:
-    """Copies a box to its place, by runs as long as both lie contiguous."""
+    """Copies a piece into the whole tensor, in runs that are contiguous in both."""
     if not box:
         return
     last = len(shape) - 1

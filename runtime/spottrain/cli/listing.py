@@ -1,4 +1,4 @@
-"""`spottrain checkpoints list`: what is at a URI, whoever is using it. Reads no body but HEAD's."""
+"""`spottrain checkpoints list`: shows what is at a URI, even while a job uses it. Reads only HEAD's body."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from spottrain.core.text import counted
 from spottrain.storage.base import Stat, Store
 
 ASKING: Final = 16
-"""Requests at once for the sizes of objects."""
+"""Concurrent requests for the sizes of objects."""
 LOOKS: Final = 3
-"""At a HEAD that moves."""
+"""Maximum number of tries if HEAD changes meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
     head: Head | None
     objects: Mapping[str, Stat]
-    """Below `checkpoints/`."""
+    """Objects below `checkpoints/`, by key."""
     orphans: tuple[str, ...]
-    """Keys that no HEAD can ever name again."""
+    """Keys that no HEAD can name any more."""
     under_way: tuple[str, ...]
-    """Keys that HEAD does not name and a running job's next commit may."""
+    """Keys that HEAD does not name but a running job's next commit may name."""
 
     def of(self, entry: Entry) -> dict[str, Stat]:
         return {key: stat for key, stat in self.objects.items() if folder_of(key) == entry.key}
 
     def condition(self, entry: Entry) -> str:
-        """Empty where the checkpoint's objects are there and can be read."""
+        """ "incomplete", "archived" or "restoring"; empty if the objects exist and are readable."""
         mine = self.of(entry)
         if entry.key + MANIFEST_NAME not in mine or sum(s.bytes for s in mine.values()) < entry.bytes:
             return "incomplete"
@@ -50,8 +50,11 @@ class Inventory:
 
 
 def look(store: Store) -> Inventory:
-    """The objects first, then HEAD, so that an orphan is one for good, even where HEAD is removed by hand and
-    a run begins over. Looked at again where HEAD moved meanwhile: then the objects are not its."""
+    """Lists the objects, then reads HEAD.
+
+    In this order an orphan stays one, even if HEAD is removed by hand and a run starts over. If HEAD changed
+    meanwhile, the objects may not match it, and both are read again.
+    """
     walker = Walker(store)
     before = walker.read()
     for _ in range(LOOKS):

@@ -1,4 +1,4 @@
-"""`spottrain checkpoints logs`: what ranks have printed, part after part, as their `scribe` has stored it."""
+"""`spottrain checkpoints logs`: prints the output of ranks, part by part, as log capture has stored it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spottrain.storage.base import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Printed:
-    """Of one rank in one attempt. `parts`: key by number, in order."""
+    """Stored output of one rank in one attempt. `parts`: key by number, in order."""
 
     attempt: int
     rank: int
@@ -22,7 +22,7 @@ class Printed:
 
 
 def logs(store: Store, *, attempt: int | None = None, rank: int | None = None) -> Answer:
-    """Of all attempts and ranks, or of those named. Raises ConfigurationError where there is nothing."""
+    """Returns the logs of all attempts and ranks, or of those named. Raises ConfigurationError if empty."""
     found = _found(store)
     chosen = [p for p in found if attempt in (None, p.attempt) and rank in (None, p.rank)]
     if not chosen:
@@ -55,7 +55,7 @@ def _nothing(store: Store, found: Sequence[Printed], attempt: int | None, rank: 
 
 
 def _text(store: Store, chosen: Sequence[Printed]) -> Iterator[bytes]:
-    """Headings only where there are several to be told apart."""
+    """Yields the logs, with headings only if there are several."""
     for number, printed in enumerate(chosen):
         if len(chosen) > 1:
             heading = f"==> attempt {printed.attempt}, rank {printed.rank} <==\n"

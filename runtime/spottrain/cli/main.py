@@ -1,10 +1,10 @@
-"""`spottrain run SCRIPT [ARGS...]`: entry point of the image, PID 1 of its container, a person's command.
-`spottrain profile` is the same with a profile of some steps (`cli/profile.py`).
+"""`spottrain run SCRIPT [ARGS...]`: entry point of the image, PID 1 of its container, and a user's command.
 
-With several GPUs in the pod it starts one process for each (`launcher`), which comes back here as a rank;
-with one it runs the script itself, where the output is kept (`scribe`) in a child. Order matters: signals
-held, then the handler, then configuration and the store's probe (bad ones end the run before anything heavy
-is imported), then the script in this very process. Every way out writes the termination message.
+`spottrain profile` is the same with a profile of some steps (`cli/profile.py`). With several GPUs in the pod
+it starts one process for each (`launcher`), and each returns here as a rank. With one GPU it runs the script
+itself, in a child if the output is stored (`log_capture`). The order matters: block signals, install the
+handler, read the configuration, probe the store, run the script in this process. A bad configuration or store
+ends the run before any heavy import. Every exit writes the termination message.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ def main(argv: list[str] | None = None) -> int:
         from spottrain.cli import checkpoints
 
         return checkpoints.main(words[1:])
-    hold_signals()  # held already, unless somebody else than `entry` calls this function
+    hold_signals()  # blocked already, unless the caller is not `entry`
     try:
         script, args, nproc = _read_command(words)
-        _require_script(script)  # before anything is made for it: a folder of checkpoints, ranks
+        _require_script(script)  # before creating a checkpoint folder or ranks for it
         gang = Gang.from_env(os.environ, nproc, lambda: count_gpus(os.environ))
     except RunError as error:
         return _failed(_make_session(), error, "")
     if gang.workers > 1:
-        meet(gang, os.environ)  # told to stop meanwhile it returns too, and what follows ends this
+        meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     ranks = [gang.rank(number) for number in range(gang.nproc)]
     outputs = keep(os.environ, ranks, script, parent=True)
     if gang.nproc > 1 or outputs is not None:
         launcher = Launcher(gang, [script, *args], os.environ, born=process_start(), outputs=outputs)
         code = launcher.run()
         if code is not None:
-            leave(code)  # nothing is left that would have to be taken down
-        os.environ.update(MARK)  # from here on this is the one rank
+            leave(code)  # nothing is left to shut down
+        os.environ.update(MARK)  # from here on this is the single rank
     os.environ.update(gang.env_of(0, gang.port))
     return _run_here(_make_session(), script, args)
 
@@ -82,16 +82,16 @@ def _run_here(session: Session, script: str, args: list[str]) -> int:
         code: int = session.end_of_script()
     except SystemExit as exit_:
         code = _exit_of_script(session, exit_)
-    except BaseException as error:  # the script's, whatever it is
+    except BaseException as error:  # any exception of the script
         code = _failed(session, error, script)
     if session.must_leave(code):
         leave(code)
-    session.interruption.let_end(partial(leave, code))  # nothing is left that a stop would have to wait for
+    session.interruption.let_end(partial(leave, code))  # a stop need not wait for anything any more
     return int(code)
 
 
 def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
-    """Script, arguments and `--nproc`. The other flags go into the environment, each as one of its names."""
+    """Returns script, arguments and `--nproc`. Sets the environment variables of the other flags."""
     parser = _Parser(prog="spottrain", description=ABOUT)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
@@ -112,7 +112,7 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> list[Env]:
-    """Returns the names of those that go into the environment."""
+    """Adds the flags. Returns the names of those that are set as environment variables."""
     on_existing = "where another job left checkpoints at the URI: fail (default), resume from them, or fresh"
     flags = {
         "--checkpoint": (
@@ -161,7 +161,7 @@ def _failed(session: Session, error: BaseException, script: str) -> int:
 
 
 def _exit_of_script(session: Session, exit_: SystemExit) -> int:
-    """Our own end, which has its message already, or a sys.exit of the script, which keeps its code."""
+    """Returns the exit code after SystemExit: of our own end, or of the script's sys.exit."""
     if session.message is not None:
         return session.conclude(session.message.outcome, "")
     if exit_.code is None or exit_.code == 0:

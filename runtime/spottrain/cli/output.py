@@ -1,4 +1,4 @@
-"""What a command answers: facts for `-o json`, lines for a person. Used by all of `cli/`."""
+"""Output of a command: facts for `-o json`, lines for people."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Answer:
     ok: bool = True
     """False: exit code 1."""
     body: Iterable[bytes] | None = None
-    """In place of `lines`: bytes as they are, too many to be held at once."""
+    """Raw bytes in place of `lines`, too many to hold in memory."""
 
 
 def size(number: int) -> str:
-    """In binary units, three digits."""
+    """Formats bytes in binary units with three digits."""
     amount = float(number)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1000:
@@ -31,7 +31,7 @@ def size(number: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """In the largest unit that gives 2 at least."""
+    """Formats seconds in the largest unit that gives at least 2."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{int(seconds // length)} {unit}"
@@ -39,13 +39,13 @@ def age(seconds: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first row is the heading."""
+    """Aligns columns. The first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def confirm(question: str, *, sure: bool) -> None:
-    """Returns when the person says yes, or said so before. Raises ConfigurationError."""
+    """Asks for confirmation, unless `sure`. Raises ConfigurationError without a yes."""
     if sure:
         return
     if sys.stdin.isatty():

@@ -1,8 +1,7 @@
-"""`spottrain profile SCRIPT`: a run that profiles some of its steps. Its flags, put into the environment.
+"""`spottrain profile SCRIPT`: a run that profiles some of its steps. Translates its flags into variables.
 
-Called by `__main__`, which then goes on as for `spottrain run`. Without --checkpoint the run is a short one
-in a folder of its own, `profiles/<script>-<time>`, so that it neither goes on from nor ends the training
-whose checkpoints are in `checkpoints/<script>`.
+Without --checkpoint the run is short and uses a folder of its own, `profiles/<script>-<time>`. So it neither
+continues nor ends the training whose checkpoints are in `checkpoints/<script>`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> dict[str, str]:
-    """Environment variables for these flags, besides those of `run`. `now`: Unix seconds.
+    """Returns the environment variables for these flags, besides those of `run`. `now`: Unix seconds.
 
     Raises ConfigurationError.
     """
@@ -52,7 +51,7 @@ def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> d
 
 
 def _short(training: dict[str, Any], window: Window) -> dict[str, Any]:
-    """So short that no warm-up of the script's would end in it, and that another window would not fit."""
+    """Shortens the run to the window, without a warm-up and without another profile window."""
     if (given := training.pop("profile", None)) is not None:
         log.event("override", setting="profile", command=window.to_json(), manifest=json.dumps(given))
     rest = {name: value for name, value in training.items() if not name.startswith("warmup")}

@@ -1,4 +1,4 @@
-"""`spottrain checkpoints prune`: lets old checkpoints fall out of HEAD, and deletes what no HEAD names."""
+"""`spottrain checkpoints prune`: removes old checkpoints from HEAD, and deletes objects no HEAD names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Wish:
 
 
 def prune(store: Store, wish: Wish) -> Answer:
-    """Raises ConfigurationError while a job runs. HEAD changes first; only what that change dropped goes."""
+    """Prunes: HEAD first, then only what that change dropped. Raises ConfigurationError while a job runs."""
     if wish.keep is None and not wish.orphans:
         raise ConfigurationError("say what shall go: --keep N, --orphans, or both")
     seen = look(store)
@@ -49,7 +49,7 @@ def prune(store: Store, wish: Wish) -> Answer:
 
 
 def _doomed(seen: Inventory, head: Head, wish: Wish) -> tuple[Entry, ...]:
-    """An incomplete checkpoint takes no place among the kept: one that can be read must stay for it."""
+    """Selects checkpoints to remove. An incomplete one does not count towards the number to keep."""
     if wish.keep is None:
         return ()
     broken = {entry.key for entry in head.checkpoints if seen.condition(entry) == "incomplete"}
@@ -68,7 +68,7 @@ def _drop(store: Store, seen: Head, doomed: Sequence[Entry]) -> None:
 
 
 def _sweep(store: Store, head: Head, orphans: Sequence[str]) -> None:
-    """A job that has come meanwhile adds keys of a higher term only, so the answer is still true."""
+    """Deletes orphans. A job that started meanwhile only adds keys of a higher term: they stay orphans."""
     store.delete(orphans)
     store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: bool(leftovers([key], head)))
 

@@ -1,4 +1,4 @@
-"""Finds a checkpoint and reads it so that no byte is believed without its checksum. Used by `cli/`."""
+"""Finds a checkpoint and reads it. No byte is used before its checksum is verified."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ WIDTHS: Final = {
     "float64": ("F64", 8),
     "complex64": ("C64", 8),
 }
-"""Of torch's types: their names in safetensors, and bytes."""
+"""Torch types: their names in safetensors, and bytes per element."""
 
 
 def open_existing(uri: str, endpoint: str | None) -> Store:
-    """For commands on what is there: an absent folder is a mistyped URI, not an empty store."""
+    """Opens an existing store: an absent folder is a mistyped URI, not an empty store."""
     local = unquote(urlsplit(uri).path) if uri.startswith("file:///") else ""
     folder = uri if is_path(uri) else local
     if folder and _absent(folder):
@@ -54,7 +54,7 @@ def _absent(folder: str) -> bool:
         os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except OSError:  # the store has a sentence for it
+    except OSError:  # the store reports it
         return False
     return not os.path.isdir(folder)
 
@@ -67,7 +67,7 @@ def head_of(store: Store) -> Head:
 
 
 def choose(head: Head, which: str) -> Entry:
-    """By step, `newest` or `best`. Of several with the same step (after a fall-back) the newest commit."""
+    """Selects by step, `newest` or `best`; of several with one step (fall-back), the newest commit."""
     if which == NEWEST:
         found = next(iter(head.resumable), None) or next(iter(head.checkpoints), None)
     elif which == BEST:
@@ -85,7 +85,7 @@ def choose(head: Head, which: str) -> Entry:
 
 
 def manifest_of(store: Store, key: str) -> tuple[Manifest, bytes]:
-    """Checked as a whole, and its text. Raises Damaged, or CheckpointError for another format."""
+    """Returns the checked manifest and its text. Raises Damaged, or CheckpointError for another format."""
     found = store.get(key + MANIFEST_NAME)
     if found is None:
         raise Damaged(f"{MANIFEST_NAME} is missing")
@@ -95,7 +95,7 @@ def manifest_of(store: Store, key: str) -> tuple[Manifest, bytes]:
 
 
 def _require_sound(manifest: Manifest) -> None:
-    """Whether its parts fit together; a checksum only says that they are as written."""
+    """Raises Damaged unless the parts are consistent; a checksum only proves that they are as written."""
     sizes = {shard.name: shard.bytes for shard in manifest.shards}
     for shard in manifest.shards:
         if "/" in shard.name or len(shard.chunks) != chunks_of(shard, manifest):
@@ -115,7 +115,7 @@ def chunks_of(shard: Shard, manifest: Manifest) -> int:
 
 
 class Shards:
-    """The shards of one checkpoint. Threads may share it as long as they call `chunk` alone."""
+    """The shards of one checkpoint. Only `chunk` is thread-safe."""
 
     def __init__(self, store: Store, key: str, manifest: Manifest) -> None:
         self._store = store
@@ -125,7 +125,7 @@ class Shards:
         self._last: tuple[str, int, memoryview] | None = None
 
     def chunk(self, shard: Shard, number: int) -> memoryview:
-        """Raises Damaged unless its checksum fits."""
+        """Reads one chunk. Raises Damaged if its checksum does not match."""
         view = memoryview(bytearray(min(self._unit, shard.bytes - number * self._unit)))
         self._fill(shard, number, view)
         return view
@@ -137,7 +137,7 @@ class Shards:
         return view
 
     def read(self, name: str, offset: int, count: int) -> bytearray:
-        """So many bytes from `offset` on. Reading on from where the last read ended fetches nothing twice."""
+        """Reads `count` bytes from `offset`. Consecutive reads fetch no chunk twice."""
         out = bytearray()
         while len(out) < count:
             number, start = divmod(offset + len(out), self._unit)

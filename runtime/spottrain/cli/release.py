@@ -1,7 +1,7 @@
-"""`spottrain release`: frees a checkpoint URI whose owner died without giving it up. Called by `__main__`.
+"""`spottrain release`: frees a checkpoint URI whose owner died without releasing it.
 
-A trainer that was killed outright (its node vanished) leaves HEAD active. The next attempt of its own job
-takes HEAD over; but where that job was deleted, only a person can know that the owner is dead.
+A trainer that was killed outright (its node vanished) leaves HEAD active. The next attempt of the same job
+takes HEAD over. If that job was deleted, only a person can know that the owner is dead.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def main(argv: list[str]) -> int:
 
 
 def release(store: Store, *, sure: bool) -> str:
-    """Releases an active HEAD; answers what was done. Raises RunError.
+    """Releases an active HEAD and returns a description. Raises RunError.
 
-    It is claimed first, as the owner's own attempt would: the term rises, so an owner that is alive after all
+    It claims HEAD first, as the owner's next attempt would. The term rises, so an owner that is still alive
     (paused, cut off) is superseded and commits nothing more.
     """
     found = store.get(HEAD_KEY)

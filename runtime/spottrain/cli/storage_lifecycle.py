@@ -1,8 +1,8 @@
 """`spottrain checkpoints lifecycle`: lets S3 move what no job will read again to a cheaper storage class.
 
-The rule acts by tag only, and only this command sets the tag: never on what HEAD names (the newest and the
-best included), but for what earlier jobs left there, when that is asked for. A resuming job reads nothing
-else, so it never meets an archived object.
+The rule acts by tag only, and only this command sets the tag. It never tags what HEAD names, including the
+newest and the best, except for leftovers of earlier jobs on request. A resuming job reads nothing else, so it
+never meets an archived object.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FEWEST_DAYS: Final = {
     "INTELLIGENT_TIERING": 0,
     "STANDARD_IA": 30,
 }
-"""Days after an object's creation from which on S3 moves it to a class (S3 user guide, transitions)."""
+"""Minimum age in days at which S3 moves an object to a class (S3 user guide, transitions)."""
 ID_LIMIT: Final = 255
-"""Characters of a rule's ID (S3 API)."""
+"""Maximum number of characters of a rule's ID (S3 API)."""
 ASKING: Final = 16
 
 
@@ -53,7 +53,7 @@ class Cooling:
 
 
 def lifecycle(store: Store, cooling: Cooling) -> Answer:
-    """Shows the rule and what it would act on; with `apply`, tags and merges. S3 alone has either."""
+    """Shows the rule and what it affects; with `apply`, tags the objects and merges it. S3 only."""
     cooling.check()
     bucket = _bucket(store)
     seen = look(store)
@@ -77,9 +77,9 @@ def lifecycle(store: Store, cooling: Cooling) -> Answer:
 
 
 def cold_keys(seen: Inventory, *, earlier_jobs: bool = False) -> tuple[str, ...]:
-    """Objects that no job reads again: named by nothing, or, by wish, laid aside by a fresh start.
+    """Returns objects that no job reads again: orphans and, on request, those set aside by a fresh start.
 
-    Without HEAD there are none: whatever lies there, a person may be about to restore its HEAD.
+    Without HEAD there are none: a person may be about to restore HEAD.
     """
     if seen.head is None:
         return ()
@@ -88,7 +88,7 @@ def cold_keys(seen: Inventory, *, earlier_jobs: bool = False) -> tuple[str, ...]
 
 
 def rule_for(prefix: str, cooling: Cooling) -> dict[str, Any]:
-    """One for each URI, told by its ID, so that several URIs can share a bucket."""
+    """Returns the rule for one URI, identified by its ID, so that several URIs can share a bucket."""
     name = f"spottrain-cold:{prefix}"
     if len(name) > ID_LIMIT:
         name = f"spottrain-cold:{hashlib.sha256(prefix.encode()).hexdigest()}"
@@ -112,7 +112,7 @@ def _bucket(store: Store) -> Any:
 
 
 def _tag(bucket: Any, keys: Sequence[str], *, cold: bool) -> int:
-    """Sets or takes the tag where it is not so yet, and leaves all others. Answers how many were changed."""
+    """Sets or removes the tag where needed, and keeps all others. Returns the number of changed objects."""
 
     def one(key: str) -> bool:
         try:
@@ -121,7 +121,7 @@ def _tag(bucket: Any, keys: Sequence[str], *, cold: bool) -> int:
                 return False
             rest = {name: value for name, value in tags.items() if name != TAG}
             bucket.set_tags(key, rest | ({TAG: COLD} if cold else {}))
-        except KeyMissing:  # deleted meanwhile
+        except KeyMissing:  # deleted in the meantime
             return False
         return True
 

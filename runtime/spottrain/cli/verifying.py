@@ -1,4 +1,4 @@
-"""`spottrain checkpoints verify`: reads every byte of checkpoints and holds it against its checksum."""
+"""`spottrain checkpoints verify`: reads every byte of checkpoints and compares it with its checksum."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OK: Final = "ok"
 DAMAGED: Final = "DAMAGED"
 ARCHIVED: Final = "ARCHIVED"
 OTHER_FORMAT: Final = "OTHER FORMAT"
-"""Of a newer or an older spottrain, which may well find it whole."""
+"""Written by a newer or an older spottrain, which may be able to read it."""
 READERS: Final = 4
-"""Chunks read at once; each takes CHUNK_BYTES of memory."""
+"""Chunks read concurrently; each takes CHUNK_BYTES of memory."""
 assert CHUNK_BYTES * READERS <= 2**28, "a laptop must do"
 
 
 def verify(store: Store, which: str = ALL) -> Answer:
-    """Raises StoreError where the store does not answer: then nothing is known."""
+    """Verifies checkpoints. Raises StoreError if the store does not respond: then the state is unknown."""
     head = head_of(store)
     entries = head.checkpoints if which == ALL else (choose(head, which),)
     found = [_facts(entry, *problems_of(store, entry)) for entry in entries]
@@ -38,7 +38,7 @@ def verify(store: Store, which: str = ALL) -> Answer:
 
 
 def problems_of(store: Store, entry: Entry) -> tuple[str, list[str]]:
-    """OK, DAMAGED, OTHER_FORMAT or ARCHIVED, and sentences where it is not OK."""
+    """Returns OK, DAMAGED, OTHER_FORMAT or ARCHIVED, and messages if it is not OK."""
     try:
         manifest, _ = manifest_of(store, entry.key)
         problems = _shards(store, entry.key, manifest)
@@ -55,7 +55,7 @@ def problems_of(store: Store, entry: Entry) -> tuple[str, list[str]]:
 def _shards(store: Store, key: str, manifest: Manifest) -> list[str]:
     problems = [text for shard in manifest.shards if (text := _wrong_size(store, key, shard))]
     if problems:
-        return problems  # reading on would say the same again
+        return problems  # further reading would report the same again
     shards = Shards(store, key, manifest)
 
     def check(work: tuple[Shard, int]) -> str | None:
@@ -70,7 +70,7 @@ def _shards(store: Store, key: str, manifest: Manifest) -> list[str]:
     try:
         return [text for text in pool.map(check, work) if text]
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error the rest need not be read
+        pool.shutdown(cancel_futures=True)  # after an error the rest is not needed
 
 
 def _wrong_size(store: Store, key: str, shard: Shard) -> str | None:

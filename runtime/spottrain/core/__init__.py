@@ -1,4 +1,4 @@
-"""What everything stands on: log, run configuration, `spec.training`, preemption, progress, device, limits.
+"""Foundation of all packages: log, run configuration, `spec.training`, preemption, progress, device, limits.
 
-Imports nothing of ours but `contract` and `errors`.
+Of spottrain it imports only `contract` and `errors`.
 """

@@ -1,4 +1,4 @@
-"""What a program of ours that is started as a process of its own needs. Used by `transfer` and `outputs`."""
+"""Environment for starting a Python module of this package in a child process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def import_path() -> str:
-    """PYTHONPATH by which it finds the very package that this process runs."""
+    """Returns a PYTHONPATH with which the child imports the same package as this process."""
     home = str(Path(__file__).resolve().parents[2])
     rest = os.environ.get("PYTHONPATH", "")
     return f"{home}{os.pathsep}{rest}" if rest else home

@@ -1,8 +1,4 @@
-"""What this container may use and what it does use: cores and memory, not the host's. No torch.
-
-Read by whoever shares it out or must not exceed it: `process.gang` (threads), `data` (loader workers),
-`checkpoint.arena` (the copy of a save), `techniques.memory` (a step on a CPU), `diagnosis.loadermemory`.
-"""
+"""Cores and memory that this container may use and does use, not the host's. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ CGROUPS: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
 MEMINFO: Final = Path("/proc/meminfo")
 UNLIMITED: Final = 1 << 60
-"""cgroup v1 writes some 2^63 where there is no limit."""
+"""cgroup v1 writes about 2^63 where there is no limit."""
 V1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 V2: Final = ("memory.max", "memory.current")
 FILES: Final = ("inactive_file", "active_file")
@@ -25,9 +21,9 @@ FILES: Final = ("inactive_file", "active_file")
 
 # --- cores --------------------------------------------------------------------------------------------
 def cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
-    """CPU cores that this container may use: its quota, not the host's number.
+    """Returns the CPU cores that this container may use: its quota, not the host's number.
 
-    The least quota of the process's group and all above it; see `memory_limit`.
+    The smallest quota of the process's cgroup and its parents applies; see `memory_limit`.
     """
     quotas = map(_quota, _groups(cgroups, membership, "cpu"))
     return min(float(_scheduled()), *quotas)
@@ -36,11 +32,11 @@ def cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
 def _scheduled() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS does not say which ones
+    return os.cpu_count() or 1  # macOS has no affinity call
 
 
 def _quota(group: Path) -> float:
-    """Cores that the group may use at once (cgroup v2, else v1); infinite where there is no limit."""
+    """Cores that the group may use at once (cgroup v2, else v1); infinite if there is no limit."""
     words = _text(group / "cpu.max").split()
     try:
         quota, period = words or (_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
@@ -52,7 +48,7 @@ def _quota(group: Path) -> float:
 # --- memory -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerMemory:
-    """`limit`: bytes that may be used. `used`: those that are, and that the kernel cannot take back."""
+    """`limit`: bytes that may be used. `used`: bytes in use that the kernel cannot reclaim."""
 
     limit: int
     used: int
@@ -64,18 +60,18 @@ class ContainerMemory:
 
 
 def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that the cgroup of this process may use, v1 or v2; None where there is no limit.
+    """Returns the bytes that the cgroup of this process may use, v1 or v2; None if there is no limit.
 
-    cgroups: where they are mounted. membership: /proc/self/cgroup; in a container it mostly says "/", and
-    the mount is the container's own. The least of the process's group and all above it counts.
+    The smallest limit of the group and its parents applies. cgroups: mount point of the cgroup file systems.
+    membership: /proc/self/cgroup; in a container it mostly says "/", since the mount is the container's own.
     """
     return min((limit for limit, _ in _limited(cgroups, membership)), default=None)
 
 
 def memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> ContainerMemory | None:
-    """Of the process's group and those above it, the one with the least left; None where none has a limit.
+    """Returns the group with the least memory left, of the process's and its parents; None without any limit.
 
-    `used` is of all processes in the group, and without the clean files that the kernel drops first.
+    `used` counts all processes of the group, but not clean page cache, which the kernel reclaims first.
     """
     found = [
         ContainerMemory(limit=limit, used=used)
@@ -88,7 +84,7 @@ def memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> ContainerM
 def memory_here(
     cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
 ) -> ContainerMemory | None:
-    """The container's, or the machine's where that has less left: both end in a kill. None: not known."""
+    """The container's memory, or the machine's if that has less left: exceeding either kills the process."""
     found = [each for each in (memory(cgroups, membership), _of_machine(meminfo)) if each is not None]
     return min(found, key=lambda each: each.left, default=None)
 
@@ -105,7 +101,7 @@ def _limited(cgroups: Path, membership: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _groups(cgroups: Path, membership: Path, controller: str) -> set[Path]:
-    """Those that the controller (of v1; v2 has one tree for all) may limit this process by."""
+    """Groups by which the controller (of v1; v2 has one tree for all) may limit this process."""
     folders = {cgroups, cgroups / controller}
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
@@ -121,7 +117,7 @@ def _groups(cgroups: Path, membership: Path, controller: str) -> set[Path]:
 def _limit(folder: Path) -> int | None:
     for name, _ in (V2, V1):
         text = _text(folder / name)
-        if text.isdecimal() and int(text) < UNLIMITED:  # else it is absent, or the word max
+        if text.isdecimal() and int(text) < UNLIMITED:  # else absent, or the word max
             return int(text)
     return None
 
@@ -135,7 +131,7 @@ def _used(folder: Path) -> int | None:
 
 
 def _reclaimable(stat: Mapping[str, int]) -> int:
-    """Bytes of clean files. v1 counts those of the groups below under names of their own."""
+    """Bytes of clean page cache. v1 counts those of child groups under separate names (`total_*`)."""
     return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in FILES)
 
 

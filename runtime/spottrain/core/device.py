@@ -1,6 +1,6 @@
-"""Where the training runs and what makes it repeatable: device, seeds, random state. Called by all loops.
+"""Device and reproducibility: device choice, seeds, random state.
 
-`seed()` is also for the user's script, so that the model's first weights are the same in every run.
+Scripts call `seed()` too, so that the model's initial weights are the same in every run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,19 @@ _seeded: int | None = None
 
 
 def seed(default: int = 0) -> int:
-    """Seeds Python, NumPy (if imported) and torch, and returns the seed: the manifest's, else `default`."""
+    """Seeds Python, NumPy (if already imported) and torch.
+
+    Call it before the model is made, so that its initial weights are the same in every run.
+
+    Args:
+        default: Seed to use unless spec.training.seed is set.
+
+    Returns:
+        The seed in use.
+
+    Raises:
+        ConfigurationError: SPOTTRAIN_TRAINING is invalid.
+    """
     global _seeded
     value = _wanted(default)
     _seed_all(value)
@@ -31,7 +43,7 @@ def seed(default: int = 0) -> int:
 
 
 def seed_in_use() -> int:
-    """What `seed()` was last given; without such a call, seeds now."""
+    """Returns the seed of the last `seed()` call; without one, seeds now."""
     return seed() if _seeded is None else _seeded
 
 
@@ -43,13 +55,13 @@ def _wanted(default: int) -> int:
 
 
 def seeded() -> bool:
-    """Whether `seed()` was called, and so the manifest's seed holds."""
+    """Whether `seed()` was called, so that the manifest's seed is in use."""
     return _seeded is not None
 
 
 def seed_rank(rank: int) -> None:
-    """After the model was made alike on all ranks: from here on each draws numbers of its own."""
-    # Not by seed(): whether the script has called it must be the same on all ranks, new ones too.
+    """Gives each rank its own random numbers, once the model is the same on all ranks."""
+    # Does not call seed(): whether the script has called it must be the same on all ranks, new ones too.
     base = _wanted(0) if _seeded is None else _seeded
     _seed_all((base * 1_000_003 + rank) % 2**63)
 
@@ -62,7 +74,9 @@ def _seed_all(value: int) -> None:
 
 
 def choose(wanted: str | torch.device | None = None) -> torch.device:
-    """The wanted device, else the first CUDA device, else the CPU; says which. Raises ConfigurationError."""
+    """Returns the wanted device, else the first CUDA device, else the CPU, and logs it.
+
+    Raises ConfigurationError."""
     try:
         device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
@@ -74,25 +88,26 @@ def choose(wanted: str | torch.device | None = None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"Trainer(device={str(device)!r}): torch finds no CUDA device here")
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # what random states and copies of this process mean
+        torch.cuda.set_device(device)  # the device of this process's random state and copies
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.event("device", device=device, name=name, threads=torch.get_num_threads(), torch=torch.__version__)
     return device
 
 
 def device_clock() -> float:
-    """Seconds, once the current GPU has done all that was queued: the host runs ahead of it, and by its own
-    clock a step is as short as its launches. The host's clock where no GPU is in use."""
+    """Returns the time in seconds once the current GPU has finished its queued work; host time without a GPU.
+
+    Without the wait a step would seem as short as its kernel launches."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def make_deterministic() -> None:
-    """Every kernel repeatable, or an error that names the one which is not.
+    """Makes every kernel deterministic; one that cannot be raises an error with its name.
 
-    The number of threads is kept as it is and logged: on a CPU it decides the order of sums, so resume is
-    bit-exact between processes with equally many.
+    The number of threads is kept and logged. On a CPU it determines the order of sums, so a resume is
+    bit-exact only between processes with equally many threads.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
@@ -101,17 +116,17 @@ def make_deterministic() -> None:
 
 
 def settle_memory() -> None:
-    """After the first step: what is there now, mostly modules, lives to the end.
+    """Excludes the objects that exist after the first step from garbage collection.
 
-    Python's collector need not walk all of it again and again: that stopped the training for some 0.2 s each
-    time (bench/RESULTS.md), on each rank at another step.
+    They are mostly modules, which live to the end. Collecting them repeatedly stopped the training for about
+    0.2 s each time (bench/RESULTS.md), on each rank at a different step.
     """
     gc.collect()
     gc.freeze()
 
 
 def random_state() -> dict[str, Any]:
-    """All random state of this process (and its CUDA device) as plain values and tensors."""
+    """Returns all random state of this process (and its CUDA device) as plain values and tensors."""
     state = _raw_random_state()
     if "numpy" in state:
         kind, keys, position, has_gauss, gauss = state["numpy"]
@@ -120,7 +135,7 @@ def random_state() -> dict[str, Any]:
 
 
 def _raw_random_state() -> dict[str, Any]:
-    """As `random_state`, not to be stored: without the conversion, which costs as much as a small step."""
+    """Like `random_state`, but not for storage: skips the conversion, which costs as much as a small step."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
@@ -130,7 +145,7 @@ def _raw_random_state() -> dict[str, Any]:
 
 
 def saved_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Those that are part of the model's state."""
+    """Returns the buffers that are part of the model's state dict."""
     saved = model.state_dict(keep_vars=True)
     return [buffer for name, buffer in model.named_buffers() if name in saved]
 
@@ -145,9 +160,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 class Boundary:
-    """What the forward passes of a partial step change: the random state, and buffers such as running means.
+    """State that the forward passes of a partial step change: random state, buffers such as running means.
 
-    Taken before a step of several micro-batches, and restored when a stop cuts it short.
+    Captured before a step of several micro-batches, and restored when a stop interrupts it.
     """
 
     def __init__(self, buffers: list[torch.Tensor]) -> None:
@@ -161,7 +176,7 @@ class Boundary:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Moves every tensor in nested tuples, lists and dicts; everything else stays as it is."""
+    """Moves every tensor in nested tuples, lists and dicts; other values stay as they are."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=device.type == "cuda")
     if isinstance(value, dict):

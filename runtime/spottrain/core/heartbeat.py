@@ -1,8 +1,8 @@
-"""Whether the training gets on, and for how long it may not. Pure but for its clock; of `progress.Board`.
+"""Tracks signs of progress of a training, and the hang timeout that applies.
 
-A sign of life is an optimizer step, a batch of an evaluation, the end of a copy for a save, or a new state.
-Nobody knows how long an import, data preparation, a restore or a compilation may take, and the store has
-time-outs of its own: so a limit holds from the end of the attempt's first step on, and only while it trains.
+A sign of progress is an optimizer step, an evaluation batch, the end of a copy for a save, or a new state. An
+import, data preparation, a restore or a compilation may take any time, and the store has its own timeouts. So
+the hang timeout applies only while training, and only after the attempt's first step.
 """
 
 from __future__ import annotations
@@ -12,35 +12,37 @@ from collections.abc import Callable
 from typing import Final
 
 FLOOR_SECONDS: Final = 600.0
-"""Least limit that is measured: a kernel may be compiled anew, a file system may be slow for a while."""
+"""Minimum of the measured limit: a kernel may be recompiled, a file system may be slow for a while."""
 TIMES: Final = 30
-"""The limit that is measured is so many times the slowest of the last steps."""
+"""The measured limit is this many times the slowest recent step."""
 LAST_STEPS: Final = 100
-"""Steps that the slowest is sought among, at least; twice as many at most."""
+"""The slowest step is taken from at least this many recent steps, and at most twice as many."""
 TRAINING: Final = ("Training", "Evaluating")
-"""States in which a limit holds."""
+"""States in which the limit applies."""
 
 
 class Pulse:
-    """`clock` gives seconds and never goes back. Written by the training thread, read by any."""
+    """Heartbeat of one run. The training thread writes it; any thread may read it.
+
+    `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.timeout: float | None = None
-        """Seconds; what the manifest sets in place of the measured limit."""
+        """Seconds; from the manifest, in place of the measured limit."""
         self.steps = 0
-        """Of this attempt."""
+        """Steps of this attempt."""
         self.on_begin: Callable[[], None] = lambda: None
-        """Called when the first step is done, from where on a limit holds."""
+        """Called when the first step is done, from which on the limit applies."""
         self._clock = clock
         self._last = clock()
         self._slowest = self._slowest_before = 0.0
-        """Among the steps since the last multiple of LAST_STEPS, and among the LAST_STEPS before."""
+        """Slowest step since the last multiple of LAST_STEPS, and among the LAST_STEPS before that."""
 
     def beat(self) -> None:
         self._last = self._clock()
 
     def stepped(self) -> None:
-        """Another step is done. The first is not measured: it may have been a compilation."""
+        """Records a finished step. The first is not measured: it may include a compilation."""
         now = self._clock()
         if self.steps:
             self._slowest = max(self._slowest, now - self._last)
@@ -53,21 +55,21 @@ class Pulse:
 
     @property
     def last(self) -> float:
-        """When the last sign of life came, by the clock."""
+        """Time of the last sign of progress, by the clock."""
         return self._last
 
     @property
     def idle(self) -> float:
-        """Seconds since then."""
+        """Seconds since the last sign of progress."""
         return self._clock() - self._last
 
     @property
     def allowed(self) -> float:
-        """Seconds that `idle` may be, where a limit holds."""
+        """Maximum of `idle` in seconds, where the limit applies."""
         if self.timeout is not None:
             return self.timeout
         return max(FLOOR_SECONDS, TIMES * max(self._slowest, self._slowest_before))
 
     def limit(self, state: str) -> float | None:
-        """The same; None where no limit holds."""
+        """Returns `allowed`; None in states where no limit applies."""
         return self.allowed if self.steps and state in TRAINING else None

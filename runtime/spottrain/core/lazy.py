@@ -1,4 +1,4 @@
-"""Names of a package imported on first use: `__getattr__` of spottrain and its packages. No torch."""
+"""Imports names of a package on first use, by a module-level `__getattr__`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def names(package: str, home: Mapping[str, str], modules: Collection[str] = ()) -> Callable[[str], Any]:
-    """A module's `__getattr__`. home: the module that defines each name; modules: submodules themselves."""
+    """Returns a module's `__getattr__`. home: the module that defines each name; modules: submodule names."""
 
     def get(name: str) -> Any:
         if name in modules:

@@ -1,4 +1,4 @@
-"""One line per happening on stdout: for people to read, for `dev/demo_local.py` and the tests to parse.
+"""Writes one line per event to stdout, readable by people and parsed by `dev/demo_local.py` and the tests.
 
 2026-11-21T12:03:04.123Z event=claimed term=2 step=120 key=checkpoints/t000002-s000000120-ab/
 2026-11-21T12:03:05.009Z step=121/400 loss=2.34567890 lr=0.0003 samples/s=812
@@ -17,10 +17,10 @@ from functools import partial
 from typing import Final
 
 PATIENCE: Final = 1.0
-"""Seconds that a line, or a flush, may hold up who must not be held up."""
+"""Seconds that a line or a flush may block a caller that must not be blocked."""
 
 rank: int | None = None
-"""Set by `session` where there are several ranks, whose lines share one stream."""
+"""Set if there are several ranks, whose lines share one stream."""
 
 
 def rfc3339(seconds: float) -> str:
@@ -30,18 +30,20 @@ def rfc3339(seconds: float) -> str:
 
 
 def event(name: str, /, **facts: object) -> None:
-    """`event=name key=value ...`; values with blanks are quoted, None is left out."""
+    """Logs `event=name key=value ...`. Values with blanks are quoted; None is left out."""
     line("event=" + name, **facts)
 
 
 def unhindered(name: str, /, **facts: object) -> None:
-    """An event of whoever ends the process, or watches its deadline: nobody may be reading, and a full pipe
-    would hold it for ever. After PATIENCE it goes on, and the line comes out when it can."""
+    """Logs an event without blocking, for threads that end the process or watch its deadline.
+
+    A full pipe that nobody reads would block for ever. After PATIENCE seconds this returns, and the line is
+    written as soon as it can be."""
     within_patience(partial(event, name, **facts))
 
 
 stuck = False
-"""Whether something could not be written in time: then the interpreter's own end would not come through."""
+"""Whether a line could not be written in time. Then a normal interpreter exit would block too."""
 
 
 def within_patience(act: Callable[[], object]) -> None:
@@ -49,7 +51,7 @@ def within_patience(act: Callable[[], object]) -> None:
     done = threading.Thread(target=act, name="spottrain-line", daemon=True)
     try:
         done.start()
-    except RuntimeError:  # the interpreter ends: no thread may begin any more
+    except RuntimeError:  # the interpreter is shutting down, so no thread can start
         act()
         return
     done.join(PATIENCE)
@@ -57,7 +59,7 @@ def within_patience(act: Callable[[], object]) -> None:
 
 
 def flush() -> None:
-    """Of what was printed; by whoever ends the process."""
+    """Flushes stdout and stderr, for at most PATIENCE seconds."""
     within_patience(_flush)
 
 
@@ -68,15 +70,15 @@ def _flush() -> None:
 
 
 def text(head: str, /, **facts: object) -> str:
-    """A line as it is printed, its end included."""
+    """Returns the formatted line, newline included."""
     facts = facts if rank is None else {"rank": rank, **facts}
     words = [f"{key}={_word(value)}" for key, value in facts.items() if value is not None]
     return " ".join([rfc3339(time.time()), head, *words]) + "\n"
 
 
 def line(head: str, /, **facts: object) -> None:
-    # One write per line: threads of ours share stdout, and a line torn in two is read by nobody.
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; that must not stop a save
+    # One write per line: several threads share stdout, and a split line cannot be parsed.
+    with contextlib.suppress(OSError, ValueError):  # the reader is gone; that must not stop a save
         sys.stdout.write(text(head, **facts))
         sys.stdout.flush()
 

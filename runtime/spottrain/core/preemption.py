@@ -1,9 +1,9 @@
-"""How a run learns that it must end: SIGTERM, SIGINT or the deadline file, whichever comes first.
+"""Detects that a run must end: SIGTERM, SIGINT or the deadline file, whichever comes first.
 
-First thing that `__main__` sets up, before any slow import, so only the standard library is used here.
-The handler sets a flag and nothing else. The training loop polls `stopping`; where the main thread cannot
-poll (an import, data preparation, a compilation) it declares with `let_end` how another thread may end the
-process in its place. The watcher also forces the exit when a save does not finish in time.
+It is set up before any slow import, so only the standard library is used here. The signal handler only sets
+a flag. The training loop polls `stopping`. Where the main thread cannot poll (an import, data preparation, a
+compilation), it declares with `let_end` how another thread may end the process. The watcher thread also
+forces the exit when a save does not finish in time.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from typing import Final
 from spottrain.core import log
 
 POLL_SECONDS: Final = 0.25
-"""How often the files are read; a stat and a read of a few bytes."""
+"""How often the files are read; each read is a stat and a few bytes."""
 FORCED_EXIT_SHARE: Final = 0.9
-"""Share of the budget after which the exit is forced, so that our own last words come before SIGKILL."""
+"""Share of the budget after which the exit is forced, so that the termination message precedes SIGKILL."""
 LEAST_BUDGET: Final = 2.0
-"""Seconds given to a save even when the deadline has passed: SIGKILL comes when it comes."""
+"""Minimum seconds for a save, even if the deadline has passed: the time of SIGKILL is not known exactly."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 NAMES: Final = {signum.name for signum in SIGNALS}
 
 
 def read_time(file: Path | None) -> float | None:
-    """Unix seconds; None while nobody has written it."""
+    """Returns the RFC 3339 time in the file as Unix seconds; None if the file is absent or empty."""
     try:
         text = file.read_text().strip() if file else ""
         return datetime.fromisoformat(text).timestamp() if text else None
     except (OSError, ValueError):
-        return None  # absent, or half of a time: the next look is POLL_SECONDS away
+        return None  # absent, or half written: the next read is POLL_SECONDS away
 
 
 def told_to_stop(deadline_file: Path | None) -> bool:
-    """Before the handlers are there: a signal is held (`entry`), or the deadline file has a time."""
+    """Whether a stop is pending before `install`: a held signal (`startup_signals`), or a deadline file."""
     return bool(signal.sigpending() & set(SIGNALS)) or read_time(deadline_file) is not None
 
 
 class Interruption:
-    """The flag, the deadline and the watcher thread.
+    """Stop flag, deadline and watcher thread.
 
-    `grace`: seconds from SIGTERM to SIGKILL. `deadline_file`, `save_advised_file`: downward-API files that
-    are absent or empty until somebody writes an RFC 3339 time into them.
+    `grace`: seconds from SIGTERM to SIGKILL. `deadline_file`, `save_advised_file`: downward-API files, absent
+    or empty until an RFC 3339 time is written to them.
     """
 
     def __init__(
@@ -61,21 +61,21 @@ class Interruption:
         self.deadline_file = deadline_file
         self.save_advised_file = save_advised_file
         self.advised: float | None = None
-        """Time in that file, Unix seconds: of an advice to save (`advice`)."""
+        """Unix seconds in `save_advised_file`: time of the last advice to save."""
         self.signalled_at: float | None = None
         self.deadline = float("inf")
         self.source = ""
         self.forced: Callable[[], None] = lambda: None
-        """Called once when the budget is spent; must end the process."""
+        """Called when the budget is spent; must end the process."""
         self._held = threading.local()
         self._ending: Callable[[], None] | None = None
         self._ending_after = 0.0
         self._turn = threading.Lock()
         self._signal_seen = False
         self.given_back = False
-        """Whether signals are the script's own affair again (`give_back`)."""
+        """Whether signals are left to the script again (`give_back`)."""
         self._over = threading.Event()
-        """That ends the threads of one installation."""
+        """Ends the threads of one installation when set."""
         self._told: list[str] = []
         self._announced: list[str] = []
 
@@ -85,7 +85,7 @@ class Interruption:
 
     @property
     def forced_exit_at(self) -> float:
-        """Unix seconds; infinite while nobody has asked for an end."""
+        """Unix seconds; infinite until a stop is requested."""
         if self.signalled_at is None:
             return float("inf")
         return self.signalled_at + FORCED_EXIT_SHARE * max(self.deadline - self.signalled_at, LEAST_BUDGET)
@@ -95,34 +95,34 @@ class Interruption:
         return self.forced_exit_at - time.time()
 
     def _share_spent(self) -> float:
-        """Of the time from the signal to the forced exit."""
+        """Share of the time from the signal to the forced exit that has passed."""
         if self.signalled_at is None:
             return 0.0
         return (time.time() - self.signalled_at) / (self.forced_exit_at - self.signalled_at)
 
     def install(self) -> None:
-        """Handlers, then one look at the file: at PID 1 a SIGTERM that came before `entry` is lost."""
+        """Installs the handlers, then reads the files: at PID 1 a SIGTERM before `hold_signals` is lost."""
         self._wakeup, signal_end = socket.socketpair()
         self._wakeup.setblocking(False)
         signal_end.setblocking(False)
         self._signal_end = signal_end
         self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
-        # The wake-up socket tells the watcher even while the main thread is inside a long C call.
+        # The wake-up socket wakes the watcher even while the main thread is inside a long C call.
         self._wakeup_before = signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(
             before=self._hold, after_in_parent=self._release, after_in_child=self._leave_to_parent
         )
-        atexit.unregister(self._end_of_interpreter)  # of an installation before this one
+        atexit.unregister(self._end_of_interpreter)  # of an earlier installation
         atexit.register(self._end_of_interpreter)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what `entry` has held arrives here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # signals held since the start arrive here
         self._read_files()
         watch = (self._wakeup, self._over)
         threading.Thread(target=self._watch, args=watch, name="spottrain-interruption", daemon=True).start()
 
     def give_back(self) -> None:
-        """The reverse of `install`, but for handlers that others have put in since. By the main thread.
+        """Reverses `install`, except for handlers that others have installed since. Main thread only.
 
-        A signal that has come and has not ended the process yet is sent again, to whom it now concerns.
+        A signal that has arrived and has not ended the process yet is sent again, for the handler now set.
         """
         self.let_end(None)
         self.given_back = True
@@ -139,34 +139,34 @@ class Interruption:
             os.kill(os.getpid(), signal.Signals[self.source] if self.source in NAMES else signal.SIGTERM)
 
     def take_back(self, end: Callable[[], None]) -> None:
-        """Installs it again, if it was given back, as for the first time: a stop makes `end` be called."""
+        """Installs it again if it was given back; a stop then calls `end`."""
         if self.given_back:
             self.given_back, self._over = False, threading.Event()
             self.install()
             self.let_end(end)
 
     def _end_of_interpreter(self) -> None:
-        """Ignores the signals from here on: the run has ended, and all that is left is to take modules down.
+        """Ignores the signals from here on: the run is over, only the interpreter's shutdown is left.
 
-        Python restores their default action there, which kills. With torch that takes seconds, in which a
-        SIGTERM would make a finished run look like a lost one.
+        Python would restore their default action, which kills. With torch the shutdown takes seconds, and a
+        SIGTERM in that time would make a finished run look like a lost one.
         """
         if not self.given_back:
             for signum in SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)
 
     def _hold(self) -> None:
-        """Before a fork: the child of a Pool that ends at once is told SIGTERM before it has left ours."""
+        """Before a fork: a Pool may SIGTERM its child before the child has left our handlers."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        self._held.__dict__.setdefault("masks", []).append(mask)  # this thread's; a fork may be inside of one
+        self._held.__dict__.setdefault("masks", []).append(mask)  # per thread; forks may nest
 
     def _release(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._held.masks.pop())
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: a signal to it is its own affair, and must not look like one to this process."""
+        """In a forked child: a signal to the child must not count as one to the parent process."""
         inherited = signal.set_wakeup_fd(-1)
-        if inherited != self._signal_end.fileno():  # somebody else's
+        if inherited != self._signal_end.fileno():  # set by other code
             signal.set_wakeup_fd(inherited)
         for signum, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
             if signal.getsignal(signum) == self._handle:
@@ -176,14 +176,14 @@ class Interruption:
     def let_end(self, end: Callable[[], None] | None, *, after: float = 0.0) -> None:
         """From here on a stop makes another thread call `end`, which ends the process (None: nothing).
 
-        `after`: share of the notice that the caller keeps for itself, to come back and end in its own way.
-        A caller that comes here while `end` runs waits for ever, that is, until the process is gone.
+        `after`: share of the notice during which `end` is not called, so that the caller can end by itself.
+        If `end` is already running, this call blocks until the process is gone.
         """
         with self._turn:
             self._ending, self._ending_after = end, after
 
     def stop_by(self, deadline: float, source: str) -> None:
-        """Another rank was told to stop, so this one must too; Unix seconds."""
+        """Records that another rank was asked to stop, so this one must too. `deadline`: Unix seconds."""
         if not self.stopping:
             self._told.append("stop")
         self._note(source or "another rank", min(deadline, time.time() + self.grace))
@@ -231,14 +231,14 @@ class Interruption:
             self._announce()
             if not ending:
                 ending = True
-                # A thread of its own: `end` may wait for a store that does not answer, the watchdog may not.
+                # Another thread: `end` may wait for an unreachable store, the watchdog must not.
                 end = self._end_when_endable
                 threading.Thread(target=end, args=[over], name="spottrain-end", daemon=True).start()
             if time.time() >= self.forced_exit_at:
                 self.forced()
 
     def _announce(self) -> None:
-        """Each way of being told, once: `event=deadline` of the file, `event=sigterm` of the signal."""
+        """Logs each kind of request once: `event=deadline` for the file, `event=sigterm` for the signal."""
         for name in [name for name in self._told if name not in self._announced]:
             self._announced.append(name)
             log.unhindered(

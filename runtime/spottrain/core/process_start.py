@@ -1,4 +1,4 @@
-"""When a process began, from which start-up is counted. Called by `session` and `__main__`."""
+"""Start time of a process, from which start-up time is counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def process_start(pid: int | str = "self") -> float:
-    """Unix seconds; now, where there is no /proc."""
+    """Returns Unix seconds; the current time if there is no /proc."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

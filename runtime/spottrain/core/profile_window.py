@@ -1,6 +1,6 @@
-"""Which steps are to be profiled: `Window`. Read from the environment; set by `cli/profile.py`.
+"""The steps to profile: `Window`, read from the environment or from the settings.
 
-No torch in it: the command line answers in an instant, and a bad window ends a run before anything is begun.
+Does not import torch: so the command line is quick, and a bad window ends a run before it begins.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from spottrain.core.training_spec import Profile, Training
 from spottrain.errors import ConfigurationError
 
 MADE: Final[list[str]] = []
-"""Keys of the folders in which this process has stored a profile, whoever made it: `session` asks."""
+"""Keys of the folders in which this process has stored a profile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Optimizer steps of one attempt: `wait` are let pass, `warmup` traced and thrown away, `active` kept.
+    """Steps to profile in one attempt.
 
-    Raises ConfigurationError. The warm-up is not the training's (compilation, first allocations: `wait` is
-    for those), it is the profiler's own, whose start slows the first steps that it sees.
+    The warm-up is the profiler's, whose start slows the first steps that it traces. Use `wait` to skip the
+    training's own warm-up (compilation, first allocations).
+
+    Args:
+        wait: Optimizer steps to skip, at least 0.
+        warmup: Optimizer steps to trace and discard, at least 0.
+        active: Optimizer steps to record, at least 1.
+
+    Raises:
+        ConfigurationError: A value is not such a whole number.
     """
 
     wait: int = 5
@@ -41,14 +49,23 @@ class Window:
 
     @property
     def steps(self) -> int:
+        """Length of the whole window, in optimizer steps."""
         return self.wait + self.warmup + self.active
 
     def to_json(self) -> str:
+        """Returns the window as JSON, as `from_env` reads it."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Window:
-        """Of settings. Raises ConfigurationError."""
+        """Builds a window from settings.
+
+        Args:
+            raw: Values of `wait`, `warmup` and `active`; those left out keep their defaults.
+
+        Raises:
+            ConfigurationError: A name is unknown or a value is invalid.
+        """
         unknown = [name for name in raw if name not in cls.__slots__]
         if unknown:
             raise ConfigurationError(
@@ -58,7 +75,17 @@ class Window:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Window | None:
-        """None where no profile is asked for. Raises ConfigurationError."""
+        """Reads the window from SPOTTRAIN_PROFILE.
+
+        Args:
+            env: Environment variables.
+
+        Returns:
+            The window; None if no profile is requested.
+
+        Raises:
+            ConfigurationError: The variable is not JSON, not an object, or holds an invalid window.
+        """
         text = env.get(PROFILE, "")
         if not text:
             return None
@@ -72,7 +99,7 @@ class Window:
 
 
 def chosen(env: Mapping[str, str], wanted: Profile | None) -> Window | None:
-    """The environment's, in which `spottrain profile` puts its flags, else `wanted`: that of the settings.
+    """Returns the window of the environment (flags of `spottrain profile`), else `wanted`, of the settings.
 
     Raises ConfigurationError.
     """
@@ -87,10 +114,10 @@ def chosen(env: Mapping[str, str], wanted: Profile | None) -> Window | None:
 
 
 def not_made(env: Mapping[str, str]) -> str:
-    """Of a process that is about to end as done: why it must not, for it owes a profile; else "".
+    """Returns why a process that ends as done must fail for want of a requested profile; else "".
 
-    It does where a person has asked for one by `spottrain profile`. A job, and a run whose settings ask for a
-    profile, are not failed for it: there it is only told.
+    It must fail only if a person requested the profile with `spottrain profile`. A job, or a run whose
+    settings request a profile, only logs it.
     """
     if MADE or not (env.get(PROFILE) or Training.from_json(env.get(Env.TRAINING, "")).profile):
         return ""
@@ -107,10 +134,10 @@ def not_made(env: Mapping[str, str]) -> str:
 
 
 def require_window(wait: int, warmup: int, active: int, total_steps: int, start: int = 0) -> Window:
-    """Before the first step. `start`: steps that were done before this attempt.
+    """Checks before the first step that the window fits. `start`: steps done before this attempt.
 
-    Raises ConfigurationError where the run ends before the window does: a profile of less than was asked
-    for, or of nothing, is not made silently.
+    Raises ConfigurationError if the run ends before the window does: a shorter or empty profile would go
+    unnoticed.
     """
     window = Window(wait=wait, warmup=warmup, active=active)
     if start + window.steps > total_steps:
@@ -123,5 +150,5 @@ def require_window(wait: int, warmup: int, active: int, total_steps: int, start:
 
 
 def profile_key(attempt: int, rank: int, name: str) -> str:
-    """Key below the checkpoint URI; numbered as logs are."""
+    """Key below the checkpoint URI; attempts and ranks are numbered as in logs."""
     return f"{PROFILES_PREFIX}attempt-{attempt:06d}/rank-{rank:05d}/{name}"

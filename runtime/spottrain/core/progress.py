@@ -1,7 +1,6 @@
-"""What a run knows about itself (`Board`), and the small HTTP server that tells it to the operator.
+"""State of a run (`Board`), and the small HTTP server through which the operator reads it.
 
-The training thread, the upload thread and the entry point write to the board; the server, the termination
-message and the watchdogs (`interruption`, `stalled`) read it.
+Several threads write to the board and read from it: training, upload, HTTP server, watchdogs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from spottrain.core import log
 from spottrain.core.heartbeat import Pulse
 
 STOP_LIMIT: Final = 4096
-"""Bytes of an order to stop that are read."""
+"""Maximum bytes of a stop order's body."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,49 +50,49 @@ class ProgressFacts:
     save_failures: int = 0
     last_failure: str = ""
     save_seconds: float | None = None
-    """From the start of the last save until HEAD named it."""
+    """From the start of the last save until HEAD listed it."""
     stall_seconds: float | None = None
-    """That training stood still for it."""
+    """Time that the last save blocked training."""
     emergency_seconds: float | None = None
     grace_seconds: float | None = None
     warning: str = ""
     waiting_for: str = ""
-    """The store that does not answer, in a sentence; empty while it does."""
+    """A sentence about the unreachable store; empty while it responds."""
     waits: bool = False
-    """Whether the run waits for it. In mid-training it goes on, and its saves fail."""
+    """Whether the run waits for that store. Midway through training it goes on, and its saves fail."""
     ignored_settings: str = ""
     first_step_seconds: float | None = None
     startup_seconds: float | None = None
     output_uri: str = ""
     ended_early: str = ""
-    """Why, where early stopping ended it."""
+    """Reason, if early stopping ended the run."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Of the time of the last steps, by `diagnosis.split.Seconds`' names."""
+    """Shares of the time of the last steps, by the field names of `diagnostics.step_timer.Seconds`."""
     verdict: str = ""
-    """What binds the training, by `diagnosis.verdict.Name`."""
+    """The bottleneck, a `diagnostics.bottleneck.Name`."""
     utilisation: float | None = None
-    """Of the GPU, by NVML, of 1."""
+    """GPU utilisation by NVML, 0 to 1."""
     gpu_memory: float | None = None
-    """Of the GPU's, what all processes use, of 1; by NVML."""
+    """Share of the GPU's memory that all processes use, 0 to 1; by NVML."""
     mfu: float | None = None
     flops_per_step: float | None = None
-    """Of this rank."""
+    """FLOPs of this rank."""
     loader_bytes: int | None = None
-    """That the loader workers of this rank hold of their own; None without workers."""
+    """Private memory of this rank's loader workers, in bytes; None without workers."""
 
     @property
     def shown_state(self) -> str:
-        """For people and the operator; `state` is what goes on when the store answers again."""
+        """State for people and the operator. `state` is what resumes once the store responds again."""
         return WAITING_FOR_STORE if self.waiting_for and self.waits else self.state
 
     @property
     def lost_steps(self) -> int:
-        """Steps done that no committed checkpoint holds."""
+        """Steps done that are in no committed checkpoint."""
         return self.step - max(self.durable_step or 0, self.start_step or 0)
 
 
 class Board:
-    """The current facts; replaced as a whole, so that a reader never sees half of a change."""
+    """The current facts, replaced as a whole so that readers never see half an update."""
 
     def __init__(self, attempt: int = 0) -> None:
         self.pulse = Pulse()
@@ -111,7 +110,7 @@ class Board:
             self._facts = replace(self._facts, **changes)
 
     def stepped(self, step: int) -> None:
-        """`step` optimizer steps are done."""
+        """Records that `step` optimizer steps are done."""
         self.update(step=step, state="Training")
         self.pulse.stepped()
 
@@ -131,7 +130,7 @@ class Board:
             worker=facts.worker,
             step=facts.step,
             totalSteps=facts.total_steps,
-            loss=facts.loss if finite else None,  # JSON knows no NaN
+            loss=facts.loss if finite else None,  # JSON has no NaN
             samplesPerSecond=facts.samples_per_second,
             etaSeconds=left / facts.steps_per_second if facts.steps_per_second else None,
             durableStep=facts.durable_step,
@@ -158,7 +157,7 @@ class Board:
         signalled_at: float | None = None,
         durable_seconds: float | None = None,
     ) -> TerminationMessage:
-        """The termination message: `text` and everything that is known now."""
+        """Builds the termination message from `text` and the current facts."""
         facts = self._facts
         if facts.save_failures:
             text += f" {facts.save_failures} save(s) failed on the way, the last with: {facts.last_failure}"
@@ -184,7 +183,7 @@ class Board:
         )
 
     def metrics(self) -> str:
-        """Prometheus text format."""
+        """Returns the metrics in Prometheus text format."""
         facts = self._facts
         gauges: dict[str, float | None] = {
             "spottrain_attempt": facts.attempt,
@@ -227,10 +226,10 @@ class _Handler(BaseHTTPRequestHandler):
     board: ClassVar[Board]
     stop: ClassVar[Callable[[Stop], bool]]
     timeout = 5.0
-    """Seconds for whoever has connected to say what is wanted."""
+    """Seconds in which a client must send its request."""
 
     def do_POST(self) -> None:
-        """204 where this trainer stops, 403 where another pod's is meant."""
+        """Returns 204 if this trainer stops, 403 if the order names another pod."""
         if self.path != STOP_PATH:
             return self.send_error(404)
         try:
@@ -266,7 +265,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line in place of a traceback, and none where whoever asked is gone before the answer."""
+        """Logs one line instead of a traceback, and nothing if the client has disconnected."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             log.event("progress-not-told", error=f"{type(error).__name__}: {error}")
@@ -274,15 +273,15 @@ class _Server(ThreadingHTTPServer):
     def get_request(self) -> Any:
         try:
             return super().get_request()
-        except OSError:  # no file descriptor is free, say: whoever calls waits, and this fails at once
+        except OSError:  # for example no free file descriptor: accept would fail again at once, so pause
             time.sleep(0.5)
             raise
 
 
 def serve(board: Board, port: int, stop: Callable[[Stop], bool] = lambda _: False) -> int | None:
-    """Serves in a daemon thread and returns the port; None where it is taken, which stops no training.
+    """Serves in a daemon thread and returns the port; None if the port is taken (training goes on).
 
-    `stop`: takes the operator's order to end; False where it is not meant for this trainer.
+    `stop`: handles the operator's stop order; returns False if the order is not meant for this trainer.
     """
     handler = type("Handler", (_Handler,), {"board": board, "stop": staticmethod(stop)})
     try:

@@ -1,6 +1,6 @@
-"""What a run is told: environment variables of the operator, or flags on a laptop. Read once, by `__main__`.
+"""Configuration of a run: environment variables of the operator, or flags and defaults on a laptop.
 
-Every bad value is a `ConfigurationError` that names the variable or field, what it holds and what it may.
+Every bad value raises a `ConfigurationError` that names the variable or field, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ T = TypeVar("T")
 DEFAULT_INTERVAL: Final = "10m"
 DEFAULT_KEEP: Final = 3
 DEFAULT_GRACE: Final = 30.0
-"""Kubernetes' own default of terminationGracePeriodSeconds."""
+"""Kubernetes' default of terminationGracePeriodSeconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """Time between periodic saves: `steps`, `seconds`, or neither: by what is measured (`auto`)."""
+    """Interval of periodic saves: `steps`, or `seconds`, or neither (`auto`: chosen from measurements)."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -52,7 +52,7 @@ class Interval:
         return cls(seconds=float(number * {"s": 1, "m": 60, "h": 3600}[unit]))
 
     def due(self, *, steps: int, seconds: float) -> bool:
-        """Whether a save is due so many steps and seconds after the last one."""
+        """Whether a save is due this many steps and seconds after the last one."""
         if self.steps is not None:
             return steps >= self.steps
         return self.seconds is not None and seconds >= self.seconds
@@ -60,13 +60,13 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """One start of one job: who it is, where its checkpoints are, how it may end."""
+    """Configuration of one attempt of one job: identity, checkpoints, limits."""
 
     job: str
     namespace: str = ""
     job_uid: str
     attempt: int | None = None
-    """None on a laptop: one above the attempt that HEAD names."""
+    """None on a laptop: one more than the attempt in HEAD."""
     checkpoint_uri: str | None = None
     """None: nothing is saved, and an interruption loses the run."""
     endpoint: str | None = None
@@ -86,17 +86,17 @@ class RunConfig:
     compile_cache: CompileCacheMode = CompileCacheMode.KEEP
     image_digest: str = ""
     hang_timeout: float | None = None
-    """Seconds without a step that are a hang; None: by the measured step time (`pulse`)."""
+    """Seconds without a step that count as a hang; None: derived from the measured step time."""
     store_wait: float = STORE_WAIT_SECONDS
-    """Seconds that a start, and the end of a training, wait for a store that does not answer."""
+    """Seconds to wait for an unreachable store, at a start and at the end of a training."""
     logs: bool = False
-    """Whether what the ranks print is kept beside the checkpoints (`scribe`)."""
+    """Whether the ranks' output is stored beside the checkpoints (log capture)."""
     folder: Path = field(default_factory=Path.cwd)
-    """In which the run began, and which a relative URI means; the script may go to another one."""
+    """Working directory at the start. A relative URI refers to it, even if the script changes directory."""
 
     @property
     def where(self) -> dict[str, Any]:
-        """Arguments of `open_store`, which the uploader process is given too."""
+        """Arguments of `open_store`, also in another process."""
         uri = self.checkpoint_uri
         return {
             "uri": str(self.folder / uri) if uri and is_path(uri) else uri,
@@ -107,7 +107,7 @@ class RunConfig:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], *, script: str) -> RunConfig:
-        """The operator's variables; without a job UID this is a person's own run of `script`."""
+        """Reads the operator's variables. Without a job UID this is a local run of `script`."""
         local = Env.JOB_UID not in env
         name = Path(script).stem or "run"
         uri = env.get(Env.CHECKPOINT_URI) or (f"checkpoints/{name}" if local else None)
@@ -139,7 +139,7 @@ class RunConfig:
 
 
 def grace_seconds(env: Mapping[str, str]) -> float:
-    """Seconds from SIGTERM to SIGKILL. Never raises: it is needed before anything can be told."""
+    """Seconds from SIGTERM to SIGKILL. Never raises: it is needed before errors can be reported."""
     try:
         return _seconds(env.get(Env.GRACE_SECONDS, "")) or DEFAULT_GRACE
     except ValueError:
@@ -155,39 +155,38 @@ def save_advised_file(env: Mapping[str, str]) -> Path | None:
 
 
 def data_cache_folder(env: Mapping[str, str]) -> Path:
-    """Where downloads are kept: the job's volume, or on a laptop a folder of the user's cache."""
+    """Folder for downloads: on the job's volume, or on a laptop in the user's cache folder."""
     if told := env.get(Env.DATA_CACHE):
         if not Path(told).is_absolute():
             raise ConfigurationError(f"{Env.DATA_CACHE}={told!r} must be an absolute path")
         return Path(told)
-    user = env.get("XDG_CACHE_HOME", "")  # by its specification a relative one is not to be heeded
+    user = env.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative path
     return (Path(user) if user.startswith("/") else Path.home() / ".cache") / "spottrain" / "data"
 
 
 def use_data_cache(env: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
-    """Points other libraries into the job's volume, unless the user has pointed them elsewhere.
+    """Points other libraries' download folders at the job's volume, unless the user has set them.
 
-    To be called before they are imported. On a laptop they have folders of their own, which outlive a run.
+    Call it before those libraries are imported. On a laptop nothing is set: their own folders outlive a run.
     """
     if not env.get(Env.DATA_CACHE):
         return
     for name, folder in library_homes(str(data_cache_folder(env))).items():
         if _serves(Path(folder)):
             environ.setdefault(name, folder)
-        elif environ.get(name, folder) == folder:  # not the user's choice: also where the operator has set it
+        elif environ.get(name, folder) == folder:  # not the user's choice, but perhaps the operator's
             environ.pop(name, None)
             why = f"nothing can be written there, so {name} is left alone: its downloads end with the pod"
             log.event("data-cache-not-writable", folder=folder, why=why)
 
 
 def _serves(home: Path) -> bool:
-    """Whether a library can download into it, or may find there what somebody has put on a volume that is
-    only read."""
+    """Whether a library can download into `home`, or may find files there already (a read-only volume)."""
     try:
         if home.is_dir() and any(home.iterdir()):
             return True
         there = next(each for each in (home, *home.parents) if each.exists())
-    except OSError:  # one that may not even be looked into
+    except OSError:  # a folder that may not be listed
         return False
     return os.access(there, os.W_OK | os.X_OK)
 

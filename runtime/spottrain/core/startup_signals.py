@@ -1,14 +1,14 @@
-"""Holds SIGTERM and SIGINT back while the command starts: imported, and called, before anything else.
+"""Holds SIGTERM and SIGINT back while the command starts. Imported and called before anything else.
 
-What the command needs takes 0.2 s to import, and seconds where the container has a tenth of a core. A signal
-that comes meanwhile would end the process, or, at PID 1, be thrown away by the kernel. A held one waits until
-its handler is there. Only the interpreter's own start comes before this; the image's `spottrain` covers that
-too, because `env --block-signal` starts its interpreter (Dockerfile).
+The command's imports take 0.2 s, or seconds where the container has a tenth of a core. A signal during that
+time would end the process or, at PID 1, be discarded by the kernel. A held signal waits until its handler is
+installed. Only the interpreter's own start comes earlier. The image's `spottrain` covers that too, because
+`env --block-signal` starts its interpreter (Dockerfile).
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # the built-in part of `signal`, which imports enum
+import _signal  # type: ignore[import-not-found]  # the built-in part of `signal`: `signal` imports enum
 
 SIGNALS = (_signal.SIGTERM, _signal.SIGINT)
 
@@ -18,5 +18,5 @@ def hold_signals() -> None:
 
 
 def release_signals() -> None:
-    """For commands that a signal ends at once. One that came meanwhile arrives here."""
+    """For commands that a signal ends at once. A held signal arrives here."""
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, SIGNALS)

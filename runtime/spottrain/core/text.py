@@ -1,8 +1,8 @@
-"""How sentences count. Used by `head`, `headcare`, `release` and `cli/`."""
+"""Wording of counts in messages."""
 
 from __future__ import annotations
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 checkpoint`, `2 checkpoints`."""
+    """Returns `1 checkpoint`, `2 checkpoints` and so on."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

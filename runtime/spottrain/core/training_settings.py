@@ -1,4 +1,4 @@
-"""How to train: the arguments of `Trainer`, overridden by `spec.training`. Made by `trainer`."""
+"""Training settings: the arguments of `Trainer`, overridden by `spec.training`."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _MANIFEST_NAME: Final[Mapping[str, str]] = {
 }
 WARM_UPS: Final = ("warmup_steps", "warmup_epochs", "warmup_fraction")
 GROUPS: Final = (WARM_UPS, ("max_steps", "epochs"))
-"""Settings that say the same in other units."""
+"""Settings that exclude each other, because they express the same in different units."""
 MADE: Final = ("optimizer", "trackers")
-"""What a script gives ready made; who puts the manifest's in its place says so."""
+"""Settings that a script passes as ready-made objects. Code that replaces them logs it."""
 OFF: Final[Mapping[str, Any]] = {
     "activation_checkpointing": ActivationCheckpointing(),
     "gradient_compression": "none",
 }
-"""What None means, where it is no value of the setting."""
+"""Meaning of None, for settings of which None is not a value."""
 NEEDED: Final = (
     "batch_size",
     "precision",
@@ -68,16 +68,16 @@ NEEDED: Final = (
     "drop_last",
     "workers",
 )
-"""What may not be None."""
+"""Settings that must not be None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The words are those of `Trainer`."""
+    """Fields are named like the arguments of `Trainer`."""
 
     batch_size: int = 32
     micro_batch_size: int | Literal["auto"] | None = None
-    """None: the batch size, that is, no accumulation."""
+    """None: the batch size, so no accumulation."""
     max_steps: int | None = None
     epochs: int | None = None
     precision: str = "fp32"
@@ -85,7 +85,7 @@ class Settings:
     compile_mode: str = "default"
     activation_checkpointing: ActivationCheckpointing = field(default_factory=ActivationCheckpointing)
     optimizer: Optimizer | None = None
-    """None: the one that the script has made."""
+    """None: the optimizer that the script has made."""
     learning_rate_scaling: LearningRateScaling | None = None
     schedule: Any = "cosine"
     warmup_steps: int | None = None
@@ -98,11 +98,11 @@ class Settings:
     workers: int | Literal["auto"] = 0
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
-    """None: where there is a GPU."""
+    """None: true if there is a GPU."""
     drop_last: bool = False
     profile: Profile | None = None
     trackers: TrackersSpec | None = None
-    """Beside the script's, or in place of those of the same name."""
+    """Added to the script's trackers; one of the same name is replaced."""
     seed: int = 0
     deterministic: bool = False
 
@@ -114,12 +114,12 @@ class Settings:
             raise ConfigurationError(POWER_SGD_FP16)
 
     def given(self) -> dict[str, Any]:
-        """What is not None, by name."""
+        """Returns the settings that are not None, by name."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
     def total_steps(self, steps_per_epoch: int | None) -> int:
-        """Whichever ends first."""
+        """Returns the number of steps: `max_steps` or `epochs`, whichever ends first."""
         if steps_per_epoch is None:
             if self.max_steps is None:
                 raise ConfigurationError(
@@ -136,16 +136,17 @@ ARGUMENTS: Final = tuple(each.name for each in fields(Settings) if each.name not
 
 
 def resolve(manifest: Training, *, of_loop: bool = False, **arguments: Any) -> Settings:
-    """The manifest wins, and each change that it makes is logged. Raises ConfigurationError.
+    """Merges both sources: the manifest overrides the script, and each override is logged.
 
-    of_loop: of a loop of one's own, which takes what it has named here, and nothing else, and ends by itself.
+    of_loop: for a custom loop. It takes only the settings that it names here, and may have no end set.
+    Raises ConfigurationError.
     """
     script = {name: _checked(name, value) for name, value in arguments.items()}
     wins = {name: _of(manifest, path) for name, path in _MANIFEST_NAME.items()}
     wins = {n: v for n, v in wins.items() if v is not None and (not of_loop or n in arguments)}
-    for group in GROUPS:  # one of the manifest leaves none of the script's: maxSteps alone says when it ends
+    for group in GROUPS:  # one setting of the manifest replaces the script's whole group, such as its epochs
         if any(name in wins for name in group):
-            # A loop of one's own counts by epochs, and the Run ends it at maxSteps.
+            # A custom loop counts in epochs, and the Run ends it at maxSteps.
             kept = {"epochs"} if of_loop else set()
             wins |= {name: None for name in group if name in script and name not in {*wins, *kept}}
     for name, value in wins.items():
@@ -161,12 +162,12 @@ def resolve(manifest: Training, *, of_loop: bool = False, **arguments: Any) -> S
 
 
 def set_in(manifest: Training) -> dict[str, str]:
-    """What spec.training sets: its own name of each setting, by the name here."""
+    """Returns the settings that spec.training sets: their names there, by the names here."""
     return {name: path for name, path in _MANIFEST_NAME.items() if _of(manifest, path) is not None}
 
 
 def _require_effect(script: Mapping[str, Any], wins: Mapping[str, Any]) -> None:
-    """The manifest's own are looked at where it is read."""
+    """Manifests are validated where they are read."""
     mode = script.get("compile_mode", "default")
     if mode != "default" and not script.get("compile") and not wins.get("compile"):
         raise ConfigurationError(
@@ -176,7 +177,7 @@ def _require_effect(script: Mapping[str, Any], wins: Mapping[str, Any]) -> None:
 
 
 def told(value: Any) -> Any:
-    """A setting in one word of a log line."""
+    """Formats a setting as one word of a log line."""
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is None:
         plain = value is None or isinstance(value, bool | Integral | Real | str | tuple)
@@ -194,19 +195,19 @@ def _of(manifest: Training, path: str) -> Any:
 
 # --- the script's arguments ---------------------------------------------------------------------------
 def require_whole(name: str, value: object) -> None:
-    """Raises ConfigurationError unless this argument of Trainer is a whole number; numpy's are."""
+    """Raises ConfigurationError unless this argument of Trainer is a whole number (numpy's count too)."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise ConfigurationError(f"Trainer({name}={value!r}): must be a whole number")
 
 
 def _checked(name: str, value: Any) -> Any:
-    """Of another type a value would fail much later, by a traceback, or mean something else."""
+    """Validates an argument here: a value of a wrong type would fail later, with a traceback, or mislead."""
     if value is None:
         if name in NEEDED:
             raise ConfigurationError(f"Trainer({name}=None): leave it out, or give a value")
         return OFF.get(name)
     value = _CONVERTED.get(name, _plain)(value)
-    path = _MANIFEST_NAME.get(name, "maxSteps")  # epochs: as steps
+    path = _MANIFEST_NAME.get(name, "maxSteps")  # epochs: same rule as maxSteps
     if name == "schedule" and not isinstance(value, str):
         return value
     if hasattr(value, "__dataclass_fields__"):
@@ -217,7 +218,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _checked_parts(name: str, value: Any) -> Any:
-    """Of one of the manifest's parts, made in Python, where no schema has looked at it."""
+    """Validates an object of one of the spec's classes, made in Python and so not yet validated."""
     given = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     for field_name, item in given.items():
         if item is None or item == ():
@@ -230,7 +231,7 @@ def _checked_parts(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers are numbers."""
+    """Converts numpy's numbers to Python's."""
     if isinstance(value, bool):
         return value
     if isinstance(value, Integral):
@@ -239,7 +240,7 @@ def _plain(value: Any) -> Any:
 
 
 def activation_checkpointing(given: Any) -> ActivationCheckpointing:
-    """A policy's name, a number k (every k-th block), or classes (or their names); None is off.
+    """Converts a policy's name, a number k (every k-th block), or classes (or their names); None is off.
 
     Raises ConfigurationError.
     """
@@ -278,8 +279,8 @@ def _class_names(given: Any) -> Iterable[str]:
 
 
 def _early_stopping(given: Any) -> EarlyStoppingSpec:
-    """A number is the patience."""
-    if hasattr(given, "min_delta"):  # spottrain.EarlyStopping, whose state is of one run
+    """Converts an EarlyStopping, or a number: the patience."""
+    if hasattr(given, "min_delta"):  # spottrain.EarlyStopping: copied, since its state belongs to one run
         return EarlyStoppingSpec(
             metric=given.metric,
             mode=given.mode,

@@ -1,7 +1,7 @@
-"""`spec.training` of the manifest, as it reaches the runtime: JSON in SPOTTRAIN_TRAINING. Read by `config`.
+"""`spec.training` of the manifest, as JSON in SPOTTRAIN_TRAINING.
 
-The schema of crds/ says the same; here it is said again for a laptop, where no API server has checked it.
-What is absent is the script's own choice. Every bad value is a ConfigurationError that names the field.
+It repeats the schema of crds/, for runs on a laptop, which no API server has validated. An absent field
+leaves the choice to the script. Every bad value raises a ConfigurationError that names the field.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActivationCheckpointing:
-    """Which blocks recompute their activations in the backward pass."""
+    """Which blocks recompute their activations in the backward pass, to save memory.
+
+    Args:
+        policy: `none`, `every` (every k-th block), `all`, `classes`, or `auto` (decided by trial steps).
+        every: k of the policy `every`, at least 2; 1 would be `all`.
+        classes: Names of module classes, for the policy `classes`.
+    """
 
     policy: str = "none"
     every: int | None = None
-    """With the policy `every`: each such block. 1 would be `all`."""
     classes: tuple[str, ...] = ()
-    """With the policy `classes`: names of module classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    """In place of the script's, over the same parameter groups."""
+    """Replaces the script's optimizer, over the same parameter groups."""
 
     name: str
     learningRate: float | None = None
@@ -57,7 +61,12 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRateScaling:
-    """By the global batch size, against the one that the learning rate was found with."""
+    """Scales the learning rate with the global batch size.
+
+    Args:
+        rule: `none`, `linear` (by the ratio of the batch sizes) or `sqrt` (by its square root).
+        baseBatchSize: Global batch size, in samples, for which the learning rate was tuned.
+    """
 
     rule: str
     baseBatchSize: int
@@ -65,12 +74,12 @@ class LearningRateScaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStoppingSpec:
-    """Ends the training, as done, when an evaluation's figure gets no better."""
+    """Ends the training, as done, when an evaluation metric stops improving."""
 
     metric: str = "loss"
     mode: str = "min"
     patience: int | None = None
-    """Evaluations in a row without an improvement; None: it does not end for that."""
+    """Consecutive evaluations without an improvement; None: they do not end the training."""
     minDelta: float = 0.0
     target: float | None = None
     minSteps: int = 0
@@ -89,7 +98,13 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """Steps to leave out, to warm the profiler up, and to record; once in each attempt."""
+    """Which optimizer steps of each attempt to profile.
+
+    Args:
+        wait: Steps to skip.
+        warmup: Steps to trace and discard, while the profiler warms up.
+        active: Steps to record.
+    """
 
     wait: int = 10
     warmup: int = 2
@@ -98,14 +113,14 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorBoardSpec:
-    """Event files in a folder of a volume, which outlives the pod."""
+    """Event files in a folder of a volume that outlives the pod."""
 
     folder: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WandBSpec:
-    """Weights & Biases; its key is WANDB_API_KEY of the container's environment."""
+    """Weights & Biases. Its API key is WANDB_API_KEY in the container's environment."""
 
     project: str
     entity: str | None = None
@@ -115,7 +130,7 @@ class WandBSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MLflowSpec:
-    """Credentials are MLflow's own environment."""
+    """MLflow. Its credentials come from MLflow's own environment variables."""
 
     experiment: str
     trackingURI: str | None = None
@@ -123,7 +138,7 @@ class MLflowSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackersSpec:
-    """Experiment trackers, each of which shows one run over all attempts."""
+    """Experiment trackers, each of which shows all attempts as one run."""
 
     tensorboard: TensorBoardSpec | None = None
     wandb: WandBSpec | None = None
@@ -132,7 +147,7 @@ class TrackersSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What is set here wins over the arguments of `Trainer`."""
+    """Values set here override the arguments of `Trainer`."""
 
     precision: str | None = None
     microBatchSize: int | Auto | None = None
@@ -159,7 +174,7 @@ class Training:
 
     @classmethod
     def from_json(cls, text: str) -> Training:
-        """Raises ConfigurationError."""
+        """Parses and validates the JSON; empty text sets nothing. Raises ConfigurationError."""
         try:
             raw = json.loads(text or "{}")
         except ValueError as error:
@@ -174,7 +189,7 @@ class Training:
 
 
 def problem(path: str, value: Any) -> str:
-    """What a value of the field must be, in words; "" where it is that. `path`: below spec.training."""
+    """Returns what the field's value must be, in words; "" if it is valid. `path`: below spec.training."""
     rule: Any = _SpecPart(Training, _FIELDS)
     for name in path.split("."):
         rule = rule.rules[name]
@@ -187,7 +202,7 @@ class _Rule(NamedTuple):
 
 
 class _SpecPart(NamedTuple):
-    """A field that has fields."""
+    """A field that has fields of its own."""
 
     kind: type[Any]
     rules: Mapping[str, Any]
@@ -372,4 +387,4 @@ _TOGETHER: Final[tuple[tuple[Callable[[Training], bool], str], ...]] = (
         "that there are; wait less, or record less",
     ),
 )
-"""What each field alone cannot say; the CEL rules of the CRD say the same."""
+"""Rules between fields; the CRD has the same ones as CEL rules."""

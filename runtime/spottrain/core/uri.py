@@ -1,4 +1,4 @@
-"""Tells a URI from a plain path."""
+"""Distinguishes a URI from a plain path."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
-"""How a URI begins (RFC 3986)."""
+"""Start of a URI: its scheme (RFC 3986)."""
 
 
 def is_path(uri: str) -> bool:
-    """Whether it is a plain path. What begins with a scheme, known or mistyped, is never one."""
+    """Whether `uri` is a plain path. Text that begins with a scheme, even an unknown one, is not."""
     return SCHEME.match(uri) is None

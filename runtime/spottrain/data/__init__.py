@@ -1,39 +1,38 @@
-"""Which samples make up which optimizer step, and what fetches them. Used by `trainer`, `run`,
-`evaluation`. Names are loaded on first use.
+"""Data loading: assigns samples to optimizer steps, and fetches them. Names are loaded on first use.
 
-    plan.py      `Plan`, `Position`, `Step`: which samples, by seed, epoch, rank. No loader, no files.
-    shuffle.py   the order of an epoch
-    fetch.py     the loader of map-style sets; workers that outlive a SIGTERM
-    workers.py   how many workers it needs, by measurement
-    room.py      whether their copies of the set fit into memory
-    copies.py    about how much one copy takes
-    source.py    what the trainer was given, as a `Source`
-    batches.py   `Batches`: a map-style set as an endless stream of optimizer steps
-    stream.py    `StreamBatches`: the same over anything `Resumable` (StatefulDataLoader, streaming sets)
-    adapters.py  `Skipping`, `Streaming`: make a plain loader or a MosaicML one `Resumable`
-    sampler.py   `Sampler`, `BatchSampler`, `loader`: for people who keep their own DataLoader
-    cache.py     `spottrain.cached`: what is downloaded once for all attempts. No torch
-    locks.py     who fills it, and what dead fillers have left
-    durable.py   that it is on the volume before it is shown
-    mounts.py    what kind of volume that is
+    plan.py            `Plan`, `Position`, `Step`: samples of each step by seed, epoch and rank. No I/O.
+    shuffle.py         the order of an epoch
+    dataloader.py      the loader of map-style datasets; its workers ignore SIGTERM
+    worker_count.py    how many loader workers are needed, by measurement
+    worker_memory.py   whether the workers' copies of the dataset fit into memory
+    worker_copies.py   estimated size of one copy
+    object_size.py     size of one object in a copy
+    source.py          makes a `Source` from the `train_set` argument
+    map_style.py       `Batches`: a map-style dataset as an endless stream of optimizer steps
+    iterable.py        `StreamBatches`: the same for any `Resumable` (StatefulDataLoader, streaming datasets)
+    adapters.py        `Skipping`, `Streaming`: make a plain loader or a MosaicML one `Resumable`
+    sampler.py         `Sampler`, `BatchSampler`, `loader`: for custom loops with a DataLoader
+    download_cache.py  `spottrain.cached`: downloads once for all attempts. No torch
+    cache_locks.py     locks for filling the cache; detects folders left by dead processes
+    durable_folder.py  syncs a folder to its volume before it is published
+    mounts.py          file system type and mount options of a path
 
-`Batches` and `StreamBatches` are both a `Source`, which is all that the trainer needs:
+`Batches` and `StreamBatches` are both a `Source`:
 
     iter(source)            yields (Step, iterator of (micro-batch, share)); endless; lazy until the first
-                            next(). A stream waits for its data in next(), a map-style set in the iterator
+                            next(). A stream waits for its data in next(), a map-style dataset in the iterator
     source.done(step)       after the optimizer step: the position is now step.after
     source.state_dict()     at any time, from any thread: the state at the last `done`
-    source.load_state_dict(state)   before the first next(); raises CheckpointError, also where
-                            it is None, as in a checkpoint of the other kind of data
-    source.steps_per_epoch  None where only the stream knows
+    source.load_state_dict(state)   before the first next(). Raises CheckpointError, also for None, which
+                            stands for a checkpoint of the other kind of data
+    source.steps_per_epoch  None if unknown before the stream ends
     source.workers          loader processes of this rank
-    source.per_rank         True: a state for each rank, to be kept in that rank's tree; a rank that had none
-                            (there are more now) is given rank 0's. False: one state, the same on all ranks
+    source.per_rank         True: each rank has its own state. Ranks added since the save get rank 0's.
+                            False: one state, the same on all ranks
 
-`share`: weight of the micro-batch's mean loss. Over all ranks and micro-batches of a step they add up to 1,
-so where DDP averages over ranks the loss is multiplied by share x ranks. It may be 0 (a filler).
-`step.shares` are those of this rank: every rank has as many of them in every step. `step.samples` counts all
-ranks' samples.
+`share` is the weight of the micro-batch's mean loss. All shares of a step, over all ranks, add up to 1.
+DDP averages over ranks, so multiply the loss by share x ranks. A share of 0 marks a filler.
+`step.shares` are this rank's; every rank has the same number of them. `step.samples` counts all ranks.
 """
 
 from __future__ import annotations
@@ -91,5 +90,5 @@ _HOME = {
     "loader": "spottrain.data.sampler",
 }
 
-# On first use: the loaders import torch, and `cache` must not.
+# Lazy: the loaders import torch, and `download_cache` must not.
 __getattr__ = lazy.names(__name__, _HOME)

@@ -1,4 +1,4 @@
-"""Make `Resumable` what is not: a plain loader, and one over a MosaicML streaming set. Called by `stream`."""
+"""Adapters that make loaders `Resumable`: for plain loaders and for MosaicML streaming datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spottrain.errors import CheckpointError, ConfigurationError
 
 
 def resumable(loader: Any, *, ranks: int) -> Any:
-    """`loader` itself where it has a state of its own. Raises ConfigurationError where it cannot be used."""
+    """Returns `loader`, wrapped if it needs an adapter. Raises ConfigurationError if it cannot be resumed."""
     name = type(loader).__name__
     if not hasattr(loader, "__iter__"):
         raise ConfigurationError(
@@ -57,13 +57,13 @@ def _instead(loader: Any) -> str:
 
 
 def _counts_samples(dataset: Any) -> bool:
-    """Whether its state must be told the number of samples, as that of MosaicML's StreamingDataset."""
+    """Whether `state_dict` takes the number of samples, as MosaicML's StreamingDataset does."""
     method = getattr(dataset, "state_dict", None)
     return method is not None and "num_samples" in inspect.signature(method).parameters
 
 
 def samples_in(batch: Any) -> int:
-    """Samples of a micro-batch: the length of the first tensor in it; 1 where there is none."""
+    """Returns the samples of a micro-batch: the length of its first tensor, or 1 without one."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     if isinstance(batch, Mapping):
@@ -74,7 +74,7 @@ def samples_in(batch: Any) -> int:
 
 
 class _Around:
-    """What `StreamBatches` looks for in a DataLoader, from the one inside."""
+    """Forwards the DataLoader attributes that `StreamBatches` needs to the wrapped loader."""
 
     loader: Any
 
@@ -96,11 +96,15 @@ class _Around:
 
 
 class Skipping(_Around):
-    """Any repeatable loader, resumed by fetching what was used of the pass again and dropping it: O(n).
+    """Resumes any repeatable loader: fetches the used batches of the pass again and drops them, in O(n).
 
-    It is right only where the loader gives the same in the same random state: `random`, torch and numpy are
-    seeded by `seed`, pass and batch each time the loader is called. `set_epoch(pass)` is called where the
-    loader, its sampler or its dataset has it.
+    Correct only if the loader yields the same batches for the same random state. Each time the loader runs,
+    `random`, torch and numpy are seeded by `seed`, pass and batch. `set_epoch(pass)` is called if the loader,
+    its sampler or its dataset has it.
+
+    Args:
+        loader: yields micro-batches; the same ones for the same seed.
+        seed: seeds the random state while the loader runs.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
@@ -135,9 +139,11 @@ class Skipping(_Around):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the pass, the batches used of it, the number of workers and the seed."""
         return {"pass": self._pass, "used": self._used, "workers": self.num_workers, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the position. Raises CheckpointError if the number of workers has changed."""
         if state["workers"] != self.num_workers:
             raise CheckpointError(
                 f"the checkpoint was made with {state['workers']} loader workers, and now there are "
@@ -150,9 +156,16 @@ class Skipping(_Around):
 
 
 class Streaming(_Around):
-    """A loader over a set whose state counts samples, as MosaicML's StreamingDataset. Elastic.
+    """Resumes a loader over a dataset whose state counts samples, such as MosaicML's StreamingDataset.
 
-    ranks: None: as many as the run has.
+    Elastic: the state is valid for any number of ranks.
+
+    Args:
+        loader: DataLoader whose dataset has `state_dict(num_samples, from_beginning)`.
+        ranks: number of ranks; None: that of the run.
+
+    Raises:
+        ConfigurationError: the dataset has no such `state_dict`.
     """
 
     elastic = True
@@ -166,7 +179,7 @@ class Streaming(_Around):
         self.loader, self.ranks = loader, ranks
         self._samples = 0
         self._state: dict[str, Any] | None = {}
-        """What is the state while no pass has begun since it was loaded; empty: from the beginning."""
+        """The loaded state, until the next pass begins; then None. Empty: the beginning of the data."""
 
     def __iter__(self) -> Iterator[Any]:
         stream = iter(self.loader)
@@ -177,12 +190,14 @@ class Streaming(_Around):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the dataset's state after the samples of all ranks so far."""
         if self._state is not None:
             return self._state
         of_all = self._samples * (self.ranks or 1)
         return dict(self.loader.dataset.state_dict(of_all, from_beginning=False))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a state of `state_dict`; an empty one means the beginning."""
         if state:
             self.loader.dataset.load_state_dict(state)
         self._state = state

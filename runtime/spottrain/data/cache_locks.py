@@ -1,16 +1,16 @@
-"""Who fills a folder of the data cache, and which half-filled folders nobody fills any more. Used by `cache`.
+"""File locks of the data cache: one process fills a folder, and leftovers of dead ones can be removed.
 
-A filler holds a lock (flock) on a file of the volume for as long as it fills; the kernel, or the file server,
-takes it away from the dead. Not every volume has locks that all nodes see:
+A process holds a lock (flock) on a file of the volume while it fills a folder. When the process dies, the
+kernel or the file server releases the lock. Not every volume has locks that all nodes see:
 
-    none at all        two may fill the same at once, and the first to rename it into place has won
-    of one node only   the same between nodes; within a node one fills and the others wait
+    no locks           several processes may fill the same folder; the first rename into place wins
+    node-local locks   the same between nodes; within a node one process fills and the others wait
 
-There a half-filled folder may be that of a living process elsewhere, so none is removed.
+On such volumes a half-filled folder may belong to a living process elsewhere, so none is removed.
 
-Nor does every server take a lock away from a node that has died hard (NFSv3 waits for its reboot). So a
-filler touches its file again and again, and who waits and sees no change of it for long goes on without the
-lock. Changes are compared, never clocks: the time is the server's.
+Some servers keep the lock of a node that crashed (NFSv3 waits for its reboot). So the holder touches its file
+regularly. A waiting process that sees no change for `SILENT_SECONDS` goes on without the lock. It compares
+changes of the modification time only, never clocks: the time is the server's.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from spottrain.data import mounts
 
 NO_LOCKS: Final = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 BUSY: Final = {errno.EWOULDBLOCK, errno.EACCES}
-"""Of a lock that another has; SMB says it in the second way."""
+"""Errors if another process holds the lock; SMB returns EACCES."""
 LOCAL_OPTIONS: Final = {"nolock", "local_lock=all", "local_lock=flock", "nobrl", "localflock"}
-"""Mount options (NFS, SMB, Lustre) by which locks stay on their node."""
+"""Mount options (NFS, SMB, Lustre) that make locks node-local."""
 SMB: Final = ("cifs", "smb")
 LOCAL_KINDS: Final = ("fuse", "beegfs", "virtiofs", "9p", *SMB)
-"""File systems that may keep locks to their node, without a word of it: how their kind begins."""
+"""Prefixes of file system types whose locks may be node-local although no mount option says so."""
 TOUCH_SECONDS: Final = 30.0
-"""Between two signs of life of a filler."""
+"""Interval at which the holder touches its lock file."""
 SILENT_SECONDS: Final = 300.0
-"""Without one, after which it counts as dead. NFS shows a change up to a minute late."""
+"""Time without a touch after which the holder counts as dead. NFS shows a change up to a minute late."""
 
 
 class LockScope(Enum):
-    """Whom a lock keeps out."""
+    """Which processes a lock excludes: those on all nodes, those on this node, or none."""
 
     ALL = auto()
     NODE = auto()
@@ -53,7 +53,10 @@ class LockScope(Enum):
 
 @contextlib.contextmanager
 def held(path: Path, wait: Callable[[], None]) -> Iterator[LockScope]:
-    """The lock of this file, which is made and stays; `wait` is called between two tries to get it."""
+    """Holds the lock of file `path`, which is created and kept; yields which processes it excludes.
+
+    wait: called between two attempts to get the lock.
+    """
     handle, reach = _take(path, wait)
     if handle is None:
         yield reach
@@ -66,16 +69,16 @@ def held(path: Path, wait: Callable[[], None]) -> Iterator[LockScope]:
         with _touched(path):
             yield reach
     finally:
-        with contextlib.suppress(OSError):  # closing is not enough: a process forked meanwhile has it open
+        with contextlib.suppress(OSError):  # closing is not enough: a forked process may have it open
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 
 def _take(path: Path, wait: Callable[[], None]) -> tuple[int | None, LockScope]:
-    """The open file, None where who has its lock seems to be dead."""
+    """Waits for the lock. Returns the open file, or None if the holder seems to be dead."""
     silence = _Silence(path)
     while True:
-        handle = _open(path)  # anew each time: that is when NFS asks the server for the file's times
+        handle = _open(path)  # reopened each time: only then NFS asks the server for the file's times
         if handle is not None:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,7 +96,7 @@ def _take(path: Path, wait: Callable[[], None]) -> tuple[int | None, LockScope]:
 
 
 def _open(path: Path) -> int | None:
-    """None where another's lock is in the way, as on SMB. Not truncated, which would be a sign of life."""
+    """Opens the file; None if another's lock forbids it (SMB). No truncation: it would look like a touch."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except PermissionError:
@@ -103,7 +106,7 @@ def _open(path: Path) -> int | None:
 
 
 class _Silence:
-    """Of the one that has the lock: how long its file has not changed, by this process' clock."""
+    """Measures how long the holder's file has not changed, by this process's clock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -120,7 +123,7 @@ class _Silence:
 
 @contextlib.contextmanager
 def _touched(path: Path) -> Iterator[None]:
-    """A sign of life now and then. Nobody waits for its thread, which may hang with the server."""
+    """Touches the file regularly. The thread is never joined, because it may hang with the server."""
     over = threading.Event()
 
     def touch() -> None:
@@ -140,7 +143,7 @@ _said: set[Path] = set()
 
 
 def _say(folder: Path, reach: LockScope) -> None:
-    """Once for each volume."""
+    """Logs the missing locks, once per volume."""
     if folder in _said:
         return
     _said.add(folder)
@@ -162,7 +165,7 @@ def _say_silent(path: Path) -> None:
 
 
 def only_here(path: Path, table: Path = mounts.MOUNTS) -> bool:
-    """Whether other nodes may not see a lock that is held there, as far as the mount says."""
+    """Whether locks on `path` may be invisible to other nodes, judging by the mount."""
     return any(
         each.kind.startswith(LOCAL_KINDS) or not LOCAL_OPTIONS.isdisjoint(each.options)
         for each in mounts.below(path, table)

@@ -1,7 +1,7 @@
 """Fetches micro-batches of a map-style dataset.
 
-Each micro-batch is fetched under a seed of its own, so random augmentation and masking depend on the position
-alone, not on the number of workers or on what went before.
+Each micro-batch is fetched under its own seed. So random augmentation and masking depend on the position
+only, not on the number of workers or on earlier batches.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Collate = Callable[[list[Any]], Any]
 
 
 class FetchRequest(NamedTuple):
-    """What a loader worker is asked for: the samples, and the random state to fetch them with."""
+    """Request to a loader worker: indices of the samples, and the seed to fetch them with."""
 
     seed: int
     samples: list[int]
 
 
 def request(seed: int, epoch: int, samples: list[int]) -> FetchRequest:
-    """Within an epoch no other micro-batch begins with the same sample, but a filler, which is the same."""
+    """Derives the seed from the first sample, which is unique in an epoch (a filler repeats its batch)."""
     return FetchRequest(mix(mix(seed, epoch), samples[0]), samples)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python's, torch's (on the CPU) and numpy's random state are `seed`'s inside, and as before outside."""
+    """Seeds `random`, torch (CPU) and numpy inside the block; restores their random states after it."""
     before = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     numpy_before = numpy.random.get_state() if numpy else None
     random.seed(seed)
-    # Not torch.manual_seed: it would seed CUDA too.
+    # Not torch.manual_seed: it also seeds CUDA.
     torch.default_generator.manual_seed(seed)
     if numpy:
         numpy.random.seed(seed % 2**32)
@@ -55,7 +55,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Repeatable:
-    """Fetches and collates each micro-batch under a seed of its own."""
+    """Fetches and collates each micro-batch under its own seed."""
 
     def __init__(self, dataset: Dataset, collate: Collate) -> None:
         self.dataset = dataset
@@ -65,7 +65,7 @@ class Repeatable:
         return len(self.dataset)
 
     def __getitems__(self, request: FetchRequest) -> Any:
-        """The collated batch; torch's DataLoader would take a list of samples as well."""
+        """Returns the collated batch. torch's DataLoader accepts that in place of a list of samples."""
         with seeded(request.seed):
             fetch_all = getattr(self.dataset, "__getitems__", None)
             samples = fetch_all(request.samples) if fetch_all else [self.dataset[i] for i in request.samples]
@@ -86,10 +86,21 @@ def load(
     pin_memory: bool = False,
     prefetch_factor: int | None = None,
 ) -> Iterator[Any]:
-    """The collated micro-batches of `steps`, in order.
+    """Yields the collated micro-batches of `steps`, in order.
 
-    prefetch_factor: of torch's DataLoader: micro-batches that each worker is ahead (None: 2). One iterator
-    goes through all epochs, so workers live as long as it does: persistent_workers has nothing to add.
+    One iterator serves all epochs, so its workers persist without `persistent_workers`.
+
+    Args:
+        dataset: map-style dataset.
+        steps: steps whose `micro_batches` name the samples, as from `Plan.steps`.
+        seed: each micro-batch is fetched under a seed derived from this one.
+        workers: loader processes; 0: fetches in this process.
+        collate: makes a batch of a list of samples; None: torch's `default_collate`.
+        pin_memory: as of torch's DataLoader.
+        prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
+
+    Returns:
+        An iterator over batches. Its workers end with it, or at exit.
     """
     requests = (request(seed, step.epoch, samples) for step in steps for samples in step.micro_batches)
     loader: DataLoader[Any] = DataLoader(
@@ -100,7 +111,7 @@ def load(
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor if workers else None,
         worker_init_fn=ignore_signals,
-        generator=torch.Generator().manual_seed(seed),  # else it draws a seed from the global random state
+        generator=torch.Generator().manual_seed(seed),  # else it draws from the global random state
     )
     with signals_held():
         return cast(Iterator[Any], end_at_exit(iter(loader)))

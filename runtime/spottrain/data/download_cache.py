@@ -1,13 +1,13 @@
-"""`spottrain.cached`: a folder that is downloaded once, and found again by every later attempt.
+"""`spottrain.cached`: a folder that is downloaded once and reused by all later attempts.
 
     folder = spottrain.cached("imagenet-64", download)      # download(folder) fills it, the first time
 
-Called by a person's script, before or without a Trainer; standard library only. The folder lies on the job's
-data cache (`spec.dataCache`), or in the user's cache folder on a laptop:
+Works without a Trainer; standard library only. The folder is on the job's data cache (`spec.dataCache`), or
+on a laptop in the user's cache folder:
 
-    <cache>/imagenet-64                           whole: it came here by one rename
-    <cache>/.spottrain/imagenet-64.lock           held by who fills it (locks.py)
-    <cache>/.spottrain/imagenet-64.6f1e/          being filled, or left by somebody who was killed
+    <cache>/imagenet-64                           complete: put here by one rename
+    <cache>/.spottrain/imagenet-64.lock           locked while a process fills it (cache_locks.py)
+    <cache>/.spottrain/imagenet-64.6f1e/          being filled, or left by a killed process
 """
 
 from __future__ import annotations
@@ -36,25 +36,34 @@ if TYPE_CHECKING:
 PRIVATE: Final = ".spottrain"
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 POLL_SECONDS: Final = 1.0
-"""Between two tries to get the lock that another process holds."""
+"""Interval between two attempts to get a lock that another process holds."""
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 PASSING: Final = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
-"""Of a volume that has a bad time; they say nothing of what it can do."""
+"""Transient errors of a volume; they do not mean that it lacks a feature."""
 TAKEN: Final = {errno.ENOTEMPTY, errno.EEXIST}
-"""Of a rename onto a folder that another has put there meanwhile."""
+"""Errors of a rename onto a folder that another process has published meanwhile."""
 DOWNLOADING: Final = "Downloading"
 GIB: Final = 2**30
 ALMOST_NOTHING: Final = GIB // 4
-"""Bytes that are free where a write of unknown place has met a full volume: then it was this one."""
+"""Free bytes below which a disk-full error without a path is taken to be of this volume."""
 
 
 def cached(name: str, make: Callable[[Path], object]) -> Path:
-    """The folder `<cache>/<name>`. Where it is not there, `make(folder)` is called to fill it, once.
+    """Returns the folder `<cache>/<name>`; calls `make(folder)` to fill it if it does not exist.
 
-    `make` is given an empty folder, which is renamed into place when it returns: it must not write down its
-    path. Where several ranks or pods ask, one fills and the others wait. What `make` raises passes, and then
-    nothing is kept. Raises ConfigurationError for a bad name, a folder that cannot be written, or a `make`
-    that leaves no file, and DataCacheFull where the volume is full.
+    If several ranks or pods call it, one fills the folder and the others wait.
+
+    Args:
+        name: name of the folder: letters, digits, `.`, `_` and `-`, at most 128 characters.
+        make: fills the empty folder that it gets. The folder is renamed afterwards, so `make` must not store
+            its path. Exceptions of `make` propagate, and then nothing is kept.
+
+    Returns:
+        The path of the complete folder.
+
+    Raises:
+        ConfigurationError: the name is not valid, the cache is not writable, or `make` left no file.
+        DataCacheFull: the volume is full.
     """
     root = data_cache_folder(os.environ)
     path = root / _checked(name)
@@ -64,11 +73,11 @@ def cached(name: str, make: Callable[[Path], object]) -> Path:
     with _room_for(path):
         with _writable(root):
             private.mkdir(parents=True, exist_ok=True)
-        # Not above: it needs much more than a script that finds its folder.
+        # Lazy: it imports much more than a cache hit needs.
         from spottrain.lifecycle.signal_scope import interruptible
 
         with interruptible() as session, _turn(private / f"{name}.lock", name, session) as reach:
-            with os.scandir(root):  # else an NFS client may believe for a while that nothing has come
+            with os.scandir(root):  # else an NFS client may not see a new folder for a while
                 pass
             if _whole(path):
                 return _hit(path)
@@ -93,7 +102,7 @@ def _checked(name: str) -> str:
 
 
 def _whole(path: Path) -> bool:
-    """Raises ConfigurationError where something else is in the way."""
+    """Whether the folder exists. Raises ConfigurationError if `path` is not a folder."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -108,10 +117,10 @@ def _hit(path: Path) -> Path:
     return path
 
 
-# --- whose turn it is ---------------------------------------------------------------------------------
+# --- lock ---------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def _turn(lock: Path, name: str, session: Session | None) -> Iterator[cache_locks.LockScope]:
-    """While another fills, the wait is a sign of life. A stop ends the process as in any data preparation."""
+    """Holds the lock. Waiting for it sends heartbeats, and can be interrupted like any data preparation."""
     waiting = False
 
     def wait() -> None:
@@ -131,9 +140,9 @@ def _turn(lock: Path, name: str, session: Session | None) -> Iterator[cache_lock
 
 @contextlib.contextmanager
 def _told(session: Session | None) -> Iterator[None]:
-    """As a state in which no limit holds: how long a download takes is known to nobody (`pulse`).
+    """Sets a state without a hang timeout (`core.heartbeat`), because a download may take any time.
 
-    A step that another thread does meanwhile takes it back.
+    A step in another thread resets the state earlier.
     """
     if session is None:
         yield
@@ -180,8 +189,7 @@ def _filled(path: Path, draft: Path, make: Callable[[Path], object]) -> Path:
 
 
 def _begin(draft: Path) -> None:
-    """Makes the folder, by the rename that is to publish it later: not each volume has one, and that should
-    not be known after the download only."""
+    """Makes the folder by a rename, to test before the download that the volume can rename folders."""
     trial = draft.with_suffix(f".{secrets.token_hex(len(draft.suffix) // 2)}")
     with _writable(draft.parent.parent):
         trial.mkdir()
@@ -201,7 +209,7 @@ def _begin(draft: Path) -> None:
 
 
 def _published(draft: Path, path: Path) -> bool:
-    """False where another has put it there first."""
+    """Renames the folder into place. Returns False if another process was faster."""
     try:
         os.rename(draft, path)
     except OSError as error:
@@ -213,22 +221,22 @@ def _published(draft: Path, path: Path) -> bool:
 
 
 def _draft(name: str, reach: cache_locks.LockScope) -> str:
-    """Longer where it is filled without a lock that all see: who gets that lock meanwhile leaves it alone."""
+    """Name of the draft folder. Without a lock on all nodes it is longer, so that nobody removes it."""
     return f"{name}.{secrets.token_hex(8 if reach is cache_locks.LockScope.ALL else 12)}"
 
 
 def _remove_leftovers(private: Path, name: str) -> None:
-    """Of those who had the lock before, and are dead: else they had it still."""
+    """Removes drafts of former holders of the lock. They are dead, or they would still hold it."""
     for path in private.glob(f"{name}.*"):
         if re.fullmatch(rf"{re.escape(name)}\.[0-9a-f]{{16}}", path.name):
             shutil.rmtree(path, ignore_errors=True)
             log.event("data-cache-leftover", name=name, path=path, removed=str(not path.exists()).lower())
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def _room_for(path: Path) -> Iterator[None]:
-    """A full volume is named, with its size, whatever library has met it."""
+    """Turns a disk-full error, of any library, into DataCacheFull with the size of the volume."""
     try:
         yield
     except Exception as error:
@@ -243,7 +251,7 @@ def _room_for(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: BaseException | None, root: Path) -> bool:
-    """Also where a library has wrapped it. Another volume may be full too, such as /tmp."""
+    """Whether `error`, or one that it wraps, says that this volume is full, not another such as /tmp."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, OSError) and error.errno in FULL:
@@ -254,21 +262,21 @@ def _is_full(error: BaseException | None, root: Path) -> bool:
 
 
 def _names(error: OSError, root: Path) -> bool:
-    """Whether the error is about a path below the root."""
+    """Whether the error names a path below `root`."""
     above = os.path.realpath(root)
     told = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
     return any(Path(os.path.realpath(name)).is_relative_to(above) for name in told)
 
 
 def _almost_full(root: Path) -> bool:
-    """An error of a write names no file."""
+    """Whether the volume has almost no space or inodes left. Needed as a write error names no file."""
     facts = os.statvfs(root)
     return facts.f_bavail * facts.f_frsize < ALMOST_NOTHING or (facts.f_files > 0 and facts.f_favail == 0)
 
 
 @contextlib.contextmanager
 def _writable(root: Path) -> Iterator[None]:
-    """Raises ConfigurationError where only another volume, or other rights on this one, would do."""
+    """Turns errors of permission or file type into ConfigurationError: a retry would not help."""
     try:
         yield
     except OSError as error:

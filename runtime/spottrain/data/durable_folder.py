@@ -1,7 +1,7 @@
-"""A folder that was filled, on its volume: a node may be lost right after it is renamed. Used by `cache`.
+"""Syncs a filled folder to its volume before it is renamed into place: the node may fail right after.
 
-By one syncfs where it can be relied upon: an fsync of each of 20 000 files takes 35 s on a local disk, and
-that 0.05 s. Elsewhere by an fsync of each file and folder.
+Uses one syncfs where that is reliable: for 20 000 files on a local disk it takes 0.05 s, an fsync of each
+35 s. Otherwise each file and folder gets an fsync.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from spottrain.data import mounts
 from spottrain.errors import ConfigurationError
 
 UNKNOWN: Final = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-"""Of a volume that knows no fsync of folders, and of a kernel without syncfs."""
+"""Errors of a volume without fsync of folders, and of a kernel without syncfs."""
 FORBIDDEN: Final = {*UNKNOWN, errno.EPERM}
-"""The same of sandboxes."""
+"""The same, and the error of sandboxes."""
 TELLS_ERRORS: Final = (5, 8)
-"""Linux from which on syncfs tells what could not be written."""
+"""First Linux version whose syncfs reports write errors."""
 OWN_PROCESS: Final = ("fuse", "beegfs")
-"""File systems with buffers of their own, on the node, that syncfs need not reach."""
+"""Prefixes of file system types with buffers in a process on the node, which syncfs may not flush."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
     files: int
     size: int
-    """Bytes, of all files."""
+    """Bytes of all files."""
 
 
 class Volume:
-    """To be opened before the folder is filled: syncfs tells of errors since then."""
+    """Open it before the folder is filled: syncfs reports the write errors since then."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class Volume:
             os.close(self._handle)
 
     def sync(self) -> Content:
-        """Raises ConfigurationError where it has links that would break, or nothing is in it."""
+        """Syncs the folder. Raises ConfigurationError if it is empty, or has links that the rename breaks."""
         found = _content(self._folder)
         if self._handle is None or not _syncfs(self._handle, self._folder):
             _sync_each(self._folder)
@@ -71,10 +71,10 @@ def _reliable(folder: Path) -> bool:
 
 
 def _syncfs(handle: int, folder: Path) -> bool:
-    """False where it cannot be used."""
+    """Calls syncfs. Returns False if it is not available."""
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
-    except (OSError, AttributeError):  # a C library without it
+    except (OSError, AttributeError):  # the C library has no syncfs
         return False
     if call(handle) == 0:
         return True
@@ -119,11 +119,11 @@ def _sync_each(root: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """One file or folder. A volume that knows no fsync of folders is taken as it is."""
+    """Syncs one file or folder. On a volume without fsync of folders it does nothing."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:
-        return  # one that its own owner may not read
+        return  # its owner may not read it
     try:
         os.fsync(handle)
     except OSError as error:

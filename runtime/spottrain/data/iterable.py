@@ -1,10 +1,10 @@
-"""Anything that is no map-style set as an endless stream of optimizer steps. Called by `trainer`.
+"""`StreamBatches`: an iterable loader as an endless stream of optimizer steps.
 
     base (the loader's own state) --- steps done since: `behind` ---> position
 
-The loader's state may take seconds to get, so it is asked for only when a save is made, and only where the
-loader stands at the position. Where it is further (a stop inside a step, or while data are awaited) the state
-is the last base and the number of steps since then: after the resume those are fetched again and dropped.
+The loader's `state_dict()` may take seconds. So it is called only for a save, and only if the loader is
+exactly at the position. If the loader is ahead (a stop within a step, or while waiting for data), the saved
+state is the last base and the number of steps since. A resume fetches those steps again and drops them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MISSING = object()
 
 
 class Resumable(Protocol):
-    """A loader of one rank that yields micro-batches, pass after pass, and can go on where it was.
+    """A loader of one rank that yields micro-batches and can save and restore its position.
 
-    torchdata's StatefulDataLoader is one. `elastic`, an attribute that may be absent (False): rank 0's state
-    serves every rank, also where the number of ranks has changed.
+    Each `iter()` is one pass. torchdata's StatefulDataLoader fits. The optional attribute `elastic` (default
+    False) says that rank 0's state is valid on every rank and for any number of ranks.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -41,13 +41,13 @@ class Resumable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where in the stream a rank is, at a step boundary."""
+    """Position of a rank in the stream, at a step boundary."""
 
     epoch: int = 0
     steps: int = 0
-    """Of this epoch."""
+    """Optimizer steps done in this epoch."""
     over: str = ""
-    """How the pass has ended, where the next one has not begun: `ended` (the loader said so) or `cut`."""
+    """How the pass ended, while the next one has not begun: `ended` (by the loader) or `cut` (by us)."""
 
     @property
     def position(self) -> Position:
@@ -55,14 +55,21 @@ class _Place:
 
 
 class StreamBatches:
-    """A `Source` over a `Resumable`: `accumulation` micro-batches make a step, each with the same weight.
+    """A `Source` over a `Resumable`. All micro-batches of a step have the same weight.
 
-    loader: this rank's own, over this rank's share of the data.
-    steps_per_epoch: None with one rank: the end of the loader ends the epoch, with a smaller step if need be.
-        None with several: the loader has no end, as they could not know that another one's has come.
-        A number: an epoch has so many steps on every rank; what a longer one has left is left out.
-    local_ranks: of this container, whose loaders share its memory.
-    seed: of the random state in which the loader is called; it is put back after each call.
+    Args:
+        loader: this rank's `Resumable`, over this rank's share of the data.
+        accumulation: micro-batches per rank in an optimizer step.
+        rank: this rank.
+        ranks: number of ranks.
+        steps_per_epoch: None with one rank: the end of the loader ends the epoch; its last step may be
+            smaller. None with several ranks: the loader must be endless, because ranks do not see each
+            other's end. A number: optimizer steps per epoch on every rank; further batches are dropped.
+        seed: seeds the random state while the loader runs; the script's own is restored after each call.
+        local_ranks: ranks in this container, which share its memory.
+
+    Raises:
+        ConfigurationError: a number is below 1, or the loader cannot be resumed.
     """
 
     per_rank = True
@@ -85,26 +92,26 @@ class StreamBatches:
         self.loader: Resumable = resumable(loader, ranks=ranks)
         self.accumulation, self.rank, self.ranks = accumulation, rank, ranks
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
-        self.workers: int = getattr(loader, "num_workers", 0) or 0  # None: some say so
+        self.workers: int = getattr(loader, "num_workers", 0) or 0  # some loaders have None
         held, context = (getattr(loader, name, None) for name in ("dataset", "multiprocessing_context"))
         self._room = Room(held, ranks=local_ranks, context=context)
         self._place = _Place()
         self._base: tuple[Any, _Place] = _MISSING, self._place
         self._behind = 0
         self._at_place = True
-        """Whether the loader stands at the position, and nobody is inside of it."""
+        """Whether the loader is at the position, and no thread is inside it."""
         self._lock = threading.Lock()
         self._pass: Iterator[Any] | None = None
 
     @property
     def position(self) -> Position:
-        """Epoch, and steps of it that are done."""
+        """The epoch, and the number of its steps that are done."""
         return self._place.position
 
     def __iter__(self) -> Stream:
-        """The caller takes all of a step's micro-batches, then calls `done(step)`.
+        """Yields (step, iterator of (batch, share)). Take all micro-batches, then call `done(step)`.
 
-        All of a step's micro-batches are fetched before its first is given, as their number is their weight.
+        A step's micro-batches are all fetched before the first is yielded: their number sets their weight.
         """
         protect(self.loader)
         self._room.warn(self.workers)
@@ -124,7 +131,7 @@ class StreamBatches:
             self._pass = None
 
     def done(self, step: Step) -> None:
-        """`step`: the one given last."""
+        """Moves the position past `step`, which must be the last one yielded."""
         with self._lock:
             self._place = self._taken
             self._behind += 1
@@ -132,7 +139,10 @@ class StreamBatches:
 
     # --- state --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank, at the last `done`. From any thread, also while another one waits for the loader."""
+        """Returns this rank's state at the last `done`.
+
+        Thread-safe, also while another thread waits for the loader.
+        """
         with self._lock:
             if self._at_place and self._behind:
                 self._base, self._behind = (self._snapshot(), self._place), 0
@@ -151,7 +161,14 @@ class StreamBatches:
             }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Before the first step. Raises CheckpointError where the state is not one for this rank."""
+        """Restores the state. Call it before the first step.
+
+        Args:
+            state: this rank's state; None: the checkpoint has none of a stream.
+
+        Raises:
+            CheckpointError: the state is of another kind of data, rank, number of ranks or batch size.
+        """
         if state is None or "stream" not in state:
             raise _incompatible("it was made with a map-style train_set, and now it is a stream")
         self._refuse_other(state)
@@ -181,10 +198,10 @@ class StreamBatches:
 
     # --- the loader ---------------------------------------------------------------------------------
     def _resume(self) -> _Place:
-        """Brings the loader to the position, and gives it a base."""
+        """Advances the loader to the position, and sets the base."""
         state, place = self._base
         if state is _MISSING:
-            with seeded(self._seed_of(place)), signals_held():  # some start their workers here
+            with seeded(self._seed_of(place)), signals_held():  # some loaders start their workers here
                 self._base = deepcopy(self.loader.state_dict()), place
         else:
             self._load(state, place)
@@ -199,7 +216,7 @@ class StreamBatches:
             self.loader.load_state_dict(deepcopy(state))
             self._begin_pass(place)
             if place.over == "cut":
-                # It goes on in the pass that was cut; a generator must be entered for to know that.
+                # The loader goes on in the pass that was cut. A generator must run once to notice that.
                 assert self._pass is not None
                 with seeded(self._seed_of(place)):
                     next(self._pass, None)
@@ -222,9 +239,9 @@ class StreamBatches:
         return mix(mix(mix(self.seed, epoch), steps), (part + 1) * self.ranks + self.rank)
 
     def _take(self, place: _Place) -> tuple[list[Any], _Place]:
-        """The next step's micro-batches, and the place after them."""
+        """Fetches the micro-batches of the next step. Returns them and the place after them."""
         if place.over:
-            # A loader that was resumed where its pass had ended may say so once more, or be in the next pass.
+            # A loader that was resumed at the end of a pass may end once more, or be in the next pass.
             if self._pass is None:
                 self._begin_pass(place)
             place = _Place(epoch=place.epoch + 1)
@@ -248,13 +265,13 @@ class StreamBatches:
         return parts, place
 
     def _ended(self, parts: list[Any], place: _Place) -> tuple[list[Any], _Place]:
-        """The pass has ended inside a step, which is smaller then."""
+        """Handles the end of a pass within a step: the step is smaller."""
         self._refuse_end(place, len(parts))
         self._pass = None
         return parts, replace(place, steps=place.steps + 1, over="ended")
 
     def _next_pass(self, place: _Place, empty: int) -> _Place:
-        """The pass has ended where a step ends."""
+        """Handles the end of a pass at the end of a step: begins the next pass."""
         if empty > 1:
             raise ConfigurationError(
                 f"{_name(self.loader)} (train_set) gave rank {self.rank} no batch in a whole pass: give it "
@@ -267,7 +284,7 @@ class StreamBatches:
         return place
 
     def _refuse_end(self, place: _Place, parts: int) -> None:
-        """With several ranks, or a promised number of steps, an end is a mistake: the others go on."""
+        """Raises ConfigurationError with several ranks or a given `steps_per_epoch`: the others go on."""
         if self.ranks == 1 and self.steps_per_epoch is None:
             return
         had = place.steps * self.accumulation + parts

@@ -1,7 +1,7 @@
-"""A map-style training set as an endless stream of optimizer steps from a position on. Called by `trainer`.
+"""`Batches`: a map-style dataset as an endless stream of optimizer steps, from any position.
 
-What the loader has fetched ahead is no state: the position counts committed optimizer steps, and whatever was
-prefetched is fetched again after a resume, or when the number of workers changes.
+Prefetched batches are not checkpointed: the position counts committed optimizer steps only. After a resume,
+or a change of the number of workers, they are fetched again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,21 @@ from spottrain.lifecycle.worker_signals import end_workers
 
 
 class Batches:
-    """A `Source`. The same state on all ranks, so any number of ranks may go on from it.
+    """A `Source` over a map-style dataset. Its state is the same on all ranks and for any number of ranks.
 
-    workers: loader processes; "auto" times the first steps without, and then starts as many as are needed on
-    the `cores` of this rank and have `room` in memory. A sample's content does not depend on who fetches it.
+    The content of a sample does not depend on the number of workers.
+
+    Args:
+        dataset: map-style dataset.
+        plan: assigns samples to steps.
+        workers: loader processes. "auto" times the first steps without workers. Then it starts as many as
+            are needed, limited by `cores` and `room`.
+        collate: makes a batch of a list of samples; None: torch's `default_collate`.
+        pin_memory: as of torch's DataLoader.
+        prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
+        cores: CPU cores of this rank; None: as cgroups or the machine say.
+        room: checks that the workers' copies of the dataset fit into memory; None: a new one.
+        clock: returns seconds; must wait for the device.
     """
 
     per_rank = False
@@ -55,15 +66,16 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch."""
         return self.plan.steps_per_epoch
 
     def __iter__(self) -> Stream:
-        """The caller takes all of a step's micro-batches, then calls `done(step)`."""
-        while True:  # each time that plan or workers have changed
+        """Yields (step, iterator of (batch, share)). Take all micro-batches, then call `done(step)`."""
+        while True:  # once more each time that plan or workers have changed
             yield from self._as_it_is()
 
     def _as_it_is(self) -> Stream:
-        """From the position on, for as long as nothing about the loading changes."""
+        """Yields from the position on, until the plan or the number of workers changes."""
         plan, workers = self.plan, self.workers
         self._room.warn(workers)
         asked, given = tee(plan.steps(self.position))  # one order of an epoch in memory, not two
@@ -92,25 +104,31 @@ class Batches:
         return batch
 
     def _judge(self) -> None:
-        """Where a step begins: by now the trial may know."""
+        """Takes over the trial's number of workers at the begin of a step, once it is known."""
         trial = self._trial
         if trial is None or (found := trial.step()) is None:
             return
         workers = self._room.most(found)
-        wanted = found if workers != found else None  # why is a line of the room's
+        wanted = found if workers != found else None  # `Room` logs the reason
         log.event("loader-workers", workers=workers, wanted=wanted, **trial.figures)
         self.workers, self._trial = workers, None
 
     def resized(self, micro_batch_size: int) -> None:
-        """Smaller micro-batches from the next step on, in the same order; for after a lack of memory."""
+        """Changes the micro-batch size from the next step on; the order of samples stays.
+
+        Args:
+            micro_batch_size: samples per rank and forward pass; must divide the rank's share of a batch.
+        """
         self.plan = replace(self.plan, micro_batch_size=micro_batch_size)
 
     def done(self, step: Step) -> None:
+        """Moves the position past `step`, after its optimizer step."""
         self.position = step.after
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns plain values, the same on all ranks."""
         return self.plan.state(self.position)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on at the saved position and in the saved order, even if the manifest's seed has changed."""
+        """Restores position and order; the saved seed overrides the current one. Raises CheckpointError."""
         self.plan, self.position = self.plan.resumed(state)

@@ -1,4 +1,4 @@
-"""What /proc says of the file system below a path. Used by `locks` and `durable`."""
+"""Reads the file system type and mount options of a path from /proc/self/mountinfo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Mount:
 
 
 def below(path: Path, table: Path = MOUNTS) -> list[Mount]:
-    """The mounts of its device. None where there is no /proc: a laptop."""
+    """Returns the mounts of the device that holds `path`. Empty without /proc, as on macOS."""
     try:
         rows = [line.split() for line in table.read_text().splitlines()]
         device = path.stat().st_dev
@@ -28,6 +28,6 @@ def below(path: Path, table: Path = MOUNTS) -> list[Mount]:
 
 
 def _mount(row: list[str]) -> Mount:
-    """A row of mountinfo: ... options, optional fields, `-`, kind, source, options of the file system."""
+    """Parses a row: ... mount options, optional fields, `-`, type, source, options of the file system."""
     dash = row.index("-", 6)
     return Mount(row[dash + 1], frozenset([*row[5].split(","), *row[dash + 3].split(",")]))

@@ -1,7 +1,7 @@
-"""Bytes of one object that a loader worker comes to hold, without what is in it. Called by `copies`.
+"""Computes the bytes that one object takes in a loader worker, without the objects it contains.
 
-Nothing of the set's own classes is called: pandas, for one, answers `sys.getsizeof` with all that a frame
-leads to, which is found (and counted) on the way as well.
+No method of the dataset's own classes is called. For example, `sys.getsizeof` of a pandas frame includes all
+that it contains, which would then count twice.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections import deque
 from typing import Any, Final
 
 PAGE: Final = 4096
-"""What a fork copies at a time: of a longer object the page with its reference count."""
+"""Bytes that a fork copies at a time. Of a longer object only the page with the reference count is copied."""
 TENSOR: Final = 512
-"""Of a torch tensor the Python object, and the two C++ ones behind it; its numbers may lie between them."""
+"""Bytes of a torch tensor's Python object and the two C++ objects behind it, without its elements."""
 APART: Final = (list, dict, set, bytearray, deque)
-"""The places for their items lie apart from the object, and nobody writes there ..."""
+"""Types whose item slots are allocated apart from the object. Reading does not write there ..."""
 SMALL: Final = 512
-"""... but so many bytes or less share their pages with objects of the same size (Python's own allocator)."""
+"""... but slots of at most this many bytes share pages with other objects (Python's own allocator)."""
 COLLECTED: Final = 1 << 14
-"""Of a type's flags: the collector's own two words lie before each object."""
+"""Type flag Py_TPFLAGS_HAVE_GC: the garbage collector puts two words before each object."""
 OWN_WORDS: Final = 16
 ANSWERED: Final = frozenset({"builtins", "collections", "array", "numpy"})
-"""Whose classes say what they take themselves, alone, and by code that is nobody's of the set."""
+"""Packages whose `__sizeof__` returns the size of the object alone, and runs no code of the dataset."""
 COMMON: Final = frozenset({str, int, float, bytes, list, tuple, dict})
 SENT_WHOLE: Final = ANSWERED | {"functools", "torch", "pyarrow"}
-"""Whose `__reduce__` sends what is in them; another's may send a path, as a table that maps a file does."""
+"""Packages whose `__reduce__` sends the contents. Others may send a path, such as that of a mapped file."""
 SENT_BY: Final = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 
 def touched(value: Any) -> int:
-    """Bytes of `value` that a fork copies once its reference count is written."""
+    """Returns the bytes of `value` that a fork copies once its reference count is written."""
     kind = type(value)
     if is_a(kind, "torch", "Tensor"):
         return min(TENSOR + int(value.nbytes), PAGE)
@@ -44,19 +44,19 @@ def touched(value: Any) -> int:
 
 
 def held(value: Any) -> int:
-    """Bytes of `value` in a process that was sent it."""
+    """Returns the bytes of `value` in a process that received it pickled."""
     kind = type(value)
     if is_a(kind, "torch", "Tensor"):
-        return TENSOR  # torch moves the numbers to shared memory, once for all
+        return TENSOR  # torch moves the elements to shared memory, once for all workers
     size = _rounded(_shallow(value))
     if is_a(kind, "numpy", "ndarray") or _package(kind) == "pyarrow":
-        # A view, or a map, is sent whole.
+        # A view or a memory map is sent with its elements.
         return max(size, int(getattr(value, "nbytes", 0)) + kind.__basicsize__)
     return size
 
 
 def sent_otherwise(value: Any) -> bool:
-    """Whether its class has a say in what a spawned worker is sent: nobody else knows how much that is."""
+    """Whether its class customises pickling, so that the size sent to a spawned worker is unknown."""
     kind = type(value)
     for name in SENT_BY:
         owner = next((base for base in kind.__mro__ if name in base.__dict__), object)
@@ -66,13 +66,13 @@ def sent_otherwise(value: Any) -> bool:
 
 
 def is_a(kind: type, module: str, name: str) -> bool:
-    """Whether it is that class or below it; asked without an import."""
+    """Whether `kind` is that class or a subclass. Does not import the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and issubclass(kind, getattr(loaded, name))
 
 
 def _shallow(value: Any) -> int:
-    """As `sys.getsizeof`, by the first class above it that is Python's or numpy's."""
+    """Like `sys.getsizeof`, but by the first base class of a package in `ANSWERED`."""
     kind = type(value)
     if kind in COMMON:
         return sys.getsizeof(value)
@@ -85,5 +85,5 @@ def _package(kind: type) -> str:
 
 
 def _rounded(size: int) -> int:
-    """Memory is given out in pieces of 16 bytes."""
+    """Rounds up to 16 bytes, the granularity of the allocator."""
     return -(-size // 16) * 16

@@ -1,9 +1,7 @@
-"""Which samples make up which optimizer step, and which of them are this rank's. Called by `batches`,
-`sampler`, `evaluation`.
+"""Assigns samples to optimizer steps, micro-batches and ranks.
 
-The order of an epoch depends on the seed and the epoch only, and a step is the same samples for any number of
-ranks and any size of micro-batch. So a position is two integers, the same on all ranks, and any position is
-reached at once.
+The order of an epoch depends on the seed and the epoch only. A step has the same samples for any number of
+ranks and any micro-batch size. So a position is two integers, the same on all ranks, and seeking is O(1).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from spottrain.errors import CheckpointError, ConfigurationError
 
 
 class Dataset(Protocol):
-    """A map-style dataset: samples are fetched by number."""
+    """A map-style dataset: `dataset[i]` returns sample i, for i from 0 to `len(dataset)` - 1."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -31,7 +29,7 @@ class Position(NamedTuple):
 
     epoch: int = 0
     sample: int = 0
-    """Samples of this epoch that are already used, by all ranks together. Of a stream: optimizer steps."""
+    """Samples of this epoch already used by all ranks together. For a stream: optimizer steps."""
 
 
 class Step(NamedTuple):
@@ -39,21 +37,21 @@ class Step(NamedTuple):
 
     epoch: int
     micro_batches: list[list[int]]
-    """This rank's samples; as many micro-batches on every rank. Empty where a stream chooses them."""
+    """Indices of this rank's samples; the same number of micro-batches on every rank. Empty for a stream."""
     after: Position
     shares: list[float]
-    """Of each micro-batch in the step; over all ranks they add up to 1. 0: a filler, whose samples are
-    another micro-batch's."""
+    """Weight of each micro-batch in the step; they add up to 1 over all ranks. 0: a filler, which repeats
+    the samples of another micro-batch."""
     samples: int
-    """Of all ranks."""
+    """Samples of the step on all ranks together."""
 
 
 Stream = Generator[tuple[Step, Iterator[tuple[Any, float]]], None, None]
-"""Each step with its micro-batches: (batch, its share of the step)."""
+"""Generator of (step, iterator of (batch, share of the step))."""
 
 
 class Source(Protocol):
-    """Where the trainer gets its steps from: see the package."""
+    """A resumable, endless source of optimizer steps; the package's docstring describes each member."""
 
     @property
     def workers(self) -> int: ...
@@ -69,17 +67,21 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Which of `size` samples make up which step; the last ones of an epoch may be smaller."""
+    """Assigns `size` samples to optimizer steps. The last step of an epoch may be smaller.
+
+    Raises:
+        ConfigurationError: the dataset is empty or smaller than a batch, or the sizes do not divide evenly.
+    """
 
     size: int
     batch_size: int
-    """Samples of one optimizer step, of all ranks together."""
+    """Samples of one optimizer step over all ranks."""
     micro_batch_size: int
-    """Samples of one forward pass of one rank."""
+    """Samples of one forward pass on one rank."""
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
-    """Leave out an epoch's last step where it would be smaller."""
+    """Leave out the last step of an epoch if it is smaller."""
     rank: int = 0
     ranks: int = 1
 
@@ -102,7 +104,7 @@ class Plan:
 
     @property
     def _at_once(self) -> int:
-        """Samples that all ranks have in one micro-batch."""
+        """Samples of one micro-batch over all ranks."""
         return self.micro_batch_size * self.ranks
 
     def _uneven(self) -> str:
@@ -115,37 +117,42 @@ class Plan:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of one rank in a step; fewer in an epoch's last, smaller one."""
+        """Micro-batches per rank in a step. The last step of an epoch may have fewer."""
         return self.batch_size // self._at_once
 
     @property
     def samples_per_epoch(self) -> int:
+        """Samples used in an epoch by all ranks together."""
         return self.size - self.size % self.batch_size if self.drop_last else self.size
 
     @property
     def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch."""
         return -(-self.samples_per_epoch // self.batch_size)
 
     @property
     def micro_batches_per_epoch(self) -> int:
-        """Of one rank; the same on all."""
+        """Micro-batches of one rank in an epoch; the same number on every rank."""
         full, rest = divmod(self.samples_per_epoch, self.batch_size)
         return full * self.accumulation - (-rest // self._at_once)
 
     @property
     def samples_per_epoch_here(self) -> int:
-        """Samples that this rank is given in an epoch, those of a filler counted too."""
+        """Samples that this rank processes in an epoch, fillers included."""
         full, rest = divmod(self.samples_per_epoch, self.batch_size)
         size = self.micro_batch_size
         last = [min(size, rest - i * size if i * size < rest else rest) for i in self._mine(-(-rest // size))]
         return full * self.accumulation * size + sum(last)
 
     def order(self, epoch: int) -> Order:
-        """The samples of an epoch by place. Never touches the global random state."""
+        """Returns the order of an epoch: a function from (first, end) to sample indices (int64, 1-D).
+
+        Does not touch the global random state.
+        """
         return order(self.size, mix(self.seed, epoch)) if self.shuffle else straight(self.size)
 
     def after(self, position: Position, steps: int = 1) -> Position:
-        """Where the step begins that comes `steps` after the one at `position`."""
+        """Returns the position that is `steps` optimizer steps after `position`."""
         epoch, sample = position
         for _ in range(steps):
             sample += self.batch_size
@@ -154,7 +161,7 @@ class Plan:
         return Position(epoch, sample)
 
     def steps(self, start: Position) -> Iterator[Step]:
-        """The steps from `start` on, epoch after epoch, without an end."""
+        """Yields the steps from `start` on, epoch after epoch, endlessly."""
         position = start
         while True:
             epoch, order = position.epoch, self.order(position.epoch)
@@ -165,10 +172,10 @@ class Plan:
             position = Position(epoch + 1, 0)
 
     def _step(self, position: Position, numbers: torch.Tensor) -> Step:
-        """The parts are dealt out in turn, so a micro-batch is the same whichever rank has it.
+        """Deals the micro-batches to the ranks in turn, so their content does not depend on the rank.
 
-        A rank that is left without one in the last round gets the step's first again, with no weight: the
-        shapes are known to the model, and all ranks do the same number of passes, as DDP must have it.
+        A rank without one in the last round repeats the step's first one with share 0. So all ranks do the
+        same number of passes, as DDP requires, and the model sees a shape that it knows.
         """
         parts = [part.tolist() for part in torch.split(numbers, self.micro_batch_size)]
         return Step(
@@ -189,15 +196,25 @@ class Plan:
         return [max(0, min(size, samples - i * size)) / samples for i in mine]
 
     def shares(self, position: Position) -> list[float]:
-        """Of this rank's micro-batches in the step that begins there."""
+        """Returns the shares of this rank's micro-batches in the step at `position`."""
         return self._shares(min(self.batch_size, self.samples_per_epoch - position.sample))
 
     def state(self, position: Position) -> dict[str, Any]:
-        """What a checkpoint keeps: a few integers, the same on all ranks."""
+        """Returns the state for a checkpoint: plain values, the same on all ranks."""
         return {**position._asdict(), "seed": self.seed, "size": self.size, "shuffle": self.shuffle}
 
     def resumed(self, state: dict[str, Any] | None) -> tuple[Plan, Position]:
-        """The plan in the saved order, whatever the seed is now, and the position. Raises CheckpointError."""
+        """Restores a state of `state()`.
+
+        Args:
+            state: the saved state; None: the checkpoint has no position in a map-style dataset.
+
+        Returns:
+            This plan with the saved seed and shuffle setting, and the saved position.
+
+        Raises:
+            CheckpointError: the dataset had another size, or the state is not one of a map-style dataset.
+        """
         if state is None or state.get("size") != self.size:
             raise CheckpointError(
                 f"the checkpoint was made with {_amount(state)}, and train_set now has "

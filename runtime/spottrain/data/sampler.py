@@ -1,16 +1,16 @@
-"""For people who keep their own DataLoader: samplers that count what was used, not what was prefetched.
+"""Samplers and a loader for custom loops. They count the samples that were used, not those prefetched.
 
     sampler = spottrain.data.BatchSampler(dataset, batch_size=32)
     loader = DataLoader(dataset, batch_sampler=sampler, worker_init_fn=spottrain.data.ignore_signals)
 
-or, with both set and randomness that depends on the position alone:
+or, with both set and augmentation whose randomness depends on the position only:
 
     loader = spottrain.data.loader(dataset, batch_size=32)
 
-`run` calls `advance()` at each optimizer step, and keeps `state_dict()`. A pass over the loader is what is
-left of an epoch, so a loop over epochs goes on in the middle of one by itself. After an epoch's last step the
-position stays at the end of that epoch until the next pass begins: what the loop does between two epochs
-belongs to the first. A position restored from there gives one empty pass, so that this work is done again.
+`spottrain.Run` calls `advance()` at each optimizer step, and saves `state_dict()`. A pass over the loader
+yields the rest of the epoch, so a loop over epochs resumes within an epoch. After the last step the position
+stays at the end of the epoch until the next pass begins. Work between two epochs thus belongs to the first.
+A position restored there yields one empty pass, so that the loop repeats this work.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, signals_held
 
 OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
-"""Options that torch refuses where there are no workers."""
+"""DataLoader options that torch refuses without workers."""
 
 
 class Cursor:
-    """Position in a plan. The same on all ranks, so any number of ranks may go on from it.
+    """Position in a plan. It is the same on all ranks, so any number of ranks can resume from it.
 
-    data: the dataset, or its length.
-    batch_size: samples that one rank gets at once (the DataLoader's).
-    accumulation: batches of one rank in an optimizer step.
-    seed: of the order; None: what `spottrain.seed()` has set before, else 0. A checkpoint's own holds.
-    drop_last: leave out an epoch's last step where it would be smaller. Without it, ranks that are left
-        without a batch in that step are given its first one once more: multiply the loss by `shares`.
-    world: rank and number of ranks; None: from the environment.
+    Args:
+        data: the dataset, or its length.
+        batch_size: samples per rank and batch, as of the DataLoader.
+        accumulation: batches per rank in an optimizer step.
+        seed: seed of the order; None: that of `spottrain.seed()`, else 0. A checkpoint's seed overrides it.
+        shuffle: whether each epoch has its own random order.
+        drop_last: leave out the last step of an epoch if it is smaller. Otherwise ranks without a batch in
+            that step repeat its first one: multiply the loss by `shares`.
+        world: rank and number of ranks; None: from the environment.
     """
 
     def __init__(
@@ -73,19 +75,19 @@ class Cursor:
             ranks=world.size,
         )
         self.position = Position()
-        end_at_exit()  # the workers of a DataLoader that was given `ignore_signals`
+        end_at_exit()  # for workers of a DataLoader with `worker_init_fn=ignore_signals`
         self.ahead = False
-        """Whether batches are drawn before they are used, so that a pass begins while the last step of the
-        epoch before is not done (`Loop.ahead`)."""
+        """Whether batches are drawn ahead (`Run.ahead`): a pass may begin before the last step of the epoch
+        before it is done."""
         self.counted = False
-        """Whether the loop counts its epochs by `position`: no pass may be left early then."""
+        """Whether the loop counts its epochs by `position`; then it must not leave a pass early."""
         self.ended: int | None = None
-        """The epoch whose pass has ended, which only a `Loader` knows: workers ask ahead."""
+        """The epoch whose pass has ended. Only `Loader` sets it: in a sampler the workers are ahead."""
         self._forget_passes()
 
     def _forget_passes(self) -> None:
         self._unused: Position | None = None
-        """Where the last pass began that was given out whole."""
+        """Start of the last pass that was yielded to its end."""
         self.begun: int | None = None
         """The epoch of the last pass."""
         self._empty = False
@@ -93,7 +95,11 @@ class Cursor:
         self.ended = None
 
     def advance(self, steps: int = 1) -> None:
-        """So many optimizer steps were done with what was given."""
+        """Moves the position by optimizer steps. Call it after each step, skipped ones included.
+
+        Args:
+            steps: optimizer steps done since the last call.
+        """
         for _ in range(steps):
             start = self._next
             after = self.plan.after(start)
@@ -111,19 +117,27 @@ class Cursor:
         return Position(self.position.epoch + 1, 0) if self.over else self.position
 
     def begin_epoch(self) -> None:
-        """Moves on from the end of an epoch: the loop has done all that belongs to it."""
+        """Moves on from the end of an epoch, once all work that belongs to it is done."""
         self.position, self._empty = self._next, False
 
     @property
     def shares(self) -> list[float]:
-        """Weight of each batch of this rank in the next step; over all ranks 1."""
+        """Weight of each batch of this rank in the next step; they add up to 1 over all ranks."""
         return self.plan.shares(self._next)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns plain values, the same on all ranks."""
         return self.plan.state(self.position)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Takes effect at the next pass. Raises CheckpointError."""
+        """Restores the position; takes effect at the next pass.
+
+        Args:
+            state: a state of `state_dict`; None: the checkpoint has none.
+
+        Raises:
+            CheckpointError: there is none, or the dataset had another size.
+        """
         self.plan, self.position = self.plan.resumed(state)
         self._forget_passes()
         self._empty = self.over
@@ -138,14 +152,18 @@ class Cursor:
         )
 
     def steps(self) -> Iterator[Step]:
-        """Begins a pass: from the position to the end of its epoch. Raises ConfigurationError."""
+        """Begins a pass: returns the steps from the position to the end of its epoch.
+
+        Raises:
+            ConfigurationError: `advance` was not called for the steps of the last pass.
+        """
         if self._empty:
             self._empty = False
             return iter(())
         self.begin_epoch()
         start = self.position
         if self.ahead and start.epoch == self.ended:
-            start = Position(start.epoch + 1, 0)  # the last step of the one before is still to be counted
+            start = Position(start.epoch + 1, 0)  # the last step before it is not counted yet
         else:
             self._require_used(start)
         self.begun = start.epoch
@@ -160,7 +178,7 @@ class Cursor:
                 self._unused = start
 
     def _require_used(self, start: Position) -> None:
-        """Raises ConfigurationError where samples would come twice, or epochs be counted wrongly."""
+        """Raises ConfigurationError if samples would come twice, or epochs would be miscounted."""
         if start == self._unused:
             raise ConfigurationError(
                 f"epoch {start.epoch} was given out from sample {start.sample} to its end, and nobody called "
@@ -187,19 +205,22 @@ class Cursor:
 
 
 class BatchSampler(Cursor, torch.utils.data.Sampler[list[int]]):
-    """This rank's batches, for `DataLoader(batch_sampler=...)`."""
+    """Yields this rank's batches, for `DataLoader(batch_sampler=...)`. Arguments: see `Cursor`."""
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps():
             yield from step.micro_batches
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Batches of this rank in a whole epoch."""
         return self.plan.micro_batches_per_epoch
 
 
 class Sampler(Cursor, torch.utils.data.Sampler[int]):
-    """This rank's samples, for `DataLoader(sampler=..., batch_size=...)` with the same batch size as here."""
+    """Yields this rank's samples, for `DataLoader(sampler=..., batch_size=...)` with the same batch size.
+
+    Arguments: see `Cursor`.
+    """
 
     def __iter__(self) -> Iterator[int]:
         for step in self.steps():
@@ -207,20 +228,20 @@ class Sampler(Cursor, torch.utils.data.Sampler[int]):
                 yield from samples
 
     def __len__(self) -> int:
-        """Samples of a whole epoch."""
+        """Samples of this rank in a whole epoch."""
         return self.plan.samples_per_epoch_here
 
 
 class _Requests(BatchSampler):
-    """The same batches, each with the seed to fetch it with.
+    """Yields the batches as fetch requests with seeds.
 
-    `next`: steps of the next pass, where they are not all that is left of the epoch.
+    `next`: steps of the next pass; None: the rest of the epoch.
     """
 
     next: Iterator[Step] | None = None
 
     def __iter__(self) -> Iterator[FetchRequest]:  # type: ignore[override]
-        """Takes its steps when first asked: with workers torch makes two iterators, and uses the second."""
+        """Takes its steps at the first `next()`: with workers torch makes two iterators, and uses one."""
         steps, self.next = self.next or self.steps(), None
         for step in steps:
             for samples in step.micro_batches:
@@ -228,10 +249,18 @@ class _Requests(BatchSampler):
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader that goes on where `advance` was told it is. Made by `loader`.
+    """A DataLoader with a position that can be saved; make one with `loader`.
 
-    With `num_workers="auto"` the first steps are fetched without workers and timed, and as many as they need
-    fetch the rest, from the step on at which that is known. The samples are the same.
+    With `num_workers="auto"` the first steps are fetched without workers and timed. Then as many workers as
+    needed fetch the rest. The samples do not depend on the number of workers.
+
+    Args:
+        dataset: map-style dataset.
+        requests: yields the fetch requests of a pass.
+        collate: makes a batch of a list of samples.
+        num_workers: loader processes, or "auto".
+        clock: returns seconds; must wait for the device.
+        options: further options of torch's DataLoader.
     """
 
     def __init__(
@@ -259,12 +288,12 @@ class Loader(DataLoader[Any]):
         self._room = Room(dataset, collate, name="the set", ranks=ranks, context=context)
         if isinstance(num_workers, str):
             self.num_workers = 0
-            self._timeout, self.timeout = self.timeout, 0.0  # torch takes none where there are no workers
+            self._timeout, self.timeout = self.timeout, 0.0  # torch refuses one without workers
             available = measuring.cores(local_ranks=ranks)
             self._trial = measuring.WorkerTrial(clock=clock, available=available)
 
     def __iter__(self) -> Any:
-        """Begins with the first batch, so that a position that is restored before that counts."""
+        """Reads the position at the first batch, so a restore after `iter()` still counts."""
         steps = self.requests.steps()
         if self.requests.over:
             return
@@ -272,7 +301,7 @@ class Loader(DataLoader[Any]):
         if self._trial is not None:
             yield from self._measured(self._trial, steps)
         else:
-            if getattr(self, "_iterator", None) is None:  # else its workers are there, their copies in use
+            if getattr(self, "_iterator", None) is None:  # else its workers already run
                 self._room.warn(self.num_workers)
             yield from self._pass(steps)
         self.requests.ended = epoch
@@ -283,8 +312,7 @@ class Loader(DataLoader[Any]):
             return end_at_exit(super().__iter__())
 
     def _measured(self, trial: measuring.WorkerTrial, steps: Iterator[Step]) -> Iterator[Any]:
-        """A pass without workers until the trial knows how many there should be. One may begin it, and the
-        next may end it."""
+        """A pass without workers until the trial knows how many to use. A trial may span passes."""
         asked, given = tee(steps)
         stream = self._pass(asked)
         for step in given:
@@ -293,7 +321,7 @@ class Loader(DataLoader[Any]):
                 found = self._room.most(found)
                 log.event("loader-workers", workers=found, **trial.figures)
                 self._trial, self.num_workers = None, found
-                del asked, stream  # else `given` keeps for them what it gives
+                del asked, stream  # else `tee` keeps all that `given` yields for them
                 self.timeout = self._timeout if found else 0.0
                 yield from self._pass(chain([step], given))
                 return
@@ -305,22 +333,24 @@ class Loader(DataLoader[Any]):
 
     @property
     def position(self) -> Position:
+        """Epoch and samples used of it, after the last `advance`."""
         return self.requests.position
 
     @property
     def shares(self) -> list[float]:
-        """See `BatchSampler.shares`."""
+        """Weight of each batch of this rank in the next step; they add up to 1 over all ranks."""
         return self.requests.shares
 
     def advance(self, steps: int = 1) -> None:
-        """So many optimizer steps were done with what was given."""
+        """Moves the position by `steps` optimizer steps. Call it after each step, skipped ones included."""
         self.requests.advance(steps)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns plain values, the same on all ranks."""
         return self.requests.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes effect at the next pass. Raises CheckpointError."""
+        """Restores the position; takes effect at the next pass. Raises CheckpointError."""
         self.requests.load_state_dict(state)
 
 
@@ -338,12 +368,30 @@ def loader(
     pin_memory: bool = False,
     **options: Any,
 ) -> Loader:
-    """A DataLoader over a map-style set whose position, order and augmentation survive an interruption.
+    """Makes a DataLoader whose position, order and augmentation survive an interruption.
 
-    Its workers ignore SIGTERM and SIGINT. num_workers: "auto": as many as the first steps show are needed, on
-    the cores and in the memory that this rank has. seed: None: what `spottrain.seed()` has set before, else
-    0; a checkpoint's own holds. options: further ones of torch's DataLoader; those about
-    workers are left out where there are none, and that is told.
+    Its workers ignore SIGTERM and SIGINT.
+
+    Args:
+        dataset: map-style dataset.
+        batch_size: samples per rank and batch.
+        accumulation: batches per rank in an optimizer step.
+        seed: seed of order and augmentation; None: that of `spottrain.seed()`, else 0. A checkpoint's seed
+            overrides it.
+        shuffle: whether each epoch has its own random order.
+        drop_last: leave out the last step of an epoch if it is smaller.
+        world: rank and number of ranks; None: from the environment.
+        collate: makes a batch of a list of samples; None: torch's `default_collate`.
+        num_workers: loader processes. "auto": as many as the first steps show are needed, limited by this
+            rank's cores and memory.
+        pin_memory: as of torch's DataLoader.
+        options: further options of torch's DataLoader. Worker options without workers are dropped and logged.
+
+    Returns:
+        A `Loader`, whose batches are this rank's.
+
+    Raises:
+        ConfigurationError: `num_workers` is a string other than "auto", or the sizes do not fit.
     """
     if isinstance(num_workers, str) and num_workers != AUTO:
         raise ConfigurationError(
@@ -375,7 +423,7 @@ def _order_seed() -> int:
 
 
 def _without_workers(options: dict[str, Any]) -> dict[str, Any]:
-    """torch refuses them there, and a manifest that sets no workers would end the run."""
+    """Drops and logs worker options: torch refuses them, and a manifest with 0 workers would end the run."""
     idle = [name for name in OF_WORKERS if options.get(name)]
     if idle:
         text = f"{', '.join(idle)} cannot act: num_workers is 0"

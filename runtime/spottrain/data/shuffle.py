@@ -1,8 +1,8 @@
-"""The order of an epoch's samples, by seed and epoch alone. Called by `plan`.
+"""Shuffles the samples of an epoch. The order depends on the seed and the epoch only.
 
-Up to `PERMUTED_WHOLE` samples it is torch's permutation: 8 bytes a sample and about 0.1 s per million, once
-an epoch. Above, only the places asked for are permuted: no memory, no start-up.
-Neither may change: checkpoints say only where in the order a run was.
+Up to `PERMUTED_WHOLE` samples it is `torch.randperm`: 8 bytes per sample and about 0.1 s per million, once
+per epoch. Above that, only the requested places are permuted, which needs no memory and no start-up time.
+Both algorithms must stay as they are: a checkpoint stores only the position in the order.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final
 import torch
 
 PERMUTED_WHOLE: Final = 2**24
-"""128 MiB and about a second, in every rank."""
+"""Samples. The permutation takes 128 MiB and about a second in every rank."""
 _STRIDE: Final = 1_000_003
 _ROUNDS: Final = 6
 _MULTIPLIER: Final = 0x2545F4914F6CDD1D
 _MASK: Final = 2**31 - 1
 
 Order = Callable[[int, int], torch.Tensor]
-"""(first, end): the numbers of the samples at these places of the epoch, int64."""
+"""(first, end) -> indices of the samples at these places of the epoch, int64."""
 
 
 def mix(seed: int, number: int) -> int:
-    """A seed for part `number` of what `seed` stands for, so that neighbouring seeds do not share parts."""
+    """Derives the seed of part `number` from `seed`. Neighbouring seeds do not share parts."""
     return (seed * _STRIDE + number) % 2**63
 
 
 def order(size: int, seed: int, *, whole: int = PERMUTED_WHOLE) -> Order:
-    """A permutation of `size` numbers. Never touches the global random state."""
+    """Returns a permutation of `size` indices. Does not touch the global random state."""
     if size > whole:
         return lambda first, end: _scattered(torch.arange(first, end), size, seed)
     permutation = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
@@ -41,10 +41,10 @@ def straight(size: int) -> Order:
 
 
 def _scattered(places: torch.Tensor, size: int, seed: int) -> torch.Tensor:
-    """Permutes 0..4**half-1, the least such range that holds `size`, and again what falls outside `size`.
+    """Permutes 0..4**half-1, the smallest such range that holds `size`; repeats for results >= `size`.
 
-    A place outside leads back inside in the end, because a permutation's cycles close; as the range is less
-    than four times `size`, after four rounds on average at most.
+    Each repetition ends, because the cycles of a permutation close. The range is less than four times
+    `size`, so at most four rounds are needed on average.
     """
     places = places[places < size]
     half = -(-(size - 1).bit_length() // 2)
@@ -56,7 +56,7 @@ def _scattered(places: torch.Tensor, size: int, seed: int) -> torch.Tensor:
 
 
 def _feistel(numbers: torch.Tensor, half: int, keys: list[int]) -> torch.Tensor:
-    """A bijection of numbers of 2 x half bits, whatever the round function is."""
+    """A Feistel network: a bijection on numbers of 2 x half bits for any round function."""
     left, right = numbers >> half, numbers & (2**half - 1)
     for key in keys:
         mixed = (right + key) * _MULTIPLIER  # wraps around, the same on every machine

@@ -1,4 +1,4 @@
-"""What `Trainer(train_set=...)` was given, as a `Source`. Called by `trainer`."""
+"""Makes a `Source` from the argument of `Trainer(train_set=...)`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def source(
     pin_memory: bool,
     prefetch_factor: int | None = None,
 ) -> Source:
-    """A map-style set with a loader of ours around it, or a loader that yields this rank's micro-batches.
+    """Returns `Batches` for a map-style dataset, `StreamBatches` for a loader of this rank's micro-batches.
 
-    Raises ConfigurationError, for sizes that do not fit too.
+    Raises ConfigurationError, also if the batch sizes do not divide evenly.
     """
     micro = micro_batch_size or max(batch_size // world.size, 1)
     if not hasattr(train_set, "__getitem__") and hasattr(train_set, "__iter__"):
@@ -67,7 +67,7 @@ def source(
 
 
 def size_of(dataset: Any, name: str) -> int:
-    """Samples of a map-style set. Raises ConfigurationError for anything else."""
+    """Returns the number of samples of a map-style dataset. Raises ConfigurationError for anything else."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigurationError(
             f"Trainer({name}=...) is a {type(dataset).__name__} without len() or [i]; give it a map-style "

@@ -1,18 +1,18 @@
-"""About how much memory one loader worker comes to hold of its own for the set. Called by `room`.
+"""Estimates how much memory one loader worker needs for its copy of the dataset.
 
 Workers are forked on Linux (torch's DataLoader takes Python's default: fork, and forkserver from Python 3.14
-on). A fork shares all memory until one side writes, and to read a Python object is to write its reference
-count: page by page each worker gets a copy of every str, tuple, dict and list item that samples come from.
-What has no reference counts inside stays shared: the buffers of numpy arrays and torch tensors, memory maps,
-Arrow tables. A spawned worker is sent the whole set, pickled, at once; torch's tensors alone go as shared
-memory. See the warning under "Multi-process data loading" in torch's documentation of torch.utils.data,
+on). A fork shares all memory until one side writes, and reading a Python object writes its reference count.
+So, page by page, each worker gets a copy of every str, tuple, dict and list item that samples come from.
+Memory without reference counts stays shared: buffers of numpy arrays and torch tensors, memory maps, Arrow
+tables. A spawned worker receives the whole dataset pickled; only torch tensors go through shared memory.
+See the warning under "Multi-process data loading" in torch's documentation of torch.utils.data,
 https://github.com/pytorch/pytorch/issues/13246 and its comment 905703662.
 
-To look at every object would take longer than an epoch. So of each container some items are looked at and
-taken for the rest; what several of them hold in common, such as keys or a vocabulary, is counted once, and so
-is what several large containers hold. The result is an estimate. It is too large where what many records
-refer to is in no large container, and too small where a set finds its samples in variables of a module, or
-keeps in memory what it has read.
+Visiting every object would take longer than an epoch. So some items of each container are sampled and stand
+for the rest. Objects that several items share, such as keys or a vocabulary, count once; so do objects in
+several large containers. The result is an estimate. It is too large if many records refer to objects that
+are in no large container. It is too small if the dataset finds its samples in module variables, or caches
+what it has read.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from spottrain.data.object_size import held as size_if_sent
 from spottrain.data.object_size import is_a, sent_otherwise, touched
 
 MOST: Final = 2048
-"""Items of one container that are looked at ..."""
+"""Items of one container that are sampled at most ..."""
 LEAST: Final = 4
+"""... and at least."""
 COMMON: Final = 512
-"""The least of a container that several records refer to, such as a vocabulary: there are few."""
+"""Items sampled at least of a container that several records share, such as a vocabulary."""
 TOGETHER: Final = 16384
-"""... as long as those of all containers beside it are no more than this."""
+"""Items sampled at most of all containers of a level together."""
 OBJECTS: Final = 40_000
-"""After so many what is met is not entered, and after twice as many nothing is: half a second."""
+"""After this many objects, new ones are not entered; after twice as many, none is. Takes half a second."""
 PASSED_OVER: Final = (
     type,
     types.ModuleType,
@@ -50,46 +51,49 @@ PASSED_OVER: Final = (
     types.GeneratorType,
     weakref.ref,
 )
-"""What leads to the whole interpreter, which is no part of the set."""
+"""Types that are skipped, because they lead to the whole interpreter."""
 ROWS: Final = (list, tuple)
 LOOSE: Final = (set, frozenset, deque)
-"""What has no place by number that is quickly reached."""
+"""Containers without fast access by index."""
 GONE_THROUGH: Final = 8_000_000
-"""Items of large containers that are asked in all whether they are one that was met elsewhere: 0.3 s."""
+"""Items of large containers that are compared, in total, with objects met elsewhere: 0.3 s."""
 DEEP: Final = 30
-"""Containers in containers from which on it is not kept who else refers to what is in them."""
+"""Nesting depth from which on references from elsewhere are not tracked."""
 OURS: Final = 2
-"""References to an object while it is asked how many there are."""
+"""References to an object that this module itself holds while it counts them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """Of one worker."""
+    """Estimated size of one worker's copy."""
 
     bytes: int
-    """The most likely."""
+    """The most likely size."""
     least: int
-    """So much at least: where what several records refer to cannot be told from what others of the script do,
-    this takes it for the former."""
+    """Lower bound. References from elsewhere in the script look like references from other records; here
+    they count as the latter, so that the object is shared."""
     method: str
     """How the worker is started: fork, forkserver or spawn."""
     whole: bool = True
-    """False: there were too many different objects to look at, or some that say themselves what a worker is
-    sent, so it is at least this."""
+    """False: there were too many objects to visit, or classes that customise pickling. Then `bytes` is a
+    lower bound."""
 
 
 def start_method(context: Any = None) -> str:
-    """Of workers; context: of the DataLoader. To ask without `allow_none` would settle it for the script."""
+    """Returns how workers are started. Asking without `allow_none` would fix the method for the script.
+
+    context: the DataLoader's `multiprocessing_context`.
+    """
     if context is not None:
         return context if isinstance(context, str) else str(context.get_start_method())
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def copy_of(*held: Any, method: str) -> Copy:
-    """held: the set, its collate function. Reads no sample and calls nothing of the set."""
+    """Estimates the copy of `held`, the dataset and its collate function. Runs no code of the dataset."""
     walk = _Walk(forked=method == "fork")
     collects = gc.isenabled()
-    gc.disable()  # else so many new objects have it go through the whole set, for a second or more
+    gc.disable()  # else the many new objects trigger a collection over the whole dataset, a second or more
     try:
         walk.go(held)
         most, least = walk.bytes()
@@ -103,32 +107,32 @@ def copy_of(*held: Any, method: str) -> Copy:
 # --- inside -------------------------------------------------------------------------------------------
 @dataclass(eq=False, slots=True)
 class _Item:
-    """One of the items of `container` that are looked at, each of which stands for `times` of them."""
+    """A sampled item of `container`, which stands for `times` of its items."""
 
     container: _Node | None = None
-    """None: the root, which is what the worker is given."""
+    """None: the root, that is, what the worker gets."""
     times: float = 1.0
     share: float = 1.0
-    """Of what it stands for, the part that is its own if all other references to it are of the set, too."""
+    """Part of its size that is its own, if all other references to it come from the dataset too."""
 
     @property
     def above(self) -> _Item | None:
-        """That which the container is in: by the container, for it may turn out to be shared itself."""
+        """The item that contains the container. Looked up each time: the container may become shared."""
         return None if self.container is None else self.container.of
 
     @property
     def weight(self) -> float:
-        """Times that what is found below counts."""
+        """How many times objects below this item count."""
         return self.times if self.above is None else self.times * self.above.weight
 
     @property
     def least(self) -> float:
-        """The same where what may be shared is."""
+        """Like `weight`, if everything that may be shared is shared."""
         return self.times * self.share * (1.0 if self.above is None else self.above.least)
 
     @property
     def path(self) -> list[_Item]:
-        """From the root to this one."""
+        """The items from the root to this one."""
         found, item = [self], self.above
         while item is not None:
             found.append(item)
@@ -137,13 +141,13 @@ class _Item:
 
 
 _ELSEWHERE: Final = _Item(times=0.0)
-"""Of what is counted with a large container that holds it as well."""
+"""Marks objects that are counted in another, large container that also holds them."""
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
     value: Any
-    """Kept, because the number of an object is its own only while it lives."""
+    """Kept alive, because an `id` is unique only during the object's lifetime."""
     size: int
     of: _Item
     inside: list[_Node] = field(default_factory=list)
@@ -155,7 +159,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Large:
-    """A container that is reached without a choice, and of whose items some are chosen."""
+    """A container that is reached without sampling, but whose own items are sampled."""
 
     node: _Node
     size: int
@@ -163,12 +167,12 @@ class _Large:
 
 
 class _Walk:
-    """Through what can be reached from the set: first to all large containers, then level by level into
-    those of their items that are chosen.
+    """Walks through the objects that are reachable from the dataset, breadth first.
 
-    Two large ones often hold the same objects (an index of the records by something), and so does what is in
-    the records. What is chosen is therefore looked for in all large ones, and counts by its chance to be
-    chosen in any of them; what is met further below and is in a large one is counted there.
+    First it finds all large containers, then it goes level by level into sampled items of them. Two large
+    containers often hold the same objects, such as an index of the records. So a sampled object is searched
+    for in all of them, and weighted by its chance to be sampled in any. An object that is met deeper, and is
+    also in a large container, is counted there.
     """
 
     def __init__(self, *, forked: bool) -> None:
@@ -176,23 +180,23 @@ class _Walk:
         self._forked = forked
         self._size = touched if forked else size_if_sent
         self._nodes: dict[int, _Node] = {}
-        self._random = random.Random(0)  # its own: the training's must not be touched
+        self._random = random.Random(0)  # not the global one, which the training uses
         self._root = _Node(None, 0, _Item())
         self._large: list[_Large] = []
         self._parts: list[float] = []
-        """Of the items of each large one those that were chosen; empty before the choice."""
+        """Share of the items that were sampled, for each large container; empty before `_choose`."""
         self._level: list[tuple[_Node, int]] = []
         self._fresh: list[tuple[_Node, _Node]] = []
-        """First met on this level, each with what it was met in."""
+        """Objects first met on this level, each with the node it was met in."""
         self._left = GONE_THROUGH
 
     def bytes(self) -> tuple[float, float]:
-        """The most likely, the least."""
+        """Returns the most likely size and the lower bound."""
         counted = [(node.size, node.of) for node in self._nodes.values()]
         return sum(size * of.weight for size, of in counted), sum(size * of.least for size, of in counted)
 
     def let_go(self) -> None:
-        """Of the set, at once: what is in a circle waits for the collector, and would be a reference more."""
+        """Drops all references to the dataset now: cycles would keep them until the next collection."""
         for node in (self._root, *self._nodes.values()):
             node.inside.clear()
 
@@ -212,7 +216,7 @@ class _Walk:
                 self._settle()
 
     def _choose(self) -> None:
-        """Some items of each large container: of the larger ones more."""
+        """Samples items of each large container, more of the larger ones."""
         whole, self._fresh = sum(each.size for each in self._large), []
         counts = [max(LEAST, min(each.most, TOGETHER * each.size // whole)) for each in self._large]
         for each, count in zip(self._large, counts, strict=True):
@@ -221,7 +225,7 @@ class _Walk:
         self._settle()
 
     def _meet(self, value: Any, inside: _Node, of: _Item, beside: int) -> None:
-        """beside: how many were met on this level for one of the set."""
+        """Registers `value`. beside: number of objects on its level, an estimate."""
         if issubclass(type(value), PASSED_OVER):
             return
         known = self._nodes.get(id(value))
@@ -252,7 +256,7 @@ class _Walk:
             self._take(node, count, beside * min(size, count))
 
     def _take(self, node: _Node, count: int, beside: int) -> bool:
-        """Whether there was time left for it."""
+        """Meets at most `count` items of `node`. Returns False if the limit of objects is reached."""
         if len(self._nodes) > 2 * OBJECTS:
             self.whole = self.whole and not _holds(node.value)
             return False
@@ -279,7 +283,7 @@ class _Walk:
                 node.of = _Item(inside, share=1 / node.references)
 
     def _missed(self, nodes: list[_Node]) -> dict[int, float] | None:
-        """The chance of each to be chosen in no large container; None where to look would take too long."""
+        """Returns each object's chance to be sampled in no large container; None if that takes too long."""
         whole = sum(each.size for each in self._large)
         if not nodes or whole > self._left:
             return None
@@ -292,19 +296,19 @@ class _Walk:
 
 
 def _again(node: _Node, of: _Item) -> None:
-    """What is met from two items of a container belongs to the container; so does what is in it."""
+    """Moves an object that two items of a container share to the container, with all that it contains."""
     waiting = [(node, of)]
     while waiting:
         node, of = waiting.pop()
         common = _common(node.of, of)
         if common is not node.of:
             node.of = common
-            # Those that stand for others in it follow by themselves: see `_Item.above`.
+            # Sampled items in it follow by themselves: see `_Item.above`.
             waiting += [(child, common) for child in node.inside if child.of.container is not node]
 
 
 def _common(one: _Item, other: _Item) -> _Item:
-    """Where something belongs that was met in both."""
+    """Returns the item that an object met in both belongs to."""
     if one is other or one is _ELSEWHERE:
         return one
     first, second = one.path, other.path
@@ -317,13 +321,13 @@ def _common(one: _Item, other: _Item) -> _Item:
 
 
 def _looked_at(value: Any, count: int, chance: random.Random) -> tuple[Sequence[Any], int]:
-    """At most `count` of what is in `value`, and how many there are."""
+    """Samples at most `count` items of `value`. Returns them and the number of all items."""
     size, items = _inside(value)
     if size <= count:
         return list(items), size
     places = sorted(
         chance.sample(range(size), count)
-    )  # each is as likely: not always the same field of a record
+    )  # uniform: a stride could always hit the same field of a record
     if hasattr(items, "__getitem__"):
         return [items[place] for place in places], size
     found: list[Any] = []
@@ -335,7 +339,7 @@ def _looked_at(value: Any, count: int, chance: random.Random) -> tuple[Sequence[
 
 
 def _inside(value: Any) -> tuple[int, Any]:
-    """How much is in `value`, and what. Methods of a subclass are not called."""
+    """Returns the number of items of `value`, and the items. Calls no methods of a subclass."""
     kind = type(value)
     if kind in ROWS:
         return len(value), value
@@ -352,11 +356,11 @@ def _inside(value: Any) -> tuple[int, Any]:
 
 
 def _referents(value: Any) -> list[Any]:
-    if isinstance(value, types.FunctionType):  # not its module's variables
+    if isinstance(value, types.FunctionType):  # not the variables of its module
         return [*(value.__closure__ or ()), *(value.__defaults__ or ())]
     return gc.get_referents(value) if gc.is_tracked(value) else []
 
 
 def _holds(value: Any) -> bool:
-    """Whether there may be more in it. The collector lets go of tuples and dicts of plain values."""
+    """Whether `value` may contain objects. The collector untracks tuples and dicts of plain values."""
     return isinstance(value, tuple | dict) or gc.is_tracked(value)

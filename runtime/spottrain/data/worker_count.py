@@ -1,9 +1,8 @@
-"""How many loader processes a rank needs, by what is measured and what the machine has. Called by `batches`.
+"""Finds how many loader processes a rank needs, from measured times and the available cores.
 
-A convention (4, or the number of cores) is wrong on most machines: one core of work that feeds the step just
-in time is enough, and each worker more holds memory. So the first steps are fetched without workers, their
-fetching and the rest of the step are timed, by a clock that waits for the GPU, and as many workers as the
-fetching needs are started then.
+A fixed number (4, or the number of cores) is wrong on most machines. Workers only have to keep up with the
+step, and each extra one takes memory. So the first steps run without workers, and fetching and the rest of
+the step are timed, with a clock that waits for the GPU. Then the workers that fetching needs are started.
 """
 
 from __future__ import annotations
@@ -17,22 +16,23 @@ from typing import Final
 from spottrain.core import container
 
 TRIAL_STEPS: Final = 5
-"""Steps that are timed; the first is not one of them: it compiles, and opens files."""
+"""Timed steps. The first step is not among them: it compiles and opens files."""
 HEADROOM: Final = 1.25
-"""Some samples take longer than others."""
+"""Factor on the measured fetch time: some samples take longer than others."""
 NEGLIGIBLE: Final = 0.02
-"""Share of a step below which fetching in the training process is no loss worth a process."""
+"""Share of a step below which fetching is cheap enough for the training process itself."""
 
 
 def cores(cgroups: Path = container.CGROUPS, local_ranks: int = 1) -> float:
-    """CPU cores that this rank may use, of those that the pod's ranks share."""
+    """Returns the CPU cores for this rank: the container's cores, divided by its `local_ranks`."""
     return container.cores(cgroups) / max(local_ranks, 1)
 
 
 def needed(fetch_seconds: float, other_seconds: float, available: float) -> int:
-    """Workers that keep up with a step: `fetch_seconds` of one core's work in each `other_seconds`.
+    """Returns how many workers keep up with a step.
 
-    available: cores. One is left to the training process, which launches kernels and must not wait for one.
+    fetch_seconds: one core's work to fetch a step. other_seconds: the rest of the step.
+    available: cores. One is kept for the training process, which launches kernels and must not wait.
     """
     if fetch_seconds <= NEGLIGIBLE * (fetch_seconds + other_seconds):
         return 0
@@ -42,14 +42,14 @@ def needed(fetch_seconds: float, other_seconds: float, available: float) -> int:
 
 @dataclass(kw_only=True, slots=True)
 class WorkerTrial:
-    """Times the first steps, and says how many workers there should be from then on."""
+    """Times the first steps, then returns the number of workers to use."""
 
     clock: Callable[[], float]
     available: float
     steps: int = TRIAL_STEPS
     fetched: list[float] = field(default_factory=list)
     lasted: list[float] = field(default_factory=list)
-    """Seconds of each step from its first fetch to the next step's, its fetching included."""
+    """Seconds from the first fetch of a step to the first fetch of the next one."""
     _began: float | None = None
     _fetching: float = 0.0
 
@@ -57,7 +57,7 @@ class WorkerTrial:
         self._fetching += seconds
 
     def step(self) -> int | None:
-        """Called where a step begins. The number of workers once it is known."""
+        """Marks the begin of a step. Returns the number of workers once it is known, else None."""
         now = self.clock()
         if self._began is not None:
             self.fetched.append(self._fetching)
@@ -70,7 +70,7 @@ class WorkerTrial:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For a log line."""
+        """Median seconds of fetching and of a whole step, and the cores, for a log line."""
         return {"fetch": _middle(self.fetched[1:]), "step": _middle(self.lasted[1:]), "cores": self.available}
 
 

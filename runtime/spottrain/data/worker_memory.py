@@ -1,8 +1,7 @@
-"""Whether the copies of the set in the loader workers fit into memory: `Room`. Asked before workers start, by
-`batches`, `stream`, `sampler` and, through `parts`, for the evaluation.
+"""`Room`: checks, before loader workers start, whether their copies of the dataset fit into memory.
 
-What a copy takes is estimated (`copies`), and what is left is read from the cgroup, so the words say "about".
-What the workers then really hold is measured while they run: `diagnosis.loadermemory`.
+The size of a copy is estimated (`worker_copies`), and free memory is read from the cgroup, so messages say
+"about". `diagnostics.loader_memory` measures the workers' real memory while they run.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from spottrain.core.container import ContainerMemory, gib, memory_here
 from spottrain.data.worker_copies import Copy, copy_of, start_method
 
 FORKED: Final = 20 * 2**20
-"""Bytes of a worker's own, whatever the set is: measured 13 to 18 MiB (torch 2.15, Python 3.11)."""
+"""Bytes of a forked worker without the dataset: measured 13 to 18 MiB (torch 2.15, Python 3.11)."""
 STARTED: Final = 300 * 2**20
-"""The same of one that is started anew and imports torch: measured 294 MiB, without the script's imports."""
+"""Bytes of a spawned worker, which imports torch: measured 294 MiB, without the script's imports."""
 CERTAIN: Final = 0.9
-"""Of the estimate: where the least is less, both are told."""
+"""If the lower bound is less than this share of the estimate, the message shows both."""
 KEEP: Final = "keep the samples in one numpy array or torch tensor, a memory map or an Arrow table"
-"""The way out where workers are forked: what has no reference counts is not copied."""
+"""Fix for forked workers: memory without reference counts is not copied."""
 KEEP_SENT: Final = "keep the samples in one torch tensor, or have each worker open the files itself"
-"""The same where each is sent the set."""
+"""Fix for spawned workers, each of which is sent the dataset."""
 
 
 class Room:
-    """For the workers of one loader. Estimates once, when it is first asked; tells once.
+    """Memory check for the workers of one loader. Estimates once, at the first question; logs once.
 
-    held: the set, and its collate function. name: of the set, in what is told. ranks: of this container,
-    which share its memory and do the same. context: how workers are started, as the DataLoader was told.
-    memory: how much there is; None: as cgroups and the machine say.
+    held: the dataset and its collate function. name: of the dataset, for messages. ranks: ranks in this
+    container, which share its memory. context: the DataLoader's `multiprocessing_context`.
+    memory: returns the container's memory; None: as cgroups and the machine say.
     """
 
     def __init__(
@@ -48,16 +47,16 @@ class Room:
         self._told = False
 
     def most(self, wanted: int) -> int:
-        """As many of the `wanted` workers as fit, 0 included; for where nobody has given a number."""
+        """Returns how many of the `wanted` workers fit, maybe 0. For `workers="auto"`."""
         found = self._known(wanted)
         if found is None or wanted <= (fit := self._fit(found, self._least)):
-            return wanted  # that it is less than the least is certain, that it is less than the rest is not
+            return wanted  # reduced only if even the lower bound does not fit
         what = "no loader worker" if fit == 0 else f"{fit} loader worker(s)"
         self._tell(f"{what} instead of {wanted}: {self._why(wanted, found)}; {self._fix(wanted, found)}")
         return fit
 
     def warn(self, workers: int) -> None:
-        """A given number is kept; where it does not fit, what will happen is told."""
+        """Logs an advice if `workers` do not fit. For a given number, which is kept."""
         found = self._known(workers)
         if found is None or workers <= (fit := self._fit(found, self._each)):
             return
@@ -68,7 +67,7 @@ class Room:
 
     # --- inside -------------------------------------------------------------------------------------
     def _known(self, workers: int) -> ContainerMemory | None:
-        """What memory there is; None where nothing is to be held against it."""
+        """Returns the container's memory; None if there is nothing to check."""
         if workers < 1:
             return None
         found = self._memory()
@@ -77,7 +76,7 @@ class Room:
             return None
         try:
             self._copy = self._copy or copy_of(*self._held, method=start_method(self._context))
-        except Exception as error:  # of a class that answers for itself: no training is to end by it
+        except Exception as error:  # from a class of the script: it must not end the training
             self._give_up(f"{type(error).__name__}: {error}")
             return None
         return found
@@ -89,13 +88,13 @@ class Room:
 
     @property
     def _each(self) -> int:
-        """Bytes of one worker."""
+        """Estimated bytes of one worker."""
         assert self._copy is not None
         return self._copy.bytes + (FORKED if self._forked else STARTED)
 
     @property
     def _least(self) -> int:
-        """The same, if what may be held in common is."""
+        """Lower bound of the bytes of one worker: objects that may be shared count as shared."""
         assert self._copy is not None
         return self._each - self._copy.bytes + self._copy.least
 

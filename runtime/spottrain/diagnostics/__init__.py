@@ -1,14 +1,14 @@
-"""Finds out what is slow: where each step's time goes, what limits it, and what to change.
+"""Finds what slows training: where each step's time goes, what limits it, and which setting to change.
 
     step_timer (marks around the phases of a step) -> Shares ------+
     flops (one counted step) -> Work -> hardware -> Roofline ------+-> bottleneck.diagnose -> Verdict
-    gpu_monitor, recompilations, rank_times (further facts) -------+
+    gpu_monitor, rank_times, techniques.recompilations ------------+
     loop_watch: all of that for one loop
-    profiler: a profile of some steps, when asked for
+    profiler: a torch.profiler trace of some steps, if requested
 
     from spottrain.diagnostics import Profiler, Watch
 
-Each can be used alone in a custom loop; names are loaded on first use.
+Each works alone in a custom loop. Names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is measured beside a loop that is not `Trainer`'s, and marks no phases. Made by it and the callbacks.
+"""`Beside`: diagnostics for a custom loop without phase marks.
 
-A profile if one is asked for, how busy the GPU is, and what the loader workers hold. What binds the training
-is told by `diagnosis.Watch` alone, which a loop must be marked for; `Trainer`'s is, by `watch`.
+It covers a profile if requested, GPU utilisation, and the memory of the loader workers. It finds no
+bottleneck: that needs `diagnostics.Watch`, with marks in the loop.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from spottrain.lifecycle.worker_signals import worker_pids
 
 
 class Beside:
-    """Of an attempt that goes on after step `start`. total_steps: None where nobody knows.
+    """Monitors an attempt that resumes after step `start`. `total_steps`: None if unknown.
 
-    Raises ConfigurationError where the profile's window ends after the run.
+    Raises ConfigurationError if the profile's window ends after the run.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class Beside:
         self._memory = watched(session.world, session.board, worker_pids)
 
     def step(self) -> None:
-        """After each optimizer step."""
+        """Counts an optimizer step."""
         self._profiler.step()
 
     def close(self) -> None:
-        """At the end of the loop, however it came; what the profile has made is stored then."""
+        """Ends all monitors, and waits until the profile is stored."""
         if self._memory is not None:
             self._memory.close()
         self._sampler.close()

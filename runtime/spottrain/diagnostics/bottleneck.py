@@ -1,13 +1,11 @@
-"""From measured facts to what binds the training, in a sentence, with the setting that mends it. Pure.
+"""Finds the bottleneck from measurements, and the setting that removes it. Pure functions.
 
-Called by the loop at its lines, by `profiling` and by the benchmark. The order is that of the advice "Always
-fix the slowest part of the pipeline first: data → memory → compute" (seed 002): first what keeps the device
-from having any work (data, and the like: a straggler, communication, checkpoints, compilations), and only
-where nothing of that takes STALL of the time, what binds the work itself (memory bandwidth, launches,
-compute).
+The order follows "Always fix the slowest part of the pipeline first: data → memory → compute". First comes
+what leaves the device without work: data, a straggler, communication, checkpoints, compilations. If none of
+them takes STALL of the time, a roofline model decides: memory bandwidth, launches or compute.
 
-A gain is the greatest that the fix can bring, as a share: 0.5 means half as many steps again per second.
-`reckoning` says how it was come by. It is arithmetic on what was measured, not a promise.
+A gain is an upper bound, as a share: 0.5 means 50 % more steps per second. `reckoning` says how it was
+calculated from the measurements.
 """
 
 from __future__ import annotations
@@ -25,26 +23,28 @@ from spottrain.diagnostics.recommendations import InUse as InUse
 from spottrain.diagnostics.step_timer import Shares
 
 LOW: Final = 0.70
-"""Utilisation under which the loader, and not the arithmetic, may want fixing."""
+"""Utilisation below which the loader may be the problem rather than the arithmetic."""
 WISH: Final = 0.80
-"""Utilisation to wish for."""
+"""Target utilisation."""
 STALL: Final = 0.15
-"""Share of the time from which on a stall is worth a verdict of its own."""
+"""Least share of the time of a stall that gets its own verdict."""
 LATE: Final = 0.15
-"""Of the other ranks' step, from which on a rank that is slower is a straggler."""
+"""A rank is a straggler if it is slower by at least this share of the other ranks' step."""
 RECOMPILED: Final = 3
-"""Compilations in the window, after the first steps, from which on shapes do not settle."""
+"""Compilations in a window after the first steps that show that shapes keep changing."""
 CHECKPOINT_GOAL: Final = 0.01
 """Share of the time that saves may take."""
 LEAST: Final = 1.0
-"""Seconds of a window. In a shorter one a single turn that another process takes looks like a stall."""
+"""Least seconds of a window. In a shorter one, a time slice of another process looks like a stall."""
 SWING: Final = 0.6
-"""`swing` from which on a GPU is either idle or full, and seldom between."""
+"""`swing` above which a GPU alternates between idle and full."""
 FULL: Final = 0.9
+"""Utilisation above which a GPU counts as full."""
 MEMORY_BUSY, MEMORY_QUIET = 0.8, 0.5
-"""Share of the time that the memory is in use, from and up to which it tells what binds a full GPU."""
+"""A full GPU is memory-bound if its memory is in use for at least the first share, compute-bound up to the
+second; between them there is no verdict."""
 EXPLAINED: Final = 0.5
-"""Of a compiled step, the share that its products must take to be what binds it."""
+"""Least share of a compiled step that its matrix products must take for a verdict on the work itself."""
 
 
 class Name(StrEnum):
@@ -60,28 +60,38 @@ class Name(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
-    """What was measured of one rank in one window of steps, and of the others' steps."""
+    """Measurements of one rank in a window of steps, and step times of all ranks."""
 
     shares: Shares
     roofline: Roofline | None = None
-    """Of one optimizer step."""
+    """Roofline of one optimizer step."""
     products: Roofline | None = None
-    """The same of its matrix products alone, which torch.compile cannot do away with."""
+    """Roofline of its matrix products alone, which torch.compile cannot fuse away."""
     compilations: int = 0
-    """In the window, which begins after the first steps."""
+    """Compilations in the window, which begins after the first steps."""
     compile_seconds: float = 0.0
-    """Of the window."""
+    """Seconds of compilation in the window."""
     ranks: tuple[Rank, ...] = ()
     busy: tuple[float, ...] = ()
-    """Samples of the GPU's utilisation, of 1."""
+    """Samples of GPU utilisation, from 0 to 1."""
     bandwidth: tuple[float, ...] = ()
-    """Of the time in which its memory was read or written, of 1."""
+    """Samples of the share of the time in which GPU memory was read or written, from 0 to 1."""
     mfu: float | None = None
     use: InUse = field(default_factory=InUse)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
+    """A bottleneck and its fix.
+
+    Attributes:
+        name: the kind of bottleneck.
+        sentence: what was measured.
+        fix: what to change.
+        gain: upper bound of the speed-up, as a share: 0.5 means 50 % more steps per second.
+        reckoning: how the gain was calculated.
+    """
+
     name: Name
     sentence: str
     fix: str
@@ -90,18 +100,26 @@ class Verdict:
 
     @property
     def text(self) -> str:
+        """The whole verdict, for a log line."""
         return f"{self.name}: {self.sentence} {self.fix} Gain: at most {self.gain:.0%} ({self.reckoning})."
 
 
 def diagnose(facts: Measurements) -> Verdict | None:
-    """None where there is nothing to judge by: under LEAST, or neither a stall, a roofline nor samples."""
+    """Returns the bottleneck that the measurements show.
+
+    Args:
+        facts: measurements of one window.
+
+    Returns:
+        None if the window is shorter than LEAST seconds, or without a stall, a roofline and GPU samples.
+    """
     if facts.shares.seconds.total < LEAST:
         return None
     return _straggler(facts) or _stalled(facts) or _unsplit(facts) or _bound(facts) or _by_samples(facts)
 
 
 def advice(facts: Measurements) -> str:
-    """One sentence on utilisation, to be said first; empty where it is at WISH or above, or not known."""
+    """Returns a sentence on utilisation; "" if it is at least WISH, or unknown."""
     busy = statistics.fmean(facts.busy) if facts.busy else facts.shares.utilisation
     if not facts.shares.steps:
         return ""
@@ -109,7 +127,7 @@ def advice(facts: Measurements) -> str:
 
 
 def utilised(busy: float, waits: float) -> str:
-    """The same of two shares of the time: the device's utilisation, and what is waited for data."""
+    """Returns the same from two shares of the time: utilisation `busy`, and data wait `waits` (0 to 1)."""
     if busy >= WISH:
         return ""
     if busy >= LOW:
@@ -121,14 +139,14 @@ def utilised(busy: float, waits: float) -> str:
 
 
 def swing(samples: tuple[float, ...]) -> float:
-    """Of utilisation: 0 for a steady one, 1 for one that is always at 0 or 1, half of the time each.
+    """Returns how much utilisation varies: 0 if steady, 1 if it is 0 and 1 for half of the time each.
 
-    Twice the standard deviation; 0 for fewer than four samples.
+    It is twice the standard deviation; 0 for fewer than four samples.
     """
     return min(1.0, 2 * statistics.pstdev(samples)) if len(samples) >= 4 else 0.0
 
 
-# --- what keeps the device from its work ------------------------------------------------------------
+# --- the device has no work -------------------------------------------------------------------------
 def _straggler(facts: Measurements) -> Verdict | None:
     if len(facts.ranks) < 2:
         return None
@@ -137,11 +155,11 @@ def _straggler(facts: Measurements) -> Verdict | None:
     rest = [each for number, each in enumerate(facts.ranks) if number != slowest]
     others = statistics.median(
         each.own for each in rest
-    )  # without it: of two, it would be half of the median
+    )  # without the slowest, which would be half of a median of two
     waits = statistics.median(each.communication for each in rest)
     late = rank.own - others
     if late < LATE * (others + waits) or late < 0.5 * waits:
-        return None  # as late as any, or what they wait for is something else
+        return None  # not late enough, or the others wait for something else
     for_data = rank.data - statistics.median(each.data for each in rest)
     if for_data > 0.5 * late:
         fix = recommendations.of_slow_rank(facts.use, slowest)
@@ -161,7 +179,7 @@ def _straggler(facts: Measurements) -> Verdict | None:
 
 
 def _stalled(facts: Measurements) -> Verdict | None:
-    """The greatest stall, where it is worth it; of equal ones the first of this order."""
+    """Returns a verdict on the greatest stall of at least STALL; the first in this order of equal ones."""
     share = facts.shares.share
     total = facts.shares.seconds.total
     compiling = min(1.0, facts.compile_seconds / total) if total > 0 else 0.0
@@ -254,9 +272,9 @@ def _recompiling(facts: Measurements, size: float) -> Verdict:
     )
 
 
-# --- what binds the work itself ---------------------------------------------------------------------
+# --- the work itself is the limit -------------------------------------------------------------------
 def _unsplit(facts: Measurements) -> Verdict | None:
-    """A loop that marks no data wait, on a GPU that is idle and full by turns."""
+    """Verdict for a loop without a marked data wait, on a GPU that alternates between idle and full."""
     if facts.shares.share("data") > 0 or swing(facts.busy) < SWING:
         return None
     idle = 1 - statistics.fmean(facts.busy)
@@ -270,12 +288,12 @@ def _unsplit(facts: Measurements) -> Verdict | None:
 
 
 def _roof(facts: Measurements) -> Roofline | None:
-    """What is counted is the model before torch.compile, which does away with launches and bytes."""
+    """Roofline to use: counts are of the uncompiled model, and torch.compile removes launches and bytes."""
     return facts.products if facts.use.compile else facts.roofline
 
 
 def _explained(facts: Measurements) -> float:
-    """Share of the time of compute that the machine's limits account for; may be over 1."""
+    """Share of compute time that the machine's limits explain; may exceed 1."""
     roof, computing = _roof(facts), facts.shares.seconds.compute / max(1, facts.shares.steps)
     return roof.total / computing if roof is not None and computing > 0 else 0.0
 
@@ -325,7 +343,7 @@ def _compute(facts: Measurements, size: float, part: float) -> Verdict:
 
 
 def _by_samples(facts: Measurements) -> Verdict | None:
-    """Without a roofline: a full GPU moves bytes, or has its memory idle and does arithmetic."""
+    """Verdict without a roofline: a full GPU is limited by memory, or, if that is idle, by arithmetic."""
     if not (facts.busy and facts.bandwidth) or statistics.fmean(facts.busy) < FULL:
         return None
     moving = statistics.fmean(facts.bandwidth)
@@ -342,7 +360,7 @@ def _by_samples(facts: Measurements) -> Verdict | None:
 
 
 def _achieved(facts: Measurements) -> str:
-    """How near the work comes to what the machine can do; far from it, something else is in the way too."""
+    """How close the work comes to the machine's limits; far from them, something else limits it too."""
     words = [] if facts.mfu is None else [f"MFU {facts.mfu:.0%}"]
     if explained := _explained(facts):
         words.append(f"the machine's limits explain {explained:.0%} of its time")

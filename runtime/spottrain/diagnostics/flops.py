@@ -1,14 +1,12 @@
-"""How much work a step is: floating-point operations, bytes, launches; and from that MFU and a roofline.
-
-Called by the loop, which counts one real step:
+"""Counts the work of a step: floating-point operations, bytes and launches; from them MFU and a roofline.
 
     with counted(machine(device, "fp32")) as work:
         ...the whole step: forward, backward, optimizer...
     mfu(work, seconds_of_a_step, device)
 
-What is counted is what PyTorch dispatches, so it holds for any model. The formulas are those of torch's
-FlopCounterMode (`torch.utils.flop_counter.flop_registry`); that class itself hooks every module of the
-process, at which torch 2.15 warns for compiled ones, and does not tell bytes.
+It counts operations that PyTorch dispatches, so it works for any model. The formulas are those of torch's
+FlopCounterMode (`torch.utils.flop_counter.flop_registry`). That class itself counts no bytes, and hooks
+every module of the process, for which torch 2.15 warns with compiled ones.
 """
 
 from __future__ import annotations
@@ -30,30 +28,30 @@ _NO_WRITES: Final = {"empty", "empty_like", "empty_strided", "new_empty", "new_e
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """Of what was counted, usually one optimizer step of one rank."""
+    """Counted work, usually of one optimizer step of one rank."""
 
     flops: int = 0
-    """Of the model: without what activation checkpointing computes again, so MFU is no better for it."""
+    """FLOPs of the model, without recomputation by activation checkpointing, which must not raise MFU."""
     recomputed: int = 0
-    """FLOPs of that."""
+    """FLOPs of that recomputation."""
     formats: dict[str, int] = field(default_factory=dict)
-    """`flops` by number format: autocast may compute in another one than the weights have."""
+    """`flops` by number format: autocast may use another one than the weights have."""
     bytes: int = 0
-    """Read and written, if each operation had to fetch what it needs: an upper bound of the memory's."""
+    """Bytes read and written if nothing were cached: an upper bound of the memory traffic."""
     launches: int = 0
     """Operations that Python dispatched, views included; on a GPU the kernels are somewhat fewer."""
     roofline: Roofline | None = None
-    """Of all that was done; None without a machine."""
+    """Roofline of all operations; None without a machine."""
     products: Roofline | None = None
-    """Of matrix products and the like alone, which no compiler can do away with by fusing operations."""
+    """Roofline of matrix products and similar operations, which a compiler cannot fuse away."""
 
     @property
     def format(self) -> str | None:
-        """In which most of the FLOPs are; None where there are none."""
+        """Number format with most of the FLOPs; None without FLOPs."""
         return max(self.formats, key=self.formats.__getitem__, default=None)
 
     def times(self, count: int) -> Work:
-        """So often the same."""
+        """Returns the work of `count` repetitions."""
         return Work(
             flops=self.flops * count,
             recomputed=self.recomputed * count,
@@ -67,11 +65,11 @@ class Work:
 
 @dataclass(kw_only=True, slots=True)
 class Roofline:
-    """Least seconds of the counted operations, each put to what binds it.
+    """Least time of the counted operations in seconds, by limiting resource.
 
-    An operation takes at least its FLOPs at the machine's peak, its bytes at the memory's rate, and one
-    launch: it is put down to the greatest of the three (the roofline model of Williams, Waterman and
-    Patterson, 2009, by operation).
+    The least time of an operation is the greatest of three: FLOPs at the machine's peak, bytes at its memory
+    bandwidth, and one launch. It counts for that resource. This is the roofline model of Williams, Waterman
+    and Patterson (2009), for each operation.
     """
 
     arithmetic: float = 0.0
@@ -88,7 +86,7 @@ class Roofline:
         )
 
     def add(self, machine: Machine, flops: int, size: int, kind: str = "") -> None:
-        """kind: the number format, where the machine's peaks differ by it."""
+        """Adds an operation. `size`: bytes read and written; `kind`: number format, for the peak FLOP/s."""
         arithmetic, memory = flops / machine.peaks.get(kind, machine.flops), size / machine.rate(size)
         if machine.launch >= max(arithmetic, memory):
             self.launch += machine.launch
@@ -102,7 +100,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, work: Work, machine: Machine | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._work, self._machine = work, machine
-        # Not above: that module imports Triton, which is slow, and most runs are over before a count.
+        # Lazy: the module imports Triton, which is slow, and many runs count nothing.
         from torch.utils.flop_counter import flop_registry
 
         self._formulas = flop_registry
@@ -127,20 +125,22 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _format(out: Any) -> str:
-    """Of what an operation gives; "" for one that is not among ours."""
+    """Returns the number format of an operation's result; "" if it is not in FORMATS."""
     dtype = next((each.dtype for each in tree_leaves(out) if isinstance(each, torch.Tensor)), None)
     return next((name for name, each in FORMATS.items() if each is dtype), "")
 
 
 def _recomputing() -> bool:
-    """Whether activation checkpointing does a forward pass again: autograd works, and somebody keeps what a
-    forward pass saves for it. torch says so to nobody but itself."""
+    """Whether activation checkpointing repeats a forward pass: within backward, with saved-tensor hooks set.
+
+    torch has no public API for it.
+    """
     saving = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(torch._C._current_graph_task_id() != -1 and saving is not None)
 
 
 def _bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """That it reads and writes. A view moves none; what is written in place counts as read as well."""
+    """Returns bytes read and written. A view moves none; an in-place write also counts as a read."""
     returns = func._schema.returns
     if any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
         return 0
@@ -152,16 +152,22 @@ def _bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 @contextmanager
 def counted(machine: Machine | None = None) -> Iterator[Work]:
-    """Counts what is done inside, in this thread and in the backward passes that it starts.
+    """Counts the operations in a `with` block: of this thread, and of backward passes that it starts.
 
-    It changes no result. The step takes several times as long, so count one, and leave its time out
-    (`Split.restart`). A compiled model runs uncompiled here: FLOPs are the same, launches and bytes are
-    those before fusion. Only what autograd sees is counted: a kernel of one's own, not registered with
-    `torch.utils.flop_counter.register_flop_formula`, counts no FLOPs.
+    Results do not change. The step takes several times as long: count one, and exclude its time
+    (`Split.restart`). A compiled model runs uncompiled: FLOPs are the same, launches and bytes are those
+    before fusion. A custom kernel counts no FLOPs, unless it is registered with
+    `torch.utils.flop_counter.register_flop_formula`.
+
+    Args:
+        machine: peak performance, for the rooflines; None: no rooflines.
+
+    Yields:
+        The work, complete at the end of the block.
     """
     known = machine is not None
     work = Work(roofline=Roofline() if known else None, products=Roofline() if known else None)
-    # Nothing is compiled where Dynamo was never imported, and that import takes seconds.
+    # Without Dynamo nothing is compiled, and importing it takes seconds.
     compiled = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), _Counting(work, machine):
         yield work
@@ -170,20 +176,34 @@ def counted(machine: Machine | None = None) -> Iterator[Work]:
 def transformer_flops(
     *, parameters: int, layers: int, heads: int, head_dim: int, context: int, tokens: int
 ) -> float:
-    """FLOPs of forward and backward of a decoder by the formula 6N + 12 L H Q T for each token.
+    """Returns FLOPs of forward and backward of a decoder, by 6N + 12 L H Q T per token.
 
-    parameters: those of matrices that are multiplied, without embedding tables that are looked up.
-    context: tokens of one sequence; tokens: all of the step. Source: PaLM (Chowdhery et al., 2022,
-    appendix B), which counts attention in full; a causal kernel does half of it. A cross-check of `counted`.
+    Source: PaLM (Chowdhery et al., 2022, appendix B). It counts attention in full; a causal kernel does half
+    of it. Useful to cross-check `counted`.
+
+    Args:
+        parameters: parameters of the multiplied matrices, without embedding tables that are looked up.
+        layers: number of layers.
+        heads: attention heads per layer.
+        head_dim: size of one head.
+        context: tokens of one sequence.
+        tokens: tokens of the whole step.
     """
     return float(tokens) * (6 * parameters + 12 * layers * heads * head_dim * context)
 
 
 def mfu(work: Work, seconds: float, device: torch.device) -> float | None:
-    """Model FLOPs utilisation: what the device would need for the step's FLOPs at its peak, of `seconds`.
+    """Returns the model FLOPs utilisation, from 0 to 1: the step's time at peak FLOP/s over its real time.
 
-    By the peak of each number format that was used, of 1. None on a CPU and on a GPU that is not in the
-    table, whose peak is not known, where nothing was counted, and where seconds is 0.
+    Each number format counts with its own peak.
+
+    Args:
+        work: counted work of one step.
+        seconds: measured time of one step.
+        device: the device that it ran on.
+
+    Returns:
+        None on a CPU, on a GPU with unknown peak (`hardware.GPUS`), without FLOPs, or if `seconds` is 0.
     """
     if device.type != "cuda":
         return None
@@ -192,7 +212,7 @@ def mfu(work: Work, seconds: float, device: torch.device) -> float | None:
 
 
 def mfu_of(flops: Mapping[str, float], seconds: float, peaks: Mapping[str, float | None]) -> float | None:
-    """The same by format; peaks: FLOP/s, None where not known."""
+    """Returns the MFU from FLOPs and peak FLOP/s by number format; None if a peak is unknown."""
     least = 0.0
     for kind, each in flops.items():
         peak = peaks.get(kind)

@@ -1,11 +1,11 @@
-"""How busy this process's GPU is, and how full, by NVML in a thread. Made by the loop; `close` ends it.
+"""`GPUMonitor`: samples utilisation and memory of this process's GPU with NVML, in a thread.
 
-Needs NVIDIA's `nvidia-ml-py` (module pynvml), which torch does not bring: the extra `runtime`, and with it
-our image, has it; an image of your own wants it installed. Where there is no GPU, no such module or no
-permission, there are no samples, one line says why, and nothing is raised.
+It needs NVIDIA's `nvidia-ml-py` (module pynvml), which torch does not install. The extra `runtime` and the
+spottrain image include it; install it in your own image. Without a GPU, the module or the permission there
+are no samples; one log line says why, and nothing is raised.
 
-NVML's utilisation is the share of the last sampling period (1/6 s to 1 s) in which some kernel ran, however
-small: 100 % does not say that the GPU did much. That is what the roofline and MFU are for.
+NVML's utilisation is the share of the last sampling period (1/6 s to 1 s) in which any kernel ran, however
+small. So 100 % does not mean that the GPU did much; the roofline and MFU show that.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from spottrain.core import log
 from spottrain.core.progress import Board
 
 KEPT: Final = 120
-"""Samples: two minutes at one a second."""
+"""Samples kept: two minutes, at one per second."""
 LATEST: Final = 15
-"""Samples whose mean is told: a quarter of a minute, as often as Prometheus mostly asks."""
+"""Samples in a reported mean: 15 s, a usual scrape interval of Prometheus."""
 LEAST: Final = 4
-"""Samples that a short window is judged by, the last ones before it included."""
+"""Least samples of a window; a short one includes the last ones before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPUSample:
     utilisation: float
-    """Of 1."""
+    """Share of the time with a kernel running, from 0 to 1."""
     memory: float
-    """Bytes that all processes use on that GPU, of 1 of its memory."""
+    """Share of the GPU's memory that all processes use, from 0 to 1."""
     bandwidth: float = 0.0
-    """Of 1, the time in which its memory was read or written."""
+    """Share of the time in which its memory was read or written, from 0 to 1."""
 
 
 class GPUMonitor:
-    """`samples` are of the training alone, as far as `stepped` and `restarted` tell; what is told is of all.
+    """Samples a GPU in a thread until `close`.
 
-    read: takes a sample; by default from the NVML of `device`. every: seconds, no less than the period that
-    a sample speaks of. told: is given the mean of the LATEST, whatever the GPU did.
+    `samples` covers training only, by the calls of `stepped` and `restarted`. `told` gets the mean of the
+    LATEST samples of any kind. `read` takes a sample; default: NVML on `device`. `every`: seconds between
+    samples, at least NVML's sampling period.
     """
 
     def __init__(
@@ -67,46 +68,46 @@ class GPUMonitor:
         self._read = read
         self._step = self._window = clock()
         self._not_before = -math.inf
-        """A sample before it speaks of something else."""
+        """Samples before this time do not belong to training."""
         if read is not None or device.type == "cuda":
             threading.Thread(target=self._run, name="spottrain-nvml", daemon=True).start()
 
-    # --- what the loop says ---------------------------------------------------------------------------
+    # --- events of the loop ---------------------------------------------------------------------------
     def stepped(self) -> None:
-        """After each step."""
+        """Marks the end of a step."""
         self._step = self._clock()
 
     def restarted(self) -> None:
-        """What came after the last step was none: an evaluation, or the like."""
+        """Drops samples since the last step: they cover an evaluation or similar work."""
         self._samples = deque([each for each in tuple(self._samples) if each[0] <= self._step], maxlen=KEPT)
         self._not_before = self._clock() + self._every
 
     def settled(self) -> None:
-        """From here on it is the training: before it was compiled, and memory allocated."""
+        """Drops all samples so far, which cover compilation and first allocations."""
         self._samples.clear()
         self._not_before = self._window = self._clock() + self._every
 
     def window(self) -> None:
-        """Begins one."""
+        """Begins a new window."""
         self._window = self._clock()
 
-    # --- what is known ----------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------
     @property
     def samples(self) -> tuple[GPUSample, ...]:
-        """Of the window, but at least the LEAST last ones; the oldest first. Empty where there are none."""
+        """Samples of the window, but at least the last LEAST ones; oldest first."""
         kept = tuple(self._samples)
         count = sum(taken > self._window for taken, _ in kept)
         return tuple(sample for _, sample in kept[-max(count, LEAST) :])
 
     @property
     def utilisation(self) -> float | None:
-        """Mean of `samples`, of 1; None where there are none."""
+        """Mean utilisation of `samples`, from 0 to 1; None without samples."""
         found = self.samples
         return statistics.fmean(each.utilisation for each in found) if found else None
 
     @property
     def memory(self) -> float | None:
-        """The last, of 1."""
+        """Share of GPU memory in the last sample, from 0 to 1; None without samples."""
         return self._latest[-1].memory if self._latest else None
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class GPUMonitor:
             read = self._read or reader(self._device)
             while not self._over.wait(self._every):
                 self._take(read())
-        except Exception as error:  # a driver's, a module's: no training is to end by it
+        except Exception as error:  # of driver or module: it must not end training
             why = f"{type(error).__name__}: {error}"
             log.event("utilisation-not-sampled", why=why, next="the split of the steps is told without it")
 
@@ -136,18 +137,18 @@ class GPUMonitor:
 
 
 def sampled(device: torch.device, board: Board) -> GPUMonitor:
-    """Tells the board."""
+    """Returns a monitor that updates the progress board."""
     return GPUMonitor(
         device, told=lambda gpu: board.update(utilisation=gpu.utilisation, gpu_memory=gpu.memory)
     )
 
 
 def reader(device: torch.device, nvml: Any = None) -> Callable[[], GPUSample]:
-    """Reads the GPU that torch calls `device`; by UUID, for CUDA_VISIBLE_DEVICES numbers them anew.
+    """Returns a function that samples `device`. The GPU is found by UUID: CUDA_VISIBLE_DEVICES renumbers.
 
     Raises ModuleNotFoundError, or NVML's own errors.
     """
-    nvml = nvml or importlib.import_module("pynvml")  # not above: an image of the user's may lack it
+    nvml = nvml or importlib.import_module("pynvml")  # lazy: a user's image may lack it
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 

@@ -1,8 +1,8 @@
-"""What this machine can do: arithmetic, memory, launches. Called by `flops` (MFU) and by whoever diagnoses.
+"""Peak performance of this machine: arithmetic, memory and launches.
 
-A GPU's figures are its maker's, by name and number format: dense, without the factor 2 of structured
-sparsity. A CPU has no such figure, so its MFU is not known; for a verdict, which only compares, what it can
-do is measured in less than half a second.
+Figures of GPUs are the vendor's, by name and number format; dense, without the factor 2 of structured
+sparsity. A CPU has no such figure, so its MFU is unknown. For a verdict, which needs only ratios, the CPU is
+measured in less than half a second.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from spottrain.core import log
 FORMATS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TYPES: Final = FORMATS | {"tf32": torch.float32}
 CACHE_BYTES: Final = 32 * 2**20
-"""Of the last level, where the system does not say."""
+"""Size of the last-level cache, if the system does not report it."""
 CUDA_LAUNCH_SECONDS: Final = 6e-6
-"""That Python and torch take to dispatch one small operation, where it was not measured."""
+"""Seconds for Python and torch to dispatch one small operation; an assumption, not measured here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPU:
-    """One kind. `flops`: peak FLOP/s by format; `bandwidth`: bytes per second of its memory."""
+    """A GPU model. `flops`: peak FLOP/s by number format; `bandwidth`: memory bandwidth in bytes/s."""
 
     pattern: str
     flops: Mapping[str, float]
@@ -49,10 +49,10 @@ _H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet"
 _H100_PAPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper; bandwidth: its datasheet"
 _H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet; FLOP/s with the digits of the H100's whitepaper"
 GPUS: Final = (
-    # The first that is found in torch.cuda.get_device_name(). "\b" keeps an L40S from being taken for an L4,
-    # "$" a slice of a virtual GPU ("A10-8Q") for the whole. Left out, for their figures are others or not
-    # known: an H100 with HBM2 or HBM2e (PCIe or SXM, the name does not say), the A100 of 64 GB (Leonardo's
-    # chip), a V100 of low power (FHHL).
+    # The first pattern found in torch.cuda.get_device_name() counts. "\b" keeps an L40S from matching L4, and
+    # "$" keeps a slice of a virtual GPU ("A10-8Q") from matching the whole one. Left out, because figures
+    # differ or are unknown: H100 with HBM2 or HBM2e (the name does not say PCIe or SXM), A100 with 64 GB
+    # (Leonardo), and the low-power V100 FHHL.
     _gpu(r"\bH200 NVL\b", 4800, "NVIDIA H200 datasheet", fp32=60, tf32=417.5, bf16=835.5, fp16=835.5),
     _gpu(r"\bH200\b", 4800, _H200_SHEET, **_H100),
     _gpu(r"\bH100 PCIe\b", 2000, _H100_PAPER, fp32=51.2, tf32=378, bf16=756, fp16=756),
@@ -72,7 +72,7 @@ GPUS: Final = (
 
 
 def known_gpu(name: str) -> GPU | None:
-    """None where it is none of ours, or a MIG slice, whose part of the figures nobody tells."""
+    """Returns the GPU of that name; None if it is not in GPUS, or a MIG slice, whose share is unknown."""
     if "MIG" in name:
         return None
     return next((gpu for gpu in GPUS if re.search(gpu.pattern, name)), None)
@@ -80,26 +80,26 @@ def known_gpu(name: str) -> GPU | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Per second: floating-point operations, bytes to and from memory. Seconds: of one small operation."""
+    """Limits of a machine: FLOP/s, bytes/s, and in `launch` the seconds of one small operation."""
 
     flops: float
-    """Of the run's precision."""
+    """Peak FLOP/s in the run's precision."""
     peaks: Mapping[str, float] = field(default_factory=dict)
-    """The same by number format, where they are known."""
+    """Peak FLOP/s by number format, where known."""
     bandwidth: float
     cache_bytes: int = 0
-    """An operation on so few bytes finds them in the cache, and has `cache_bandwidth`."""
+    """An operation on at most this many bytes runs from the cache, with `cache_bandwidth`."""
     cache_bandwidth: float
     launch: float
     source: str = "measured"
 
     def rate(self, size: int) -> float:
-        """Bytes per second for an operation that reads and writes `size` bytes."""
+        """Returns bytes/s for an operation that reads and writes `size` bytes."""
         return self.bandwidth if size > self.cache_bytes else self.cache_bandwidth
 
 
 def machine(device: torch.device, precision: str) -> Machine | None:
-    """Of this device; None for a GPU that nobody has told us about. A CPU is measured once."""
+    """Returns the limits of a device; None for an unknown GPU. A CPU is measured once."""
     if device.type == "cpu":
         return _measured(precision, torch.get_num_threads())
     name = torch.cuda.get_device_name(device)
@@ -125,9 +125,9 @@ def of_gpu(name: str, precision: str, *, tf32: bool) -> Machine | None:
 
 
 def peak_flops(name: str, precision: str, *, tf32: bool = False) -> float | None:
-    """FLOP/s of the GPU with that name. `tf32`: whether fp32 matrices are multiplied in it.
+    """Returns peak FLOP/s of the GPU with that name. `tf32`: whether fp32 products use TF32.
 
-    None where it is not known, and where the GPU has no such format (bf16 on a T4 is done by other means).
+    None if unknown, or if the GPU lacks the format (a T4 emulates bf16).
     """
     gpu = known_gpu(name)
     if gpu is None:
@@ -138,10 +138,10 @@ def peak_flops(name: str, precision: str, *, tf32: bool = False) -> float | None
 
 
 def uses_tf32() -> bool:
-    """Whether torch multiplies fp32 matrices in TF32 here; by default it does not.
+    """Whether torch multiplies fp32 matrices in TF32; by default it does not.
 
-    Read from the newer of its two settings, which is right whichever of them was set: after a script has set
-    `fp32_precision` alone, `torch.get_float32_matmul_precision()` raises RuntimeError (torch 2.15).
+    It reads the newer of torch's two settings, which is correct whichever was set. If a script sets only
+    `fp32_precision`, `torch.get_float32_matmul_precision()` raises RuntimeError (torch 2.15).
     """
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
@@ -149,7 +149,7 @@ def uses_tf32() -> bool:
 # --- a CPU, measured --------------------------------------------------------------------------------
 @cache
 def _measured(precision: str, threads: int) -> Machine:
-    """`threads` is what the figures depend on. The best of several tries: what others do is not ours."""
+    """Measures the CPU; results are cached by `threads`. The best of several tries excludes other load."""
     with torch.no_grad(), torch.random.fork_rng([]):
         found = Machine(
             flops=_measure_flops(TYPES[precision]),
@@ -170,7 +170,7 @@ def _measured(precision: str, threads: int) -> Machine:
 
 
 def _best(act: Callable[[], object], *, tries: int, within: float) -> float:
-    """Seconds of the fastest of `tries`, or of as many as go into `within` seconds, after one to warm up."""
+    """Returns seconds of the fastest of `tries`, fewer after `within` seconds, following one warm-up."""
     act()
     until, best = time.perf_counter() + within, float("inf")
     for _ in range(tries):
@@ -190,7 +190,7 @@ def _measure_flops(kind: torch.dtype, size: int = 512) -> float:
 
 
 def _measure_copy(size: int) -> float:
-    """Bytes read and written per second. Small copies are timed in tens, for one is as short as a launch."""
+    """Returns bytes/s read and written. Small copies are timed in tens: one is as short as a launch."""
     source, target = torch.ones(size // 4), torch.zeros(size // 4)
     times = 1 if size > CACHE_BYTES else 10
 
@@ -202,7 +202,7 @@ def _measure_copy(size: int) -> float:
 
 
 def _measure_launch(ops: int = 100) -> float:
-    """Seconds of one operation on one number, as a training does it: its share of backward included."""
+    """Returns seconds of one operation on one element, averaged over forward and backward."""
     value = torch.ones(1, requires_grad=True)
 
     def chain() -> None:

@@ -1,11 +1,11 @@
-"""What the loader workers really hold of their own, against the container's limit: `LoaderMemory`. Made by
-`watch` and `loop`; `close` ends it.
+"""`LoaderMemory`: measures the private memory of loader workers, and warns before the container's limit.
 
-Private to a worker is what a fork had to copy for it, and what it made itself. Batches on their way are in
-shared memory, and not among it; neither are the pages of a file that is mapped, which the kernel takes back.
-`data.room` estimates beforehand; this sees what that cannot: variables of modules, caches, a reader that
-leaks. Linux walks all that a worker has mapped to answer, which was measured at 18 ms for 0.3 GiB and 83 to
-140 ms for 4 GiB (two shared cores, busy), so a thread asks, and every 30 s.
+Private memory of a worker is its copy-on-write copies after the fork, and its own allocations. Batches in
+transit are in shared memory and do not count; nor do pages of mapped files, which the kernel can reclaim.
+`data.worker_memory` estimates in advance; this also sees module variables, caches and leaks.
+
+Reading smaps makes Linux walk all mappings of a worker: measured at 18 ms for 0.3 GiB and 83 to 140 ms for
+4 GiB (two shared, busy cores). So a thread does it, every 30 s.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from spottrain.core.progress import Board
 from spottrain.distributed.world import World
 
 FIRST: Final = 1.0
-"""Seconds to the first look; the copies grow fastest in the first epoch, so pauses grow from this ..."""
+"""Seconds before the first measurement. Pauses double up to EVERY: copies grow fastest in the first epoch."""
 EVERY: Final = 30.0
-"""... to this."""
+"""Longest pause between two measurements, in seconds."""
 AHEAD: Final = 4
-"""Times that the growth between two looks must go into what is left."""
+"""Warns if the memory left is less than this many times the growth between two measurements."""
 IN_A_ROW: Final = 2
-"""Looks that must find it: copies of a small set fill quickly, and that is all."""
+"""Measurements in a row that must be near the limit: copies of a small set grow quickly, then stop."""
 PROC: Final = Path("/proc")
 OF_A_MAPPING: Final = re.compile(
     rb"^Private_Clean: +(\d+) kB\nPrivate_Dirty: +(\d+) kB\n(?:.*\n)*?Anonymous: +(\d+) kB$", re.MULTILINE
@@ -38,7 +38,7 @@ OF_A_MAPPING: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """`private`: bytes of each worker, by process. `memory`: of the container; None: not known."""
+    """One measurement. `private`: bytes by process id; `memory`: of the container, None if unknown."""
 
     private: Mapping[int, int] = field(default_factory=dict)
     memory: ContainerMemory | None = None
@@ -48,12 +48,15 @@ class Look:
         return sum(self.private.values())
 
     def growth(self, before: Look) -> int:
-        """Bytes, of those workers that were there before: a start is no growth that goes on."""
+        """Returns growth in bytes of the workers that `before` also has; new workers do not count."""
         return sum(now - before.private[pid] for pid, now in self.private.items() if pid in before.private)
 
 
 def warning(before: Look, now: Look, *, seconds: float, ranks: int = 1) -> str:
-    """Empty, or what will happen: the workers of `ranks` ranks grow as they did in the `seconds` between."""
+    """Returns a warning if the limit is near at the present growth; else "".
+
+    `seconds`: between the two measurements. `ranks`: ranks in this container, assumed to grow alike.
+    """
     grown, memory = now.growth(before) * ranks, now.memory
     if memory is None or grown <= 0 or memory.left > AHEAD * grown:
         return ""
@@ -70,9 +73,10 @@ def warning(before: Look, now: Look, *, seconds: float, ranks: int = 1) -> str:
 
 
 class LoaderMemory:
-    """pids: of the workers that there are now. told: given their private bytes after each look.
+    """Measures in a thread until `close`.
 
-    ranks: of this container. The rest are parameters so that a test needs no small container.
+    `pids` returns the process ids of the current workers. `told` is called with their private bytes after
+    each measurement. `ranks`: ranks in this container. The other arguments are for tests.
     """
 
     def __init__(
@@ -91,17 +95,17 @@ class LoaderMemory:
         self._first, self._every = first, every
         self._before = Look()
         self._found = 0
-        """Looks in a row by which the limit is near."""
+        """Measurements in a row that were near the limit."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spottrain-loader-memory", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Does not wait for a look that is under way: a notice is short."""
+        """Ends the thread. Does not wait for a running measurement: a notice is short."""
         self._over.set()
 
     def join(self) -> None:
-        """Until it has ended, after `close` or because nothing can be measured."""
+        """Waits until the thread ends, after `close` or because nothing can be measured."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -118,17 +122,17 @@ class LoaderMemory:
                 pause = longer
 
     def _look(self, pids: Iterable[int], seconds: float, following: float) -> None:
-        """seconds: since the look before. following: to the next one."""
+        """Measures once. `seconds`: since the last measurement; `following`: until the next one."""
         found = {pid: private for pid in pids if (private := private_bytes(pid, self._proc)) is not None}
         now, before = Look(private=found, memory=self._memory()), self._before
         self._before = now
         self._told(now.bytes)
         text = warning(before, now, seconds=seconds, ranks=self._ranks)
         if not text:
-            self._found = 0  # it has recovered, and may come again
+            self._found = 0  # recovered; a later warning may follow
             return
         told, self._found = self._found >= IN_A_ROW, self._found + 1
-        # The next look would come too late to be the second.
+        # Out of memory before the next measurement: warn now.
         if (
             now.memory is not None
             and now.memory.left * seconds <= now.growth(before) * self._ranks * following
@@ -139,16 +143,16 @@ class LoaderMemory:
 
 
 def watched(world: World, board: Board, pids: Callable[[], Iterable[int]]) -> LoaderMemory | None:
-    """In the first rank of a pod: the others do the same, and it is this one that has /metrics."""
+    """Returns a monitor on the first rank of a pod, which serves /metrics; None on the others."""
     if not world.first_here:
         return None
     return LoaderMemory(pids, lambda found: board.update(loader_bytes=found), ranks=world.local_size)
 
 
 def private_bytes(pid: int, proc: Path = PROC) -> int | None:
-    """Of one process, without the pages of files; None where it has ended, or is another user's.
+    """Returns private bytes of a process without file pages; None if it has ended or is inaccessible.
 
-    The sums of `smaps_rollup`, which is quicker, do not tell those pages from the others.
+    `smaps_rollup` is faster, but its sums include file pages.
     """
     try:
         mappings = (proc / str(pid) / "smaps").read_bytes()

@@ -1,16 +1,14 @@
-"""All of the diagnosis for one loop: the split, one counted step, samples, and a verdict now and then.
+"""`Watch`: the whole diagnosis of one loop, with time split, one counted step, GPU samples and verdicts.
 
-    watch = Watch(device, precision="bf16", use=InUse(workers=4), world=world)
-    for ...:
-        with watch.counting():              # of one step alone; nothing in all others
-            with watch.split.data(): ...    # the phases, as in `split`
-            ...
-        watch.step_done()                   # in place of split.step_done()
-        if step % log_every == 0:
-            watch.look()                    # by all ranks after the same step
-    watch.close()
-
-Made by the loop of `Trainer`, and by anybody's own.
+watch = Watch(device, precision="bf16", use=InUse(workers=4), world=world)
+for ...:
+    with watch.counting():              # counts a single step; no effect in the others
+        with watch.split.data(): ...    # the phases, as in `step_timer`
+        ...
+    watch.step_done()                   # in place of split.step_done()
+    if step % log_every == 0:
+        watch.look()                    # on all ranks after the same step
+watch.close()
 """
 
 from __future__ import annotations
@@ -43,16 +41,16 @@ from spottrain.distributed.world import World
 from spottrain.techniques.recompilations import compilations
 
 SETTLED: Final = 3
-"""Steps of an attempt that are left out: compilation, first allocations. The next one is counted."""
+"""First steps of an attempt that are left out: compilation, allocations. The next one is counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """The last look, for a progress board. None, or empty: not known."""
+    """Results of the last `Watch.look`. None or empty: unknown. Utilisation and memory are from 0 to 1."""
 
     shares: Shares = field(default_factory=Shares)
     step_flops: int | None = None
-    """Of this rank."""
+    """FLOPs of one step of this rank."""
     mfu: float | None = None
     gpu_utilisation: float | None = None
     gpu_memory: float | None = None
@@ -61,7 +59,16 @@ class Figures:
 
 
 class Watch:
-    """`clock`, `sampler`: of the split, and of the GPU; parameters so that no time and no GPU is needed."""
+    """Diagnoses one training loop on this rank.
+
+    Args:
+        device: the device that trains.
+        precision: number format of the computation.
+        use: current settings, so that advice names only what is not set yet.
+        world: the ranks of the run.
+        clock: host clock in seconds; for tests.
+        sampler: GPU monitor; for tests.
+    """
 
     def __init__(
         self,
@@ -76,11 +83,11 @@ class Watch:
         self._sampler = sampler or GPUMonitor(device)
         self.split = Split(device, clock=clock, restarted=self._sampler.restarted)
         self.work: Work | None = None
-        """Of the counted step; None before it."""
+        """Work of the counted step; None before it."""
         self.figures = Figures()
         self._device, self._precision = device, precision
         self.use, self._world = use or InUse(precision=precision), world or World()
-        """`use` may be replaced when a setting changes in the run."""
+        """`use` may be replaced when a setting changes during the run."""
         self._steps = 0
         self._counting = False
         self._compiled = compilations()
@@ -89,12 +96,15 @@ class Watch:
             log.event("advice", about="loader-workers", text=sentence)
 
     def counting(self) -> AbstractContextManager[object]:
-        """Around all of a step, optimizer included. The step after the first SETTLED is counted, and its time
-        left out of the split: it takes several times as long, once in an attempt."""
+        """Returns a context manager for a whole step, with the optimizer.
+
+        It counts the work of the step after the first SETTLED ones, once per attempt. That step takes
+        several times as long, so the time split leaves it out.
+        """
         return self._count() if self._steps == SETTLED and self.work is None else nullcontext()
 
     def step_done(self) -> None:
-        """After each optimizer step."""
+        """Ends a step. Call it after each optimizer step."""
         self._steps += 1
         if self._counting:
             self._counting = False
@@ -108,17 +118,20 @@ class Watch:
             self._compiled = compilations()
 
     def facts(self) -> Measurements:
-        """Of the steps since the last look. A collective where there are several ranks."""
+        """Returns measurements since the last `look`. A collective if there are several ranks."""
         return self._facts(self.split.window(clear=False))
 
     def alone(self) -> Measurements:
-        """The same of this rank alone: no collective."""
+        """Returns measurements of this rank alone, without a collective."""
         return self._facts(self.split.window(clear=False), together=False)
 
     def look(self) -> Verdict | None:
-        """What binds the training now; told in the log by rank 0 where it is not what was told last.
+        """Diagnoses the steps since the last call. A collective if there are several ranks.
 
-        A collective where there are several ranks. None while the window is too short, or nothing is known.
+        Rank 0 logs the verdict if it differs from the last one.
+
+        Returns:
+            The bottleneck; None if the window is shorter than `bottleneck.LEAST` seconds, or without data.
         """
         shares = self.split.window(clear=False)
         facts = self._facts(shares)
@@ -141,9 +154,10 @@ class Watch:
         return verdict
 
     def close(self) -> None:
+        """Ends the GPU monitor."""
         self._sampler.close()
 
-    # --- inside -------------------------------------------------------------------------------------
+    # --- private ------------------------------------------------------------------------------------
     @contextmanager
     def _count(self) -> Iterator[object]:
         self._counting = True
@@ -169,7 +183,7 @@ class Watch:
         )
 
     def _as_computed(self, work: Work) -> InUse:
-        """A loop may not say in which format it computes, and its weights may have one of their own."""
+        """Returns `use` with the counted number format: the loop may not declare its 16-bit precision."""
         halved = self.use.precision in ("fp32", "tf32") and work.format in ("bf16", "fp16")
         return replace(self.use, precision=work.format) if halved and work.format else self.use
 

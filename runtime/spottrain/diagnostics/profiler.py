@@ -1,19 +1,18 @@
-"""A profile of some steps, by torch.profiler: what is slow inside a step. Made by the loop; `of_run` makes
-that of `Trainer`, `Run` and the callbacks of the integrations.
+"""`Profiler`: profiles some steps with torch.profiler, to show what is slow inside a step.
 
     profiler = Profiler(window, store, attempt=1, rank=0, total_steps=1000)
     for ...: ...one optimizer step...; profiler.step()
     profiler.close()
 
-At the end of the window each rank has stored, at `profiles/attempt-N/rank-R/` below the checkpoint URI,
+At the end of the window each rank stores, in `profiles/attempt-N/rank-R/` below the checkpoint URI,
 
-    rank-R.<time>.pt.trace.json.gz   the trace: open it in Perfetto, or point TensorBoard's profiler plugin
-                                     (torch_tb_profiler) at a copy of the folder, whose names these are
-    rank-R.<time>.top.txt            the first words, and the TOP operations by device time (CPU: by CPU time)
+    rank-R.<time>.pt.trace.json.gz   the trace: open it in Perfetto, or in TensorBoard's profiler plugin
+                                     (torch_tb_profiler), which reads a copy of the folder
+    rank-R.<time>.top.txt            a summary, and the TOP operations by device time (CPU: by CPU time)
 
-and says first whether it is the loader that wants fixing. Without a window nothing of torch.profiler is
-imported, and a step costs one comparison. Profiling itself slows the steps of its window (shapes, memory);
-the split of those steps is told, and is not comparable with others.
+The summary first says whether the loader is the problem. Without a window torch.profiler is not imported, and
+a step costs one comparison. Profiling slows the steps of its window (it records shapes and memory), so their
+time split is not comparable with that of other steps.
 """
 
 from __future__ import annotations
@@ -38,19 +37,29 @@ from spottrain.storage.base import Store
 
 TOP: Final = 20
 LAST_SECONDS: Final = 60.0
-"""That `close` waits for what is still being stored."""
+"""Longest wait of `close` for a profile that is being stored, in seconds."""
 LOADER: Final = "enumerate(DataLoader)"
-"""How the name begins of what torch's DataLoader records of each wait for a batch."""
+"""Prefix of the events that torch's DataLoader records for each wait for a batch."""
 COPIES: Final = ("Memcpy", "Memset")
-"""On the device, and not the work of its cores."""
+"""Prefixes of device events that are not work of its cores."""
 
 
 class Profiler:
-    """`facts`: what is known of the steps so far, for the first words; None where nothing is.
+    """Profiles a window of steps and stores the result. A later failure is logged and does not end training.
 
-    `total_steps`: None where only the loop knows. `start`: steps that were done before.
-    Raises ConfigurationError where the window ends after the run, or where there is no store to keep the
-    profile in. A profile that fails later ends no training: it is told.
+    Args:
+        window: steps to profile; None: does nothing.
+        store: where the profile is stored.
+        attempt: number of this attempt, for the path.
+        rank: this rank, for the path.
+        total_steps: optimizer steps of the whole training; None if only the loop knows.
+        start: optimizer steps done in earlier attempts.
+        device: the device that trains; None: a CPU.
+        facts: returns measurements of the steps so far, for the summary; None if there are none.
+        clock: host clock in seconds.
+
+    Raises:
+        ConfigurationError: the window ends after the run, or there is no store for the profile.
     """
 
     def __init__(
@@ -86,17 +95,17 @@ class Profiler:
 
     @property
     def on(self) -> bool:
-        """Whether a step is still to be profiled."""
+        """Whether the window is not over."""
         return self._profile is not None
 
     def step(self) -> None:
-        """After each optimizer step. The one that ends the window writes the trace, which takes seconds."""
+        """Ends a step. Call it after each optimizer step. At the window's end it takes seconds."""
         if self._profile is None:
             return
         self._left -= 1
         if self._left in (0, self._window.active):
             self._settle()
-            self._seconds = self._clock() - self._active_since  # before torch stops, and reads what it has
+            self._seconds = self._clock() - self._active_since  # before torch stops and collects events
         self._profile.step()
         if self._left == self._window.active:
             self._active_since = self._clock()
@@ -104,21 +113,21 @@ class Profiler:
             self._end()
 
     def close(self) -> None:
-        """At the end of the loop, however it came: waits for what is being stored, throws away the rest."""
+        """Waits up to LAST_SECONDS until the profile is stored; discards an incomplete one."""
         if self._profile is not None:
             self._end()
             log.event("profile-cut-short", steps_missing=self._left, why="the loop ended before the window")
         if self._storing is not None:
             self._storing.join(LAST_SECONDS)
 
-    # --- inside -------------------------------------------------------------------------------------
+    # --- private ------------------------------------------------------------------------------------
     def _settle(self) -> None:
-        """Waits for what was queued: the window is to have all of its own kernels, and no others."""
+        """Waits for queued work, so that the window has exactly its own kernels."""
         if self._device is not None:
             torch.cuda.synchronize(self._device)
 
     def _begin(self, window: Window) -> Any:
-        from torch import profiler  # not above: 99 of 100 runs do not need it
+        from torch import profiler  # lazy: most runs do not need it
 
         profile = profiler.profile(
             activities=profiler.supported_activities(),  # type: ignore[no-untyped-call]
@@ -142,12 +151,12 @@ class Profiler:
             log.event("profile-failed", error=f"{type(error).__name__}: {error}")
 
     def _ready(self, profile: Any) -> None:
-        """Called by torch in the step that ends the window, or by `stop` within it."""
+        """Callback of torch.profiler, in the last step of the window or when it is stopped earlier."""
         if self._left > 0:
             return
         try:
             self._write(profile)
-        except Exception as error:  # a full disk, torch's own: the training goes on
+        except Exception as error:  # e.g. a full disk, or torch's own: training goes on
             log.event("profile-failed", error=f"{type(error).__name__}: {error}")
 
     def _write(self, profile: Any) -> None:
@@ -192,10 +201,10 @@ def of_run(
     device: torch.device | None,
     facts: Callable[[], Measurements | None] = lambda: None,
 ) -> Profiler:
-    """The profiler of an attempt that goes on after step `start`; it does nothing where none is asked for.
+    """Returns the profiler of an attempt that resumes after step `start`; without a window it does nothing.
 
-    `wanted`: of the settings. A successor with too few steps left for the window makes none: that is no
-    reason to end. Raises ConfigurationError.
+    `wanted`: from the settings. An attempt with too few steps left for the window makes no profile, and logs
+    it. Raises ConfigurationError.
     """
     window = chosen(session.env, wanted)
     if window is not None and start and total_steps is not None and start + window.steps > total_steps:
@@ -215,10 +224,9 @@ def of_run(
 
 
 def kernel_seconds(events: Iterable[Any]) -> float:
-    """In which at least one kernel was on the device; torch's events. Streams overlap, so it is no sum.
+    """Returns seconds with at least one kernel on the device. Streams overlap, so times are not summed.
 
-    What a CPU operation has launched, and what a person or torch has named on the device's track, repeat
-    the kernels below them.
+    `events`: of torch.profiler. CPU events and user annotations are left out: they repeat kernels.
     """
     spans = sorted(
         (each.time_range.start, each.time_range.end)
@@ -233,17 +241,19 @@ def kernel_seconds(events: Iterable[Any]) -> float:
 
 
 def loader_seconds(events: Iterable[Any]) -> float:
-    """That the loop has waited for batches of a torch DataLoader."""
+    """Returns seconds that the loop waited for batches of a torch DataLoader."""
     waits = (each for each in events if each.name.startswith(LOADER))
     return sum(float(each.time_range.end - each.time_range.start) for each in waits) / 1e6
 
 
 def first_words(facts: Measurements | None, busy: float | None, loader: float = 0.0) -> str:
-    """Utilisation first, then the verdict.
+    """Returns the summary of a profile: utilisation first, then the verdict.
 
-    busy: of the window, the device's utilisation, if it is known. loader: the share of it in which the loop
-    waited for a DataLoader, for loops that tell no more (`facts`); their host may be ahead of the device, so
-    a wait counts for no more than the device was idle.
+    Args:
+        facts: measurements of the loop; None for a loop without phase marks.
+        busy: utilisation of the device in the window, from 0 to 1; None if unknown.
+        loader: share of the window in which the loop waited for a DataLoader; used without `facts`. The host
+            may be ahead of the device, so a wait counts at most as long as the device was idle.
     """
     if facts is None:
         return utilised(1 - loader if busy is None else min(busy, 1.0), loader)

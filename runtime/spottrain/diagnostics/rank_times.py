@@ -1,4 +1,4 @@
-"""What each rank has taken for a step, so that the slowest is known. Called by the loop, by all ranks."""
+"""Step times of all ranks, to find the slowest one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spottrain.distributed.world import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rank:
-    """Seconds of a mean step of one rank. `own`: without communication, in which it waits for others."""
+    """Mean step time of one rank, in seconds. `own`: without communication, which is waiting for others."""
 
     own: float
     data: float
@@ -27,7 +27,7 @@ class Rank:
 
 
 def gathered(shares: Shares, world: World) -> tuple[Rank, ...]:
-    """By rank. A collective over the CPU's backend: every rank must call it, after the same step."""
+    """Returns step times by rank. A CPU collective: all ranks must call it after the same step."""
     mine = Rank.of(shares)
     if not world.distributed:
         return (mine,)

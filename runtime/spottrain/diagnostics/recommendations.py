@@ -1,4 +1,4 @@
-"""The settings that mend a verdict, in words: those alone that are not made already. Pure; for `verdict`."""
+"""Words the advice for each bottleneck; it names only settings that are not made yet. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Final
 from spottrain.techniques.compilation import doubt as compiling_doubt
 
 AHEAD: Final = 4
-"""Micro-batches that each worker is ahead, from which on more of them only hold memory."""
+"""Useful micro-batches to prefetch per worker; more only use memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InUse:
-    """Settings of the run, so that no fix is advised that is made already. None: not known."""
+    """Current settings of a run, so that advice leaves them out. None: unknown."""
 
     workers: int | None = None
-    """Loader processes of this rank, as they are: what `auto` has found."""
+    """Actual loader processes of this rank, such as those that `auto` found."""
     prefetch: int | None = None
-    """Micro-batches that each of them is ahead."""
+    """Micro-batches that each worker prefetches."""
     pin_memory: bool | None = None
     own_loader: bool = False
-    """Whether the script brought a loader, which `training.data` does not reach."""
+    """Whether the loader is the script's own, so `training.data` does not apply."""
     precision: str = "fp32"
     compile: bool = False
     compile_mode: str = "default"
     gradient_compression: str = "none"
     sharded: bool = False
-    """Whether the model is FSDP2's, which has no hook to compress what is sent."""
+    """Whether the model uses FSDP2, which has no hook for gradient compression."""
     whole_share: bool = False
-    """Whether a micro-batch is the rank's share of the global batch: it cannot be greater by itself."""
+    """Whether a micro-batch is the rank's whole share of the global batch, so it cannot grow alone."""
     drop_last: bool = False
     interval_auto: bool = False
-    """Whether the checkpoint interval is found by what a save costs."""
+    """Whether the checkpoint interval follows the cost of a save."""
     cuda: bool = False
     """Whether the device is a GPU."""
     bf16: bool = True
-    """Whether the device has it."""
+    """Whether the device supports bf16."""
     cores: int | None = None
-    """That this rank may use, of the container's."""
+    """CPU cores of the container that this rank may use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,17 +50,17 @@ class Fix:
 
 
 def faster(gone: float) -> float:
-    """The gain where such a share of the time goes away."""
+    """Returns the speed-up if a share `gone` of the time disappears; 0.5 means 50 % more steps per second."""
     return 1 / max(1 - gone, 0.01) - 1
 
 
 # --- the loader -------------------------------------------------------------------------------------
 def of_loader(use: InUse, data: float) -> Fix:
-    """Where the device waits for data such a share of the time."""
+    """Advice if the device waits for data for a share `data` of the time."""
     if _no_core_left(use):
         gain = faster(data)
         return Fix(text=_cheaper(use) + _beside(use, data), gain=gain, reckoning="all of that wait gone")
-    # With enough workers a batch is there when the rest of the step is done.
+    # With enough workers a batch is ready when the rest of the step is done.
     rest = max(1 - data, 0.01)
     now = max(1, use.workers or 0)
     needed = max(now + 1, math.ceil(now * data / rest) + (1 if use.workers else 0))
@@ -77,7 +77,7 @@ def of_loader(use: InUse, data: float) -> Fix:
 
 
 def of_idle(use: InUse, idle: float) -> str:
-    """The same where a loop marks no wait, so that nobody can say how many workers."""
+    """Advice if the loop does not mark its data wait, so the number of workers needed is unknown."""
     if _no_core_left(use):
         return _cheaper(use) + _beside(use, idle)
     now = "" if use.workers is None else f" (now {use.workers})"
@@ -95,13 +95,13 @@ def of_copy(use: InUse) -> str:
 
 
 def of_slow_rank(use: InUse, rank: int) -> str:
-    """Where one rank is late because it waits for its data."""
+    """Advice if one rank is late because it waits for its data."""
     more = "make dataset[i] cheaper" if _no_core_left(use) else f"raise {_name(use, 'workers')}"
     return f"It waits for its data: {more}, or look at the storage of rank {rank}."
 
 
 def too_many_workers(use: InUse) -> str | None:
-    """Why that number of workers does harm, as a sentence; None where it does none, or is not known."""
+    """Returns why there are too many workers; None if there are not, or it is unknown."""
     if use.workers is None or use.cores is None or use.workers <= max(1, use.cores):
         return None
     return (
@@ -137,7 +137,7 @@ def _further_ahead(use: InUse) -> list[str]:
 
 
 def _pinned(use: InUse) -> list[str]:
-    """Nothing where it is not known: it is torch's default on a GPU here, and no use without one."""
+    """Empty if pin_memory is unknown, true, or useless because there is no GPU."""
     return [f"{_name(use, 'pinMemory')} to true"] if use.cuda and use.pin_memory is False else []
 
 
@@ -160,9 +160,9 @@ def _listed(settings: list[str]) -> str:
 
 # --- the work itself --------------------------------------------------------------------------------
 def half(use: InUse) -> str | None:
-    """The 16-bit format that a run in fp32 may go over to; None where there is none, or it is there already.
+    """Returns the 16-bit format for a run in fp32; None if the run does not use fp32, or there is none.
 
-    bf16 where the device has it, else fp16 with a loss scale on a GPU (V100, T4).
+    bf16 if the device supports it; else fp16 with loss scaling on a GPU (V100, T4).
     """
     if use.precision != "fp32":
         return None
@@ -170,14 +170,14 @@ def half(use: InUse) -> str | None:
 
 
 def scaled(name: str) -> str:
-    """What is to be said beside the name of that format."""
+    """Returns a remark on loss scaling, for fp16 only."""
     if name != "fp16":
         return ""
     return " (this GPU has no bf16; Trainer scales the loss by itself, techniques.Amp does in a custom loop)"
 
 
 def of_bytes(use: InUse) -> str:
-    """Where memory bandwidth binds the work."""
+    """Advice if memory bandwidth is the bottleneck."""
     if (name := half(use)) is not None:
         text = f"Set precision to {name}{scaled(name)}, which moves half of the bytes"
         return text + ("." if use.compile else "; and compile to true, which joins elementwise operations.")
@@ -201,7 +201,7 @@ def of_launches(use: InUse) -> str:
 
 
 def _greater(use: InUse) -> str:
-    """A micro-batch grows within the global batch alone."""
+    """A micro-batch can only grow within the global batch."""
     return (
         "globalBatchSize greater, and microBatchSize with it" if use.whole_share else "microBatchSize greater"
     )

@@ -1,21 +1,18 @@
-"""Where each step's wall time goes: data, host-to-device, compute, communication, checkpoint, other.
-
-Called by the training loop around its phases:
+"""Splits each step's wall time: data, host-to-device copy, compute, communication, checkpoint, other.
 
     split = Split(device)
     with split.data(): batch = next(batches)
     with split.h2d(): batch = to_device(batch)
     with split.compute(): loss = model(batch)
-    with split.backward(): loss.backward()      # communication is taken out of it where `timed` tells
+    with split.backward(): loss.backward()      # minus communication, with a `timed` hook
     with split.compute(): optimizer.step()
     split.step_done()
 
-On a CPU a mark is time.perf_counter(). On CUDA it is an event on the current stream, so that an interval is
-the device's own: an event after the wait for data is recorded when the host has the batch, and completes when
-the device has done all that was queued before. What lies between two is therefore what the *device* waited,
-and a wait that queued work hides counts as compute, which it is. Events are read only once they have
-completed, steps later: nothing here ever makes the host wait for the device. (The CUDA side is tested with
-events of our own making; on a GPU it was not measured.)
+On a CPU a mark is time.perf_counter(). On CUDA it is an event on the current stream, so intervals are device
+time. An event after the wait for data is recorded when the host has the batch; it completes when the device
+has done all work queued before it. So the interval is the time that the *device* waited. A wait hidden by
+queued work counts as compute. Events are read only after they complete, steps later, so the host never waits
+for the device. (The CUDA path is tested with fake events only; it was not measured on a GPU.)
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ M = TypeVar("M")
 
 DATA, H2D, COMPUTE, COMMUNICATION, CHECKPOINT = range(5)
 RECENT: Final = 64
-"""Steps whose utilisation is kept, for its trend."""
+"""Steps in `Split.recent`."""
 PENDING: Final = 256
-"""Steps that may wait for their events; older ones are dropped unread, and counted."""
+"""Steps that may wait for their events; older ones are dropped and counted as `unread`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seconds:
-    """Of all steps together. `other` is what no phase covers: Python between them, logging, collector."""
+    """Seconds of all steps. `other`: outside of any phase, such as logging or garbage collection."""
 
     data: float = 0.0
     h2d: float = 0.0
@@ -57,41 +54,41 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """How the time of `steps` optimizer steps was spent. `seconds` add up to the wall time of these steps."""
+    """Time split of `steps` optimizer steps. `seconds` add up to their wall time."""
 
     steps: int = 0
     seconds: Seconds = Seconds()
     unread: int = 0
-    """Steps whose events were not there in time; they are in none of the figures."""
+    """Steps whose events did not complete in time; they are in no other figure."""
 
     def share(self, phase: str) -> float:
-        """Of 1. All six add up to 1, or to 0 where there was no step."""
+        """Returns the share of a phase, from 0 to 1. All six add up to 1, or to 0 without steps."""
         total = self.seconds.total
         return float(getattr(self.seconds, phase)) / total if total > 0 else 0.0
 
     @property
     def shares(self) -> dict[str, float]:
-        """By the names of `Seconds`."""
+        """All shares, by the field names of `Seconds`."""
         return {field.name: self.share(field.name) for field in fields(Seconds)}
 
     @property
     def utilisation(self) -> float:
-        """Share of the time in which the device had the model's work to do."""
+        """Share of the time that the device spent on compute, from 0 to 1."""
         return self.share("compute")
 
     @property
     def step_seconds(self) -> float:
-        """Mean of one step."""
+        """Mean seconds of one step."""
         return self.seconds.total / self.steps if self.steps else 0.0
 
     @property
     def own_seconds(self) -> float:
-        """Of a mean step without communication, in which a rank waits for others."""
+        """Mean seconds of one step without communication, which is waiting for other ranks."""
         return (self.seconds.total - self.seconds.communication) / self.steps if self.steps else 0.0
 
 
 class Marks(Protocol[M]):
-    """Moments, and the seconds between them once both have come."""
+    """Marks in time. `come`: whether a mark has completed; `between`: seconds between two that have."""
 
     def mark(self) -> M: ...
 
@@ -101,7 +98,7 @@ class Marks(Protocol[M]):
 
 
 class ClockMarks:
-    """Moments of the host."""
+    """Marks on the host's clock."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.mark = clock
@@ -114,10 +111,10 @@ class ClockMarks:
 
 
 class EventMarks:
-    """Moments of the current CUDA stream. `event`: makes one; a parameter so that no GPU is needed to test.
+    """Marks on the current CUDA stream. `event` makes one; tests replace it.
 
-    torch's Event.elapsed_time raises unless both have completed, so `come` is asked first: one query of the
-    last mark of a step says so of all its marks, for they are on one stream.
+    torch's Event.elapsed_time raises unless both events have completed, so call `come` first. All marks of a
+    step are on one stream, so one query of the last mark is enough.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
@@ -141,7 +138,7 @@ def _timing_event() -> Any:
 
 @dataclass(kw_only=True, slots=True)
 class _Step(Generic[M]):
-    """Marks of one step. Intervals are (phase, begin, end) and do not overlap."""
+    """Marks of one step. Intervals are (phase, begin, end), without overlap."""
 
     begin: M
     end: M
@@ -149,7 +146,7 @@ class _Step(Generic[M]):
 
 
 class _Phase:
-    """A reusable context manager; a generator's would cost three times as much."""
+    """Reusable context manager; one made from a generator costs three times as much."""
 
     __slots__ = ("_number", "_split")
 
@@ -175,11 +172,15 @@ class _Backward(_Phase):
 
 
 class Split:
-    """Marks the phases of each step, and sums them up. Used by one thread.
+    """Measures the phases of each step, and sums them up. Not thread-safe.
 
-    A phase inside another interrupts it, so no second counts twice. An exception in a phase ends it.
-    `clock`: seconds, of the host, where the device is a CPU. `marks`: in place of what the device calls for.
-    `restarted`: called by `restart`.
+    A phase inside another one interrupts it, so no time counts twice. An exception in a phase ends it.
+
+    Args:
+        device: the device that trains; CUDA events are used on a GPU.
+        clock: host clock in seconds, used on a CPU.
+        marks: replaces the marks for the device.
+        restarted: callback of `restart`.
     """
 
     def __init__(
@@ -205,41 +206,46 @@ class Split:
         self._begin = self._marks.mark()
 
     def data(self) -> _Phase:
-        """Around the wait for the loader."""
+        """Returns a context manager for the wait for the loader."""
         return self._data
 
     def h2d(self) -> _Phase:
-        """Around the copy from host to device. A copy without `non_blocking`, or from memory that is not
-        pinned, makes the host wait and is seen in full; another one is seen as long as the stream does it."""
+        """Returns a context manager for the copy from host to device.
+
+        A copy without `non_blocking`, or from memory that is not pinned, blocks the host and counts in full.
+        Another copy counts for its time on the stream.
+        """
         return self._h2d
 
     def compute(self) -> _Phase:
-        """Around forward passes and the optimizer's step."""
+        """Returns a context manager for forward passes and the optimizer step."""
         return self._compute
 
     def backward(self) -> _Phase:
-        """Around `loss.backward()` alone: after the last call of a `timed` hook it is communication."""
+        """Returns a context manager for `loss.backward()`, split by a `timed` hook into communication."""
         return self._backward
 
     def communication(self) -> _Phase:
-        """Around collectives that the loop calls itself."""
+        """Returns a context manager for collectives that the loop calls itself."""
         return self._communication
 
     def checkpoint(self) -> _Phase:
-        """Around the part of a save for which the training stands still."""
+        """Returns a context manager for the part of a save that blocks training."""
         return self._checkpoint
 
     def timed(self, hook: Callable[[Any, Any], Any] | None = None) -> Callable[[Any, Any], Any]:
-        """A communication hook for DDP: `ddp.register_comm_hook(state, split.timed(hook))`.
+        """Returns a DDP communication hook: `ddp.register_comm_hook(state, split.timed(hook))`.
 
-        hook: the one to be called, by default the mean over all ranks. DDP calls it for each bucket when
-        its gradients are complete, and `backward` returns when all buckets have come back. No gradient is
-        left to be computed after the last call, so from there to the end of `backward` the step waits for
-        the others and the network: that is the communication that costs time.
+        DDP calls the hook for each bucket with complete gradients, and `backward` returns when all buckets
+        are reduced. After the last call no gradient is left to compute, so the rest of `backward` waits for
+        other ranks and the network. That time counts as communication.
 
-        It does not see what is exchanged while backward still computes (which costs no wall time, but may
-        slow the kernels beside it), nor the broadcast of buffers in forward, and it cannot tell a slow
-        network from a rank that comes late: the straggler is told by comparing `own_seconds` of all ranks.
+        Communication during backward computation is not measured; it costs no wall time, but may slow
+        kernels. Buffer broadcasts in forward are not measured either. A slow network and a late rank look
+        alike: compare `own_seconds` of all ranks to find a straggler.
+
+        Args:
+            hook: the hook to wrap; None: the mean over all ranks.
         """
         inner = hook or _mean
 
@@ -247,7 +253,7 @@ class Split:
             self._reduced = self._marks.mark()
             return inner(state, bucket)
 
-        # torch 2.15 checks a hook's annotations, and refuses all but these (and none at all).
+        # torch 2.15 accepts a hook with exactly these annotations, or with none.
         timed.__annotations__ = {
             "bucket": dist.GradBucket,  # type: ignore[attr-defined]
             "return": torch.futures.Future[torch.Tensor],
@@ -255,24 +261,28 @@ class Split:
         return timed
 
     def step_done(self) -> None:
-        """After each optimizer step. What follows belongs to the next one."""
+        """Ends a step. Call it after each optimizer step."""
         end = self._marks.mark()
         self._pending.append(_Step(begin=self._begin, end=end, intervals=self._intervals))
         self._begin, self._intervals = end, []
         self._read()
 
     def restart(self) -> None:
-        """Forgets the time since the last step: it went into something else, such as an evaluation."""
+        """Excludes the time since the last step, which was spent on something else, such as an evaluation."""
         self._begin, self._intervals, self._reduced = self._marks.mark(), [], None
         self._restarted()
 
     def whole(self) -> Shares:
-        """Of all steps that could be read so far."""
+        """Returns the time split of all steps that have completed so far."""
         self._read()
         return self._whole.shares()
 
     def window(self, *, clear: bool = True) -> Shares:
-        """Of the steps since this was last asked for, or since the beginning; `clear=False`: looks only."""
+        """Returns the time split since the last call, or since the start.
+
+        Args:
+            clear: whether to start a new window; False only reads.
+        """
         self._read()
         found = self._window.shares()
         if clear:
@@ -281,10 +291,10 @@ class Split:
 
     @property
     def recent(self) -> tuple[float, ...]:
-        """Utilisation of each of the last steps, at most RECENT; the oldest first."""
+        """Utilisation (0 to 1) of each of the last RECENT steps, oldest first."""
         return tuple(self._recent)
 
-    # --- inside -------------------------------------------------------------------------------------
+    # --- private ------------------------------------------------------------------------------------
     def _enter(self, number: int) -> None:
         now = self._marks.mark()
         if self._open:
@@ -348,10 +358,10 @@ class _Sums:
 
 
 def _mean(state: Any, bucket: Any) -> Any:
-    """As DDP does by itself, bit for bit; `state` is the process group, or None for the default one.
+    """Averages like DDP without a hook, bit for bit. `state`: process group; None: the default one.
 
-    torch's own `allreduce_hook` divides by the number of ranks, and DDP multiplies by its reciprocal: with
-    three ranks their sums differ in the last bit (torch 2.15, seen).
+    torch's own `allreduce_hook` divides by the number of ranks, while DDP multiplies by its reciprocal. With
+    three ranks the results differ in the last bit (observed with torch 2.15).
     """
     group = state or dist.group.WORLD
     gradients = bucket.buffer().mul_(1 / dist.get_world_size(group))

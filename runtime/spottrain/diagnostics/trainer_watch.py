@@ -1,7 +1,7 @@
-"""Looks at how a `Trainer`'s run goes: where its time goes, what binds it, and a profile if one is asked for.
+"""Diagnostics of a `Trainer`'s run: time split, bottleneck, loader memory, and a profile if requested.
 
-What it finds goes to log, board and store; the finding itself is `diagnosis`. Everything that ranks must do
-together is done at steps that depend on their number alone.
+Results go to the log, the progress board and the store. Collectives run at fixed step numbers, so that all
+ranks take part.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from spottrain.techniques.memory_fit import Fitting
 from spottrain.techniques.precision import Precision, facts_of
 
 EVERY: Final = 64
-"""Steps between two looks."""
+"""Steps between two diagnoses."""
 SETTLED: Final = 2
-"""Steps after which memory has been at its peak: the optimizer's state is made in the first one."""
+"""Steps after which memory has reached its peak: the first one allocates the optimizer's state."""
 
 
 class TrainerMonitor:
-    """Of one attempt, from its first step on."""
+    """Monitors one attempt, from its first step on."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class TrainerMonitor:
         self._memory = watched(session.world, session.board, worker_pids)
 
     def step_done(self) -> None:
-        """After each optimizer step."""
+        """Counts an optimizer step, and diagnoses the run every EVERY steps."""
         self._watch.step_done()
         was_on = self._profiler.on
         self._profiler.step()
         if was_on and not self._profiler.on:
-            self.split.restart()  # to write the trace took seconds
+            self.split.restart()  # writing the trace took seconds
         self._steps += 1
         if self._steps == SETTLED:
             self._advise_on_recomputation()
@@ -100,7 +100,7 @@ class TrainerMonitor:
             log.event("advice", about="activations", text=text)
 
     def close(self) -> None:
-        """At the end of the loop, however it came."""
+        """Ends all monitors, and logs the time split of the attempt."""
         if self._memory is not None:
             self._memory.close()
         self._profiler.close()
@@ -125,18 +125,16 @@ class TrainerMonitor:
         self.split.restart()
 
     def _count(self) -> Work:
-        """The work of an optimizer step: one micro-batch is done once more, without a trace.
+        """Returns the work of an optimizer step. It repeats one micro-batch, and then restores all state.
 
-        By the model as it is before DDP and torch.compile, not within a step of the training: a step that is
-        counted runs uncompiled, and the run would no longer be the same bit for bit as one without it.
+        It uses the model without DDP and torch.compile, outside of a training step. A counted training step
+        would run uncompiled, and results would no longer be the same bit for bit.
         """
         if not isinstance(self._source, Batches) or self._settings.deterministic or self._sharded:
-            return Work()  # a forward pass may leave traces in a model that only its author knows of
+            return Work()  # a forward pass may change hidden state of the model
         try:
             return self._counted(self._source)
-        except (
-            Exception
-        ) as error:  # of memory, of a kernel without a formula, of a loss that counts its calls
+        except Exception as error:  # out of memory, a kernel without a formula, a loss that counts its calls
             why = f"{type(error).__name__}: {error}"
         log.event("work-not-counted", why=why, next="no MFU, and no verdict on what binds the work itself")
         release(self._device)
@@ -144,7 +142,7 @@ class TrainerMonitor:
 
     def _counted(self, source: Batches) -> Work:
         plan = source.plan
-        apart = max(1, len(source.dataset) // plan.micro_batch_size)  # of all lengths, where a set is sorted
+        apart = max(1, len(source.dataset) // plan.micro_batch_size)  # all lengths of a sorted set
         batch = to_device(self._fitting.sample(plan.micro_batch_size, apart=apart), self._device)
         with rehearsal(self._model), counted(machine(self._device, self._precision.name)) as work:
             with self._precision.autocast(self._device):

@@ -1,4 +1,4 @@
-"""Connections of a gang's ranks to rank 0: how they are made, and what goes over them. Used by `control`."""
+"""TCP connections of a gang's ranks to rank 0: handshake, frames and keepalive."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
 SILENT_SECONDS: Final = 25
-"""After which a host that answers no keepalive, or takes no bytes, counts as gone."""
+"""Seconds after which a host counts as gone that acknowledges no keepalive and accepts no bytes."""
 HELLO_SECONDS: Final = 5.0
 DIAL_SECONDS: Final = 20.0
 ADDRESS_KEY: Final = "spottrain/control"
 FRAME: Final = struct.Struct(">HI")
-"""Bytes of the name, bytes of the body."""
+"""Length of the name and length of the body, in bytes."""
 MOST_BYTES: Final = 2**30
-"""Of one frame. More is not a frame but noise."""
+"""Maximum body of one frame; a larger length means that the data is not a frame."""
 WELCOME: Final = "welcome"
 
 
 class AddressBook(Protocol):
-    """What `connect` needs of a torch Store, which every rank can reach."""
+    """The part of a torch Store that is needed here. Every rank can reach it."""
 
     def set(self, key: str, value: str, /) -> Any: ...
     def get(self, key: str, /) -> bytes: ...
@@ -37,7 +37,7 @@ class AddressBook(Protocol):
 
 
 def torch_book() -> AddressBook:
-    """The store of torch's default process group, which must have been initialised."""
+    """Returns the store of torch's default process group, which must be initialized."""
     from torch.distributed import distributed_c10d
 
     book: AddressBook = distributed_c10d._get_default_store()
@@ -45,7 +45,7 @@ def torch_book() -> AddressBook:
 
 
 class Link:
-    """One connection. Any thread sends; one thread receives."""
+    """One connection. Any thread may send; one thread receives."""
 
     def __init__(self, peer: int, connection: socket.socket) -> None:
         self.peer = peer
@@ -55,13 +55,13 @@ class Link:
         _tune(connection)
 
     def send(self, name: str, body: bytes = b"") -> None:
-        """Raises OSError when the peer is gone, or takes nothing for SILENT_SECONDS."""
+        """Sends a frame. Raises OSError if the peer is gone, or accepts nothing for SILENT_SECONDS."""
         letters = name.encode()
         with self._turn:
             self.socket.sendall(FRAME.pack(len(letters), len(body)) + letters + body)
 
     def receive(self) -> list[tuple[str, bytes]]:
-        """What has come, at least a part of a frame. Raises OSError when the connection is at its end."""
+        """Blocks for data and returns the complete frames so far. Raises OSError at the connection's end."""
         news = self.socket.recv(2**20)
         if not news:
             raise ConnectionResetError("the connection was closed")
@@ -82,21 +82,21 @@ class Link:
             yield name, body
 
     def shut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Wakes the receiving threads of both sides; each reads what has come before it sees the end."""
+        """Wakes the receiving threads of both sides; each reads what has arrived before it sees the end."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(how)
 
 
 def welcome_all(world: World, book: AddressBook, timeout: float) -> list[Link]:
-    """Rank 0: a link to each other rank, once all have called. Raises PeerLost."""
+    """Rank 0: returns a link to each other rank, once all have connected. Raises PeerLost."""
     token = secrets.token_hex(16)
     with _server(world) as server:
         book.set(ADDRESS_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
         links = _accept_all(server, world, token, timeout)
-    # Gone before anyone is welcome, so that the next `connect` of the same processes cannot read it.
+    # Deleted before any rank is welcomed, so the next `connect` of the same processes cannot read it.
     book.delete_key(ADDRESS_KEY)
     for link in links:
-        with contextlib.suppress(OSError):  # the receiving thread will see it
+        with contextlib.suppress(OSError):  # the receiving thread will detect it
             link.send(WELCOME)
     return links
 
@@ -118,14 +118,14 @@ def _accept_all(server: socket.socket, world: World, token: str, timeout: float)
             for link in links.values():
                 link.socket.close()
             raise _did_not_come(world, links, timeout) from None
-        except OSError as error:  # no file descriptor is free, say
+        except OSError as error:  # for example no free file descriptor
             if time.monotonic() >= until:
                 raise _did_not_come(world, links, timeout) from error
             time.sleep(0.2)
             continue
         rank = _rank_of(connection, token)
         if rank is None or not 0 < rank < world.size or rank in links:
-            connection.close()  # not of this gang: a port scan, or another job's rank
+            connection.close()  # not of this gang: a port scan, or a rank of another job
         else:
             links[rank] = Link(rank, connection)
     return list(links.values())
@@ -140,7 +140,7 @@ def _did_not_come(world: World, links: Mapping[int, Link], timeout: float) -> Pe
 
 
 def _rank_of(connection: socket.socket, token: str) -> int | None:
-    """The rank that calls; None when it is not one of ours."""
+    """Returns the rank of the connecting peer; None if it is not of this gang."""
     connection.settimeout(HELLO_SECONDS)
     try:
         with connection.makefile("rb") as reader:
@@ -151,7 +151,7 @@ def _rank_of(connection: socket.socket, token: str) -> int | None:
 
 
 def call(world: World, host: str, book: AddressBook, timeout: float) -> Link:
-    """Any other rank: a link to rank 0, once all have called it. Raises PeerLost."""
+    """Other ranks: returns a link to rank 0, once all have connected to it. Raises PeerLost."""
     address = json.loads(book.get(ADDRESS_KEY))
     connection = _dial(host, int(address["port"]), min(timeout, DIAL_SECONDS))
     try:
@@ -169,7 +169,7 @@ def call(world: World, host: str, book: AddressBook, timeout: float) -> Link:
 
 
 def _dial(host: str, port: int, patience: float) -> socket.socket:
-    """Rank 0 listens already, so what fails for longer than a network's hiccup will not come right."""
+    """Retries for a moment only: rank 0 is already listening, so a longer failure will not go away."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -184,7 +184,7 @@ def _dial(host: str, port: int, patience: float) -> socket.socket:
 
 
 def _read_welcome(connection: socket.socket) -> None:
-    """No byte more, because what follows it belongs to the receiving thread."""
+    """Reads exactly the welcome frame; the bytes after it are for the receiving thread."""
     size = FRAME.size + len(WELCOME)
     while size:
         got = connection.recv(size)
@@ -194,7 +194,7 @@ def _read_welcome(connection: socket.socket) -> None:
 
 
 def _tune(connection: socket.socket) -> None:
-    """A frame leaves at once, and a host that vanished without a word is noticed."""
+    """Disables Nagle's delay, and enables detection of a host that vanished without closing."""
     connection.settimeout(SILENT_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

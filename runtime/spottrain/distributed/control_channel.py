@@ -1,9 +1,8 @@
-"""What the ranks of a gang tell each other outside of collectives: a TCP connection of each rank to rank 0.
+"""Messages between the ranks of a gang outside of collectives, over a TCP connection of each rank to rank 0.
 
-Used by `agreement` (orders, requests to stop) and by multi-rank saves (each rank's report of its shards). A
-connection of our own and not a torch store, because it tells both sides at once that a rank is gone: see
+A TCP connection, unlike a torch store, tells both sides at once that a rank is gone: see
 docs/adr/0005-agreement.md. Frames are a name and bytes; nothing in them is ever executed. Of torch only the
-default store is used, as the book in which rank 0 writes the port that it listens on.
+default store is used: rank 0 publishes there the port that it listens on.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
 CONNECT_SECONDS: Final = 300.0
-"""In which all ranks must have come: torch's own patience for its rendezvous."""
+"""Seconds for all ranks to connect: the same as torch's rendezvous timeout."""
 END_SECONDS: Final = 5.0
-"""For the receiving thread to read what came before a connection's end."""
+"""Seconds for the receiving thread to read what arrived before a connection's end."""
 TELL_AFTER_SECONDS: Final = 60.0
-"""Of waiting, after which the log says for what."""
+"""Seconds of waiting after which the log says for what."""
 LOOK_SECONDS: Final = 0.2
-"""How often a wait looks whether it should go on, without any message having come."""
+"""How often a wait checks its condition when no message arrives."""
 MOST_NAMES: Final = 256
-"""Of a rank's parts that rank 0 keeps unread; the oldest go first, such as those of a save given up."""
+"""Unread names per rank that rank 0 keeps; the oldest are dropped, such as those of an aborted save."""
 BYE: Final = "bye"
 
 
 class Control:
-    """The ranks' messages, by name. Made by `connect`.
+    """Message channel between the ranks; messages are addressed by name.
 
-    Every message is kept until it is read; messages of one name and rank are read in the order of sending. A
-    rank that is gone without `close` is lost: `lost` says so, and every wait for it ends at once.
+    Every message is kept until it is read. Messages of the same name and rank are read in the order of
+    sending. A rank that disconnects without `close` is lost: `lost` is set, and waits for that rank end.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Control:
     ) -> None:
         self.world = world
         self.lost: PeerLost | None = None
-        """The first rank that went without a word."""
+        """The first rank that disconnected without `close`."""
         self._links = {link.peer: link for link in links}
         self._open = set(self._links)
         self._left: set[int] = set()
@@ -67,14 +66,14 @@ class Control:
         self._inbox: dict[tuple[str, int], deque[bytes]] = {}
         self._handlers: dict[str, Callable[[int, bytes], None]] = {}
         myself = weakref.ref(self)
-        # A forked loader worker would hold the connections open when this process is long dead.
+        # A forked loader worker would keep the connections open after this process has died.
         os.register_at_fork(after_in_child=lambda: _leave_to_parent(myself()))
         self._ear = threading.Thread(target=self._listen, name="spottrain-control", daemon=True)
         self._ear.start()
 
     # --- rank 0 to all ------------------------------------------------------------------------------
     def say(self, name: str, body: bytes) -> None:
-        """Rank 0: tells all other ranks. Does not wait for them. Raises PeerLost."""
+        """Rank 0: sends to all other ranks, without waiting for them. Raises PeerLost."""
         for rank in sorted(self._open):
             try:
                 self._links[rank].send(name, body)
@@ -84,9 +83,9 @@ class Control:
             raise self.lost
 
     def hear(self, name: str, timeout: float = math.inf) -> bytes | None:
-        """Other ranks: the next that rank 0 said under this name; None when nothing came in time.
+        """Other ranks: returns rank 0's next message of this name; None if none arrives in time.
 
-        Raises PeerLost when rank 0 is gone and everything it said has been heard.
+        Raises PeerLost if rank 0 is gone and all its messages of this name have been read.
         """
         key = (name, 0)
         with self._came:
@@ -98,13 +97,13 @@ class Control:
         raise self.lost or _ended()
 
     def came(self, name: str) -> bool:
-        """Other ranks: whether `hear` would answer at once."""
+        """Other ranks: whether `hear` would return or raise at once."""
         with self._came:
             return (name, 0) in self._inbox or 0 not in self._open
 
     # --- all ranks to rank 0 ------------------------------------------------------------------------
     def gather(self, name: str, body: bytes) -> None:
-        """Any rank: hands rank 0 its part of `name`. Raises PeerLost."""
+        """Any rank: sends its part of `name` to rank 0. Raises PeerLost."""
         if self.world.first:
             if handler := self._keep(name, 0, body):
                 handler(0, body)
@@ -118,7 +117,7 @@ class Control:
     def collect(
         self, name: str, timeout: float, give_up: Callable[[], bool] = lambda: False
     ) -> list[bytes | None]:
-        """Rank 0: every rank's part of `name`, by rank; None for those that are gone or not in time."""
+        """Rank 0: returns all parts of `name`, by rank; None for ranks that are gone or not in time."""
         ranks = range(self.world.size)
 
         def complete() -> bool:
@@ -129,8 +128,9 @@ class Control:
             return [self._pop((name, r)) if (name, r) in self._inbox else None for r in ranks]
 
     def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:
-        """Each message of this name, those that came before included, is passed to `handler` with its rank,
-        on the receiving thread, and not kept."""
+        """Passes each message of this name to `handler` with its rank, on the receiving thread.
+
+        Such messages are not kept; those that arrived earlier are passed too, on the caller's thread."""
         with self._came:
             self._handlers[name] = handler
             kept = [(key[1], self._inbox.pop(key)) for key in list(self._inbox) if key[0] == name]
@@ -139,18 +139,18 @@ class Control:
                 handler(rank, body)
 
     def await_loss(self, seconds: float) -> bool:
-        """Whether a rank is lost, or becomes so within `seconds`."""
+        """Returns whether a rank is lost, or gets lost within `seconds`."""
         with self._came:
             self._wait(lambda: self.lost is not None, seconds, "loss")
             return self.lost is not None
 
     @property
     def gone(self) -> list[int]:
-        """Ranks that said good-bye or are lost. Rank 0 sees all of them, the others see rank 0 alone."""
+        """Ranks that have closed or are lost. Rank 0 sees all of them, the others see only rank 0."""
         return sorted(self._links.keys() - self._open)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Says good-bye. Rank 0 leaves last: it waits for the others', `timeout` seconds at most."""
+        """Closes the channel. Rank 0 closes last: it waits for the other ranks, at most `timeout` seconds."""
         if self._closing:
             return
         if self.world.first:
@@ -168,7 +168,7 @@ class Control:
 
     # --- inside -------------------------------------------------------------------------------------
     def _wait(self, done: Callable[[], Any], timeout: float, name: str) -> None:
-        """With `_came` held. In slices, so that the log can say what is waited for."""
+        """Waits with `_came` held. In slices, so that the log can say what it waits for."""
         began = self._clock()
         told = False
         while not done():
@@ -188,7 +188,7 @@ class Control:
         return body
 
     def _keep(self, name: str, rank: int, body: bytes) -> Callable[[int, bytes], None] | None:
-        """For whoever will read it; the handler instead, where there is one."""
+        """Stores a message for its reader; returns the handler instead if there is one."""
         with self._came:
             if handler := self._handlers.get(name):
                 return handler
@@ -213,7 +213,7 @@ class Control:
                         selector.unregister(key.fileobj)
 
     def _take(self, link: Link) -> bool:
-        """False when the connection is at its end."""
+        """Handles what has arrived; returns False at the connection's end."""
         try:
             for name, body in link.receive():
                 if name == BYE:
@@ -222,13 +222,13 @@ class Control:
                     handler(link.peer, body)
         except (OSError, ValueError) as error:
             if isinstance(error, TimeoutError) and error.errno is None:
-                return True  # nothing to read after all; with a number it is the host that fell silent
+                return True  # nothing to read after all; an errno would mean that the host fell silent
             self._gone(link.peer, error)
             return False
         return True
 
     def _await_end(self, rank: int) -> None:
-        """A send failed. The receiving thread sees the end too, after it has read what came before."""
+        """After a failed send: waits until the receiving thread has read the rest and sees the end."""
         self._links[rank].shut()
         with self._came:
             self._wait(lambda: rank not in self._open, END_SECONDS, BYE)
@@ -250,13 +250,13 @@ class Control:
 
 
 def say(control: Control | None, name: str, facts: Mapping[str, Any]) -> None:
-    """Rank 0: tells the others, if there are any, as JSON."""
+    """Rank 0: sends `facts` as JSON to the other ranks, if any."""
     if control is not None:
         control.say(name, json.dumps(facts).encode())
 
 
 def hear(control: Control | None, name: str) -> dict[str, Any]:
-    """Other ranks: waits for as long as rank 0 lives."""
+    """Other ranks: returns rank 0's next message of this name. Waits as long as rank 0 lives."""
     assert control is not None, "one rank has nobody to hear"
     body = control.hear(name)
     assert body is not None, "without a time limit there is an answer or PeerLost"
@@ -268,7 +268,7 @@ def _ended() -> PeerLost:
 
 
 def _leave_to_parent(control: Control | None) -> None:
-    """In a forked child; no lock is taken, because the parent's thread may have held it."""
+    """In a forked child: takes no lock, because a thread of the parent may have held it."""
     if control is not None:
         for link in control._links.values():
             link.socket.close()
@@ -282,11 +282,11 @@ def connect(
     timeout: float = CONNECT_SECONDS,
     on_lost: Callable[[PeerLost], None] | None = None,
 ) -> Control:
-    """Called by all ranks, once torch's default process group exists; returns when all have come.
+    """Connects all ranks, once torch's default process group exists. Every rank must call it.
 
-    `host`: where rank 0 is reached from here, which is what MASTER_ADDR says. `on_lost` is called, once, on
-    the receiving thread: the main thread may be stuck in a collective that the lost rank will never join.
-    Raises PeerLost when a rank does not come within `timeout` seconds.
+    `host`: address of rank 0 as seen from here (MASTER_ADDR). `on_lost` is called once, on the receiving
+    thread: the main thread may be stuck in a collective that the lost rank will never join. Raises PeerLost
+    if a rank does not connect within `timeout` seconds.
     """
     if world.size == 1:
         return Control(world, [], on_lost=on_lost)

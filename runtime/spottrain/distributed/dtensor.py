@@ -1,5 +1,6 @@
-"""What is asked of a DTensor (FSDP2), without importing it: that import costs a second and more, and where
-nobody has imported it there are none. Used by `tree`, `layout`, `modelstate`.
+"""Helpers for DTensors (FSDP2) that do not import them.
+
+That import takes a second or more. Unless other code has done it, there are no DTensors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
-    """The part of a tensor that one rank holds."""
+    """The part of a tensor that one rank holds: offset and shape, per dimension."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -25,12 +26,12 @@ def is_sharded(value: object) -> TypeGuard[Any]:
 
 
 def any_sharded(module: torch.nn.Module, *, recurse: bool = True) -> bool:
-    """Whether FSDP2 has parameters of the module, those of its submodules included."""
+    """Whether FSDP2 has sharded parameters of the module, with `recurse` those of its submodules too."""
     return any(map(is_sharded, module.parameters(recurse=recurse)))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers that this rank holds."""
+    """Returns the part of the tensor that this rank holds."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
@@ -44,7 +45,7 @@ def box_of(tensor: torch.Tensor) -> Box:
 
 
 def like(here: Any, part: torch.Tensor) -> torch.Tensor:
-    """`part`, of this rank, as a DTensor that is laid out as `here`."""
+    """Returns this rank's `part` as a DTensor with the layout of `here`."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -58,12 +59,12 @@ def like(here: Any, part: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, where it is; for a DTensor every rank must call this."""
+    """Returns the whole tensor; for a DTensor every rank must call this."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def holders(tensor: Any) -> list[int]:
-    """Ranks that hold the parts of a DTensor, one for each part."""
+    """Returns the ranks that hold the parts of a DTensor, one rank for each part."""
     ranks = tensor.device_mesh.mesh
     for dimension, placement in enumerate(tensor.placements):
         if not placement.is_shard():

@@ -1,4 +1,4 @@
-"""torch's process group: join and leave it, this rank's GPU, sums over ranks, errors of lost peers."""
+"""torch's process group: joining and leaving it, this rank's GPU, sums over ranks, errors of lost peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, PeerLost
 
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
-"""Of one collective. Ranks wait for each other at the gate outside of collectives, so this is work only."""
+"""Timeout of one collective. Ranks wait at the gate outside of collectives, so this covers only work."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 LOST: Final = (
     "connection closed by peer",
@@ -28,20 +28,20 @@ LOST: Final = (
     "remote process exited",
     "ncclremoteerror",
 )
-"""What gloo, NCCL and torch's store say when a rank is gone (torch 2.15)."""
+"""What gloo, NCCL and torch's store report when a rank is gone (torch 2.15)."""
 GLOO: Final = re.compile(r"\bgloo/")
-"""In what gloo raises, which is a plain RuntimeError: the path of its source file."""
+"""Path of gloo's source files in its exceptions, which are plain RuntimeErrors."""
 HEARSAY_SECONDS: Final = 8.0
-"""For the news that a rank is gone to come by way of rank 0, which ends 5 s after it."""
+"""Seconds to wait for rank 0's news that a rank is gone; rank 0 ends 5 s after it."""
 
 
 def join(world: World, device: torch.device) -> None:
-    """Makes the process group unless the script has; torch's `env://`. All ranks must come."""
+    """Creates the process group (torch's `env://`) unless the script has. Every rank must call it."""
     if not world.distributed or dist.is_initialized():
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Both: checkpoints and stop orders of a GPU run go over the CPU's backend.
+    # Both backends: checkpoints and stop orders of a GPU run use the CPU's.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     if device.type == "cuda" and torch.cuda.device_count() < world.local_size:
@@ -52,17 +52,17 @@ def join(world: World, device: torch.device) -> None:
 
 
 def default_device(world: World) -> str | None:
-    """A GPU of this rank's own, where there is one."""
+    """Returns the device name of this rank's own GPU; None if there is no GPU or only one rank."""
     if not world.distributed or not torch.cuda.is_available():
         return None
     return f"cuda:{gpu_of(world, torch.cuda.device_count(), os.environ.get(VISIBLE, ''))}"
 
 
 def gpu_of(world: World, count: int, visible: str) -> int:
-    """Which of the `count` GPUs that this rank sees is its own. Raises ConfigurationError.
+    """Returns which of the `count` visible GPUs belongs to this rank. Raises ConfigurationError.
 
-    visible: CUDA_VISIBLE_DEVICES. A scheduler, such as Slurm's or MPI's, may let each rank see one GPU, its
-    own: `join` looks whether no two see the same.
+    visible: CUDA_VISIBLE_DEVICES. A scheduler such as Slurm or MPI may show each rank only its own GPU;
+    `join` then checks that no two ranks see the same one.
     """
     if count >= world.local_size:
         return world.local_rank
@@ -75,7 +75,7 @@ def gpu_of(world: World, count: int, visible: str) -> int:
 
 
 def require_own_gpus(gpus: Sequence[str]) -> None:
-    """`gpus`: of each rank, by its machine. Raises ConfigurationError."""
+    """Raises ConfigurationError if two ranks see the same GPU. `gpus`: by rank, UUID and host of its GPU."""
     for rank, gpu in enumerate(gpus):
         if (other := gpus.index(gpu)) != rank:
             raise ConfigurationError(
@@ -86,16 +86,16 @@ def require_own_gpus(gpus: Sequence[str]) -> None:
 
 
 def total(value: torch.Tensor, world: World) -> torch.Tensor:
-    """Sum over all ranks; every rank must call it."""
+    """Returns the sum over all ranks, in place; every rank must call it."""
     if world.distributed:
         dist.all_reduce(value)
     return value
 
 
 def give_buffers(model: torch.nn.Module, world: World) -> None:
-    """Rank 0's buffers to all ranks, as DDP does before a forward pass; every rank must call it.
+    """Broadcasts rank 0's buffers, as DDP does before a forward pass; every rank must call it.
 
-    For an evaluation: so it is one of what is saved, and equal when it is done again after a resume.
+    For an evaluation: so it uses buffers that are also saved, and gives the same result after a resume.
     """
     if world.distributed:
         for buffer in model.buffers():
@@ -103,14 +103,14 @@ def give_buffers(model: torch.nn.Module, world: World) -> None:
 
 
 def of_first(value: torch.Tensor, world: World) -> torch.Tensor:
-    """What rank 0 has; every rank must call it."""
+    """Returns rank 0's value, in place; every rank must call it."""
     if world.distributed:
         dist.broadcast(value, 0)
     return value
 
 
 def number_of_first(value: float, world: World) -> float:
-    """The same of a number. Without a process group, as before the loop has made one, it is one's own."""
+    """Returns rank 0's number. Before the process group exists, it returns this rank's own."""
     if not (world.distributed and dist.is_initialized()):
         return value
     held = torch.tensor(value, dtype=torch.float64, device=default_device(world))
@@ -118,14 +118,14 @@ def number_of_first(value: float, world: World) -> float:
 
 
 def earliest(moment: float, world: World, device: torch.device) -> float:
-    """The least of all ranks'; every rank must call it."""
+    """Returns the minimum over all ranks; every rank must call it."""
     return Earliest(moment, device).result() if world.distributed else moment
 
 
 class Earliest:
-    """The least of all ranks', on its way; every rank must make one, and ask it for the result.
+    """Asynchronous minimum over all ranks; every rank must create one and ask for its result.
 
-    Over the CPU's backend where there is one (`join` makes one): then no GPU is waited for.
+    Uses the CPU's backend if there is one (`join` makes one), so it does not wait for a GPU.
     """
 
     def __init__(self, moment: float, device: torch.device) -> None:
@@ -143,14 +143,13 @@ class Earliest:
 def peer_lost(
     error: BaseException, world: World, known: Callable[[float], bool] = lambda seconds: False
 ) -> PeerLost | None:
-    """What an exception means, where it means that another rank is gone.
+    """Returns a PeerLost if the exception means that another rank is gone, else None.
 
-    It must come from torch.distributed, gloo or NCCL, and say so. Where they say something else, and for any
-    other RuntimeError, it counts if the control channel knows of a rank that is gone: `known` waits so many
-    seconds for the news.
+    An exception of torch.distributed, gloo or NCCL counts if its text says so. Any other RuntimeError, or
+    another text, counts only if the control channel knows of a lost rank: `known(seconds)` waits for it.
     """
     if not world.distributed or not isinstance(error, RuntimeError):
-        return None  # a network error of the script's own is an OSError
+        return None  # a network error of the script itself is an OSError
     text = str(error)
     collective = isinstance(error, dist.DistError) or GLOO.search(text) is not None
     said = collective and any(word in text.lower() for word in LOST)
@@ -163,6 +162,6 @@ def peer_lost(
 
 
 def leave() -> None:
-    """Before the process ends by itself: destroying the group waits for no one."""
+    """Destroys the process group before a normal exit, without waiting for other ranks."""
     if dist.is_initialized() and os.environ.get("TORCHELASTIC_RUN_ID") is None:
         dist.destroy_process_group()

@@ -1,10 +1,10 @@
-"""At which steps all ranks of a gang save and stop. Asked by `run` at every step's boundary.
+"""Makes all ranks of a gang save and stop at the same steps.
 
-Rank 0 decides, in numbered orders. An order is made at a boundary (so many steps are done), says whether all
-save or stop there, and up to which boundary all go on without asking again. A rank that reaches that boundary
-takes the next order, so no two ranks can differ, whatever either of them knew when. An order reaches
-REACH_SECONDS, or one step: that is how late a stop is, and within it a boundary costs one comparison. No
-collective, no device sync. Why so: docs/adr/0005-agreement.md.
+Rank 0 decides, in numbered orders. An order is made at a boundary between steps. It says whether all ranks
+save or stop there, and until which boundary all go on without asking again. A rank that reaches that
+boundary takes the next order, so no two ranks can differ, whatever each of them knew at what time. An order
+covers REACH_SECONDS, or one step: that is the maximum delay of a stop. Within it a boundary costs one
+comparison, without collectives or device synchronization. Rationale: docs/adr/0005-agreement.md.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from spottrain.errors import ConfigurationError, PeerLost
 
 REACH_SECONDS: Final = 0.25
 REACH_SECONDS_PER_RANK: Final = 0.01
-"""Rank 0 sends an order to each rank itself, in some 5 to 10 us, which so takes 0.1 % of its time at most."""
+"""Rank 0 sends an order to each rank itself, in 5 to 10 us, so this is at most 0.1 % of its time."""
 MOST_STEPS: Final = 1000
-"""Of one order, however quick the steps seem."""
+"""Maximum steps of one order, however fast the steps seem."""
 ORDER: Final = "order"
 STOP: Final = "stop"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """What to do at this boundary. Never both: whoever stops decides about its last save itself."""
+    """What to do at this boundary. Never both: after a stop, a last save is decided separately."""
 
     save: bool = False
     stop: bool = False
@@ -45,16 +45,16 @@ GO_ON: Final = Orders()
 class Order:
     number: int
     at: int
-    """Steps done when it was made, by every rank."""
+    """Steps done by every rank when the order was made."""
     until: int
-    """Steps done when the next one is taken; `at` where it is the last."""
+    """Steps done when the next order is taken; `at` if this order is the last."""
     save: bool = False
     stop: bool = False
     deadline: float = math.inf
-    """Unix seconds; the least of all ranks'."""
+    """Unix seconds; the earliest of all ranks."""
     reason: str = ""
     total: int | None = None
-    """Steps that rank 0 means to do; None where the loop does not know."""
+    """Steps that rank 0 will do in total; None if the loop does not know."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -70,7 +70,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRequest:
-    """That all ranks should stop. Of several the least deadline counts, and the reason of the first."""
+    """Request that all ranks stop. Of several, the earliest deadline and the first reason apply."""
 
     deadline: float
     reason: str = ""
@@ -82,10 +82,10 @@ class StopRequest:
 
 
 def reach(*, last: Order | None, at: int, step_seconds: float | None, size: int) -> int:
-    """For how many steps the next order holds.
+    """Returns for how many steps the next order holds.
 
-    At most twice as many as the last one, so that a few quick steps, such as those that a GPU has only
-    queued, do not put off the next look for long.
+    At most twice as many as the last order: a few quick steps, such as steps that a GPU has only queued, must
+    not delay the next order for long.
     """
     if last is None or not step_seconds or step_seconds <= 0:
         return 1
@@ -103,7 +103,7 @@ def decide(
     save_due: Callable[[], bool],
     horizon: int | None = None,
 ) -> Order:
-    """Rank 0's next order, of `steps` steps, or fewer where `total` or `horizon` come first."""
+    """Returns rank 0's next order: for `steps` steps, or fewer if `total` or `horizon` comes first."""
     number = last.number + 1 if last else 1
     if request is not None:
         return Order(
@@ -120,7 +120,7 @@ def decide(
 
 
 class Line(Protocol):
-    """What is needed of `control.Control`."""
+    """The part of `control_channel.Control` that is needed here."""
 
     world: World
     lost: PeerLost | None
@@ -138,36 +138,36 @@ class Agreement(Protocol):
 
     @property
     def stop_deadline(self) -> float:
-        """Unix seconds; the least that this rank knows of, its own included."""
+        """Unix seconds; the earliest that this rank knows of, its own included."""
 
     @property
     def stop_reason(self) -> str:
-        """Who asked for the stop."""
+        """Who requested the stop."""
 
     def begin(self, step: int, total: int | None) -> Orders:
-        """`step` steps are done of `total`, and the next would begin. May say stop before it does."""
+        """Before the next step, with `step` of `total` steps done. May already return a stop."""
 
     def at_boundary(
         self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None = None
     ) -> Orders:
-        """`step` steps are done. Raises PeerLost.
+        """Returns the orders after `step` steps. Raises PeerLost.
 
-        Both callables are asked on rank 0 alone, once for each order it makes. `save_due`: whether all should
-        save at `step`; not asked where they stop. `horizon`: the next step at which it must be asked again,
-        where a save is due by steps.
+        Both callables are called only on rank 0, once for each order. `save_due`: whether all ranks should
+        save at `step`; not called if they stop. `horizon`: the next step at which `save_due` must be called
+        again, where saves are due by steps.
         """
 
     def request_stop(self, deadline: float, reason: str = "") -> None:
-        """From any thread but no signal handler, any number of times. Does not raise and does not wait."""
+        """Requests a stop; may be repeated. Not for signal handlers. Does not raise and does not wait."""
 
 
 def alone(stopping: Callable[[], bool]) -> Agreement:
-    """Of a world of one: decides at every boundary."""
+    """Returns the agreement of a world of one rank, which decides at every boundary."""
     return _Alone(stopping)
 
 
 Start = Callable[[Callable[[], None]], None]
-"""Has something done while the caller goes on."""
+"""Runs the given work in the background."""
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -177,12 +177,12 @@ def _in_a_thread(work: Callable[[], None]) -> None:
 def led(
     control: Line, *, clock: Callable[[], float] = time.monotonic, start: Start = _in_a_thread
 ) -> Agreement:
-    """Of this rank in its gang; rank 0 leads."""
+    """Returns the agreement of this rank in its gang; rank 0 leads."""
     return _Leader(control, clock) if control.world.first else _Follower(control, start)
 
 
 class _Asked:
-    """Requests that this rank knows of, from any thread."""
+    """Stop requests that this rank knows of; thread-safe."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -220,7 +220,7 @@ class _Alone(_Asked):
 
 
 class _Rank(_Asked):
-    """What leader and followers have in common: they ask where the last order ends."""
+    """Common part of leader and followers: the next order is taken where the last one ends."""
 
     def __init__(self, control: Line) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class _Rank(_Asked):
         if step < self._until or step == self._total:
             return GO_ON
         if self._order is not None and self._order.stop:
-            return self._order.orders  # the last word, however often it is asked for
+            return self._order.orders  # a stop is final, however often it is asked for
         order = self._next(step, save_due, horizon)
         self._order, self._until = order, order.until
         return order.orders
@@ -288,7 +288,7 @@ class _Leader(_Rank):
         return order
 
     def _step_seconds(self, step: int) -> float | None:
-        """Of the steps since the last order, with whatever else was done between them."""
+        """Average over the steps since the last order, including all other work between them."""
         if self._order is None or step <= self._order.at:
             return None
         return (self._clock() - self._made_at) / (step - self._order.at)
@@ -312,7 +312,7 @@ class _Follower(_Rank):
         self._start(lambda: self._tell(request))
 
     def _tell(self, request: StopRequest) -> None:
-        with contextlib.suppress(PeerLost):  # the main thread finds out at its next boundary
+        with contextlib.suppress(PeerLost):  # the main thread sees it at its next boundary
             self._control.gather(STOP, json.dumps(asdict(request)).encode())
 
     def _next(

@@ -1,7 +1,7 @@
-"""Which process of the gang this one is, in the words of torch's `env://`.
+"""Rank and size of this process in the gang, from the variables of torch's `env://`.
 
-Set by our launcher, torchrun or `accelerate launch`; without them a run is one process. Read by `session`,
-by whatever acts by rank, and by `launcher`. No torch in it: it is needed before that import.
+spottrain's launcher, torchrun or `accelerate launch` sets them; without them a run is one process. This
+module does not import torch, because it is needed before that import.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> World:
-        """One process where RANK and WORLD_SIZE are absent. Raises ConfigurationError.
+        """Reads the variables; one process if RANK and WORLD_SIZE are absent. Raises ConfigurationError.
 
-        LOCAL_RANK and LOCAL_WORLD_SIZE may be absent only where WORLD_SIZE is 1: whether ranks share a pod,
-        and so its port and its termination message, cannot be guessed.
+        LOCAL_RANK and LOCAL_WORLD_SIZE may be absent only if WORLD_SIZE is 1. Otherwise it is unknown whether
+        ranks share a pod, and so its port and its termination message.
         """
         if not env.get(RANK) and env.get(WORLD_SIZE, "") in ("", "1"):
             return cls()
@@ -61,7 +61,7 @@ class World:
 
     @property
     def first_here(self) -> bool:
-        """Whether this is the first rank of its pod, which serves progress and writes the last words."""
+        """Whether this is its pod's first rank, which serves progress and writes the termination message."""
         return self.local_rank == 0
 
     def _require_sense(self) -> None:

@@ -1,7 +1,9 @@
-"""Training loops of other libraries, kept from losing work. Each module imports its library; none is needed.
+"""Integrations that make training loops of other libraries survive interruptions. All are optional.
 
-folder_checkpoints  what they have in common: checkpoints that the library itself writes and reads
+Each module imports its own library.
+
+folder_checkpoints  shared base: checkpoints that the library itself writes and reads
 transformers        `TransformersCallback` for Hugging Face's Trainer
-accelerate          `Run` for a loop around an Accelerator
+accelerate          `AccelerateRun` for a loop around an Accelerator
 lightning           `LightningCallback` for Lightning's Trainer
 """

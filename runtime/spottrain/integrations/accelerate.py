@@ -1,4 +1,4 @@
-"""A loop around Hugging Face's Accelerator, in the three lines of `spottrain.Run`:
+"""`AccelerateRun`: `spottrain.Run` for a loop around Hugging Face's Accelerator:
 
     run = AccelerateRun(accelerator, data=loader, max_steps=1000)   # after accelerator.prepare(...)
     for batch in run.batches(loader):
@@ -6,7 +6,7 @@
         run.step_completed(loss=loss)
     run.finish()
 
-A checkpoint is what `accelerator.save_state` writes, and `load_state` reads it.
+`accelerator.save_state` writes the checkpoints, and `load_state` reads them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,24 @@ from spottrain.training.loop import Loop
 
 
 class AccelerateRun(Loop):
-    """What `accelerator.prepare` was given, and what was registered for checkpointing, is restored at once.
+    """Saves and restores a training loop around an Accelerator.
 
-    data: `spottrain.data.loader`, not prepared, or what else `spottrain.Run` takes. A prepared loader has
-        no position of its own: leave data out, and skip what was used by accelerator.skip_first_batches.
-    folder: on a disk with room for one checkpoint; default: the accelerator's project_dir, else the current
-        one.
+    The constructor claims the checkpoint URI. It restores what `accelerator.prepare` was given, and what was
+    registered for checkpointing.
+
+    Args:
+        accelerator: create the Run after `accelerator.prepare(...)`.
+        data: an unprepared `spottrain.data.loader`, or another object that `spottrain.Run` accepts. A
+            prepared loader has no position of its own: leave `data` out, and skip used batches with
+            accelerator.skip_first_batches.
+        max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
+        log_every: steps between two log lines, at least 1.
+        folder: on a disk with room for one checkpoint; None: the accelerator's project_dir, else the current
+            folder.
+        session: the process's own session by default.
+
+    Raises:
+        RunError: an argument cannot be saved, the checkpoint does not match, or the store fails.
     """
 
     def __init__(
@@ -77,12 +89,12 @@ class AccelerateRun(Loop):
         )
         self._begin(keeper)
         if keeper.restored is not None:
-            keeper.meet()  # nothing of Accelerate's waits until all ranks of the pod have read it
+            keeper.meet()  # load_state has no barrier: wait until all ranks have read
         if keeper.restored is not None and self.session.world.first_here:
             shutil.rmtree(keeper.restored, ignore_errors=True)
 
     def _require_whole(self) -> None:
-        """That `save_state` stores all that is trained. Raises ConfigurationError."""
+        """Raises ConfigurationError unless `save_state` stores all that is trained."""
         registered = [each for each in self._accelerator._custom_objects if isinstance(each, torch.nn.Module)]
         wrapped = [each.optimizer for each in self._accelerator._optimizers]
         optimizers = [each for each in wrapped if isinstance(each, torch.optim.Optimizer)]
@@ -111,7 +123,7 @@ class AccelerateRun(Loop):
             raise self._incompatible(str(error)) from error
         self._load_progress(tree["progress"], unpacked(own), new_rank)
 
-    # --- for the base ---------------------------------------------------------------------------------
+    # --- overrides of Loop ----------------------------------------------------------------------------
     def _module(self) -> torch.nn.Module:
         return torch.nn.ModuleList(self._plain())
 

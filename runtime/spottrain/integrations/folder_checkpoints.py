@@ -1,7 +1,7 @@
-"""Checkpoints of kind "folder": files that a library writes, and reads again. Used by the modules beside it.
+"""Checkpoints of kind "folder": files that another library writes and reads.
 
-Claim, commit, agreement and stop are the `Keeper`'s. The library writes into a folder that is ours alone
-until it is uploaded, in the background, and then deleted; what it writes for itself is its own affair.
+The coordinator (`Keeper`) does claim, commit, agreement and stop. The library writes into a separate folder,
+which is uploaded in the background and then deleted. Other files of the library are not touched.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from spottrain.lifecycle.coordinator import Keeper, TrainingState
 from spottrain.lifecycle.session import Session
 
 OURS: Final = ".spottrain-"
-"""Begin of the names of our folders."""
+"""Prefix of the names of these folders."""
 
 
 class FolderKeeper(Keeper):
-    """`write(folder)`: the library's save, called on all ranks. `place`: a folder on a disk with enough room.
+    """Coordinator for checkpoints that a library writes.
 
-    `target(step)`: where a restored checkpoint is put; by default into a folder of ours, until `close`.
+    `write(folder)` saves with the library, on all ranks. `place`: a folder on a disk with room for one
+    checkpoint. `target(step)`: the folder for a restored checkpoint; by default one that `close` deletes.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class FolderKeeper(Keeper):
         self._saved: list[tuple[Path, Save]] = []
         self._meetings = 0
         self.restored: Path | None = None
-        """Of this machine, after `begin`; None where there was nothing to restore."""
+        """Local folder of the restored checkpoint after `begin`; None if there was none."""
 
     def begin(self) -> bool:
         if self.session.world.first_here:
             self._place.mkdir(parents=True, exist_ok=True)
-            for left in self._place.glob(f"{OURS}*"):  # by a process that was killed
+            for left in self._place.glob(f"{OURS}*"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
         return super().begin()
 
@@ -65,7 +66,7 @@ class FolderKeeper(Keeper):
         return found
 
     def _prepare(self, checkpoints: Checkpointer) -> None:
-        """Nothing: the memory is the library's affair."""
+        """Does nothing: no staging buffer is needed."""
 
     def take(self, *, best: bool = False) -> Save:
         assert self.checkpoints is not None
@@ -81,7 +82,7 @@ class FolderKeeper(Keeper):
         return save
 
     def meet(self) -> None:
-        """Returns when all ranks are here: what each of them writes must be there before it is sent."""
+        """Waits for all ranks: their files must be complete before the upload."""
         self._meetings += 1
         if self.control is None:
             return
@@ -114,9 +115,9 @@ class FolderKeeper(Keeper):
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """The files of `source` at `target` too, without copying them where the file system can do that.
+    """Hard-links the files of `source` into `target`; copies them if the file system has no hard links.
 
-    Deleting them there leaves them here; whoever wants to write them anew must delete them first.
+    Deleting a file in `source` keeps the link. Writing in place changes both: delete the file first.
     """
     for path in sorted(source.rglob("*")):
         if path.is_file():
@@ -125,14 +126,14 @@ def link_tree(source: Path, target: Path) -> None:
             try:
                 os.link(path, link)
             except FileExistsError:
-                continue  # another pod that shares this disk was quicker
+                continue  # made by another pod that shares this disk
             except OSError:
                 shutil.copy2(path, link)
 
 
 # --- a rank's own state without tensors ---------------------------------------------------------------------
 def packed(value: Any) -> Any:
-    """A rank's own state as plain values, which fit into the manifest: there are no shards of ours."""
+    """Converts a rank's state to plain values for the manifest: these checkpoints have no tensor shards."""
     if isinstance(value, torch.Tensor):
         bytes_of = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         dtype = str(value.dtype).removeprefix("torch.")

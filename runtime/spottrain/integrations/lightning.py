@@ -1,13 +1,13 @@
-"""Lightning's Trainer, in three lines:
+"""`LightningCallback`: makes Lightning's Trainer survive interruptions:
 
     spot = LightningCallback()
     trainer = L.Trainer(..., callbacks=[spot])
     trainer.fit(model, ckpt_path=spot.resume())
 
-A checkpoint is what `trainer.save_checkpoint` writes, with the random state of each rank, which Lightning
-leaves out. It is made right after a step, before a validation that is due there and before the end of its
-epoch. Lightning itself leaves both out after a restart; here they are done (`_before_validation`). Its own
-handling of SIGTERM is switched off: its handler does collectives, and it leaves without a save.
+A checkpoint holds what `trainer.save_checkpoint` writes, and the random state of each rank, which Lightning
+omits. It is taken right after a step, before a validation due there and before the epoch's end. After a
+restart Lightning skips both; the callback makes it run them (`_before_validation`). Lightning's handling of
+SIGTERM is switched off: its handler runs collectives, and exits without a save.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ FILE: Final = "lightning.ckpt"
 
 
 class LightningCallback(pl.Callback):
-    """Saves, stops and resumes. One for each process and Trainer.
+    """Saves, stops and resumes Lightning's Trainer. Create one per process and Trainer.
 
-    folder: on a disk with room for one checkpoint; the same for all ranks of a machine.
+    Args:
+        folder: on a disk with room for one checkpoint; the same for all ranks of a machine.
+        log_every: optimizer steps between two log lines.
     """
 
     def __init__(self, *, folder: str | Path = ".", log_every: int = 10) -> None:
@@ -53,19 +55,26 @@ class LightningCallback(pl.Callback):
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._trainer: pl.Trainer | None = None
         self._random: Any = None
-        """To be restored when the first batch begins: until then Lightning draws numbers of its own."""
+        """Restored when the first batch begins: until then Lightning draws random numbers."""
         self._unvalidated: Any = None
-        """Random state before a validation: one that falls after a checkpoint is not made up for."""
+        """Random state before a validation, restored after it, so that validations do not affect training."""
         self._finished = False
         self._resumed = False
-        """Whether the run goes on from a checkpoint of ours, until its first epoch is over."""
+        """Whether the run resumed from our checkpoint and its first epoch is not over."""
         self._metrics: dict[str, torch.Tensor] = {}
-        """By which a scheduler may go at the epoch's end, of a validation before the checkpoint."""
+        """Metrics of a validation before the checkpoint, for schedulers that step at the epoch's end."""
         self._beside: Beside | None = None
 
-    # --- of the person's script -----------------------------------------------------------------------
+    # --- public ---------------------------------------------------------------------------------------
     def resume(self) -> str | None:
-        """Claims the checkpoint URI; the file to go on from, None at the first start. Raises RunError."""
+        """Claims the checkpoint URI and downloads the last checkpoint.
+
+        Returns:
+            The file for `trainer.fit(ckpt_path=...)`; None at the first start.
+
+        Raises:
+            RunError: it is called twice, or the checkpoint cannot be claimed or read.
+        """
         if self.keeper is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         session, world = self.session, self.session.world
@@ -86,7 +95,7 @@ class LightningCallback(pl.Callback):
         restored = self.keeper.restored
         return None if restored is None else str(restored / FILE)
 
-    # --- called by the Trainer ------------------------------------------------------------------------
+    # --- hooks of pl.Callback -------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
@@ -126,7 +135,7 @@ class LightningCallback(pl.Callback):
             [each for each in (pl_module, trainer.strategy.model) if isinstance(each, torch.nn.Module)],
             "Make its module an attribute of the LightningModule",
         )
-        if keeper.restored is None:  # then it may go on from a checkpoint that is not of ours
+        if keeper.restored is None:  # it may resume from a checkpoint of Lightning's own
             session.board.update(step=step, start_step=step)
         elif step != keeper.step:
             raise ConfigurationError(
@@ -195,12 +204,12 @@ class LightningCallback(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._resumed:
             self._resumed = False
-            trainer.fit_loop.epoch_loop.on_iteration_done()  # of which there was none where nothing was left
-            if _has_monitored(trainer):  # else ReduceLROnPlateau would miss this epoch
+            trainer.fit_loop.epoch_loop.on_iteration_done()  # not called if no batch was left
+            if _has_monitored(trainer):  # otherwise ReduceLROnPlateau skips this epoch
                 trainer.fit_loop._restarting = False
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._unvalidated is not None:  # whatever it drew, the training goes on as without it
+        if self._unvalidated is not None:  # random numbers drawn by it do not count
             devices.set_random_state(self._unvalidated)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -208,7 +217,7 @@ class LightningCallback(pl.Callback):
         self._finish(pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._finish(pl_module)  # where nothing was left to train there was no on_train_end
+        self._finish(pl_module)  # without a step left there is no on_train_end
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -222,9 +231,9 @@ class LightningCallback(pl.Callback):
         self.keeper.ends.give_up()
         self._close()
 
-    # --- inside ---------------------------------------------------------------------------------------
+    # --- private --------------------------------------------------------------------------------------
     def _restore_random(self) -> None:
-        """Before the first thing that the uninterrupted run would have done after the checkpoint's step."""
+        """Restores the random state before the first action after the checkpoint's step."""
         if self._random is not None:
             devices.set_random_state(self._random)
             self._unvalidated, self._random = self._random, None
@@ -234,7 +243,7 @@ class LightningCallback(pl.Callback):
         return self.keeper
 
     def _take_signals(self, trainer: pl.Trainer) -> None:
-        """Back from Lightning, which registers its own just before the run."""
+        """Restores our signal handlers, which Lightning replaces just before the run."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         trainer._signal_connector.received_sigterm = False
@@ -253,7 +262,7 @@ class LightningCallback(pl.Callback):
             self._beside.close()
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
-        """The manifest's, before the module makes its scheduler; like it, it alone says when the run ends."""
+        """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""
         wanted = self.session.run.training.maxSteps
         if wanted is None or (wanted, -1) == (trainer.max_steps, trainer.max_epochs):
             return
@@ -285,10 +294,10 @@ class LightningCallback(pl.Callback):
 
 
 def _before_validation(loops: dict[str, Any]) -> None:
-    """Has Lightning go on between a step and the validation that may be due after it, or the epoch's end.
+    """Makes Lightning resume between a step and the validation, or epoch end, that may be due after it.
 
-    loops: the state of its fit loop, which is changed. By it the last batch is complete, and a validation has
-    begun of which no batch is done: one that is not due Lightning does not begin.
+    It changes `loops`, the state of the fit loop: the last batch is then complete, and a validation has begun
+    with no batch done. Lightning does not run a validation that is not due.
     """
     for batches in loops["epoch_loop.batch_progress"].values():
         if isinstance(batches, dict):
@@ -301,31 +310,31 @@ def _before_validation(loops: dict[str, Any]) -> None:
 
 
 def _go_on(trainer: pl.Trainer) -> bool:
-    """The rest of `_before_validation`: what Lightning asks for when it begins to train.
+    """Completes `_before_validation` when training begins.
 
-    Whether there is something to do before the next batch.
+    Returns whether a validation or epoch end comes before the next batch.
     """
     epoch_loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     due = fetcher is not None and epoch_loop._should_check_val_fx(fetcher)
     over = epoch_loop._num_ready_batches_reached()
     if not due:
-        epoch_loop._batches_that_stepped += 1  # by which loggers count: else done after the validation
+        epoch_loop._batches_that_stepped += 1  # step count of loggers; otherwise the validation adds it
         epoch_loop.val_loop._has_run = over
     if over:
-        for loader in _counting(trainer):  # nothing of this epoch is left to give
+        for loader in _counting(trainer):  # this epoch has no batch left
             if (cursor := cursor_of(loader)) is not None:
                 cursor.begin_epoch()
     return due or over
 
 
 def _has_monitored(trainer: pl.Trainer) -> bool:
-    """Whether there is a figure for each scheduler that goes by one."""
+    """Whether there is a metric for each ReduceLROnPlateau scheduler."""
     wanted = {each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau}
     return wanted <= set(trainer.callback_metrics)
 
 
 def _counting(trainer: pl.Trainer) -> list[Any]:
-    """Loaders of `spottrain.data`, and samplers of it in others."""
+    """Returns loaders of `spottrain.data`, and its samplers in other loaders."""
     combined = trainer.fit_loop._combined_loader
     found = []
     for loader in combined.flattened if combined is not None else ():
@@ -337,7 +346,7 @@ def _counting(trainer: pl.Trainer) -> list[Any]:
 
 
 def _early(trainer: pl.Trainer) -> str:
-    """Why an EarlyStopping of Lightning's ended it; "" where none did."""
+    """Returns why Lightning's EarlyStopping ended training; "" if it did not."""
     if not trainer.should_stop:
         return ""
     said = (getattr(each, "stopping_reason_message", None) for each in trainer.early_stopping_callbacks)
@@ -350,7 +359,7 @@ def _expected_steps(trainer: pl.Trainer) -> int | None:
 
 
 def _loss(outputs: Any) -> float | None:
-    """Of the step's last micro-batch."""
+    """Returns the loss of the step's last micro-batch."""
     value = outputs.get("loss") if isinstance(outputs, dict) else outputs
     return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else None
 

@@ -1,18 +1,17 @@
-"""Hugging Face's Trainer, in three lines:
+"""`TransformersCallback`: makes Hugging Face's Trainer survive interruptions:
 
     spot = TransformersCallback()
     trainer = Trainer(..., callbacks=[spot])
     trainer.train(resume_from_checkpoint=spot.resume(trainer))
 
-The Trainer writes its checkpoint into its output_dir as ever; we have it do so when a save is due or a stop
-was asked for, at the same step on all ranks, and send it to the checkpoint URI. The files are linked, not
-copied, so that save_total_limit may delete them meanwhile. Those that the Trainer would not have written
-without us are deleted from output_dir.
+The Trainer writes checkpoints into its output_dir as usual. The callback requests one when a save is due or
+a stop is requested, at the same step on all ranks, and uploads it to the checkpoint URI. The files are
+hard-linked, so save_total_limit may delete them during the upload. Checkpoints that only the callback
+requested are deleted from output_dir.
 
-At an epoch's last step a periodic save comes after the epoch's end: its evaluation may follow. A stop cannot
-wait for that, nor for an evaluation at any other step: it leaves them out, and the next attempt does them
-before its first step (`_Owed`). For this, and for the loss of a logging window that was begun before, the
-callback needs the Trainer.
+At an epoch's last step a periodic save comes after the epoch's end, because an evaluation may follow. A stop
+cannot wait for an evaluation or an epoch's end: it skips them, and the next attempt does them before its
+first step (`_Owed`). For this, and for the loss of a partial logging window, the callback needs the Trainer.
 """
 
 from __future__ import annotations
@@ -48,43 +47,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Owed:
-    """What a stop has left out at its step."""
+    """Work that a stop skipped at its step."""
 
     evaluation: bool = False
     epoch_end: bool = False
-    """With the evaluation, the log and the save that the Trainer does there."""
+    """Includes the evaluation, log and save that the Trainer does there."""
 
 
 class TransformersCallback(TrainerCallback):
-    """Saves, stops and resumes. One for each process and Trainer."""
+    """Saves, stops and resumes Hugging Face's Trainer. Create one per process and Trainer."""
 
     def __init__(self) -> None:
         self.session = current()
         self.keeper: _Keeper | None = None
         self._args: TrainingArguments | None = None
         self._ours: int | None = None
-        """Step of a checkpoint that nobody but us has asked for."""
+        """Step of a checkpoint that only this callback requested."""
         self._beside: Beside | None = None
         self._evaluated: int | None = None
         """Step of the last evaluation."""
         self._trainer: Trainer | None = None
         self._owed = _Owed()
         self._restored: Mapping[str, Any] = {}
-        """This rank's own part of the checkpoint."""
+        """This rank's part of the checkpoint."""
         self._over = False
-        """Whether an evaluation that the attempt before had left out has ended the training."""
+        """Whether an evaluation skipped by the last attempt has ended training."""
         self._rate: float | None = None
         """The learning rate of the last step, as the Trainer logs it."""
         self._random: Any = None
-        """At the end of the last step. What an evaluation draws leaves the training as it was: one that is
-        done by the next attempt could not give it another one."""
+        """Random state at the end of the last step, restored after an evaluation. So training is the same if
+        the next attempt does the evaluation."""
 
-    # --- of the person's script -----------------------------------------------------------------------
+    # --- public ---------------------------------------------------------------------------------------
     def resume(self, trainer: Trainer | None = None) -> str | None:
-        """Claims the checkpoint URI; the folder to go on from, None at the first start. Raises RunError.
+        """Claims the checkpoint URI and downloads the last checkpoint. Call it after the Trainer is made.
 
-        trainer: without it what a stop has left out at an evaluation's step or an epoch's last one stays
-        undone, and the loss of the logging window in which it fell is another one. Both are told.
+        Args:
+            trainer: the Trainer with this callback. Without it, an evaluation or epoch end that a stop
+                skipped is left out, and the first logged loss covers fewer steps. Both are logged.
+
+        Returns:
+            The folder for `trainer.train(resume_from_checkpoint=...)`; None at the first start.
+
+        Raises:
+            RunError: it is called twice or too early, or the checkpoint cannot be claimed or read.
         """
         if self._args is None:
             raise ConfigurationError(
@@ -112,7 +118,7 @@ class TransformersCallback(TrainerCallback):
         restored = self.keeper.restored
         return None if restored is None else str(restored)
 
-    # --- called by the Trainer ------------------------------------------------------------------------
+    # --- hooks of TrainerCallback ---------------------------------------------------------------------
     def on_init_end(
         self,
         args: TrainingArguments,
@@ -145,7 +151,7 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         keeper = self._begun()
         self._require_whole(model, optimizer)
-        if keeper.restored is None:  # then it may go on from a checkpoint that is not of ours
+        if keeper.restored is None:  # it may resume from a checkpoint of the Trainer's own
             self.session.board.update(step=state.global_step, start_step=state.global_step)
         elif state.global_step != keeper.step:
             raise ConfigurationError(
@@ -175,7 +181,7 @@ class TransformersCallback(TrainerCallback):
         model: torch.nn.Module | None = None,
         **_: Any,
     ) -> None:
-        over = state.global_step >= state.max_steps  # it was ended before it could leave the weights
+        over = state.global_step >= state.max_steps  # the last attempt ended before it stored the weights
         if over or self._over:
             self._tell_early(state.global_step)
             self._finish(model)
@@ -203,8 +209,8 @@ class TransformersCallback(TrainerCallback):
         if keeper.boundary(step):
             keeper.stopping = True
             self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
-            control.should_evaluate = False  # it could outlast the notice
-        wanted = keeper.wanted and not last_of_epoch  # else at the epoch's end
+            control.should_evaluate = False  # it may take longer than the notice
+        wanted = keeper.wanted and not last_of_epoch  # otherwise at the epoch's end
         if wanted or keeper.stopping or step >= state.max_steps:
             self._save_too(step, control)
         self._random = devices.random_state() if control.should_evaluate else None
@@ -225,7 +231,7 @@ class TransformersCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """The Trainer may now save this very step a second time, into the files that are being sent."""
+        """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
         keeper = self._begun()
         if keeper.checkpoints is not None and keeper.checkpoints.busy_with == state.global_step:
             keeper.checkpoints.settle()
@@ -237,7 +243,7 @@ class TransformersCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Its files of this rank are there."""
+        """Uploads the checkpoint, now that this rank's files are complete; after a stop request it ends."""
         keeper = self._begun()
         if state.best_global_step == self._ours:
             self._ours = None
@@ -275,13 +281,13 @@ class TransformersCallback(TrainerCallback):
             self._tell_early(state.global_step)
         self._finish(model)
 
-    # --- inside ---------------------------------------------------------------------------------------
+    # --- private --------------------------------------------------------------------------------------
     def _save_too(self, step: int, control: TrainerControl) -> None:
         self._ours = None if control.should_save else step
         control.should_save = True
 
     def _make_up(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        """Before the first step: what the attempt before has left out at its last one."""
+        """Does what the last attempt skipped at its last step, before the first step."""
         owed, window, trainer = self._owed, self._restored.get("window"), self._trainer
         self._owed = _Owed()
         if trainer is None or not hasattr(trainer, "_tr_loss"):
@@ -296,7 +302,7 @@ class TransformersCallback(TrainerCallback):
         if window is not None:
             trainer._tr_loss.fill_(window["loss"])
             trainer._globalstep_last_logged = window["since"]
-            trainer._total_loss_scalar -= window["loss"]  # of this call of train() alone, as ever
+            trainer._total_loss_scalar -= window["loss"]  # counts only this call of train()
         if owed == _Owed():
             return
         trainer._load_rng_state(str(self._begun().restored))
@@ -335,8 +341,8 @@ class TransformersCallback(TrainerCallback):
         return self.keeper
 
     def _require_whole(self, model: torch.nn.Module | None, optimizer: Any) -> None:
-        """That the Trainer's checkpoints hold all that is trained. Raises ConfigurationError."""
-        inner = getattr(optimizer, "optimizer", optimizer)  # what Accelerate has wrapped
+        """Raises ConfigurationError unless the Trainer's checkpoints hold all that is trained."""
+        inner = getattr(optimizer, "optimizer", optimizer)  # unwraps Accelerate's optimizer
         if model is None or not isinstance(inner, torch.optim.Optimizer):
             return
         try:
@@ -359,7 +365,7 @@ class TransformersCallback(TrainerCallback):
             self._beside.close()
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
-        """The manifest's, before the Trainer makes its scheduler, which is then of that length."""
+        """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
         wanted = self.session.run.training.maxSteps
         if wanted is None or wanted == args.max_steps:
             return
@@ -373,7 +379,7 @@ class TransformersCallback(TrainerCallback):
             log.event("advice", about="learning-rate", text=text)
 
     def _make_beside(self, args: TrainingArguments, state: TrainerState) -> Beside | None:
-        """None where all is done. Raises ConfigurationError where its window ends after the run."""
+        """Returns None if no step is left. Raises ConfigurationError if a profile would end after the run."""
         if state.global_step >= state.max_steps:
             return None
         try:
@@ -385,7 +391,7 @@ class TransformersCallback(TrainerCallback):
             raise
 
     def _tell_early(self, step: int) -> None:
-        """By an evaluation, which is all that a callback of another class has; for its reason nobody asks."""
+        """Reports an early end right after an evaluation. Other callbacks give no reason."""
         if self._evaluated == step:
             why = f"a callback of the Trainer stopped it after the evaluation at step {step}"
             self.session.board.update(ended_early=why)
@@ -396,7 +402,7 @@ class TransformersCallback(TrainerCallback):
 
     def _link(self, folder: Path) -> None:
         keeper = self._begun()
-        keeper.meet()  # until then another rank may still be writing
+        keeper.meet()  # other ranks may still be writing
         if self.session.world.first_here:
             written = self._folder(keeper.step)
             link_tree(written, folder)
@@ -420,7 +426,7 @@ class TransformersCallback(TrainerCallback):
 
 
 class _Keeper(FolderKeeper):
-    """A save that is due waits for the Trainer to write its files."""
+    """Coordinator whose saves wait until the Trainer has written its files."""
 
     wanted = False
     stopping = False
@@ -432,7 +438,7 @@ class _Keeper(FolderKeeper):
         return None
 
     def due_since(self) -> None:
-        """What was before was no standing still for a save."""
+        """Restarts the stall time of a save: the time before was spent on something else."""
         self._since = time.perf_counter()
 
     def send(self) -> None:
@@ -440,8 +446,8 @@ class _Keeper(FolderKeeper):
         super().save(since=self._since)
 
     def _save_last(self, checkpoints: Checkpointer) -> None:
-        """Where the Trainer has written it: not where another callback has ended the training early."""
-        self.meet()  # until then rank 0 may still delete it, for another one was the best
+        """Saves the last checkpoint if the Trainer wrote one: not after an early end by a callback."""
+        self.meet()  # rank 0 may still delete it if another one is the best
         if self._target(self.step).is_dir():
             super()._save_last(checkpoints)
         else:

@@ -1,13 +1,15 @@
-"""From the start of a process to its exit code: when to save, when to stop, and what is said at the end.
+"""Process lifecycle: when to save, when to stop, and the exit code and termination message.
 
-session              one run of one process: what it was told, how it may end
-preemption           SIGTERM, SIGINT, the deadline file: a notice and its deadline
+session              one run of one process: environment, store, ways to end
 coordinator          claim, restore, save, agree with the other ranks, stop
-early_end            the ways in which a training ends before its last step
-save_interval, notice_budget, rebalance   when a save is due, whether it fits into a notice
-launcher, topology, rendezvous            one process per GPU of a pod; all pods of a gang meet
-hang_watchdog, gpu_faults                 no progress; a GPU that has failed
-termination_message                       what the operator reads when the pod has ended
-log_capture/                              what the ranks print, kept beside the checkpoints
-worker_signals, parent_signals, signal_scope, restart_request
+early_end            ends a training before its last step
+save_interval, notice_budget, rebalance   when a save is due; whether it fits into the notice period
+launcher, topology, rendezvous            one process per GPU of a pod; rendezvous of all pods of a gang
+hang_watchdog, gpu_faults                 detect stalled training and failed GPUs
+termination_message                       what the operator reads after the pod has ended
+log_capture/                              stores the output of the ranks beside the checkpoints
+worker_signals, parent_signals, signal_scope   SIGTERM in DataLoader workers, parent processes and scripts
+restart_request                           lets a rank request a restart of all ranks of its pod
+
+The notice of a preemption itself (SIGTERM, SIGINT, deadline file) is in `core/preemption.py`.
 """

@@ -1,8 +1,8 @@
-"""Keeps one rank's training from being lost: claim, restore, save, agree, stop. Used by `trainer`, `run`.
+"""Coordinates one rank's training: claim HEAD, restore, save, agree on a stop with the other ranks, end.
 
     begin -> [ boundary after each optimizer step ] -> finish, or interrupted
 
-What is saved is given as functions, so that it does not matter whose loop it is. All ranks call the same
+The state to save is passed in as functions, so any training loop can use this module. All ranks call the same
 methods at the same steps.
 """
 
@@ -40,33 +40,32 @@ from spottrain.lifecycle.worker_signals import protect_all
 from spottrain.storage.base import Cancelled
 
 LOOK_SECONDS: Final = 0.1
-"""How soon a stop that this rank was told of is passed on to the others."""
+"""Seconds between two checks for a stop or an advice to save that must be passed on to rank 0."""
 LAST_SECONDS: Final = 5.0
-"""For the training thread to meet the loss of a peer by itself, before another thread ends the process."""
+"""Seconds for the training thread to notice the loss of a peer before another thread ends the process."""
 ADVISED: Final = "advised"
-"""Name of the message by which the ranks of other pods tell rank 0 of an advice to save."""
+"""Control message: the ranks of other pods report an advice to save to rank 0."""
 MEASURED_AFTER: Final = 3
-"""Steps of this attempt, after which one is no longer a compilation."""
+"""Steps of this attempt after which a step no longer includes compilation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """What is saved. `shared`: equal on all ranks, stored once; `own`: of this rank."""
+    """What is saved: `shared` is equal on all ranks and stored once, `own` is specific to this rank."""
 
     shared: Callable[[], dict[str, Any]]
     own: Callable[[], dict[str, Any]]
     load: Callable[[Any, Any, bool], None]
-    """Takes both again. True: this rank was not there, and gets rank 0's own. Raises CheckpointError."""
+    """Loads both; true: this rank is new and gets rank 0's own state. Raises CheckpointError."""
     intact: Callable[[], bool] = lambda: False
-    """Whether, within a step, what `shared` and `own` give is still the state after the step before."""
+    """Whether `shared` and `own` still return the state after the previous step when called within a step."""
     want: Want | None = None
     of_first: frozenset[str] = frozenset()
-    """Paths, and beginnings of paths that end in a dot, of shared tensors of which rank 0 alone has the right
-    ones: `modelstate.buffers`."""
+    """Shared tensors of which only rank 0 has correct values: paths, or path prefixes that end in a dot."""
 
 
 class Keeper:
-    """`step`: optimizer steps done; whoever owns the loop counts."""
+    """Saves, restores and stops one rank's training. `step`: optimizer steps done, counted by the loop."""
 
     def __init__(self, session: Session, state: TrainingState, *, total_steps: int | None = None) -> None:
         self.session = session
@@ -76,7 +75,7 @@ class Keeper:
         self.control: Control | None = None
         self.agreement: Agreement = alone(lambda: session.interruption.stopping)
         self.trained = 0.0
-        """Seconds of training of all attempts up to here."""
+        """Seconds of training of all attempts so far."""
         self._cadence = Cadence(session.run.interval, self._auto_seconds)
         self._advice = Advice(lambda: session.interruption.advised)
         self._stall: float | None = None
@@ -85,9 +84,9 @@ class Keeper:
         self._stepped: float | None = None
         self._skipped_for: int | None = None
         self._budget: Budget | None = None
-        """As it was last told."""
+        """The budget that was logged last."""
         self._warning = session.board.facts.warning
-        """Of the session, such as a launcher that kills early."""
+        """Warning of the session, such as a launcher that kills early."""
         self._connect()
         if session.store is not None:
             self.checkpoints = Checkpointer(
@@ -106,9 +105,9 @@ class Keeper:
 
     # --- start --------------------------------------------------------------------------------------
     def begin(self) -> bool:
-        """Claim and restore; True where there was something to restore. Raises RunError.
+        """Claims HEAD and restores. Returns True if there was a checkpoint to restore. Raises RunError.
 
-        Until the first step is done nothing can be lost: a stop may end it anywhere.
+        Before the first step is done, a stop may end the process at any point: no work can be lost.
         """
         session = self.session
         if self.checkpoints is None:
@@ -137,7 +136,7 @@ class Keeper:
         return found is not None
 
     def _started(self) -> None:
-        self.session.outage.patient = False  # from here on the training goes on meanwhile
+        self.session.outage.patient = False  # from here on, training continues during an outage
         self.session.board.update(start_step=self.step)
         self._cadence.started(self.step)
         self._advice.begin()
@@ -162,14 +161,14 @@ class Keeper:
 
     # --- between steps ------------------------------------------------------------------------------
     def boundary(self, step: int) -> bool:
-        """`step` steps are done. Saves when it is due; True where all ranks stop here."""
+        """Saves if a save is due after `step` steps. Returns True if all ranks stop here."""
         self._time_step()
         if self.checkpoints is not None and self._steps_here == 1 and not self.busy:
             self._prepare(self.checkpoints)
         if self._steps_here == MEASURED_AFTER:
             threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
         if self.total_steps is not None and step >= self.total_steps:
-            return False  # the last save is `finish`'s
+            return False  # `finish` makes the last save
         orders = self.agreement.at_boundary(step, save_due=self._save_due, horizon=self._horizon)
         if orders.save:
             self.save()
@@ -179,7 +178,7 @@ class Keeper:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way, or none can be made."""
+        """Whether a save is in progress, or no checkpoints are configured."""
         return self.checkpoints is None or self.checkpoints.busy_with is not None
 
     def _time_step(self) -> None:
@@ -192,7 +191,7 @@ class Keeper:
         self._steps_here += 1
 
     def _save_due(self) -> bool:
-        """On rank 0."""
+        """Decides on rank 0 whether to save now."""
         checkpoints, advised = self.checkpoints, self._advice.take()
         if checkpoints is not None and advised is not None and self._heeds(advised):
             return True
@@ -200,13 +199,13 @@ class Keeper:
             return False
         if (uploading := checkpoints.busy_with) is None:
             return True
-        if uploading != self._skipped_for:  # once for each upload, not at every step until it is done
+        if uploading != self._skipped_for:  # logged once for each upload, not at every step
             log.event("save-skipped", step=self.step, uploading=uploading)
         self._skipped_for = uploading
         return False
 
     def _heeds(self, advised: float) -> bool:
-        """Whether an advice to save is worth a save now."""
+        """Whether an advice to save justifies a save now."""
         facts, why = self.session.board.facts, None
         age = time.time() - (facts.durable_time or 0.0)
         if self.busy:
@@ -220,14 +219,14 @@ class Keeper:
         return self._cadence.next_step
 
     def save(self, *, best: bool = False, since: float | None = None) -> Save | None:
-        """Copies the state, and has it uploaded while training goes on. All ranks at the same step.
+        """Copies the state and uploads it while training continues. All ranks call it at the same step.
 
-        `since`: when training stood still for it, by `perf_counter`; default: now.
+        `since`: the `perf_counter` value at which training paused for the save; default: now.
         """
         assert self.checkpoints is not None
         self._cadence.started(self.step)
         began = time.perf_counter() if since is None else since
-        self.checkpoints.settle()  # of another rank: the one that leads had none under way
+        self.checkpoints.settle()  # on other ranks than 0 a save may be in progress
         save = self.take(best=best)
         self.checkpoints.start(save)
         self._stall = time.perf_counter() - began
@@ -239,7 +238,7 @@ class Keeper:
         return save
 
     def take(self, *, best: bool = False) -> Save:
-        """A copy of everything that the next step depends on."""
+        """Copies everything that the next step depends on."""
         assert self.checkpoints is not None
         return self.checkpoints.saver.snapshot(self.state.shared(), self.state.own(), self.step, best=best)
 
@@ -251,7 +250,7 @@ class Keeper:
 
     # --- measures -----------------------------------------------------------------------------------
     def _after_first_steps(self) -> None:
-        """Beside the training: how long a save at a notice would take, and what was compiled is kept."""
+        """Measures, beside the training, how long a save at a notice takes, and saves the compile cache."""
         if self.checkpoints is not None:
             try:
                 self.checkpoints.measure_bandwidth()
@@ -277,7 +276,7 @@ class Keeper:
         warning = " ".join(filter(None, (self._warning, budget.warning)))
         board.update(emergency_seconds=budget.seconds, grace_seconds=grace, warning=warning)
         if self._budget is not None and bool(self._budget.warning) == bool(budget.warning):
-            return  # told already; the numbers differ a little at every save
+            return  # logged already; the numbers vary a little with each save
         self._budget = budget
         log.event(
             "emergency-budget",
@@ -292,8 +291,10 @@ class Keeper:
 
     # --- other ranks --------------------------------------------------------------------------------
     def _pass_on(self) -> None:
-        """Tells rank 0 that this one was told to stop, again when the deadline becomes a nearer one; and, of
-        another pod, of an advice to save."""
+        """Reports a stop of this rank to rank 0, and again if the deadline becomes earlier.
+
+        The first rank of each other pod also reports an advice to save.
+        """
         told, interruption, world = float("inf"), self.session.interruption, self.session.world
         while True:
             if interruption.stopping and interruption.deadline < told:
@@ -301,12 +302,12 @@ class Keeper:
                 self.agreement.request_stop(told, interruption.source)
             if world.first_here and not world.first and (advised := self._advice.take()) is not None:
                 assert self.control is not None
-                with contextlib.suppress(PeerLost):  # the training thread finds out
+                with contextlib.suppress(PeerLost):  # the training thread notices it
                     self.control.gather(ADVISED, str(advised).encode())
             time.sleep(LOOK_SECONDS)
 
     def _peer_lost(self, error: PeerLost) -> None:
-        """On the thread that hears of it; the training thread may be stuck in a collective for ever."""
+        """Ends the process soon: the training thread may be stuck in a collective forever."""
         log.unhindered("peer-lost", error=str(error))
 
         def end() -> None:
@@ -316,7 +317,7 @@ class Keeper:
         threading.Thread(target=end, name="spottrain-peer-lost", daemon=True).start()
 
     def end_without(self, error: RunError) -> NoReturn:
-        """Another rank is gone, or this one cannot go on: nothing can be computed any more."""
+        """Ends the process when a peer is lost or this rank cannot continue: no step can be computed."""
         text, outcome = str(error), error.outcome
         if isinstance(error, OutOfMemory):
             by_itself = restart_request.ask(self.session.env, text) or Env.JOB_UID in self.session.env
@@ -325,8 +326,8 @@ class Keeper:
             if self.checkpoints is not None:
                 self.checkpoints.release()
         else:
-            self.ends.give_up()  # the others wait for this rank, so an upload under way may get done
-        lost = self.session.board.facts.lost_steps > 0  # asked now: that upload has done what it could
+            self.ends.give_up()  # the others wait for this rank, so an upload in progress may finish
+        lost = self.session.board.facts.lost_steps > 0  # read after the upload, which may have saved steps
         if outcome is Outcome.INTERRUPTED_LOST and not lost:
             outcome = Outcome.INTERRUPTED
         self.session.end_now(outcome, text, reason=error.reason)
@@ -335,10 +336,10 @@ class Keeper:
     def finish(
         self, weights: Callable[[], Mapping[str, Any]], beside: Collection[str] = ()
     ) -> tuple[str, str]:
-        """Last checkpoint, final weights, release. Each can be done again by a successor.
+        """Writes the last checkpoint and the final weights, then releases HEAD. A successor can repeat each.
 
-        `weights` gives the tensors by name; all ranks call it. `beside`: names of those that are not the
-        model's own. Returns the weights' URI and digest.
+        `weights` returns the tensors by name; all ranks call it. `beside`: names of tensors that are not the
+        model's own. Returns the URI and the digest of the weights.
         """
         self.session.interruption.let_end(None)
         uri = ""
@@ -357,7 +358,7 @@ class Keeper:
                 self.session.compile_cache.save_if_changed()
             self.checkpoints.release(done=True)
             self.session.outage.patient = False
-        self.session.completed = True  # HEAD says so: neither a peer that is gone nor a signal changes it
+        self.session.completed = True  # HEAD is released as done: a lost peer or a signal does not change it
         self.session.board.update(state="Done", output_uri=uri)
         self.session.note_done()
         self.close()
@@ -369,7 +370,7 @@ class Keeper:
         return uri, digest
 
     def _wait_for_store(self) -> None:
-        """For as long as it took to train what would be lost, and store_wait at least."""
+        """Allows store outages as long as the unsaved steps took to train, and `store_wait` at least."""
         session, facts = self.session, self.session.board.facts
         if self.checkpoints is not None:
             since = facts.durable_time or session.born
@@ -378,13 +379,13 @@ class Keeper:
             session.outage.patient = True
 
     def _leave(self, final: FinalWeights) -> str:
-        """Writes the final weights, a file at a time, on rank 0; the digest, on all."""
+        """Writes the final weights on rank 0, one file at a time. Returns their digest on all ranks."""
         first = self.session.world.first
         if self.checkpoints is not None and first:
             self.checkpoints.write_final(final, self.step)
         else:
             for _ in final.files(first=first, keep=False):
-                pass  # the others have their part in each tensor
+                pass  # the other ranks take part in gathering each tensor
         if first:
             say(self.control, "final", {"digest": final.digest})
             return final.digest
@@ -395,7 +396,7 @@ class Keeper:
         return checkpoints.restore(claim, self.state.want)
 
     def _prepare(self, checkpoints: Checkpointer) -> None:
-        """After the first step: what the first save needs."""
+        """Allocates, after the first step, what the first save needs."""
         shared = self.state.shared()
         if self.session.world.first:
             require_room(shared.get(MODEL, {}), memory())
@@ -405,24 +406,24 @@ class Keeper:
         checkpoints.save_now(self.take)
 
     def _left(self) -> None:
-        """The script is over, and has not said that the training is: what there is is kept for the next."""
+        """Saves for the next attempt when the script has ended without calling `finish`."""
         if self.checkpoints is None:
             return
         try:
             self.checkpoints.settle()
             if self.session.board.facts.lost_steps:
                 self._save_last(self.checkpoints)
-        except Exception as error:  # the script's end is told in any case
+        except Exception as error:  # the end of the script is reported in any case
             log.event("save-failed", step=self.step, error=str(error))
         self.ends.give_up()
 
     def _broken(self, then: str) -> None:
-        """A stop has broken the script, maybe within a step. Several ranks cannot save without this one."""
+        """Ends a script that failed because of a stop; with several ranks it cannot save without this one."""
         whole = not self.session.world.distributed and self.state.intact()
         self.ends.broken(then, whole=whole)
 
     def close(self) -> None:
-        """Parts from the other ranks, in peace: rank 0 when they have, or when the notice is nearly over."""
+        """Disconnects from the other ranks. Rank 0 waits for them until the notice period is nearly over."""
         if self.checkpoints is not None:
             self.checkpoints.saver.close()
         if self.control is not None:

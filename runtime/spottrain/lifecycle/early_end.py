@@ -1,7 +1,7 @@
-"""The ways in which a training ends before its last step. Used by `keeper`; `session` ends the process.
+"""Ends a training before its last step.
 
-By the training thread, which leaves through SystemExit so that the script's `finally` blocks run; or, while
-that thread waits for something and cannot poll, by another one, which ends the process on the spot.
+Usually the training thread leaves through SystemExit, so that the `finally` blocks of the script run. While
+that thread waits and cannot poll, another thread ends the process immediately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spottrain.errors import RunError, StoreError
 from spottrain.lifecycle.session import Session
 
 SETTLE_SECONDS: Final = 60.0
-"""Seconds that a failing script leaves an upload under way to finish."""
+"""Seconds for an upload in progress to finish when the script fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +29,10 @@ class _Words:
 
 
 def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
-    """Of a job that was done before this attempt.
+    """Text for a job that was done before this attempt.
 
-    total: the last step that the job was to have, which early stopping may not have let it reach; 0: it had
-    none. wanted: the one of this attempt; 0: it has none.
+    total: the job's configured last step, which early stopping may have cut short; 0: none configured.
+    wanted: the last step that this attempt asks for; 0: none.
     """
     done = f"The job is done already: {trained} steps were trained, and its weights are at {uri}."
     if wanted <= max(total, trained):
@@ -45,7 +45,7 @@ def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
 
 
 class Ends:
-    """`take`: copies the state of the present step, the board's. `close`: parts from the other ranks."""
+    """`take` copies the state at the current step; `close` disconnects from the other ranks."""
 
     def __init__(
         self,
@@ -61,19 +61,19 @@ class Ends:
 
     # --- by the training thread -----------------------------------------------------------------------
     def done_already(self, uri: str, trained: int, *, total: int, wanted: int) -> NoReturn:
-        """A predecessor has finished the job: the script must not go on with untrained weights."""
+        """Ends a job that is done already: the script must not continue with untrained weights."""
         self._session.board.update(
             state="Done", step=trained, durable_step=trained, total_steps=total or trained, output_uri=uri
         )
         self._session.end(Outcome.DONE, words_of_done(uri, trained, total=total, wanted=wanted))
 
     def interrupted(self) -> NoReturn:
-        """Saves the newest step within the notice, releases HEAD and leaves."""
+        """Saves the newest step within the notice period, releases HEAD and leaves."""
         words = self._save_and_release()
         self._session.end(words.outcome, words.text, durable_seconds=words.durable_seconds)
 
     def broken(self, then: str, *, whole: bool) -> None:
-        """The last words of a script that a stop has broken. `whole`: the newest step can still be saved."""
+        """Writes the message of a script that a stop broke. `whole`: the newest step can still be saved."""
         try:
             words = self._save_and_release() if whole else self._unsaved()
         except RunError as error:
@@ -96,14 +96,14 @@ class Ends:
         return _Words(outcome=Outcome.INTERRUPTED_LOST, text=text)
 
     def give_up(self) -> None:
-        """Leaves an upload under way a while, and releases HEAD."""
+        """Waits a limited time for an upload in progress, then releases HEAD."""
         if self._checkpoints is not None:
             self._checkpoints.settle(min(SETTLE_SECONDS, self._session.interruption.seconds_left()))
             self._checkpoints.release()
 
     # --- by another thread ----------------------------------------------------------------------------
     def unchanged(self) -> NoReturn:
-        """While the training thread is busy with something that cannot be lost."""
+        """Ends the process before the first step is done, when no work can be lost."""
         if self._checkpoints is not None:
             self._checkpoints.release()
         step = self._session.board.facts.step
@@ -112,7 +112,7 @@ class Ends:
         )
 
     def between_steps(self) -> NoReturn:
-        """While the training thread waits at a step boundary for data that do not come."""
+        """Saves and ends the process while the training thread waits for data at a step boundary."""
         try:
             words = self._save_and_release()
         except RunError as error:

@@ -1,4 +1,4 @@
-"""Tells from an error whether a GPU of this node has failed: by the driver's words, and by asking NVML."""
+"""Detects from an error whether a GPU of this node has failed, by the driver's message and by NVML."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, Final
 from spottrain.contract import gpu_fault
 
 LONGEST_CHAIN: Final = 10
-"""Errors of a chain of causes that are read."""
+"""Maximum number of errors read from a chain of causes."""
 
 
 def fault_behind(error: BaseException) -> str:
-    """What says that an error is a GPU's that has failed; "" where nothing does.
+    """Returns the evidence that a failed GPU caused `error`; "" if there is none.
 
-    One that falls off the bus is often "unspecified launch failure" to CUDA, as a bug is: NVML knows which.
+    CUDA often reports a GPU that fell off the bus as "unspecified launch failure", like a bug. NVML
+    distinguishes the two.
     """
     text = _words_of(error)
     found = gpu_fault(text)
@@ -26,7 +27,7 @@ def fault_behind(error: BaseException) -> str:
 
 
 def _words_of(error: BaseException) -> str:
-    """Of an error and of those that led to it: a library may have put one of its own around the driver's."""
+    """Returns the texts of an error and its causes: a library may have wrapped the driver's error."""
     words: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(words) < LONGEST_CHAIN:
@@ -36,9 +37,9 @@ def _words_of(error: BaseException) -> str:
 
 
 def lost_gpu(nvml: Any = None, *, seconds: float = 5.0) -> str:
-    """What NVML says of a GPU that has failed; "" where all answer, or nobody can be asked.
+    """Returns NVML's error for a failed GPU; "" if all GPUs respond or NVML cannot be queried.
 
-    seconds: no longer than that, because a driver whose GPU is lost may not answer at all.
+    seconds: the maximum wait, because a driver that has lost its GPU may not respond at all.
     """
     found: list[str] = []
 
@@ -48,7 +49,7 @@ def lost_gpu(nvml: Any = None, *, seconds: float = 5.0) -> str:
             api.nvmlInit()
             for number in range(api.nvmlDeviceGetCount()):
                 api.nvmlDeviceGetTemperature(api.nvmlDeviceGetHandleByIndex(number), api.NVML_TEMPERATURE_GPU)
-        except Exception as error:  # no NVIDIA driver, no module, no permission: nothing is known
+        except Exception as error:  # no NVIDIA driver, no module, no permission: the state is unknown
             if fault := gpu_fault(str(error)):
                 found.append(f"NVML: {fault}")
 

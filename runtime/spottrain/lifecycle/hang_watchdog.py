@@ -1,9 +1,9 @@
-"""Tells when the training gets on no more: one line, and where each thread of this process is. Ends nothing.
+"""Detects stalled training; logs one line and the stack of each thread of this process. It ends nothing.
 
-Started by `session` in every rank. A hung thread may hold the interpreter lock, and then no Python runs here
-any more; so a timer of `faulthandler`, which needs no lock, is set to a little later each time, and writes
-the stacks to standard error when nobody has put it off. Step, state and limit are in that dump as well: the
-watching thread waits in code that has them as its file name.
+A hung thread may hold the interpreter lock, which stops all Python code in the process. So a `faulthandler`
+timer, which needs no lock, is postponed again and again. It writes the stacks to standard error if nobody
+postpones it. The dump also contains step, state and limit: the watching thread waits in code that has them as
+its file name.
 
     2026-11-21T12:03:04.123Z event=stalled step=120 state=Training idle=600.114 limit=600.000
 """
@@ -25,15 +25,15 @@ from spottrain.core.progress import Board
 
 LOOK_SECONDS: Final = 1.0
 SLACK_SECONDS: Final = 2.0
-"""That the timer comes after the limit: until then this thread may say it in better order."""
+"""Delay of the timer after the limit, so that this thread can report first, in better order."""
 STDERR: Final = 2
 
 
 class Dumps(Protocol):
-    """What is needed of `faulthandler`."""
+    """The part of `faulthandler` that the watchdog needs."""
 
     def later(self, seconds: float) -> None:
-        """In place of what was asked for before."""
+        """Replaces an earlier request."""
 
     def never(self) -> None: ...
     def now(self) -> None: ...
@@ -41,7 +41,7 @@ class Dumps(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Armed:
-    """The timer: set for the silence since `last`, under `limit`; goes off at `at`."""
+    """The timer: set for the silence since `last` under `limit`; expires at `at`."""
 
     last: float
     limit: float
@@ -49,8 +49,10 @@ class _Armed:
 
 
 class HangWatchdog:
-    """`clock`: that of the board's pulse. `look` is called again and again, by the thread that watches and
-    when the first step is done, and tells each hang once."""
+    """Reports each hang once. `clock`: that of the board's heartbeat.
+
+    `look` runs periodically in the watching thread, and once when the first step is done.
+    """
 
     def __init__(self, board: Board, dumps: Dumps, clock: Callable[[], float] = time.monotonic) -> None:
         self._board = board
@@ -58,7 +60,7 @@ class HangWatchdog:
         self._clock = clock
         self._armed: _Armed | None = None
         self._told: float | None = None
-        """Sign of life after which the silence was told."""
+        """Heartbeat after which the silence was reported."""
         self._turn = threading.Lock()
 
     def look(self) -> None:
@@ -68,7 +70,7 @@ class HangWatchdog:
     def _look(self) -> None:
         pulse, facts, now = self._board.pulse, self._board.facts, self._clock()
         last, limit = pulse.last, pulse.limit(facts.state)
-        if self._armed is not None and now >= self._armed.at:  # nobody could look until now, but the timer
+        if self._armed is not None and now >= self._armed.at:  # Python was blocked until now
             self._tell_late(self._armed, last, now)
             self._armed = None
         if limit is None:
@@ -84,13 +86,13 @@ class HangWatchdog:
             self._dumps.later(self._armed.at - now)
 
     def words(self) -> str:
-        """For a dump that nobody can write a line to, nearly what the line would say."""
+        """Returns nearly the text of the log line, for a stack dump to which no line can be added."""
         facts = self._board.facts
         limit = self._board.pulse.allowed
         return f"watching for event=stalled: step={facts.step} state={facts.state} limit={limit:.3f}"
 
     def _tell_late(self, armed: _Armed, last: float, now: float) -> None:
-        """The stacks are told already. It may have gone on since, or hang with signs that nobody saw come."""
+        """Logs a stall whose stacks the timer has written. Training may have resumed, or hung again since."""
         if last > armed.at:
             self._tell(armed.last, last, armed.limit)
         elif now - last >= armed.limit:
@@ -122,23 +124,23 @@ class Faulthandler:
         faulthandler.cancel_dump_traceback_later()
 
     def now(self) -> None:
-        """By way of a file, so that the lines of other threads do not come between."""
+        """Writes through a file, so that lines of other threads do not come in between."""
         try:
             with tempfile.TemporaryFile() as file:
                 faulthandler.dump_traceback(file)
                 file.seek(0)
                 text = file.read()
-        except OSError:  # no folder that can be written
+        except OSError:  # no writable folder
             return faulthandler.dump_traceback(STDERR)
-        with contextlib.suppress(OSError):  # nobody reads any more
+        with contextlib.suppress(OSError):  # standard error is closed
             while text:
                 text = text[os.write(STDERR, text) :]
 
 
 def watch(board: Board) -> None:
-    """From now on, in a thread."""
+    """Starts the watchdog in a thread."""
     it = HangWatchdog(board, Faulthandler())
-    board.pulse.on_begin = it.look  # the next look may be too late: the second step may hang with the lock
+    board.pulse.on_begin = it.look  # the second step may already hang with the lock
     threading.Thread(target=_watch, args=[it], name="spottrain-stalled", daemon=True).start()
 
 

@@ -1,11 +1,10 @@
-"""`spottrain run` with several processes in the pod: starts the ranks, passes signals on, ends last.
+"""Starts the ranks of a pod for `spottrain run`, forwards signals to them, and ends after them.
 
-Started by `__main__` in place of the script when there is more than one process to start; the ranks are
-`spottrain run` again, with RANK set. One rank has a launcher too where its output is kept, for somebody must
-pass on what it wrote last, however it ended; it goes on in this very program. One thread, standard library
-only: no handler, lock or import of its own may keep it from the next signal. What it must outlive: ranks that
-fail, hang or are killed. Where one asks for it, all are started again when all have ended (`again`). See ADR
-0004, 0008 and 0010.
+The ranks are `spottrain run` again, with RANK set. A single rank has a launcher too if its output is stored:
+some process must forward its last output however it ended. That rank continues in this program after a fork.
+The launcher has one thread and needs only the standard library: no handler, lock or import of its own may
+delay the next signal. It must outlive ranks that fail, hang or are killed. If a rank requests it, all ranks
+are started again after all have ended (`restart_request`). See ADR 0004, 0008 and 0010.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from spottrain.lifecycle.restart_request import Again
 from spottrain.lifecycle.topology import Gang, reserve_port, threads_of_each
 
 FORCED_SHARE: Final = 0.95
-"""Of the notice; then what is left is killed. After the ranks' own 0.9, before the kubelet's SIGKILL."""
+"""Share of the notice after which ranks are killed: after their own 0.9, before the kubelet's SIGKILL."""
 PEER_SECONDS: Final = 10.0
-"""For the others when a rank has failed: they can save nothing without it, but tell and give up HEAD."""
+"""Seconds for the other ranks after one has failed: they cannot save, but report and release HEAD."""
 REAP_SECONDS: Final = 0.5
-"""For the kernel to end what was killed; a process stuck in a driver is left behind."""
+"""Seconds for the kernel to end killed processes; a process stuck in a driver is left behind."""
 SIGNALLED: Final = 128
-"""Plus the signal: the exit code that shells give to a process that died of one."""
+"""Plus the signal number: the exit code that shells report for a process killed by a signal."""
 OUTCOME_OF: Final = {
     int(code): outcome for outcome, code in EXIT_CODE_OF.items() if outcome is not Outcome.UNTRAINED
 }
 
 LAST: Final = (Outcome.BAD_CONFIGURATION, Outcome.SUPERSEDED, Outcome.DONE, Outcome.UNTRAINED)
-"""Ends of a rank after which no other is started again: it would end so once more."""
+"""Outcomes of a rank after which the ranks are not started again: they would end the same way."""
 
 BROKEN: Final = (Outcome.FAILED, Outcome.BAD_CONFIGURATION, Outcome.STORE_UNREACHABLE)
-"""Ends of a rank after which its peers can save nothing."""
+"""Outcomes of a rank after which its peers cannot save."""
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -57,17 +56,17 @@ class Ended:
 
     rank: int
     status: int
-    """Exit code, or minus the signal that it died of."""
+    """Exit code, or minus the signal that killed the process."""
     killed: bool = False
-    """By this launcher, because its time was up."""
+    """Whether this launcher killed it after its time was up."""
     told: bool = False
-    """Whether it had been sent SIGTERM before."""
+    """Whether it had received SIGTERM from this launcher before."""
     said: Outcome | None = None
-    """The outcome that it has told itself (`lastwords.Outcomes`). It holds, however the process ended."""
+    """The outcome that the rank reported itself (`Outcomes`); it counts however the process ended."""
 
     @property
     def outcome(self) -> Outcome:
-        """Killed in time or dead of a SIGTERM of ours: what it had not saved is lost."""
+        """Outcome of the rank. If it was killed, or died of our SIGTERM, its unsaved steps are lost."""
         if self.said is not None:
             return self.said
         if self.killed or (self.told and self.status == -signal.SIGTERM):
@@ -96,14 +95,15 @@ class Ended:
 
 
 def gravest(ended: Sequence[Ended]) -> Ended:
-    """The end that is the pod's: among equals the first, for the others followed from it."""
+    """Returns the end that counts for the pod: the gravest, and among equals the first, the likely cause."""
     return min(ended, key=lambda end: termination_message.GRAVEST_FIRST.index(end.outcome))
 
 
 class Launcher:
-    """`command`: script and arguments. `env`: of the ranks, but for what `gang` adds.
+    """Starts and watches the ranks of one pod.
 
-    `outputs`: where what they print goes; None: where the launcher's own goes.
+    `command`: script and arguments. `env`: for the ranks, without what `gang` adds. `outputs`: the
+    destination of the ranks' output; None: the launcher's own output.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Launcher:
         self._deadline_file = run_config.deadline_file(env)
         self._signalled_at: float | None = None
         self._lost: TerminationMessage | None = None
-        """Last words of an earlier round that lost steps."""
+        """Termination message of an earlier round that lost steps."""
         self._outcomes = termination_message.Outcomes()
         self._again = Again() if gang.workers == 1 and gang.nproc > 1 else None
         self._begin_round()
 
     def _begin_round(self) -> None:
         self._alive: dict[int, int] = {}
-        """Ranks by process."""
+        """Ranks by process ID."""
         self._ended: list[Ended] = []
         self._told = False
         self._stopping_since: float | None = None
@@ -142,7 +142,7 @@ class Launcher:
             self._again.begin()
 
     def run(self) -> int | None:
-        """The exit code, when no rank is left. None in a process that is the one rank."""
+        """Returns the exit code after all ranks ended; None in the forked process that is the single rank."""
         try:
             return self._run()
         finally:
@@ -153,7 +153,7 @@ class Launcher:
                 self._outputs.finish(seconds_for_logs(self._deadline))
 
     def _run(self) -> int | None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit codes
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no exit codes
         signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self._outputs is not None:
@@ -165,7 +165,7 @@ class Launcher:
         return None
 
     def _round(self) -> bool:
-        """From the start of all ranks to the end of the last; False in a process that is the one rank."""
+        """Runs all ranks from start to end. Returns False in the forked process that is the single rank."""
         with reserve_port() as reserved:
             port = self._gang.port or reserved.getsockname()[1]
             for local_rank in range(self._gang.nproc):
@@ -184,13 +184,13 @@ class Launcher:
     # --- ranks ----------------------------------------------------------------------------------------
     @property
     def _alone(self) -> bool:
-        """Whether there is one rank here; then it tells of itself what there is to tell."""
+        """Whether there is only one rank here, which then logs for itself."""
         return self._gang.nproc == 1
 
     def _start(self, local_rank: int, port: int) -> int:
-        """A group of its own for each: a signal to the pod's first group arrives once, through here.
+        """Starts a rank in its own process group: signals to the pod's first group reach it only via us.
 
-        Answers its process; 0 in a process that is the one rank.
+        Returns its process ID; 0 in the forked process that is the single rank.
         """
         env = {**self._env, **self._gang.env_of(local_rank, port), **self._outcomes.env}
         if self._again is not None:
@@ -198,7 +198,7 @@ class Launcher:
         if self._outputs is not None:
             env.update(MARK)
         env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
-        # Started as a module, Python puts the working folder first on the path; `spottrain run` does not.
+        # As a module, Python puts the working directory first on the path; `spottrain run` does not.
         safe = [] if os.getcwd() in sys.path else ["-P"]
         argv = [sys.executable, *safe, "-m", "spottrain", "run", *self._command]
         launcher = os.getpid()
@@ -215,16 +215,16 @@ class Launcher:
             os._exit(127)
 
     def _part(self, local_rank: int, launcher: int) -> None:
-        """What makes a forked process a rank."""
+        """Sets up a forked process as a rank."""
         os.setpgid(0, 0)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank computes on, or writes HEAD, unwatched
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank may compute or write HEAD without a launcher
         if os.getppid() != launcher:
             os._exit(127)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if self._outputs is not None:
             self._outputs.give(local_rank)
             self._outputs.leave_to_parent()
-        signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # held until the rank has its handlers
+        signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # blocked until the rank has its handlers
 
     def _wait(self) -> None:
         found = _next_signal({*SIGNALS, signal.SIGCHLD})
@@ -233,7 +233,7 @@ class Launcher:
             self._tell(signal.Signals(found))
 
     def _reap(self) -> None:
-        """Ranks, and at PID 1 whatever else was orphaned."""
+        """Reaps ranks, and at PID 1 also orphaned processes."""
         with contextlib.suppress(ChildProcessError):
             while (found := _reap_one(before=self._kill_rest)) is not None:
                 pid, status = found
@@ -244,7 +244,7 @@ class Launcher:
                     self._outputs.died()
 
     def _kill_rest(self, pid: int) -> None:
-        """Loaders and uploader of a rank that has ended, while its number cannot be another's yet."""
+        """Kills loaders and uploader of a rank that has ended, before its process ID can be reused."""
         if pid in self._alive:
             _kill_group(pid)
 
@@ -269,15 +269,15 @@ class Launcher:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether all ranks are to be started again: one has asked for it, and nobody wants the pod to end.
+        """Whether to start all ranks again: one has requested it, and nothing asks the pod to end.
 
-        How its peers have ended is no matter: NCCL, for one, aborts a process whose peer is gone.
+        It does not matter how its peers ended: NCCL, for example, aborts a process whose peer is gone.
         """
         nobody = self._signalled_at is None and not self._alive
         return self._asked and nobody and not any(end.outcome in LAST for end in self._ended)
 
     def _forget(self) -> None:
-        """A signal that comes now waits for the ranks of the next round, which it ends."""
+        """Clears the last round's state. A signal that arrives now stays pending and ends the next round."""
         log.event(
             "started-again", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended)
         )
@@ -285,18 +285,18 @@ class Launcher:
         if path:
             with contextlib.suppress(OSError):
                 self._keep_losses(Path(path))
-                os.truncate(path, 0)  # else the last words of this round would outrank those to come
+                os.truncate(path, 0)  # else this round's message would outrank those to come
         self._begin_round()
 
     def _keep_losses(self, path: Path) -> None:
-        """Steps that this round has lost are lost, also if the next one does not get to do them again."""
+        """Remembers the steps that this round lost, in case the next round does not repeat them."""
         found = termination_message.read(path)
         if found is not None and found.outcome is Outcome.INTERRUPTED_LOST:
             known = self._lost.step if self._lost is not None else None
             self._lost = found if (known or 0) <= (found.step or 0) else self._lost
 
     def _behind(self, path: Path) -> bool:
-        """Whether what an earlier round has lost was not done again."""
+        """Whether steps that an earlier round lost were not repeated."""
         if self._lost is None:
             return False
         found = termination_message.read(path)
@@ -313,11 +313,11 @@ class Launcher:
             self._stopping_since = time.time()
 
     def _tell(self, signum: signal.Signals) -> None:
-        """Once: a second signal to us is none to them."""
+        """Forwards the first signal to the ranks; later ones are not forwarded."""
         if not self._told:
             self._told = True
             for pid in self._alive:
-                os.kill(pid, signum)  # not reaped yet, so it is still this one
+                os.kill(pid, signum)  # not reaped yet, so the ID still belongs to this rank
 
     @property
     def _kill_at(self) -> float:
@@ -327,7 +327,7 @@ class Launcher:
         return min(self._stopping_since + FORCED_SHARE * budget, self._peers_until)
 
     def _watch_time(self) -> None:
-        """The ranks read the deadline file themselves; here it sets the time of the kill."""
+        """Kills the ranks when their time is up. The ranks read the deadline file themselves."""
         deadline = read_time(self._deadline_file)
         if deadline is not None:
             self._interrupted(deadline)
@@ -346,7 +346,7 @@ class Launcher:
         path = self._env.get(Env.TERMINATION_MESSAGE)
         if worst.outcome is Outcome.INTERRUPTED and path and self._behind(Path(path)):
             worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]), said=None)
-        if path:  # first: nobody may be reading what is printed
+        if path:  # first: writing to the log may block
             try:
                 termination_message.revise(
                     Path(path), lambda found: self._last_words(worst, found), since=self._born
@@ -358,15 +358,15 @@ class Launcher:
         return worst.code
 
     def _last_words(self, worst: Ended, found: TerminationMessage | None) -> TerminationMessage | None:
-        """What the ranks have not told themselves: nothing, too little, or less than the cause."""
+        """Returns a message if the ranks wrote none, a less grave one, or one that is not the cause."""
         if found is None and worst.outcome is Outcome.DONE:
-            return None  # an os._exit(0), say: exit code 0 alone does not mean that the training is done
+            return None  # such as os._exit(0): exit code 0 alone does not mean that the training is done
         if found is not None and not termination_message.graver(worst.outcome, found.outcome):
             failed = found.outcome is worst.outcome is Outcome.FAILED
             told = worst.said is not None or found.reason == Reason.NODE_FAULT
             if not failed or worst.status > 0 or told:
                 return None
-            # A rank that died without a word is the cause of what its peers say of their failure.
+            # A rank that died without a message is the cause of the failures that its peers report.
         reason = Reason.SCRIPT_FAILED if worst.outcome is Outcome.FAILED else ""
         attempt = self._env.get(Env.ATTEMPT, "")
         basis = found or TerminationMessage(
@@ -382,7 +382,7 @@ class Launcher:
 
 
 def _next_signal(awaited: set[signal.Signals]) -> int | None:
-    """One of the blocked signals, taken; None where none comes for a while."""
+    """Takes one of the blocked signals; None if none arrives within POLL_SECONDS."""
     if hasattr(signal, "sigtimedwait"):
         found = signal.sigtimedwait(awaited, POLL_SECONDS)
         return None if found is None else found.si_signo
@@ -395,7 +395,7 @@ def _next_signal(awaited: set[signal.Signals]) -> int | None:
 
 
 def _reap_one(before: Callable[[int], None]) -> tuple[int, int] | None:
-    """A child that has ended, and its status; None where there is none. Raises ChildProcessError."""
+    """Reaps one ended child: its ID and status, or None. Raises ChildProcessError without any child."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
@@ -421,7 +421,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere a killed launcher may leave ranks behind."""
+    """Calls prctl on Linux; on other systems a killed launcher may leave ranks behind."""
     if sys.platform == "linux":
         _LIBC.prctl(option, value, 0, 0, 0)
 

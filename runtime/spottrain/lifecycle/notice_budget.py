@@ -1,6 +1,6 @@
-"""What a save at a notice takes, against the notice. Pure; used by `keeper`, which measures.
+"""Estimates the time of a save at a preemption notice and compares it with the notice period. Pure.
 
-seconds = one step + copy + 1.2 x bytes / bandwidth + 2      (design.md section 7)
+seconds = one step + copy + 1.2 x bytes / bandwidth + 2
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Final
 
 MARGIN: Final = 1.2
-"""On the upload: a shared network is slower at times."""
+"""Safety factor on the upload time: a shared network is slower at times."""
 COMMIT_SECONDS: Final = 2.0
-"""For the manifest and HEAD: a few round trips, one of them tried again."""
+"""Seconds for the manifest and HEAD: a few round trips, one of them retried."""
 FULL_SHARE: Final = 0.8
-"""Of the notice; a save that is reckoned to take more may not fit."""
+"""Share of the notice period. A save estimated to take more may not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """`bytes`: of this rank's part; `bandwidth`: bytes per second of its uploads; `grace`: seconds."""
+    """`bytes`: of this rank's part; `bandwidth`: of its uploads, in bytes per second; `grace`: seconds."""
 
     bytes: int
     bandwidth: float
@@ -37,7 +37,7 @@ class Budget:
 
     @property
     def warning(self) -> str:
-        """A sentence where the save may not fit into the notice, else empty."""
+        """A sentence if the save may not fit into the notice period, else empty."""
         if self.share <= FULL_SHARE:
             return ""
         return (

@@ -1,7 +1,7 @@
-"""What the process that started this one does with SIGTERM: read once by `session` at the start.
+"""Determines what the parent process does with SIGTERM.
 
-torchrun's agent (also under `accelerate launch`) passes it on and kills after a time of its own; a shell, or
-any other program without a handler, passes nothing on.
+torchrun's agent (also under `accelerate launch`) forwards it and kills after a timeout of its own. A shell,
+or any other program without a handler, does not forward it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ AGENT_FLAG: Final = "shutdown-timeout"
 AGENT_DEFAULT: Final = 30.0
 """Seconds from torchrun's SIGTERM to its SIGKILL (torch 2.15, torch/distributed/launcher/api.py)."""
 DEAF: Final = ("sh", "bash", "dash", "ash", "busybox", "ksh", "zsh", "accelerate")
-"""Programs that pass no signal on, `accelerate launch` where it starts one process. Names are needed: of one
-that waits for signals (tini, our launcher) /proc says neither that it catches nor that it blocks them."""
+"""Programs that do not forward signals, such as `accelerate launch` with one process. The check needs names:
+for a program that waits for signals (tini, our launcher), /proc shows neither handler nor blocked signal.
+"""
 PROC: Final = Path("/proc")
 
 
 def agent_limit(env: Mapping[str, str], command: list[str]) -> float | None:
-    """Seconds that torchrun leaves its children; None where it did not start this process.
+    """Seconds that torchrun gives its children to end; None if it did not start this process.
 
-    `command`: of the parent. In torch's own order: the flag, PET_SHUTDOWN_TIMEOUT, the environment, 30.
+    `command`: of the parent. Precedence as in torch: the flag, PET_SHUTDOWN_TIMEOUT, the environment, 30.
     """
     if AGENT_MARK not in env:
         return None
@@ -37,7 +38,7 @@ def agent_limit(env: Mapping[str, str], command: list[str]) -> float | None:
 
 
 def _flag(command: list[str]) -> list[str]:
-    """Values of torchrun's flag in a command line, spelt in any of its four ways."""
+    """Values of torchrun's flag in a command line, in any of its four spellings."""
     found: list[str] = []
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.lstrip("-").partition("=")
@@ -47,7 +48,7 @@ def _flag(command: list[str]) -> list[str]:
 
 
 def command_of(pid: int, proc: Path = PROC) -> list[str]:
-    """Empty where it cannot be read."""
+    """Returns the command line of a process; empty if it cannot be read."""
     try:
         return (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
@@ -55,13 +56,13 @@ def command_of(pid: int, proc: Path = PROC) -> list[str]:
 
 
 def grace_within(grace: float, env: Mapping[str, str], command: list[str]) -> float:
-    """The grace, or what torchrun leaves of it."""
+    """Returns the grace period in seconds, limited by torchrun's timeout."""
     limit = agent_limit(env, command)
     return grace if limit is None else min(grace, limit)
 
 
 def grace_warning(grace: float, env: Mapping[str, str], command: list[str]) -> str:
-    """What to change where torchrun leaves less than the grace; else nothing."""
+    """Returns what to change if torchrun's timeout is shorter than the grace period; else ""."""
     left = grace_within(grace, env, command)
     if left == grace:
         return ""
@@ -72,7 +73,7 @@ def grace_warning(grace: float, env: Mapping[str, str], command: list[str]) -> s
 
 
 def warn_if_init_is_deaf(proc: Path = PROC) -> None:
-    """SIGTERM goes to PID 1 of the container. Without a handler there it is lost, and none is passed on."""
+    """Logs a warning if PID 1 of the container has no handler for SIGTERM: then the signal is lost."""
     name = deaf_init(os.getpid(), proc)
     if name:
         log.event(
@@ -85,7 +86,7 @@ def warn_if_init_is_deaf(proc: Path = PROC) -> None:
 
 
 def deaf_init(pid: int, proc: Path = PROC) -> str:
-    """The name of PID 1 where it is an ancestor, is one of DEAF and has no handler (trap); else nothing."""
+    """Returns the name of PID 1 if it is an ancestor, is in DEAF and has no handler (trap); else ""."""
     try:
         ancestor = pid
         while ancestor > 1:

@@ -1,7 +1,7 @@
-"""Advice to save, such as a rebalance recommendation of the cloud: one extra save for each. Used by `keeper`.
+"""Detects advice to save, such as a rebalance recommendation of the cloud: one extra save for each.
 
-It is no stop: most nodes that are so advised live on. What is advised is a time, in a file that
-`interruption` reads; a new time is a new advice.
+Advice is not a stop: most nodes that receive it continue to run. It is a time in a file, which
+`core/preemption.py` reads; a new time is a new advice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 class Advice:
-    """`read` gives the time in the file, Unix seconds; None while there is none."""
+    """`read` returns the time in the file, in Unix seconds; None if there is none."""
 
     def __init__(self, read: Callable[[], float | None]) -> None:
         self._read = read
@@ -20,15 +20,15 @@ class Advice:
         self._told: deque[float] = deque(maxlen=1)
 
     def begin(self) -> None:
-        """Training begins: what stands there now is older than anything that could be lost."""
+        """Ignores advice from before the training began: there was no work to lose."""
         self._seen, self._begun = self._read(), True
 
     def tell(self, advised: float) -> None:
-        """From any thread: another pod's."""
+        """Accepts advice from another pod. Thread-safe."""
         self._told.append(advised)
 
     def take(self) -> float | None:
-        """What was advised since it was last asked."""
+        """Returns the advice that is new since the last call, in Unix seconds; None if there is none."""
         found = self._read()
         if self._begun and found is not None and found != self._seen:
             self._seen = found

@@ -1,9 +1,9 @@
-"""All pods of a gang meet before anything heavy is imported. Called by `__main__`, where there are several.
+"""Waits until all pods of a gang are running, before any heavy import.
 
-Nodes come minutes apart, and the name of pod 0 with its node; a rendezvous of torch's would give up meanwhile
-and could not be left at a SIGTERM. So pod 0 listens on the port after the rendezvous, each other pod says who
-it is, and when all are there they are told to go. Whoever is told to stop goes on at once: what follows ends
-it with 75, and nothing was lost.
+Nodes, and the DNS name of pod 0, may appear minutes apart. A torch rendezvous would time out meanwhile and
+cannot be left on SIGTERM. So pod 0 listens on the port after the rendezvous port, and each other pod connects
+and identifies itself. When all are connected, pod 0 tells them to go. A pod that must stop continues at once:
+the code that follows ends it with exit code 75, and no work is lost.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from spottrain.core.preemption import told_to_stop
 from spottrain.lifecycle.topology import Gang
 
 LOOK_SECONDS: Final = 0.2
-"""How often a wait looks whether it should go on."""
+"""Seconds between two checks for a stop."""
 RETRY_SECONDS: Final = 0.5
-"""Between two tries to reach pod 0, whose name may not exist yet."""
+"""Seconds between two attempts to reach pod 0, whose DNS name may not exist yet."""
 TELL_SECONDS: Final = 60.0
-"""Of waiting, after which the log says for whom, again and again."""
+"""Seconds of waiting between two log lines about missing pods."""
 PATIENCE: Final = 10.0
-"""For a connection to say who it is."""
+"""Seconds for a connection to identify itself."""
 GO: Final = b"go\n"
 
 
 def meet(gang: Gang, env: Mapping[str, str], stopping: Callable[[], bool] | None = None) -> bool:
-    """Returns when all pods of this attempt are there (True), or when this one is told to stop (False)."""
+    """Waits for the other pods. Returns True if all pods of this attempt are connected, False on a stop."""
     stopping = stopping or partial(told_to_stop, run_config.deadline_file(env))
     began = time.monotonic()
     name = f"spottrain {env.get(Env.JOB_UID, '')} {env.get(Env.ATTEMPT, '')}".encode()
@@ -46,7 +46,7 @@ def meet(gang: Gang, env: Mapping[str, str], stopping: Callable[[], bool] | None
 def _lead(gang: Gang, name: bytes, stopping: Callable[[], bool]) -> bool:
     there = _There(gang.workers, name)
     server = _listen(gang.port + 1, gang.workers)
-    # To the end of the process: a pod that lost its connection before it heard the word asks again.
+    # It runs until the process ends: a pod that lost its connection before GO connects again.
     threading.Thread(target=_welcome, args=[server, there], name="spottrain-muster", daemon=True).start()
     told = time.monotonic()
     while not there.all_came.wait(LOOK_SECONDS):
@@ -92,7 +92,7 @@ def _welcome(server: socket.socket, there: _There) -> None:
     while True:
         try:
             connection, _ = server.accept()
-        except OSError as error:  # no file descriptor is free, say: who calls waits, and accept fails at once
+        except OSError as error:  # such as no free file descriptor; accept fails at once
             if str(error) != told:
                 told = str(error)
                 log.event("accept-failed", error=told, next="it is tried again")
@@ -102,12 +102,12 @@ def _welcome(server: socket.socket, there: _There) -> None:
 
 
 def _host(connection: socket.socket, there: _There) -> None:
-    """One pod's connection: it counts as there for as long as it stands, until all are."""
+    """Serves one pod's connection. The pod counts as present while it is connected, until all pods are."""
     with connection, contextlib.suppress(OSError):
         connection.settimeout(PATIENCE)
         words, _, index = _line(connection).rpartition(b" ")
         if words != there.name or not index.isdigit():
-            return  # of another attempt, or no pod of ours
+            return  # of another attempt, or not one of our pods
         there.note(int(index), here=True)
         while not there.all_came.wait(LOOK_SECONDS):
             if _gone(connection):
@@ -116,7 +116,7 @@ def _host(connection: socket.socket, there: _There) -> None:
 
 
 def _gone(connection: socket.socket) -> bool:
-    """Whether the other side has closed; it says nothing more before that."""
+    """Whether the peer has closed the connection; it sends no more data before that."""
     connection.settimeout(0.0)
     try:
         return not connection.recv(1)
@@ -144,7 +144,7 @@ def _follow(gang: Gang, name: bytes, stopping: Callable[[], bool]) -> bool:
 
 def _heard(gang: Gang, name: bytes, stopping: Callable[[], bool]) -> bool:
     with socket.create_connection((gang.host, gang.port + 1), timeout=PATIENCE) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # pod 0's node may vanish
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a vanished node of pod 0
         for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, option):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
@@ -165,7 +165,7 @@ def _heard(gang: Gang, name: bytes, stopping: Callable[[], bool]) -> bool:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Without its end; OSError where none comes."""
+    """Returns one line without its end. Raises OSError if none arrives."""
     text = b""
     while not text.endswith(b"\n"):
         part = connection.recv(256)

@@ -1,9 +1,9 @@
-"""How a rank asks for all ranks of its pod to be started again: it writes into a file of the launcher's.
+"""Lets a rank request a restart of all ranks of its pod, through a file of the launcher.
 
-The launcher's side is `Again`, a rank's is `ask`. For a rank that leaves because the next start will do
-better, as after a lack of memory: its peers wait in a collective that it cannot join any more, and no process
-group outlives that. Only where one pod holds all ranks; of several pods the operator's next attempt starts
-all. See docs/adr/0010-out-of-memory.md.
+`Again` is the launcher's side, `ask` a rank's. A rank does so if it leaves because the next start will do
+better, such as after running out of memory. Its peers wait in a collective that it cannot join any more, and
+no process group survives that. It works only if one pod holds all ranks; with several pods, the operator's
+next attempt restarts all. See docs/adr/0010-out-of-memory.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spottrain.core import log
 
 
 class Again:
-    """For the ranks of one launcher. Where there is no folder for the file, no rank can ask."""
+    """Receives restart requests of one launcher's ranks; without a folder for the file there are none."""
 
     def __init__(self) -> None:
         self._file = None
@@ -28,7 +28,7 @@ class Again:
 
     @property
     def env(self) -> dict[str, str]:
-        """What the ranks are told."""
+        """Environment variables for the ranks."""
         return {} if self._file is None else {AGAIN_FILE: self._file.name}
 
     @property
@@ -40,13 +40,13 @@ class Again:
             self._file.close()
 
     def begin(self) -> None:
-        """A new round, of which nobody has asked for another yet."""
+        """Starts a new round without requests."""
         if self._file is not None:
             os.ftruncate(self._file.fileno(), 0)
 
 
 def ask(env: Mapping[str, str], why: str) -> bool:
-    """In a rank, just before it ends. False where nobody will start it again by itself."""
+    """Requests a restart, just before this rank ends. Returns False if there will be no automatic restart."""
     path = env.get(AGAIN_FILE)
     if not path:
         return False

@@ -1,8 +1,8 @@
-"""When the next periodic save is due. Used by `keeper` between steps, on rank 0.
+"""Decides on rank 0, between steps, when the next periodic save is due.
 
-`auto` is Young's interval with what was measured: sqrt(2 x cost of a save x mean time between losses), where
-the cost is the time that training stood still for it (Young 1974; Daly 2006). It is never below the time that
-an upload takes, because uploads do not overlap.
+`auto` is Young's interval with measured inputs: sqrt(2 x cost of a save x mean time between losses). The cost
+is the time that training pauses for a save (Young 1974; Daly 2006). The interval is never below the time of
+an upload, because uploads do not overlap.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Final
 from spottrain.core.run_config import Interval
 
 AGAIN_SECONDS: Final = 30.0
-"""After the start of a save that failed it is tried again so soon, or after the interval, if that is less."""
+"""Seconds from the start of a failed save to the next try; the interval, if that is shorter."""
 PRIOR_SECONDS: Final = 3600.0
-"""Before anything was observed: one loss in so much training (a guess for spot; observations outweigh it)."""
+"""Prior: one loss in so many seconds of training (a guess for spot; observations outweigh it)."""
 FIRST_SECONDS: Final = 60.0
-"""Until the first save has shown what one costs."""
+"""Interval in seconds until the first save has shown what one costs."""
 FRESH_SHARE: Final = 0.1
-"""Of the interval: a save that is no older makes one that is only advised needless."""
+"""Share of the interval. A durable save younger than that makes an advised save unnecessary."""
 LEAST_SECONDS: Final = 5.0
 MOST_SECONDS: Final = 1800.0
-"""Against an error of the model (economics.md section 6)."""
+"""Upper limit in seconds, against errors of the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,12 +37,12 @@ class Observed:
 
     @property
     def mean_time(self) -> float:
-        """Between losses: the posterior mean of a rate whose prior is one loss in PRIOR_SECONDS."""
+        """Mean seconds between losses: the posterior mean for a prior of one loss in PRIOR_SECONDS."""
         return (self.trained + PRIOR_SECONDS) / (self.losses + 1)
 
 
 def young(cost: float, mean_time: float) -> float:
-    """Seconds of work between saves, by Daly's higher order where it differs; inputs in seconds."""
+    """Returns the seconds of work between saves, by Daly's higher-order formula. Inputs in seconds."""
     if cost >= 2 * mean_time:
         return mean_time
     root = math.sqrt(2 * cost * mean_time)
@@ -51,7 +51,7 @@ def young(cost: float, mean_time: float) -> float:
 
 
 def auto_seconds(*, stall: float | None, upload: float | None, observed: Observed) -> float:
-    """`stall`: seconds that training stood still for the last save; `upload`: until it was durable."""
+    """Seconds of `auto`. `stall`: seconds of pause for the last save; `upload`: until it was durable."""
     if stall is None:
         return FIRST_SECONDS
     best = young(max(stall, 1e-3), observed.mean_time)
@@ -59,9 +59,9 @@ def auto_seconds(*, stall: float | None, upload: float | None, observed: Observe
 
 
 class Cadence:
-    """Counts from the start of the last save, or from where the run began.
+    """Counts from the start of the last save, or from the start of the run.
 
-    `seconds`: what `auto` means now; asked only where the interval is `auto`.
+    `seconds`: returns the current `auto` interval; called only if the interval is `auto`.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Cadence:
         self.started(0)
 
     def started(self, step: int) -> None:
-        """A save of `step` has begun."""
+        """Notes that a save of `step` has begun."""
         self._step, self._time = step, self._clock()
 
     @property
     def next_step(self) -> int | None:
-        """At which a save will be due, where the interval counts steps."""
+        """Step of the next save if the interval counts steps, else None."""
         return None if self._interval.steps is None else self._step + self._interval.steps
 
     def due(self, step: int, *, failed: bool = False) -> bool:
-        """`failed`: the last save did."""
+        """Whether a save is due at `step`. `failed`: the last save failed."""
         seconds = self._clock() - self._time
         if failed and seconds >= AGAIN_SECONDS:
             return True
@@ -94,7 +94,7 @@ class Cadence:
         return self._interval.due(steps=step - self._step, seconds=seconds)
 
     def fresh(self, *, steps: int, seconds: float) -> bool:
-        """Whether so many steps and seconds after the state that is durable a save is needless."""
+        """Whether a save is unnecessary this many steps and seconds after the durable state."""
         if steps <= 0:
             return True
         if self._interval.steps is not None:

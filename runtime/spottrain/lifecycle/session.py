@@ -1,13 +1,13 @@
-"""One run of one process: what it was told, how it may end, and the one place from which it does.
+"""One run of one process: its environment, the ways in which it ends, and its exit.
 
-`__main__` makes it before the script runs; `Trainer` takes it from `current()`. Where there is no `__main__`
-of ours (`python train.py`, torchrun, `accelerate launch`) `current()` makes one from the environment, and
-`see_out` sees to it that the process still has its last words and leaves in time.
+`spottrain run` creates the session before the script runs. Under `python train.py`, torchrun or `accelerate
+launch`, `current()` creates it from the environment. There `see_out` makes sure that the process still writes
+its termination message and ends in time.
 
-By rank: rank 0 of the gang asks the store; the first rank of each pod serves progress and writes the
-termination message; another rank writes it only to tell of a failure, which may be the cause of the rest.
-torchrun exits 1 whatever its processes do, so there the message is what counts. It also kills 30 s after
-SIGTERM unless told otherwise (`--shutdown-timeout`): a longer grace is cut to that, and said so.
+Roles by rank: rank 0 of the gang queries the store. The first rank of each pod serves progress and writes the
+termination message. Another rank writes it only to report a failure, which may be the cause of the others.
+torchrun exits with 1 whatever its processes return, so there only the message counts. torchrun also kills 30
+s after SIGTERM by default (`--shutdown-timeout`); a longer grace period is cut to that, with a warning.
 """
 
 from __future__ import annotations
@@ -56,61 +56,60 @@ from spottrain.storage.outage import Outage, PatientStore, Silence, watch
 
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 TELL_AGAIN_SECONDS: Final = 30.0
-"""Between two lines about a store that does not answer."""
+"""Seconds between two log lines about a store that does not respond."""
 WORDS_OF_WAIT: Final = 1000
-"""Characters of the sentence about it."""
+"""Maximum number of characters of the text about it."""
 LOOPS: Final = ("lifecycle.coordinator", "training", "integrations", "data")
-"""Modules that a script which trains by spottrain has imported before its first step."""
+"""Modules of which a script that uses spottrain has imported one before its first step."""
 GROUP_SIGNAL_SECONDS: Final = 0.2
-"""That a failing script leaves a signal to its process group to arrive here too."""
+"""Seconds that a failing script waits for a signal to its process group to arrive here too."""
 
 
 class Closes(Protocol):
     def close(self, outcome: Outcome, *, within: float) -> None:
-        """within: seconds that it may take."""
+        """Closes a tracker. within: the maximum number of seconds."""
 
 
 class Session:
-    """Made in two moves: the constructor cannot fail and makes the run interruptible; `prepare` may fail."""
+    """One run. The constructor cannot fail and makes the run interruptible; `prepare` may fail."""
 
     run: run_config.RunConfig
     store: Store | None = None
     attempt: int = 0
-    """0 before `prepare`. On a person's own run the ranks but 0 are not told: theirs is 1."""
+    """0 before `prepare`. In a run outside Kubernetes only rank 0 knows it; other ranks have 1."""
 
     def __init__(self, env: Mapping[str, str], interruption: Interruption | None = None) -> None:
         self.env = env
         self.world = World()
-        with contextlib.suppress(ConfigurationError):  # `prepare` tells
+        with contextlib.suppress(ConfigurationError):  # `prepare` raises it
             self.world = World.from_env(env)
         if self.world.distributed:
             log.rank = self.world.rank
         self.born = process_start()
         self.board = progress.Board()
         self.owns_process = False
-        """Whether the process ends with this session; set by `use` and `current`."""
+        """Whether the process ends with this session."""
         self.completed = False
         """Whether the training reached its end and its weights are stored."""
         self.message: TerminationMessage | None = None
-        """The last words; the first ones spoken hold."""
+        """The termination message; the first one stays."""
         self.unfinished: Callable[[], None] | None = None
-        """Where a training was begun: keeps what there is, if the script ends before it is finished."""
+        """Set once a training has begun: saves the state if the script ends too early."""
         self.at_end: list[Callable[[Outcome], None]] = []
-        """Called with the outcome once the termination message is written; they must not take long."""
+        """Functions called with the outcome after the termination message is written; they must be quick."""
         self.broken: Callable[[str], None] | None = None
-        """Of the same: saves what it can and has the last words, where a stop has broken the script. Takes
-        the text that is to be added to them."""
+        """Set with `unfinished`: saves, and writes the message plus the given text, after a stop."""
         self.asked: set[str] = set()
-        """Settings of spec.training that the script has asked for itself (`ownloop`)."""
+        """Settings of spec.training that the script has requested itself (`training.job_settings`)."""
         self.outage = Outage()
-        """Of the store: whether it answers, and whether it is waited for."""
+        """Whether the store responds, and whether to wait for it."""
         self.store_wait: float = STORE_WAIT_SECONDS
-        """Seconds that it is waited for."""
+        """Seconds to wait for the store."""
         self._outage_told = float("-inf")
         self.peer_gone: Callable[[float], bool] = lambda seconds: False
-        """Whether another rank is known to be gone; waits so many seconds for the news."""
+        """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
         self.script = ""
-        """File that `spottrain run` has begun to execute."""
+        """The script that `spottrain run` has begun to execute."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
@@ -120,7 +119,7 @@ class Session:
         self.interruption.let_end(self.end_idle)
 
     def prepare(self, script: str) -> None:
-        """Reads the environment and asks the store: what is bad ends the run early. Raises RunError."""
+        """Reads the environment and probes the store: bad settings end the run early. Raises RunError."""
         self.world = World.from_env(self.env)
         self.run = run_config.RunConfig.from_env(self.env, script=script)
         self.board.update(
@@ -130,7 +129,7 @@ class Session:
         )
         self._forget_words_of_last_round()
         self._warn_of_agent()
-        if Env.JOB_UID in self.env:  # a pod, where the kubelet signals PID 1 and nobody else
+        if Env.JOB_UID in self.env:  # a pod, where the kubelet signals only PID 1
             parent_signals.warn_if_init_is_deaf()
         if self.run.progress_port is not None and self.world.first_here:
             port = progress.serve(self.board, self.run.progress_port, self._stop)
@@ -157,7 +156,7 @@ class Session:
 
     # --- a store that does not answer -------------------------------------------------------------------
     def _open_store(self) -> Store:
-        """From here on a store that does not answer is waited for, until the training begins."""
+        """Opens the store. Until the training begins, a store that does not respond is waited for."""
         store = open_store(**self.run.where)
         self.store_wait = self.run.store_wait
         self.outage.patient = True
@@ -166,7 +165,7 @@ class Session:
         return PatientStore(store, self.outage)
 
     def _tell_silence(self, silence: Silence | None) -> None:
-        """A line at first and now and then, and for whoever asks /progress. None: it answers again."""
+        """Logs an outage, periodically, and shows it in /progress. None: the store responds again."""
         assert self.store is not None
         where = f"{self.store.uri} at {self.store.endpoint}" if self.store.endpoint else self.store.uri
         if silence is None:
@@ -183,9 +182,9 @@ class Session:
             log.event(name, store=where, seconds=silence.seconds, limit=limit, why=silence.why)
 
     def _give_store_up(self, silence: Silence) -> None:
-        """The node is given back; the next start asks again."""
+        """Ends the process to free the node; the next start tries the store again."""
         if self.interruption.stopping or self.completed or self.message is not None:
-            return  # it ends already, in its own way
+            return  # it is ending already, in another way
         facts = self.board.facts
         lost = (
             f"{facts.lost_steps} step(s) since the last commit are lost"
@@ -199,7 +198,7 @@ class Session:
 
     # --- the end ----------------------------------------------------------------------------------------
     def _stop(self, order: Stop) -> bool:
-        """The operator's word in place of a signal that was lost: at PID 1, before there was a handler."""
+        """Accepts the operator's stop order, sent in case PID 1 lost the signal before it had a handler."""
         meant = bool(order.podUID) and order.podUID == self.env.get(Env.POD_UID)
         if meant:
             self.interruption.stop_by(order.deadline, "operator")
@@ -208,13 +207,13 @@ class Session:
     def end(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> NoReturn:
-        """Leaves the script through SystemExit, so that its `finally` blocks run, within the grace."""
+        """Ends the run within the grace period, by SystemExit: the script's `finally` blocks run."""
         code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
         self.leave_in_time(code)
         raise SystemExit(int(code))
 
     def leave_in_time(self, code: int) -> None:
-        """The last words are spoken: what the script still does must end before SIGKILL, or in a grace."""
+        """Ends the process before SIGKILL, or after a grace period, if the script does not end by itself."""
         moment = min(self.interruption.forced_exit_at, time.time() + self.interruption.grace)
 
         def wait() -> None:
@@ -235,13 +234,12 @@ class Session:
         self.end_now(error.outcome, str(error), reason=error.reason)
 
     def broken_by_stop(self, error: BaseException, script: str = "") -> bool:
-        """Whether the script raised `error` because it was told to stop.
+        """Whether the script raised `error` because of a stop.
 
-        Then this saves what it can, and the run has its last words.
-
-        A signal goes to all processes of a group: a worker of the script dies of it, and the script of that.
-        Whatever is raised after a stop counts as its consequence. A mistake of the script comes again in the
-        next attempt, and is charged there.
+        If so, it saves what it can and writes the termination message. A signal reaches all processes of a
+        group: a worker of the script dies of it, and then the script fails. Anything raised after a stop
+        counts as its consequence. A real bug of the script recurs in the next attempt and counts as a failure
+        there.
         """
         known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
         if known or not self._was_told_to_stop():
@@ -250,7 +248,7 @@ class Session:
         return True
 
     def _was_told_to_stop(self) -> bool:
-        """A signal to the group may have ended a child a moment before it arrives here."""
+        """Whether a stop arrives soon: a signal to the group may kill a child just before it arrives here."""
         give_up = time.monotonic() + GROUP_SIGNAL_SECONDS
         while not self.interruption.stopping and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -266,7 +264,7 @@ class Session:
             self.conclude(outcome, text + then)
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
-        """The last words of a script that raised `error`."""
+        """Writes the termination message of a script that raised `error`."""
         fault = fault_behind(error)
         if not fault and self.world.distributed and "torch" in sys.modules:
             from spottrain.distributed.process_group import peer_lost
@@ -278,11 +276,11 @@ class Session:
         if fault:
             text = f"a GPU of this node has failed: {fault}; {text}"
             return self.conclude(Outcome.FAILED, text, reason=Reason.NODE_FAULT)
-        self.broken_by_stop(error, script)  # its words are the first then, and hold
+        self.broken_by_stop(error, script)  # its message comes first and stays
         return self.conclude(Outcome.FAILED, text, reason=Reason.SCRIPT_FAILED)
 
     def end_of_script(self) -> ExitCode:
-        """The last words of a script that came to its end by itself."""
+        """Writes the termination message of a script that ended by itself."""
         if self.completed:
             return self.conclude(Outcome.DONE, self.summary(), reason=self.reason_done)
         if self.unfinished is None:
@@ -298,7 +296,7 @@ class Session:
         )
 
     def _end_untrained(self) -> ExitCode:
-        """Exit code 0, as without `spottrain run`. In a job checkpoint.managed decides if it is success."""
+        """Returns exit code 0, as without `spottrain run`. In a job checkpoint.managed decides on success."""
         if self.env.get(PROFILE) and PROFILES_MADE:
             return self.conclude(Outcome.DONE, "The script ended by itself; the profile is made.")
         return self.conclude(
@@ -309,14 +307,14 @@ class Session:
         )
 
     def must_leave(self, code: int) -> bool:
-        """Whether the interpreter's own end, which may wait for peers and threads, would take too long."""
+        """Whether the interpreter's shutdown would take too long: it may wait for peers and threads."""
         peerless = self.world.distributed and code != ExitCode.DONE
         return self.interruption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
 
     def conclude(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> ExitCode:
-        """Writes the termination message, unless there is one, and returns the exit code it calls for."""
+        """Writes the termination message, unless there is one, and returns the matching exit code."""
         with self._last_words:
             if self.message is None:
                 if outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
@@ -334,24 +332,24 @@ class Session:
                 self._write(self.message)
             outcome = self.message.outcome
         for each in self.at_end:
-            with contextlib.suppress(Exception):  # the process ends, whatever becomes of it
+            with contextlib.suppress(Exception):  # the process ends in any case
                 each(outcome)
         return EXIT_CODE_OF[outcome]
 
     @property
     def outcome(self) -> Outcome:
-        """Of a training that has ended: where there are no last words yet, an error is on its way."""
+        """Outcome of a training that has ended. Without a message yet, an error is being raised."""
         if self.message is not None:
             return self.message.outcome
         return Outcome.DONE if self.completed else Outcome.FAILED
 
     def close_at_end(self, trackers: Closes) -> None:
-        """However the run ends, its trackers are closed."""
+        """Closes the trackers at the end of the run, whatever the outcome."""
         left = self.interruption.seconds_left
         self.at_end.append(lambda outcome: trackers.close(outcome, within=left()))
 
     def _write(self, message: TerminationMessage) -> None:
-        """The message first: nobody may be reading what is printed."""
+        """Writes the message, then logs it: writing to the log may block."""
         self._leave_words(message)
         log.unhindered(
             "end",
@@ -365,8 +363,10 @@ class Session:
         )
 
     def note_done(self) -> None:
-        """HEAD says done. So does the termination message from here on, also where the process ends without
-        its last words, such as by os._exit() in the script."""
+        """Writes the termination message as done, after HEAD was released as done.
+
+        It then also holds if the process ends without its final message, such as by os._exit() in the script.
+        """
         self._leave_words(self.board.message(Outcome.DONE, self.summary(), reason=self.reason_done))
 
     def _leave_words(self, message: TerminationMessage) -> None:
@@ -376,7 +376,7 @@ class Session:
             Outcome.BAD_CONFIGURATION,
             Outcome.STORE_UNREACHABLE,
         )
-        grave = grave or message.reason == Reason.OUT_OF_MEMORY  # the cause of what the others say
+        grave = grave or message.reason == Reason.OUT_OF_MEMORY  # the cause of the failures of other ranks
         if path and (self.world.first_here or grave):
             try:
                 termination_message.revise(
@@ -386,13 +386,13 @@ class Session:
                 log.unhindered("termination-message-not-written", path=path, error=str(error))
 
     def _begin_of_words(self) -> float:
-        """Since when a message in the file is of this run: of a peer, which the same launcher has started."""
+        """Returns since when (Unix seconds) a message in the file is of this run: of us or a sibling rank."""
         if self.world.local_size == 1:
-            return float("inf")  # none: this process is the pod's only one
+            return float("inf")  # no peers: this process is the only one of the pod
         return process_start(os.getppid())
 
     def _forget_words_of_last_round(self) -> None:
-        """torchrun has ended all ranks and begins anew. Where they are to end, the old words still hold."""
+        """Deletes the message of the last round when torchrun restarts all ranks; not during a stop."""
         path = self.env.get(Env.TERMINATION_MESSAGE)
         again = self.env.get(RESTARTS, "0") != "0" and not self.interruption.stopping
         if path and again and self.world.first_here:
@@ -400,7 +400,7 @@ class Session:
                 os.truncate(path, 0)
 
     def summary(self) -> str:
-        """What a completed run has to say."""
+        """Summary of a completed run."""
         facts = self.board.facts
         where = f"are at {facts.output_uri}" if facts.output_uri else "were not stored: no checkpoint URI"
         early = f" and ended early: {facts.ended_early}" if facts.ended_early else ""
@@ -409,11 +409,11 @@ class Session:
 
     @property
     def reason_done(self) -> str:
-        """Of a completed run; "" where it is just done."""
+        """Reason of a completed run; "" if it reached its last step."""
         return Reason.EARLY_STOPPED if self.board.facts.ended_early else ""
 
     def end_idle(self) -> NoReturn:
-        """The end while no training has begun: nothing of ours can be lost."""
+        """Ends the process before a training has begun: no work of ours can be lost."""
         self.end_now(*self._idle_words())
 
     def _idle_words(self) -> tuple[Outcome, str]:
@@ -440,7 +440,7 @@ class Session:
         self.end_now(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
 
     def _next_attempt(self, store: Store) -> int:
-        """A person's run counts for itself, so that it may go on from its own interrupted or killed one."""
+        """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
         found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1
 
@@ -452,13 +452,13 @@ class Session:
             self.board.update(warning=warning)
 
     def _use_cache_dir(self) -> None:
-        """Before torch and others are imported, which read these once."""
+        """Sets cache folders before torch and others are imported, which read the variables only once."""
         if self.run.cache_dir is not None:
             use_folder(self.run.cache_dir, os.environ)
         run_config.use_data_cache(self.env, os.environ)
 
     def _fetch_compile_cache(self) -> None:
-        """Beside the import of torch; by the first rank of a pod, for all of it."""
+        """Fetches the compile cache during the import of torch, on the first rank of each pod."""
         if self.world.first_here:
             self.compile_cache = CompileCache.of(self.store, self.run, os.environ, self.attempt)
         if self.compile_cache is not None:
@@ -467,18 +467,18 @@ class Session:
             self._fetching.start()
 
     def cache_ready(self) -> None:
-        """Before anything is compiled."""
+        """Waits for the compile cache. Must come before anything is compiled."""
         if self._fetching is not None:
             self._fetching.join()
 
 
 _current: Session | None = None
 _outputs: Outputs | None = None
-"""Of a process that no launcher of ours has started."""
+"""Set in a process that our launcher did not start."""
 
 
 def current() -> Session:
-    """The session of this process. Raises RunError."""
+    """Returns the session of this process, and creates it if there is none. Raises RunError."""
     global _current
     if _current is None:
         use(Session(os.environ))
@@ -491,7 +491,7 @@ def current() -> Session:
 
 
 def existing() -> Session | None:
-    """The session of this process, if it has one yet."""
+    """Returns the session of this process, or None."""
     return _current
 
 
@@ -505,7 +505,7 @@ def _keep_outputs(session: Session) -> None:
 
 
 def _finish_outputs() -> None:
-    """Before the end of the process, at which the scribe may be killed."""
+    """Stores the remaining output before the process ends, when the log capture process may be killed."""
     if _outputs is not None and _current is not None:
         _outputs.finish(seconds_for_logs(_current.interruption.deadline))
 
@@ -517,12 +517,12 @@ def use(session: Session) -> None:
 
 
 def uses_spottrain(script: str) -> bool:
-    """Whether the script, or a module of its own, trains by spottrain or is about to."""
+    """Whether the script or a module of its own uses spottrain for training."""
     try:
         if re.search(r"\bspottrain\b", Path(script).read_text(errors="replace")):
             return True
     except OSError:
-        return True  # not known: then nothing is claimed of it
+        return True  # unknown: then no claim is made about it
     if any(f"spottrain.{name}" in sys.modules for name in LOOPS):
         return True
     package = sys.modules["spottrain"]
@@ -532,7 +532,7 @@ def uses_spottrain(script: str) -> bool:
 
 
 def install(env: Mapping[str, str]) -> Interruption:
-    """Within the grace that the parent leaves."""
+    """Installs the signal handlers, with the grace period limited by the parent process."""
     grace = parent_signals.grace_within(
         run_config.grace_seconds(env), env, parent_signals.command_of(os.getppid())
     )
@@ -546,7 +546,7 @@ def install(env: Mapping[str, str]) -> Interruption:
 
 
 def show(error: BaseException, usual: Callable[[], None]) -> None:
-    """On standard error: a sentence where it is one of ours, else in the usual way."""
+    """Prints an error to standard error: the text alone for a RunError, else as usual."""
     if isinstance(error, RunError):
         print(f"spottrain: {error}", file=sys.stderr)
     else:
@@ -554,7 +554,7 @@ def show(error: BaseException, usual: Callable[[], None]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once: no exit handler, hung thread or wedged peer may eat up the notice."""
+    """Ends the process at once: exit handlers, hung threads or stuck peers must not use up the notice."""
     log.flush()
     with contextlib.suppress(Exception):
         _finish_outputs()
@@ -564,10 +564,10 @@ def leave(code: int) -> NoReturn:
 
 
 def _kill_children() -> None:
-    """Those of `multiprocessing`, such as workers of pools and loaders.
+    """Kills children of `multiprocessing`, such as workers of pools and loaders.
 
-    Where the interpreter ends by itself it ends them; here nobody would, and a pool's workers wait for ever
-    for a parent that is gone. This comes last, because a pool replaces its dead.
+    At a normal exit the interpreter ends them. Here nobody would, and a pool's workers wait forever for a
+    parent that is gone. This comes last, because a pool replaces its dead workers.
     """
     if "multiprocessing" in sys.modules:
         import multiprocessing
@@ -577,12 +577,12 @@ def _kill_children() -> None:
 
 
 def see_out(session: Session) -> None:
-    """Where no `__main__` of ours waits for the script's end: last words and exit code for every one of them.
+    """Writes the termination message and sets the exit code if `spottrain run` did not start the script.
 
-    An exception is told as it happens. At the end of the exit handlers, of which this one is among the last
-    for it was registered early, the process leaves where it must: what comes after them takes down process
-    groups and waits for peers that may be gone. A script that ends by itself, untrained, leaves no words:
-    its exit code, which cannot be known here, says it all.
+    An exception is reported when it is raised. This exit handler runs among the last, because it was
+    registered early. At its end the process leaves at once if it must: what follows destroys process groups
+    and waits for peers that may be gone. A script that ends by itself without training writes no message: its
+    exit code, unknown here, is enough.
     """
     usual = sys.excepthook
 
@@ -615,7 +615,7 @@ def _what_was_raised(error: BaseException, script: str) -> str:
 
 
 def _place(error: BaseException, script: str) -> str:
-    """file:line of the innermost frame that is the script's own, else of the innermost of all."""
+    """Returns file:line of the innermost frame in the script itself, else of the innermost frame of all."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

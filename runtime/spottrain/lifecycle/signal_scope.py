@@ -1,9 +1,9 @@
-"""Signals for as long as something is done for a script that nobody of ours has launched, and no longer.
+"""Handles stop signals during a long operation, such as a download, in scripts not started by our launcher.
 
-`python train.py`, torchrun or Lightning: there SIGTERM is the script's affair. But while it downloads for
-minutes it has nothing to save yet, and at PID 1 a signal without a handler is thrown away: so in a pod, where
-the script has made no arrangement of its own, a stop ends it meanwhile as it ends all data preparation.
-Afterwards everything is as it was, until a Trainer or a Run takes the signals for good.
+Under `python train.py`, torchrun or Lightning, SIGTERM is the script's responsibility. During a download of
+minutes there is nothing to save yet, and at PID 1 a signal without a handler is discarded. So in a pod, if
+the script has no handler, a stop ends the process during the operation, as it ends all data preparation.
+Afterwards the previous handlers are restored, until a Trainer or a Run takes the signals permanently.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from spottrain.lifecycle.session import Session, current, existing, see_out
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Session | None]:
-    """The session of this process, where it has one or a stop is to end it meanwhile."""
+    """Yields the session of this process, if it has one or a stop may end it during the block."""
     known = existing()
     if (known is not None and not known.interruption.given_back) or not _nobody_hears_signals():
         yield known
         return
-    # With a checkpoint URI the operator expects a trainer that answers it, however long a download takes.
+    # With a checkpoint URI the operator expects a trainer that responds, however long a download takes.
     managed = Env.CHECKPOINT_URI in os.environ
     session = None if managed else Session(os.environ)
     try:
@@ -38,10 +38,10 @@ def interruptible() -> Iterator[Session | None]:
         yield session
     except RunError:
         if session is not None and not managed:
-            see_out(session)  # the last words, if nobody catches it
+            see_out(session)  # writes the termination message if the error is not caught
         raise
     finally:
-        if made := session or existing():  # also where the environment was bad
+        if made := session or existing():  # also if the environment was invalid
             made.interruption.give_back()
 
 
@@ -50,7 +50,7 @@ def _end(session: Session) -> NoReturn:
 
 
 def _nobody_hears_signals() -> bool:
-    """In a pod, in the process that the script is, and where it has not arranged for SIGTERM itself."""
+    """Whether this is a script's main process in a pod, without a SIGTERM handler of its own."""
     if Env.JOB_UID not in os.environ or multiprocessing.parent_process() is not None:
         return False
     if threading.current_thread() is not threading.main_thread():

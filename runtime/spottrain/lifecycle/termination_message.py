@@ -1,10 +1,11 @@
-"""The termination message as a file that all ranks of a pod share: the gravest one stays.
+"""The termination message: a file that all ranks of a pod share. The gravest message stays.
 
-Written by `session` (each rank's own end) and by `launcher` (what became of the ranks). The kubelet mounts
-the file alone, so nothing can be renamed over it: a lock on the file itself orders the writers.
+Each rank reports its own end; the launcher reports how the ranks' processes ended. The kubelet mounts the
+file itself, so nothing can be renamed over it: a lock on the file orders the writers.
 
-A second file, of the launcher alone, holds the outcome of each rank's process (`Outcomes`). The interpreter
-needs seconds to take torch down; a signal or a crash in these seconds does not change how the run ended.
+A second file, private to the launcher, holds the outcome that each rank has reported (`Outcomes`). The
+interpreter needs seconds to shut torch down. A signal or a crash in these seconds does not change the
+outcome.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ GRAVEST_FIRST: Final = (
     Outcome.DONE,
 )
 LOCK_SECONDS: Final = 1.0
-"""Then it is written without the lock: a stopped peer may hold it, and the notice does not wait."""
+"""Then the file is written without the lock: a stopped peer may hold it, and the notice period is limited."""
 
 Change = Callable[[TerminationMessage | None], TerminationMessage | None]
-"""From the message that is there to the one that shall be; None leaves it."""
+"""Maps the message in the file to the one to write; None leaves the file unchanged."""
 
 
 def graver(one: Outcome, other: Outcome) -> bool:
@@ -43,9 +44,9 @@ def graver(one: Outcome, other: Outcome) -> bool:
 
 
 def revise(path: Path, change: Change, *, since: float) -> None:
-    """Reads, compares, replaces. A message from before `since` (Unix seconds) is an earlier run's.
+    """Reads the message, applies `change`, and writes the result under a lock. Raises OSError.
 
-    Raises OSError.
+    A message from before `since` (Unix seconds) belongs to an earlier run and is ignored.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -62,14 +63,14 @@ def revise(path: Path, change: Change, *, since: float) -> None:
 
 
 def read(path: Path) -> TerminationMessage | None:
-    """The message that is there; None where there is none, or it cannot be read."""
+    """Returns the message in the file; None if there is none or it cannot be read."""
     with contextlib.suppress(OSError):
         return TerminationMessage.from_json(path.read_text(errors="replace"))
     return None
 
 
 def outranking(message: TerminationMessage) -> Change:
-    """`message`, unless one that is as grave was there first. A failed GPU explains its peers' failures."""
+    """Replaces a less grave message. A failed GPU also replaces other failures: it explains them."""
 
     def change(found: TerminationMessage | None) -> TerminationMessage | None:
         if found is None or graver(message.outcome, found.outcome):
@@ -81,9 +82,9 @@ def outranking(message: TerminationMessage) -> Change:
 
 
 class Outcomes:
-    """The outcomes that a launcher's ranks have told.
+    """The outcomes that the ranks of a launcher have reported.
 
-    Without a writable folder for the file there are none, and the exit codes alone count.
+    Without a writable folder for the file there are none, and only the exit codes count.
     """
 
     def __init__(self) -> None:
@@ -95,11 +96,11 @@ class Outcomes:
 
     @property
     def env(self) -> dict[str, str]:
-        """For the ranks."""
+        """Environment variables for the ranks."""
         return {OUTCOMES_FILE: self._path} if self._path else {}
 
     def of(self, pid: int) -> Outcome | None:
-        """Of the rank with this process; None where it has told none."""
+        """Returns the outcome of the rank with this process ID; None if it has reported none."""
         if self._file < 0:
             return None
         lines = os.pread(self._file, 2**16, 0).decode(errors="replace").splitlines()
@@ -109,7 +110,7 @@ class Outcomes:
         )
 
     def close(self) -> None:
-        """By the process that has made it; does nothing in a fork."""
+        """Closes and deletes the file. Does nothing in a forked child."""
         if self._file >= 0 and self._owner == os.getpid():
             os.close(self._file)
             with contextlib.suppress(OSError):
@@ -117,7 +118,7 @@ class Outcomes:
 
 
 def tell_launcher(env: Mapping[str, str], outcome: Outcome) -> None:
-    """In a rank, once it knows how it ends."""
+    """Reports this rank's outcome to the launcher."""
     if path := env.get(OUTCOMES_FILE):
         try:
             with open(path, "a") as file:

@@ -1,6 +1,7 @@
-"""Which processes a pod starts and where all of the gang meet. Made by `__main__`, used by `launcher`.
+"""Determines which processes a pod starts, and the rendezvous address of the gang.
 
-No torch: that import is each rank's own, and would cost the launcher seconds in which nothing is watched.
+It does not import torch: each rank does so itself. In the launcher the import would take seconds in which
+nothing watches the signals.
 """
 
 from __future__ import annotations
@@ -32,26 +33,27 @@ from spottrain.distributed.world import (
 from spottrain.errors import ConfigurationError
 
 ASK_SECONDS: Final = 60.0
-"""For `import torch` in the process that counts GPUs."""
+"""Seconds for `import torch` in the process that counts GPUs."""
 LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gang:
-    """`nproc` processes in each of `workers` pods, of which this is number `index`."""
+    """`nproc` processes in each of `workers` pods; this pod has number `index`."""
 
     nproc: int = 1
     workers: int = 1
     index: int = 0
     host: str = ""
     port: int = 0
-    """0: any free one, chosen by the launcher (one pod only)."""
+    """0: the launcher chooses a free port (one pod only)."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], nproc: str, count: Callable[[], int]) -> Gang:
-        """`nproc`: the flag, `auto` or a number. `count`: of GPUs. Raises ConfigurationError.
+        """Reads the gang from the environment. Raises ConfigurationError.
 
-        Where RANK is set another launcher has made this process a rank, and there is nothing to start.
+        `nproc`: the value of the flag, `auto` or a number. `count`: returns the number of GPUs. If RANK is
+        set, another launcher has made this process a rank, and there is nothing to start.
         """
         if env.get(RANK):
             if nproc not in ("auto", "1"):
@@ -59,7 +61,7 @@ class Gang:
                     f"--nproc {nproc}: {RANK}={env[RANK]} is set, so another launcher has started this "
                     "process; leave --nproc out, or start it without that launcher"
                 )
-            return cls(index=_whole(env, RANK, least=0))  # so that the one rank here has its number
+            return cls(index=_whole(env, RANK, least=0))  # so that the single rank here has its number
         if nproc != "auto" and (not nproc.isdecimal() or int(nproc) < 1):
             raise ConfigurationError(f"--nproc {nproc} must be auto or a whole number, at least 1")
         workers = _whole(env, Env.WORKERS, least=1, default=1)
@@ -80,7 +82,7 @@ class Gang:
         return self.index * self.nproc + local_rank
 
     def env_of(self, local_rank: int, port: int) -> dict[str, str]:
-        """What torch's `env://` asks for; nothing where there is one process in all."""
+        """Returns the variables of torch's `env://` rendezvous; empty if there is one process in all."""
         if self.size == 1:
             return {}
         return {
@@ -94,7 +96,7 @@ class Gang:
 
 
 def _of_each(env: Mapping[str, str], count: Callable[[], int]) -> int:
-    """Processes of a pod: as many as GPUs were asked for. A container may see more that are not its own."""
+    """Returns as many processes as GPUs were requested: a container may see GPUs that are not its own."""
     return max(1, _whole(env, Env.GPUS, least=0)) if env.get(Env.GPUS) else count()
 
 
@@ -118,7 +120,7 @@ def _whole(env: Mapping[str, str], name: str, *, least: int, default: int | None
 
 
 def reserve_port() -> socket.socket:
-    """A bound socket that never listens: rank 0 can listen on its port, and the kernel lends it to nobody."""
+    """Returns a bound socket that never listens: it reserves a port on which rank 0 can listen."""
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((LOOPBACK, 0))
@@ -127,10 +129,10 @@ def reserve_port() -> socket.socket:
 
 # --- how many -----------------------------------------------------------------------------------------
 def count_gpus(env: Mapping[str, str], dev: Path = Path("/dev"), ask: Callable[[], int] | None = None) -> int:
-    """Processes to start: one per CUDA device that torch would see, 1 where there is none.
+    """Returns the number of processes to start: one per CUDA device visible to torch, at least 1.
 
-    The device files are what a container may use. Names in CUDA_VISIBLE_DEVICES other than plain numbers, MIG
-    and ROCm are torch's to judge, in a process of its own.
+    The device files show what the container may use. Names in CUDA_VISIBLE_DEVICES other than plain numbers,
+    MIG and ROCm are left to torch, in a process of its own.
     """
     ask = ask or partial(ask_torch, run_config.deadline_file(env))
     files = len([path for path in dev.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
@@ -139,7 +141,7 @@ def count_gpus(env: Mapping[str, str], dev: Path = Path("/dev"), ask: Callable[[
     if not files:
         return 1
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    # Two capability files, to set up MIG and to watch it, are there without MIG too.
+    # Two capability files, for configuring and monitoring MIG, exist without MIG too.
     partitioned = len(list((dev / "nvidia-caps").glob("nvidia-cap*"))) > 2
     if visible is None and not partitioned:
         return files
@@ -149,7 +151,7 @@ def count_gpus(env: Mapping[str, str], dev: Path = Path("/dev"), ask: Callable[[
 
 
 def ask_torch(deadline_file: Path | None) -> int:
-    """Given up at once where this process is asked to end."""
+    """Counts GPUs with torch in a child process. Returns 1 on timeout or when this process must stop."""
     counting = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     with subprocess.Popen(counting, stdout=subprocess.PIPE, text=True) as child:
         give_up = time.monotonic() + ASK_SECONDS
@@ -168,5 +170,5 @@ def ask_torch(deadline_file: Path | None) -> int:
 
 # --- threads ------------------------------------------------------------------------------------------
 def threads_of_each(nproc: int, cgroups: Path = CGROUPS) -> int:
-    """Cores of each process: else every rank takes all of the node's, and they spin against each other."""
+    """Returns the cores per process: otherwise every rank uses all of the node's cores and they contend."""
     return max(1, math.floor(cores(cgroups) / nproc))

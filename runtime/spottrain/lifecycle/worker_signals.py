@@ -1,6 +1,6 @@
-"""Makes DataLoader workers outlive a signal to the process group, and ends them with the process.
+"""Makes DataLoader workers ignore stop signals, and ends them with the process.
 
-A stop reaches every process of the group. The trainer still needs its workers for the step it is in, so they
+A stop reaches every process of the group. The trainer still needs its workers for the current step, so they
 ignore SIGTERM and SIGINT.
 """
 
@@ -19,12 +19,12 @@ from weakref import WeakSet
 from torch.utils.data import DataLoader
 
 _OPEN: Final[WeakSet[Any]] = WeakSet()
-"""Iterators of loaders that may have workers."""
+"""Loader iterators that may have workers."""
 
 
 def ignore_signals(_worker: int = 0) -> None:
-    """A `worker_init_fn`: a stop reaches the process group, and workers must outlive it for this step."""
-    signal.set_wakeup_fd(-1)  # inherited over fork: a worker's signal is not the trainer's
+    """A `worker_init_fn` that ignores SIGTERM and SIGINT: the current step still needs the worker."""
+    signal.set_wakeup_fd(-1)  # inherited by fork: a worker's signal must not wake the trainer
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
@@ -36,18 +36,18 @@ def _ignore_signals_then(after: Callable[[int], Any], worker: int) -> None:
 
 
 def protect(loader: Any) -> None:
-    """Has the workers of a person's own DataLoader ignore signals too, before their own `worker_init_fn`."""
+    """Makes workers of a user's DataLoader ignore signals before the user's `worker_init_fn` runs."""
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         return
     own = loader.worker_init_fn
     if own is ignore_signals or getattr(own, "func", None) is _ignore_signals_then:
         return
-    # A partial of a module's function, because a spawned worker gets it pickled.
+    # A partial of a module-level function, because a spawned worker receives it pickled.
     loader.worker_init_fn = partial(_ignore_signals_then, own) if own else ignore_signals
 
 
 def protect_all() -> None:
-    """The same with every DataLoader of this process from now on, such as that of an evaluation."""
+    """Protects every DataLoader of this process from now on, such as that of an evaluation."""
     _protect_class(DataLoader)
     stateful = sys.modules.get("torchdata.stateful_dataloader")
     if stateful is not None:
@@ -72,15 +72,15 @@ def _protect_class(kind: Any) -> None:
 
 
 def _forks(loader: Any) -> bool:
-    """A server that forks later would hold the signals for ever, of all that it forks."""
+    """Whether workers are forked directly; a fork server would pass blocked signals to all children."""
     context = getattr(loader, "multiprocessing_context", None) or multiprocessing
     return bool(context.get_start_method() == "fork")
 
 
 def end_workers(*iterators: Any) -> None:
-    """Of torch's and torchdata's loader iterators, which a loader may keep.
+    """Ends the workers of torch's and torchdata's loader iterators, which a loader may keep.
 
-    `None` and what has no workers is passed over.
+    `None` and iterators without workers are ignored.
     """
     for iterator in iterators:
         shutdown = getattr(iterator, "_shutdown_workers", None)
@@ -89,23 +89,23 @@ def end_workers(*iterators: Any) -> None:
 
 
 def end_at_exit(iterator: Any = None) -> Any:
-    """The iterator, whose workers the end of the process ends, if nobody did before.
+    """Registers the iterator's workers to be ended at exit, and returns the iterator.
 
-    Else it would not end: `multiprocessing` sends daemons a SIGTERM, which they ignore, and waits for them.
+    Otherwise the process would hang: `multiprocessing` sends daemons a SIGTERM, which they ignore, and waits.
     """
     if hasattr(iterator, "_shutdown_workers"):
         _OPEN.add(iterator)
-    # Registered last to be called first: torch's own handler waits 5 s for each persistent worker.
+    # Registered last to run first: torch's own handler waits 5 s for each persistent worker.
     atexit.unregister(_end_the_rest)
     atexit.register(_end_the_rest)
     return iterator
 
 
 def worker_pids() -> tuple[int, ...]:
-    """Of the loaders of this process that are at work. From any thread: asks none of them anything."""
+    """Process IDs of active loader workers of this process. Thread-safe; it does not contact the workers."""
     try:
         open_ones = tuple(_OPEN)
-    except RuntimeError:  # one was added meanwhile: the next call sees it
+    except RuntimeError:  # one was added meanwhile: the next call includes it
         return ()
     return tuple(
         worker.pid
@@ -120,7 +120,7 @@ def _end_the_rest() -> None:
     end_workers(*_OPEN)
     rest = [child for child in multiprocessing.active_children() if child.daemon]
     if rest:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises where a worker is killed
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises if a worker is killed
     for child in rest:
         child.terminate()
     for child in rest:
@@ -130,7 +130,7 @@ def _end_the_rest() -> None:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """While workers are forked, so that none comes before the worker ignores it. Other threads take them."""
+    """Blocks signals until forked workers ignore them. Other threads still receive them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
         yield

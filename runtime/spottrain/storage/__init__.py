@@ -1,1 +1,1 @@
-"""Object stores behind one protocol (`base`): S3, Google Cloud Storage, folders; and waiting for one."""
+"""Object stores behind one protocol (`base`): S3, Google Cloud Storage, folders; and handling of outages."""

@@ -1,10 +1,10 @@
-"""The object store below a checkpoint URI, as the runtime needs it. Keys are relative to the URI.
+"""Interface of the object store below a checkpoint URI. Keys are relative to the URI.
 
-Every store gives the same four answers:
-* the thing, or None where there is none: only for a key that is absent from a store that can be read;
+Every store has the same four kinds of result:
+* a value, or None if the key is absent. None is returned only by a store that can be read;
 * AlreadyExists, PreconditionFailed, KeyMissing: the condition of a conditional write did not hold;
-* StoreUnavailable: no answer, or 5xx. A write may have been applied, or may be later;
-* StoreDenied, BucketNotFound, StoreUnsuitable, ConfigurationError, CheckpointArchived: a person must act.
+* StoreUnavailable: no response, or 5xx. A write may have been applied, or may be applied later;
+* StoreDenied, BucketNotFound, StoreUnsuitable, ConfigurationError, CheckpointArchived: the user must act.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Body = bytes | bytearray | memoryview
 
 
 class AlreadyExists(Exception):
-    """put_if_absent: there is an object at that key already."""
+    """put_if_absent: the key already has an object."""
 
 
 class PreconditionFailed(Exception):
-    """put_if_match: the object has another ETag, or another write to it is under way."""
+    """put_if_match: the object has another ETag, or another write to it is in progress."""
 
 
 class KeyMissing(Exception):
-    """put_if_match, read_into: there is no object at that key."""
+    """put_if_match, read_into: the key has no object."""
 
 
 class Truncated(Exception):
@@ -33,11 +33,11 @@ class Truncated(Exception):
 
 
 class Cancelled(Exception):
-    """upload: the caller's `cancelled` said so."""
+    """upload: `cancelled` returned True."""
 
 
 def never() -> bool:
-    """`cancelled` of an upload that nobody will stop."""
+    """Default of `cancelled`: the upload is not cancelled."""
     return False
 
 
@@ -49,57 +49,57 @@ class Object:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stat:
-    """What a store says of an object without its body."""
+    """Metadata of an object."""
 
     bytes: int
     storage_class: str
-    """As the store spells it; empty where there are none."""
+    """The store's own name; empty if the store has no storage classes."""
     archived: bool
-    """It must be restored before it can be read."""
+    """Whether it must be restored before it can be read."""
     restoring: bool
-    """Somebody has asked for that already."""
+    """Whether such a restore is in progress."""
 
 
 class Store(Protocol):
     @property
     def uri(self) -> str:
-        """As given, for sentences."""
+        """The URI as given, for messages."""
 
     @property
     def endpoint(self) -> str:
-        """URL of its server; empty where there is none."""
+        """URL of its server; empty if it has none."""
 
     def get(self, key: str) -> Object | None: ...
 
     def put(self, key: str, body: Body) -> None: ...
 
     def put_if_absent(self, key: str, body: Body) -> str:
-        """ETag of the new object. Raises AlreadyExists."""
+        """Returns the ETag of the new object. Raises AlreadyExists."""
 
     def put_if_match(self, key: str, body: Body, etag: str) -> str:
-        """ETag of the new object. Raises PreconditionFailed or KeyMissing."""
+        """Returns the ETag of the new object. Raises PreconditionFailed or KeyMissing."""
 
     def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
         """Writes an object that must not exist yet, from memory and in parallel.
 
         Returns the SHA-256 (hex) of each CHUNK_BYTES of `body`. Raises AlreadyExists, or Cancelled once
-        `cancelled`, which is called in this thread, says so. Parts sent so far are taken back on any error;
-        the object itself may still appear where the store gave no answer.
+        `cancelled`, which is called in this thread, returns True. On any error the parts sent so far are
+        removed; the object itself may still appear if the store gave no response.
         """
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset` on; threads may do so in parallel. Raises KeyMissing or Truncated."""
+        """Fills `buffer` from `offset` on; thread-safe. Raises KeyMissing or Truncated."""
 
     def stat(self, key: str) -> Stat | None: ...
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> list[str]:
-        """Ends the unfinished uploads whose key begins with `prefix` and is `doomed`; returns their keys."""
+        """Aborts unfinished uploads whose key begins with `prefix` and is `doomed`; returns their keys."""
 
     def list(self, prefix: str) -> list[str]:
-        """All keys that begin with `prefix`, in order."""
+        """Returns all keys that begin with `prefix`, sorted."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Idempotent."""
+        """Deletes the objects; absent keys are ignored."""
 
     def probe(self) -> None:
-        """Raises StoreDenied, BucketNotFound or StoreUnsuitable unless everything above would work."""
+        """Raises StoreDenied, BucketNotFound or StoreUnsuitable if any operation above would fail."""

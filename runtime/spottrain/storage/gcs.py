@@ -1,9 +1,9 @@
-"""A store in a bucket of Google Cloud Storage. Opened by `store.open`; knows the Google library alone.
+"""Store in a Google Cloud Storage bucket.
 
-Conditions are generations: the ETag is the generation of an object, and generation 0 means that there is
-none. A large body goes up in one resumable session, so in one stream: its last request creates the object,
-under the condition, and a session that is not finished costs nothing and ends by itself after a week.
-Google allows about one write a second to the same key; more of them are answered 429 (StoreUnavailable).
+Conditions are generations: the ETag is the object's generation, and generation 0 means that there is no
+object. A large body is sent in one resumable session, so in one stream. The session's last request creates
+the object, under the condition. An unfinished session costs nothing and expires after a week. Google allows
+about one write per second to the same key; more get 429 (StoreUnavailable).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from spottrain.storage.base import (
 from spottrain.storage.requests import LONGEST_PAUSE, Stopped, digests, pause
 
 WRITE_ID: Final = "spottrain-write"
-"""Metadata that names the writer of an object."""
+"""Metadata key that identifies the writer of an object."""
 READ_WINDOW: Final = 16 << 20
-"""Bytes per request of a read, which the library holds once before they go into the caller's buffer."""
+"""Bytes per read request. The library holds them once before they are copied into the caller's buffer."""
 NO_PROJECT: Final = "none"
-"""No request of ours names a project; without a word the library would look for one on the network."""
+"""No request here needs a project; without a value the library would look for one on the network."""
 NO_LOOKUPS: Final = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
-"""Else the library asks for the bucket's location beside our requests, in threads, for traces that we do
-not make and with a permission that we do not ask for."""
+"""Otherwise the library asks for the bucket's location in background threads, for traces that are not used
+here, and with a permission that is not required here."""
 POLICY: Final = "give it roles/storage.objectUser on the bucket"
 FAILURES: Final = (
     api.GoogleAPICallError,
@@ -64,11 +64,11 @@ FAILURES: Final = (
     requests.RequestException,
     DataCorruption,
 )
-"""All that a call of the library raises."""
+"""All exceptions that a call of the library raises."""
 
 
 class _Retry(Retry):
-    """With pauses of our own: Google's draw from Python's random numbers, and these are the training's."""
+    """Uses its own pauses: Google's draw from Python's random state, which belongs to the training."""
 
     def __call__(self, func: Callable[..., Any], on_error: Callable[[Exception], Any] | None = None) -> Any:
         def again(*args: Any, **more: Any) -> Any:
@@ -98,7 +98,7 @@ class GCSStore:
         first_pause: float = 1.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """`credentials` None: the standard chain. Time-outs are seconds without a byte."""
+        """`credentials` None: the standard chain. Timeouts are seconds without a byte."""
         self.uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._name = bucket
@@ -150,7 +150,7 @@ class GCSStore:
             hashed = pool.submit(digests, view, self._chunk_bytes)
             try:
                 self._send(key, view, write_id, cancelled)
-            except (PreconditionFailed, KeyMissing):  # missing is the session
+            except (PreconditionFailed, KeyMissing):  # KeyMissing: the session is gone
                 self._etag_of_own(key, write_id)
             except Stopped:
                 raise Cancelled(key) from None
@@ -177,13 +177,13 @@ class GCSStore:
         found = self._look(key)
         if found is None:
             return None
-        # Also the class ARCHIVE is read at once.
+        # Objects of the class ARCHIVE, too, can be read at once.
         return Stat(
             bytes=int(found.size), storage_class=str(found.storage_class), archived=False, restoring=False
         )
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
-        """Nothing to do: see above."""
+        """Nothing to do: unfinished sessions expire by themselves."""
         return []
 
     def list(self, prefix: str) -> builtins.list[str]:
@@ -239,7 +239,9 @@ class GCSStore:
             )
 
     def _etag_of_own(self, key: str, write_id: str) -> str:
-        """After a refused creation: whether it was an earlier try of the same write that got there."""
+        """Returns the ETag if an earlier try of the same write created the object.
+
+        Called after a refused creation. Raises AlreadyExists if another writer created it."""
         found = self._look(key)
         if found is None:
             raise StoreUnavailable(
@@ -251,7 +253,7 @@ class GCSStore:
         return str(found.generation)
 
     def _look(self, key: str) -> Any:
-        """The blob with what Google knows of it, or None."""
+        """Returns the blob with its metadata, or None."""
         blob = self._blob(key)
         try:
             with self._said(key):
@@ -267,7 +269,7 @@ class GCSStore:
         return blob
 
     def _patience(self, key: str) -> dict[str, Any]:
-        """HEAD is tried once: `owner.py` resolves what a lost reply leaves open."""
+        """Timeout and retry. HEAD is tried once: `checkpoint.head` handles a lost response itself."""
         head = key == HEAD_KEY
         return {"timeout": (5.0, self._times[head]), "retry": None if head else self._retry}
 
@@ -276,21 +278,20 @@ class GCSStore:
 
     @contextlib.contextmanager
     def _said(self, key: str) -> Iterator[None]:
-        """Turn the library's errors into the store's."""
+        """Translates the library's exceptions to the store's."""
         place = self._place(key)
         try:
             yield
         except FAILURES as error:
             cause = error.cause if isinstance(error, api.RetryError) and error.cause else error
             if isinstance(cause, api.NotFound) and key:
-                next(iter(self.list(key)), None)  # the bucket may be what is missing
+                next(iter(self.list(key)), None)  # raises if it is the bucket that is missing
                 raise KeyMissing(place) from error
             raise _translated(cause, place) from error
 
 
 def _passes(error: Exception) -> bool:
-    """Whether a second try may mend it: the library's own judgement, as its public one does not know the
-    errors of uploads."""
+    """Whether a retry may succeed, by the library's private predicate: its public one lacks upload errors."""
     response = getattr(error, "response", None)
     if response is not None:
         with contextlib.suppress(requests.RequestException):
@@ -332,7 +333,7 @@ def _answered(error: api.GoogleAPICallError, said: str) -> Exception:
 
 
 class _Incoming:
-    """A memoryview as the file that the library reads in chunks; each read is one copy of a chunk."""
+    """A memoryview as a file that the library reads in chunks; each read copies one chunk."""
 
     def __init__(self, view: memoryview, cancelled: Callable[[], bool]) -> None:
         self._view = view

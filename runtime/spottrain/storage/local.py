@@ -1,8 +1,8 @@
-"""A store in a folder: laptops, shared file systems and tests. Opened by `store.open`.
+"""Store in a folder, for laptops, shared file systems and tests.
 
-Same interface and same guarantees as S3: a write appears whole or not at all (temporary file, fsync,
-rename), and conditional writes are serialised by flock on one lock file. The ETag is the content's SHA-256.
-Nothing is made before the first write or probe, so that looking at a mistyped path leaves no trace.
+It has the same guarantees as S3. A write appears completely or not at all (temporary file, fsync, rename).
+Conditional writes are serialized by flock on one lock file. The ETag is the content's SHA-256. Nothing is
+created before the first write or probe, so reading a mistyped path leaves no trace.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from spottrain.storage.base import (
 )
 
 PRIVATE: Final = ".spottrain"
-"""Folder of the lock and the temporary files; no key lies in it."""
+"""Folder of the lock and the temporary files; it holds no keys."""
 LOCK: Final = "lock"
 STALE_SECONDS: Final = 86400.0
-"""Age at which a temporary file belongs to nobody any more."""
+"""Age in seconds from which a temporary file is abandoned."""
 HOPELESS: Final = {errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-"""Errors of a folder that can never be written, whoever tries again."""
+"""Errors of a folder that can never be written, so retries will not help."""
 
 
 class FolderStore:
@@ -50,7 +50,7 @@ class FolderStore:
         self._root = root
         self._private = root / PRIVATE
         self._seen = os.path.isdir(self._private)
-        """Whether it was there once: then its absence is a loss."""
+        """Whether our folder has existed: if so, its absence is a loss."""
 
     @property
     def endpoint(self) -> str:
@@ -119,7 +119,7 @@ class FolderStore:
         return Stat(bytes=size, storage_class="", archived=False, restoring=False)
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
-        """All temporary files that nobody writes any more; of what key they were is not known."""
+        """Deletes all abandoned temporary files; which keys they were for is not known."""
         with self._said(prefix):
             if self._require_not_lost():
                 with self._locked():
@@ -147,7 +147,7 @@ class FolderStore:
                 self._sweep_temporaries()
 
     def _make(self) -> None:
-        """Once only: a folder that went away later is not made anew, for that would begin another store."""
+        """Creates the folder, once only: recreating one that disappeared later would start another store."""
         if self._seen:
             return
         with self._judged({errno.ENOENT, *HOPELESS}):
@@ -155,7 +155,7 @@ class FolderStore:
         self._seen = True
 
     def _require_not_lost(self) -> bool:
-        """Whether our folder is there. Raises where it was: one that was unmounted is no empty folder."""
+        """Returns whether our folder exists. Raises if it has disappeared: unmounted does not mean empty."""
         try:
             self._private.stat()
         except FileNotFoundError:
@@ -166,9 +166,9 @@ class FolderStore:
         return True
 
     def _sweep_temporaries(self) -> None:
-        """Those of killed processes. A living one's is seconds old."""
+        """Deletes the files of killed processes; a live process's file is seconds old."""
         for path in self._private.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # its process is done with it
+            with contextlib.suppress(FileNotFoundError):  # its process has just moved or deleted it
                 if path.name != LOCK and path.stat().st_mtime < time.time() - STALE_SECONDS:
                     path.unlink()
 
@@ -185,7 +185,7 @@ class FolderStore:
     def _publish(
         self, key: str, write: Callable[[BinaryIO], None], condition: Callable[[Path], None]
     ) -> None:
-        """Write a temporary file, then move it to `key` unless `condition`, called under the lock, raises."""
+        """Writes a temporary file, then renames it to `key` unless `condition` raises (under the lock)."""
         path = self._path(key)
         with self._said(key):
             self._make()
@@ -197,12 +197,12 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """flock belongs to the open file, so it holds between threads as between processes."""
+        """flock belongs to the open file, so it works between threads as well as between processes."""
         with (self._private / LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 yield
-            finally:  # closing it is not enough: a process that was forked meanwhile has it open too
+            finally:  # closing is not enough: a process forked in the meantime has the file open too
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _path(self, key: str) -> Path:
@@ -227,7 +227,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _judged(self, hopeless: set[int]) -> Iterator[None]:
-        """Of a folder's first use: whether a person must act, since later tries would end the same."""
+        """On the first use of a folder: raises ConfigurationError for errors that retries will not fix."""
         try:
             yield
         except OSError as error:
@@ -240,7 +240,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _said(self, key: str) -> Iterator[None]:
-        """Turn the file system's errors into the store's."""
+        """Translates the file system's errors to the store's."""
         where = f"{self._root}/{key}"
         try:
             yield
@@ -282,7 +282,7 @@ def _temporary(folder: Path, write: Callable[[BinaryIO], None]) -> Iterator[Path
 
 
 def _fsync_folders(folder: Path, root: Path) -> None:
-    """A rename is durable once its folder is, and a new folder once its own is."""
+    """Makes a rename durable: it is once its folder is synced, and a new folder once its parent is."""
     for each in (folder, *folder.parents):
         handle = os.open(each, os.O_RDONLY)
         try:

@@ -13,11 +13,17 @@ from spottrain.storage.base import Store
 def open_store(
     uri: str, endpoint: str | None = None, *, path_style: bool | None = None, kms_key: str | None = None
 ) -> Store:
-    """The store at `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder` or a plain path.
+    """Opens the store at `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder` or a plain path.
 
-    `endpoint` is the URL of a server of that protocol; None means AWS, or Google. The rest is S3's:
-    `path_style` puts the bucket into the path (None: where there is an endpoint); `kms_key` is the ID or
-    ARN of the key for SSE-KMS (`default`: the account's own; None: the bucket's setting).
+    Args:
+        uri: The checkpoint URI.
+        endpoint: URL of a server of that protocol; None means AWS, or Google.
+        path_style: S3 only: puts the bucket into the path; None: if there is an endpoint.
+        kms_key: S3 only: ID or ARN of the key for SSE-KMS (`default`: the account's own key; None: the
+            bucket's setting).
+
+    Raises:
+        ConfigurationError: The URI is not understood, or its client library is not installed.
     """
     if uri and is_path(uri):
         return _open_folder(uri, Path(uri))
@@ -40,7 +46,7 @@ def open_store(
 
 
 def _bucket(uri: str, parts: SplitResult) -> tuple[str, str]:
-    """Bucket and prefix."""
+    """Returns bucket and prefix."""
     if not parts.netloc:
         raise ConfigurationError(
             f"checkpoint URI {uri!r} names no bucket; use {parts.scheme}://bucket/prefix"

@@ -1,8 +1,8 @@
-"""Waits for a store that does not answer, and says so: at a start, and at the end of a training.
+"""Waits for an unreachable store and reports it: at a start, and at the end of a training.
 
-`Outage` knows how long the store has been silent. While `patient`, what fails with StoreUnavailable is tried
-again; a refusal is raised at once. `watch` looks from a thread of its own, because an endpoint that accepts
-connections and never answers gives no error for minutes.
+`Outage` tracks how long the store has been silent. While it is `patient`, requests that fail with
+StoreUnavailable are retried; a refusal is raised at once. `watch` runs in a separate thread, because an
+endpoint that accepts connections and never responds gives no error for minutes.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from spottrain.storage.base import Body, Object, Stat, Store, never
 T = TypeVar("T")
 
 TELL_SECONDS: Final = 5.0
-"""Of silence, after which it is told."""
+"""Seconds of silence after which it is reported."""
 LOOK_SECONDS: Final = 0.25
 FORGET_SECONDS: Final = 45.0
-"""After a failure without another request nothing is known any more. HEAD is read every 30 s."""
+"""Seconds without another request after which a failure is forgotten. HEAD is read every 30 s."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Silence:
-    """The store does not answer."""
+    """The store is not responding."""
 
     seconds: float
     why: str
-    """The last error, or which request waits for its answer."""
+    """The last error, or the request that has had no response."""
 
 
 class Outage:
-    """Of one store, as this process sees it. Its methods may be called from any thread.
+    """Outage state of one store, as this process sees it. Thread-safe.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Monotonic seconds.
         sleep: Waits between two tries.
     """
 
@@ -51,16 +51,16 @@ class Outage:
         self, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.patient = False
-        """Whether a failed request is made again."""
+        """Whether a failed request is retried."""
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[float, str]] = {}
-        """Requests under way that should have an answer soon: since when, and what they are."""
+        """Requests in progress that should get a response soon: start time and description."""
         self._retried: dict[int, tuple[float, str]] = {}
-        """What is tried again: since when, and its last error. Answers to others do not end it: a store may
-        read and not write."""
+        """Requests being retried: time of the first failure, and last error. Responses to other requests do
+        not end it: a store may be readable but not writable."""
         self._heard = clock()
         self._failed_since: float | None = None
         self._failed_last = 0.0
@@ -68,7 +68,7 @@ class Outage:
 
     @contextlib.contextmanager
     def request(self, what: str, *, brief: bool = True) -> Iterator[None]:
-        """A request. `brief`: that it takes long is a sign of an outage; a large body may take its time."""
+        """Tracks one request. `brief`: a long duration indicates an outage; false for large bodies."""
         number, began = next(self._numbers), self._clock()
         if brief:
             with self._lock:
@@ -79,7 +79,7 @@ class Outage:
             self._failed(began if brief else self._clock(), str(error))
             raise
         except BaseException:
-            self._answered()  # a refusal, or a condition that did not hold
+            self._answered()  # a refusal, or a condition that did not hold: the store responds
             raise
         else:
             self._answered()
@@ -95,9 +95,9 @@ class Outage:
         brief: bool = True,
         between: Callable[[], None] = lambda: None,
     ) -> T:
-        """`act`, again for as long as the store does not answer and we are patient.
+        """Calls `act`, and retries it while the store is unreachable and this outage is `patient`.
 
-        `between` is called before each further try. Who gives up at last is `watch`.
+        `between` is called before each further try. It has no time limit of its own: `watch` gives up.
         """
         pause, number = FIRST_PAUSE, next(self._numbers)
         try:
@@ -120,7 +120,7 @@ class Outage:
 
     @property
     def silence(self) -> Silence | None:
-        """None while the store answers, or while nobody asks it."""
+        """The current silence; None while the store responds, or while there are no requests."""
         with self._lock:
             now = self._clock()
             waiting = min(self._asked.values(), default=None)
@@ -158,8 +158,9 @@ def watch(
     limit: Callable[[], float],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Runs for ever. Calls `tell` at every look while the store is silent, and once when it answers again.
-    After `limit()` seconds of silence, where somebody waits, it calls `give_up`, which may decline."""
+    """Loops for ever. Calls `tell` every LOOK_SECONDS while the store is silent, and once when it responds.
+
+    After `limit()` seconds of silence, if the outage is `patient`, it calls `give_up`, which may decline."""
     told = False
     while True:
         told = look(outage, tell, give_up, limit(), told)
@@ -173,7 +174,7 @@ def look(
     limit: float,
     told: bool,
 ) -> bool:
-    """One look of `watch`. Returns whether a silence is told and not over."""
+    """One iteration of `watch`. Returns whether a silence was reported that is not over."""
     silence = outage.silence
     if silence is not None and silence.seconds >= min(TELL_SECONDS, limit):
         tell(silence)
@@ -186,8 +187,10 @@ def look(
 
 
 class PatientStore:
-    """`store`, whose reads and probe are tried again in an outage. Writes are not: their callers know what a
-    lost answer means. HEAD is not: `head.owner` asks again itself, and can be told to stop."""
+    """Wraps `store` and retries its reads and its probe in an outage.
+
+    Writes are not retried: their callers handle a lost response. HEAD is not: `checkpoint.head.owner` retries
+    it itself, and can be stopped."""
 
     def __init__(self, store: Store, outage: Outage) -> None:
         self._store = store
@@ -203,7 +206,7 @@ class PatientStore:
 
     def get(self, key: str) -> Object | None:
         if key != HEAD_KEY:
-            brief = not key.startswith(COMPILE_CACHE_PREFIX)  # whose archives are large
+            brief = not key.startswith(COMPILE_CACHE_PREFIX)  # compile-cache archives are large
             return self._outage.through(f"GET {key}", lambda: self._store.get(key), brief=brief)
         with self._outage.request("GET HEAD"):
             return self._store.get(key)

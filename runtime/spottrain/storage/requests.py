@@ -1,7 +1,4 @@
-"""What the network stores share: a memoryview as a body, digests by chunk, and waits between tries.
-
-Called by `s3.py`, `s3upload.py` and `gcs.py`.
-"""
+"""Helpers for network stores: a memoryview as a request body, digests per chunk, pauses between tries."""
 
 from __future__ import annotations
 
@@ -15,26 +12,25 @@ from spottrain.errors import StoreUnavailable
 
 T = TypeVar("T")
 CHANCE: Final = random.SystemRandom()
-"""Not Python's own: its state is the training's, and is the same in a run that meets no failure."""
+"""Not Python's generator: its state belongs to the training, and must not depend on network failures."""
 SLICE: Final = 1 << 20
-"""Bytes that go to, or come from, a socket in one call."""
+"""Bytes sent to or read from a socket in one call."""
 LONGEST_PAUSE: Final = 20.0
 
 
 class Stopped(BaseException):
-    """Raised by a body that must not go on. No Exception, because SDKs take each of those for a network
-    fault and try again."""
+    """Raised by a body that must stop. Not an Exception: SDKs treat those as network errors and retry."""
 
 
 def unchecked() -> None:
-    """`check` of a body that nobody will stop."""
+    """Default of `check`: the body is never stopped."""
 
 
 class RequestBody:
     """A memoryview as a file that is sent without a copy.
 
-    `read` returns slices of the view, and more than was asked for: http.client asks for 16 KiB at a time,
-    which costs a fifth of the rate, and passes on whatever it gets. `check` is called before each.
+    `read` returns slices of the view, and more than requested: http.client asks for 16 KiB at a time, which
+    costs a fifth of the throughput, but sends whatever it gets. `check` is called before each read.
     """
 
     def __init__(self, view: memoryview, check: Callable[[], None] = unchecked) -> None:
@@ -68,12 +64,12 @@ def digests(view: memoryview, chunk_bytes: int) -> list[str]:
 
 
 def pause(failures: int) -> float:
-    """Seconds before the next try: doubled each time, and random so that clients do not come in step."""
+    """Seconds before the next try: doubled each time, and random so that clients do not retry in step."""
     return CHANCE.uniform(0, min(2.0 ** (failures - 1), LONGEST_PAUSE))
 
 
 def tried(act: Callable[[], T], tries: int, rest: Callable[[int], None]) -> T:
-    """`act`, again while the store does not answer; `rest` waits, given the number of failures."""
+    """Calls `act` up to `tries` times, until no StoreUnavailable. `rest(failures)` waits in between."""
     for failures in range(1, tries):
         try:
             return act()

@@ -1,7 +1,7 @@
-"""A store in an S3 bucket. Opened by `store.open`; with `s3client.py` and `s3errors.py` all that knows boto3.
+"""Store in an S3 bucket. boto3 is used only here, in `s3_client` and in `s3_errors`.
 
-A retried PUT whose first try had arrived is refused by its own condition, so each conditional PUT carries
-an id, by which that is told from another writer.
+If the first try of a conditional PUT succeeded but its response was lost, the retry fails on its own
+condition. So each conditional PUT carries a write ID, which distinguishes this from another writer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from spottrain.storage.s3_errors import FAILURES, RequestTarget, translate
 from spottrain.storage.s3_upload import Bucket, Manner, Upload, checksum
 
 WRITE_ID: Final = "spottrain-write"
-"""User metadata that names the writer of an object."""
+"""User metadata key that identifies the writer of an object."""
 DELETE_BATCH: Final = 1000
 """Keys per DeleteObjects request (S3 API limit)."""
 READ_TRIES: Final = 3
-"""GETs of one object: the SDK retries the request, but not a body that breaks off."""
+"""GETs of one object: the SDK retries the request, but not a truncated body."""
 DEFAULT_KEY: Final = "default"
-"""`kms_key` for the account's own key."""
+"""`kms_key` value for the account's own key."""
 ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
@@ -60,8 +60,8 @@ class S3Store:
         chunk_bytes: int = CHUNK_BYTES,
         pause: Callable[[int], float] = ways.pause,
     ) -> None:
-        """Time-outs are seconds without a byte; `connections` are those of one upload; `pause` gives the
-        seconds after so many failures."""
+        """Timeouts are seconds without a byte; `connections` are those of one upload; `pause(failures)` gives
+        the seconds before the next try."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         reach = Connection(
@@ -102,7 +102,7 @@ class S3Store:
         try:
             return self._put(key, body, write_id, IfMatch=etag)
         except PreconditionFailed as refused:
-            if key == HEAD_KEY:  # is tried once, and `owner` finds out what a lost reply leaves open
+            if key == HEAD_KEY:  # tried once; `checkpoint.head` handles a lost response itself
                 raise
             with contextlib.suppress(AlreadyExists):
                 return self._etag_of_own(key, write_id)
@@ -126,7 +126,7 @@ class S3Store:
         left = buffer.cast("B")
         done = 0
 
-        def read() -> None:  # again from where the last body broke off
+        def read() -> None:  # resumes where the last body ended early
             nonlocal done
             for count in self._stream(key, offset + done, left[done:]):
                 done += count
@@ -151,7 +151,7 @@ class S3Store:
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
         swept = [(key, upload) for key, upload in self._uploads(prefix) if doomed(key)]
         for key, upload in swept:
-            with contextlib.suppress(KeyMissing):  # somebody else ended it
+            with contextlib.suppress(KeyMissing):  # it has already ended
                 self._call("abort_multipart_upload", key, UploadId=upload)
         return [key for key, _ in swept]
 
@@ -212,7 +212,7 @@ class S3Store:
         return str(reply["ETag"])
 
     def _etag_of_own(self, key: str, write_id: str) -> str:
-        """After a refused condition: whether it was an earlier try of the same write that got there."""
+        """Returns the ETag if an earlier try of this write created the object, else raises AlreadyExists."""
         try:
             reply = self._call("get_object", key)
         except KeyMissing:
@@ -223,7 +223,7 @@ class S3Store:
         return str(reply["ETag"])
 
     def _own(self, key: str, write_id: str) -> None:
-        """The same by a HEAD request, which moves no body."""
+        """Like `_etag_of_own`, by a HEAD request, which transfers no body."""
         reply = self._head(key)
         if reply is None:
             raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again")
@@ -233,7 +233,7 @@ class S3Store:
     def _head(self, key: str) -> Any:
         if (reply := self._again(lambda: self._head_once(key))) is not None:
             return reply
-        next(self._pages(key), None)  # a reply without a body says 404 for the bucket too
+        next(self._pages(key), None)  # raises if it is the bucket that is missing: HEAD gives 404 for both
         return None
 
     def _head_once(self, key: str) -> Any:
@@ -247,7 +247,7 @@ class S3Store:
         return None
 
     def _stream(self, key: str, start: int, view: memoryview) -> Iterator[int]:
-        """Fills the view from there; yields how many bytes came."""
+        """Fills the view from byte `start` of the object; yields the number of bytes of each read."""
         wanted = f"bytes={start}-{start + len(view) - 1}"
         reply = self._call_bulk("get_object", key, Range=wanted)
         with contextlib.closing(reply["Body"]) as body:
@@ -268,7 +268,7 @@ class S3Store:
         self.sweep_uploads(key, lambda found: found == key)
 
     def _uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Key and upload id of each unfinished upload."""
+        """Yields key and upload ID of each unfinished upload."""
         marker: dict[str, str] = {}
         while True:
             reply = self._call("list_multipart_uploads", None, Prefix=self._prefix + prefix, **marker)
@@ -293,7 +293,7 @@ class S3Store:
         return self._again(lambda: self._ask(self._clients.steady, operation, key, _rewound(parameters)))
 
     def _again(self, act: Callable[[], Any]) -> Any:
-        """By us, not by the SDK, whose pauses draw from Python's random numbers: these are the training's."""
+        """Retries without the SDK: its pauses draw from Python's random state, which is the training's."""
         return tried(act, self._manner.tries, lambda failures: time.sleep(self._manner.pause(failures)))
 
     def _call_bulk(self, operation: str, key: str, **parameters: Any) -> Any:
@@ -325,16 +325,16 @@ def _rewound(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_byte(reply: Any) -> int:
-    """Of the range that came; 0 where the server sent the whole object."""
+    """First byte of the returned range; 0 if the server sent the whole object."""
     said = str(reply.get("ContentRange", "bytes 0-"))
     return int(said.removeprefix("bytes ").split("-", 1)[0])
 
 
 def _sent(body: Body) -> dict[str, Any]:
-    """The body as botocore's parameters.
+    """Returns the body as botocore's parameters.
 
-    A small one is a bytearray, which botocore sends at once, while it asks for 100-continue before any
-    bytes or file: a round trip, and over TLS the loss of an early answer (versitygw says 412 unread).
+    A small body is passed as a bytearray, which botocore sends at once. For bytes or a file it asks for
+    100-continue first: a round trip, and over TLS an early response may be lost (such as versitygw's 412).
     """
     view = memoryview(body).cast("B")
     sent = RequestBody(view) if len(view) > SLICE else bytearray(view)

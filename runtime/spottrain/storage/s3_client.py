@@ -1,4 +1,4 @@
-"""The SDK's clients of one bucket: three, as HEAD, bulk and the rest differ in patience. Made by `s3.py`."""
+"""boto3 clients of one bucket: HEAD, bulk and other requests need different timeouts and retries."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from spottrain.errors import ConfigurationError
 POOL: Final = 32
 """Connections that a client keeps."""
 CA_VARIABLES: Final = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
-"""In the order in which botocore reads them."""
+"""In the order of botocore's precedence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clients:
     quick: Any
-    """HEAD: one try and short time-outs, because `owner.py` resolves what a lost reply leaves open."""
+    """HEAD: one try and short timeouts. `checkpoint.head` handles a lost response itself."""
     steady: Any
-    """Retried by `s3.py`, with all it does not do in bulk."""
+    """All other requests but bulk. `s3.py` retries them."""
     bulk: Any
-    """Bodies in parallel: retried by us, so that a cancelled upload sits in no wait of the SDK; a part is
-    not hashed once more for the signature, which covers its SHA-256 in a header."""
+    """Bodies in parallel. Retried outside the SDK, so that a cancelled upload does not wait inside it. The
+    SHA-256 header covers a part's body, so the body is not hashed again for the signature."""
     endpoint: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connection:
-    """How to get to the server. Time-outs are seconds without a byte."""
+    """How to reach the server. Timeouts are seconds without a byte."""
 
     endpoint: str | None
     path_style: bool | None
@@ -43,7 +43,7 @@ class Connection:
 
 
 def clients(reach: Connection, place: str) -> Clients:
-    """Credentials and region come from the SDK's standard chain, web identity included."""
+    """Creates the clients. Credentials (web identity included) and region: the SDK's standard chain."""
     try:
         session = Session()
         _check_authorities(session, reach.endpoint)
@@ -54,7 +54,7 @@ def clients(reach: Connection, place: str) -> Clients:
             bulk=_client(session, reach, reach.timeout, bulk=True),
             endpoint=str(steady.meta.endpoint_url),
         )
-    except (BotoCoreError, ValueError) as error:  # unknown profile or region, a URL that is none
+    except (BotoCoreError, ValueError) as error:  # unknown profile or region, or an invalid URL
         raise ConfigurationError(
             f"no client for {place} at {reach.endpoint or 'AWS'}: {error}; check the endpoint "
             "and the AWS_... variables"
@@ -72,7 +72,7 @@ def _client(session: Session, reach: Connection, timeout: float, *, bulk: bool =
     config = Config(
         connect_timeout=min(timeout, 5.0),
         read_timeout=timeout,
-        retries={"mode": "standard", "total_max_attempts": 1},  # who asks again does so in its own way
+        retries={"mode": "standard", "total_max_attempts": 1},  # callers retry in their own way
         max_pool_connections=POOL,
         tcp_keepalive=True,
         s3=s3,
@@ -82,17 +82,16 @@ def _client(session: Session, reach: Connection, timeout: float, *, bulk: bool =
 
 
 def _check_authorities(session: Session, endpoint: str | None) -> None:
-    """A CA bundle that cannot be used; botocore would only find out in each request, and call it a network
-    fault."""
+    """Raises ConfigurationError if the CA bundle is unusable; botocore would report a network error."""
     if endpoint and not endpoint.startswith("https:"):
         return
-    configured = session._session.get_config_variable("ca_bundle")  # boto3 passes on no way to ask
+    configured = session._session.get_config_variable("ca_bundle")  # boto3 has no public way to read it
     bundle = configured or os.environ.get(CA_VARIABLES[1])
     if not bundle:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=Path(bundle))
-    except OSError as error:  # ssl.SSLError too: no certificate in it
+    except OSError as error:  # includes ssl.SSLError: the file holds no certificate
         raise ConfigurationError(
             f"the CA bundle {bundle} ({' or '.join(CA_VARIABLES)}) cannot be used: "
             f"{error.strerror or error}; mount a PEM file with the CA of {endpoint or 'AWS'} there"

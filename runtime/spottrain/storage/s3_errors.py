@@ -1,4 +1,4 @@
-"""What an S3 error means for the run, told by its code, and the sentence for it. Called by `s3.py`."""
+"""Translates S3 errors, by their codes, to the store's exceptions with messages for the user."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ MOVED: Final = frozenset(
 )
 GONE: Final = frozenset({"NoSuchKey", "NoSuchUpload"})
 BY_TIER: Final = frozenset({"ARCHIVE_ACCESS", "DEEP_ARCHIVE_ACCESS"})
-"""Intelligent-Tiering's archive tiers: restored for good, so the request may name no days."""
+"""Intelligent-Tiering's archive tiers: restored permanently, so the request must not set Days."""
 RESTORED_DAYS: Final = 7
 PASSING: Final = frozenset({"RequestTimeout", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted"})
-"""4xx codes that a second try may mend."""
+"""4xx codes where a retry may succeed."""
 NO_CREDENTIALS: Final = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -67,21 +67,21 @@ NO_CREDENTIALS: Final = (
     boto.ProfileNotFound,
 )
 NO_ANSWER: Final = (
-    boto.ConnectionError,  # nobody there
+    boto.ConnectionError,  # no server at that address
     boto.HTTPClientError,  # connect, read, TLS, proxy
     boto.IncompleteReadError,
     boto.ResponseStreamingError,
     boto.ChecksumError,
     boto.FlexibleChecksumError,
-    urllib3.exceptions.HTTPError,  # botocore lets it out when the body of an error stalls
+    urllib3.exceptions.HTTPError,  # botocore does not wrap it when the body of an error response stalls
 )
 FAILURES: Final = (boto.ClientError, boto.BotoCoreError, urllib3.exceptions.HTTPError, OSError)
-"""All that a call of botocore raises; OSError is a web identity token that cannot be read."""
+"""All exceptions that a call of botocore raises; OSError: a web identity token that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestTarget:
-    """Where it happened, for the sentence."""
+    """The object and server of a request, for error messages."""
 
     bucket: str
     key: str
@@ -92,7 +92,7 @@ class RequestTarget:
 
 
 def translate(error: Exception, place: RequestTarget) -> Exception:
-    """The store's own exception for one of botocore's."""
+    """Returns the store's own exception for one of botocore's."""
     if isinstance(error, boto.ClientError):
         return _answered(error, place)
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -112,7 +112,7 @@ def translate(error: Exception, place: RequestTarget) -> Exception:
 
 
 def restore_command(place: RequestTarget, storage_class: str, aws: bool) -> str:
-    """What a person types to make an archived object readable. `storage_class` may be an archive tier."""
+    """Returns the command that restores an archived object. `storage_class` may be an archive tier."""
     wanted: dict[str, object] = {"GlacierJobParameters": {"Tier": "Standard"}}
     if storage_class not in BY_TIER:
         wanted = {"Days": RESTORED_DAYS, **wanted}
@@ -149,20 +149,20 @@ def _answered(error: boto.ClientError, place: RequestTarget) -> Exception:
 
 
 def _no_role(status: int, code: str, said: str) -> RunError:
-    """STS gave no credentials for the web identity."""
+    """Error for a failed web identity: STS issued no credentials."""
     if status >= 500 or status == 429 or code in ("Throttling", "IDPCommunicationError"):
         return StoreUnavailable(f"STS could not answer for {said}")
     return StoreDenied(f"STS refused the role for {said}; {WEB_IDENTITY}")
 
 
 def _refused(code: str, status: int, said: str) -> RunError:
-    # 403 is never "none".
+    # 403 never means that the object is absent.
     if code.startswith("KMS.") or (status == 403 and "kms:" in said):
         return StoreDenied(f"the store may not use the KMS key for {said}; {KMS}")
     if code in DENIED or status in (401, 403):
         return StoreDenied(f"the store denied {said}; {DENIED.get(code, POLICY)}")
     if not code or code.isdigit():
-        # A broken-off reply, or a server that is no S3; neither says anything about the key.
+        # A truncated response, or a server that is not S3; neither says anything about the key.
         return StoreUnavailable(f"no answer that is S3's from {said}; if this lasts, check the endpoint")
     if code == "NoSuchBucket":
         return BucketNotFound(

@@ -1,8 +1,8 @@
-"""Lifecycle rules of a bucket and tags of its objects. Called by `cli/cooling.py`; no training run needs it.
+"""Lifecycle rules of a bucket and tags of its objects. Training runs do not need them.
 
-S3 keeps all rules of a bucket in one document without conditional writes: another's change between our GET
-and our PUT is lost. So the document is read right before, nothing but our own rule (by its ID) is touched,
-and it is read back.
+S3 keeps all rules of a bucket in one document, without conditional writes. A change by someone else between
+our GET and our PUT is lost. So the document is read right before the PUT, only our own rule (found by its ID)
+is changed, and the result is read back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spottrain.storage.s3 import S3Store
 
 NO_RULES: Final = "NoSuchLifecycleConfiguration"
 DEFAULT_SIZE: Final = "TransitionDefaultMinimumObjectSize"
-"""A setting of the document beside its rules; a PUT without it would reset it."""
+"""A setting in the document besides its rules; a PUT without it would reset it."""
 
 Rule = dict[str, Any]
 Call = Callable[..., Any]
@@ -24,13 +24,13 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The whole document."""
+    """The whole lifecycle document."""
 
     rules: tuple[Rule, ...] = ()
     other: tuple[tuple[str, Any], ...] = ()
 
     def having(self, rule: Rule) -> Rules:
-        """With `rule` in the place of the one of its ID, or at the end."""
+        """Returns the document with `rule` in place of the rule with the same ID, or added at the end."""
         if rule["ID"] not in [each.get("ID") for each in self.rules]:
             return Rules(rules=(*self.rules, rule), other=self.other)
         merged = (rule if each.get("ID") == rule["ID"] else each for each in self.rules)
@@ -44,7 +44,7 @@ class S3Lifecycle:
         self.uri = store.uri
 
     def key_prefix(self, prefix: str) -> str:
-        """In the bucket, as a rule's filter wants it."""
+        """Returns the full key prefix in the bucket, for a rule's filter."""
         return self._prefix + prefix
 
     def rules(self) -> Rules:
@@ -58,7 +58,7 @@ class S3Lifecycle:
         return Rules(rules=tuple(reply.get("Rules", ())), other=other)
 
     def merge(self, rule: Rule) -> Rules:
-        """Puts `rule` beside the bucket's others. Raises ConfigurationError where it is not there then."""
+        """Adds or replaces `rule`. Raises ConfigurationError if it is missing afterwards."""
         before = self.rules()
         old = [each.get("ID", "without an ID") for each in before.rules if "Prefix" in each]
         if old:
@@ -85,7 +85,7 @@ class S3Lifecycle:
         return {each["Key"]: each["Value"] for each in reply["TagSet"]}
 
     def set_tags(self, key: str, tags: dict[str, str]) -> None:
-        """All tags of the object; there is no call that sets one."""
+        """Replaces all tags of the object; S3 has no call that sets one."""
         pairs = [{"Key": name, "Value": value} for name, value in tags.items()]
         self._call("put_object_tagging", key, Tagging={"TagSet": pairs})
 

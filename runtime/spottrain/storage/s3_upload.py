@@ -1,8 +1,8 @@
-"""One object on its way into a bucket: in one request, or in parts. Called by `S3Store.upload`.
+"""Uploads one object to a bucket, in one request or in parts.
 
-A part's SHA-256 is computed once, in the thread that sends it: S3 checks it, and the manifest keeps it.
-A reply of CompleteMultipartUpload may be lost, or be an error after the fact; whether the object is ours
-is then told by the write id in its metadata.
+A part's SHA-256 is computed once, in the thread that sends it: S3 checks it, and the manifest stores it. A
+response of CompleteMultipartUpload may be lost, or be an error although the object was created. The write ID
+in the object's metadata then shows whether the object is ours.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from spottrain.storage.base import Cancelled, KeyMissing, PreconditionFailed
 from spottrain.storage.requests import RequestBody, Stopped, digests, tried
 
 MAX_PARTS: Final = 9000
-"""S3 takes 10 000."""
+"""S3's limit is 10,000."""
 POLL_SECONDS: Final = 0.05
-"""How often `cancelled` is asked."""
+"""How often `cancelled` is polled."""
 STOP_SECONDS: Final = 2.0
-"""How long an upload that ends early waits for its parts under way before it aborts without them."""
+"""How long a failed or cancelled upload waits for its parts in progress before it aborts."""
 
 
 T = TypeVar("T")
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """What of the store an upload uses; all of it raises the store's exceptions."""
+    """The store's operations that an upload needs; all of them raise the store's exceptions."""
 
     call: Callable[..., Any]
-    """(operation, key, **parameters), tried once."""
+    """(operation, key, **parameters), without retries."""
     own: Callable[[str, str], None]
-    """(key, write id): raises AlreadyExists or StoreUnavailable unless the object there carries this id."""
+    """(key, write ID): raises AlreadyExists or StoreUnavailable unless the object has this ID."""
     abort_all: Callable[[str], object]
-    """Aborts each unfinished upload to exactly this key."""
+    """Aborts every unfinished upload to exactly this key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class Manner:
     connections: int
     tries: int
     pause: Callable[[int], float]
-    """Seconds before the next try, after so many failures."""
+    """Seconds before the next try, given the number of failures."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,15 +64,15 @@ class Upload:
     manner: Manner
     cancelled: Callable[[], bool]
     options: dict[str, Any]
-    """Of the new object: metadata, encryption."""
+    """Metadata and encryption of the new object."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
     _digests: dict[int, list[str]] = field(default_factory=dict)
     _lost: bool = False
-    """A creation had no answer, so there may be an upload of which only its key is known."""
+    """A creation request got no response, so an upload with an unknown ID may exist."""
 
     def run(self) -> list[str]:
-        """The digests. Called once."""
+        """Uploads and returns the digests. Call it once."""
         try:
             if len(self.body) <= self.manner.chunk_bytes:
                 return self._whole()
@@ -145,7 +145,7 @@ class Upload:
                 future.result()
 
     def _work(self, upload_id: str, todo: deque[tuple[int, memoryview]]) -> None:
-        """What each connection does: the next part, until there is none."""
+        """Worker of one connection: sends the next part until none is left."""
         while True:
             self._unless_stopped()
             try:
@@ -177,7 +177,7 @@ class Upload:
         self._parts[number] = {"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": digest}
 
     def _complete(self, upload_id: str) -> bool:
-        """Whether S3 said that the upload is over; False where only the object says so."""
+        """Returns whether S3 confirmed the completion; False if only the object shows it."""
         parts = {"Parts": [self._parts[number] for number in sorted(self._parts)]}
 
         def complete() -> None:
@@ -190,7 +190,7 @@ class Upload:
             )
 
         try:
-            self._tried(complete, time.sleep)  # once begun it is not cancelled: it may have been done
+            self._tried(complete, time.sleep)  # not cancellable once begun: it may already be done
             return True
         except (PreconditionFailed, KeyMissing):
             self.bucket.own(self.key, self.write_id)
@@ -200,21 +200,21 @@ class Upload:
         return False
 
     def _arrived(self) -> bool:
-        """After no answer. Raises AlreadyExists where another's object is at the key."""
+        """After a missing response: whether our object is at the key. Raises AlreadyExists for another's."""
         with contextlib.suppress(RunError):
             self.bucket.own(self.key, self.write_id)
             return True
         return False
 
     def _clear(self, left: str) -> None:
-        """Nothing of the upload stays behind, nor of a creation whose answer was lost."""
+        """Aborts what is left of the upload, or of a creation whose response was lost."""
         try:
             if left:
                 self._tried(lambda: self._abort(left), time.sleep)
             if self._lost:
                 self.bucket.abort_all(self.key)
         except RunError as error:
-            # What is left costs money and harms nobody; the sweep of the next start finds it.
+            # Leftovers cost money but are harmless; the next start's sweep finds them.
             log.event("upload-not-aborted", key=self.key, upload=left or None, error=str(error))
 
     def _abort(self, upload_id: str) -> None:
@@ -225,7 +225,7 @@ class Upload:
         return tried(act, self.manner.tries, lambda failures: rest(self.manner.pause(failures)))
 
     def _rest(self, seconds: float) -> None:
-        """In the caller's thread."""
+        """Sleeps in the caller's thread, polling `cancelled`."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._unless_cancelled()
@@ -245,7 +245,7 @@ class Upload:
 
 
 def part_bytes(total: int, chunk_bytes: int) -> int:
-    """The least multiple of `chunk_bytes` that makes at most MAX_PARTS of `total`."""
+    """Returns the smallest multiple of `chunk_bytes` that splits `total` into at most MAX_PARTS."""
     chunks = -(-total // chunk_bytes)
     return max(1, -(-chunks // MAX_PARTS)) * chunk_bytes
 

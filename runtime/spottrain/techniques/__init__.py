@@ -1,11 +1,11 @@
-"""Techniques that make a step cheaper or the training better, for `Trainer` and for custom loops.
+"""Techniques that make a step cheaper or training better, for `Trainer` and for custom loops.
 
     from spottrain.techniques import Amp, EMA
     from spottrain.techniques.activation_checkpointing import apply
     import spottrain          # then spottrain.techniques.lr_scaling.scaled(...), without a second import
 
-Each can be used alone; names and modules are loaded on first use. docs/techniques.md says what each is good
-for and when not to use it; docs/own-loop.md shows three lines of each.
+Each technique works alone. Names and modules are loaded on first use. docs/techniques.md says when to use
+each of them and when not. docs/own-loop.md has a short example of each.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Gradient accumulation whose step is the step of one big batch: unequal micro-batches, unequal counts of
-tokens, several ranks, and the last window of an epoch too. For loops that are not ours; one import:
+"""Gradient accumulation that equals one step of a large batch. For custom loops.
+
+It is exact for unequal micro-batches, unequal token counts, several ranks and the last step of an epoch:
 
     for part in accumulation.parts(loader, 8, model=model, count=lambda batch: int((batch[1] != -100).sum())):
         with part.sync:
@@ -8,14 +9,14 @@ tokens, several ranks, and the last window of an epoch too. For loops that are n
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-The mean of means is the mean only where all parts are equally large: sum(x1)/n1 + sum(x2)/n2 is not what one
-batch of both gives, halved or not. A count of tokens differs from one micro-batch to the next and from rank
-to rank, so the divisor is the count of the whole optimizer step over all ranks, which must be known before
-its first backward pass. transformers divided by micro-batches until October 2024
-(huggingface/transformers#34191), and with several GPUs longer (#37474).
+The mean of the micro-batches' means is the mean over all items only if all micro-batches have the same size.
+Token counts differ between micro-batches and between ranks. So the divisor is the count of the whole
+optimizer step over all ranks, which must be known before its first backward pass. transformers divided by
+the number of micro-batches until October 2024 (huggingface/transformers#34191), with several GPUs longer
+(#37474).
 
-`Trainer` weighs by samples (`data.plan.Step.shares`), which is exact where the loss is a mean over samples.
-Where it is one over tokens, `Reweighed` gives the shares to use in their place.
+`Trainer` weights by samples (`data.plan.Step.shares`), which is exact if the loss is a mean over samples. For
+a mean over tokens, `Reweighed` computes the shares to use instead.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from spottrain.errors import ConfigurationError
 
 Batch = TypeVar("Batch")
 Count = Callable[[Any], float]
-"""Of a batch: over how many items (samples, tokens that are not ignored) its loss is the mean."""
+"""Batch -> the number of items (samples, tokens that are not ignored) that its loss is the mean over."""
 
 
 WHOLE: Final = (SequentialSampler, RandomSampler, DistributedSampler)
-"""Samplers of torch that give all samples of a set."""
+"""torch's samplers that yield all samples of a dataset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,18 +59,27 @@ class MicroBatch(Generic[Batch]):
 
     batch: Batch
     weight: float
-    """Factor on its loss, which is a mean over its items: with it the gradient that DDP and FSDP leave, a
-    mean over ranks, is that of the mean over all items of the step. 0: a filler."""
+    """Factor on its loss, a mean over its items. With it the gradient of DDP and FSDP, a mean over ranks, is
+    the gradient of the mean over all items of the step. 0: a filler."""
     sync: AbstractContextManager[Any]
-    """Around forward and backward: ranks exchange gradients in the last part alone. Enter it once."""
+    """Context for forward and backward: ranks exchange gradients only in the last one. Enter it once."""
     last: bool
-    """Whether the optimizer steps after this."""
+    """Whether the optimizer steps after this micro-batch."""
 
 
 def weights(counts: Sequence[float], world: World | None = None, *, device: Any = "cpu") -> list[float]:
-    """Factor on the mean loss of each of this rank's micro-batches of one optimizer step.
+    """Computes factors for the mean losses of this rank's micro-batches. All ranks must call it.
 
-    counts: over how many items each loss is the mean. Every rank must call it: the counts of all are summed.
+    Args:
+        counts: for each micro-batch of the optimizer step, the number of items its loss is the mean over.
+        world: rank and number of ranks; None: those of torch's process group.
+        device: where the sum over ranks is computed; a GPU if the process group has only NCCL.
+
+    Returns:
+        One factor per micro-batch.
+
+    Raises:
+        ConfigurationError: a count is negative, NaN or infinite.
     """
     world = world or joined()
     return [share * world.size for share in shares_by_count(counts, world, device=device)]
@@ -78,10 +88,20 @@ def weights(counts: Sequence[float], world: World | None = None, *, device: Any 
 def shares_by_count(
     counts: Sequence[float], world: World | None = None, *, device: Any = "cpu"
 ) -> list[float]:
-    """As `Step.shares`, by a count of the loop's choice: over all ranks they add up to 1, or all are 0.
+    """Computes shares by count, in place of `Step.shares`. All ranks must call it.
 
-    A loop multiplies a micro-batch's loss by it and by the number of ranks. `device`: where the sum over
-    ranks is taken, a GPU's where the process group has NCCL alone.
+    Multiply the loss of a micro-batch by its share and by the number of ranks.
+
+    Args:
+        counts: for each micro-batch of the optimizer step, the number of items its loss is the mean over.
+        world: rank and number of ranks; None: those of torch's process group.
+        device: where the sum over ranks is computed; a GPU if the process group has only NCCL.
+
+    Returns:
+        One share per micro-batch. Over all ranks they add up to 1, or all are 0.
+
+    Raises:
+        ConfigurationError: a count is negative, NaN or infinite.
     """
     world = world or joined()
     _require_counts(counts)
@@ -89,18 +109,23 @@ def shares_by_count(
 
 
 class Reweighed(Generic[Batch]):
-    """For a loop with pairs (micro-batch, share of the step), as `Trainer`: the same with shares by count.
+    """Replaces the shares in pairs (micro-batch, share of the step) by shares by count.
 
         reweighed = Reweighed(loss_weight, world)
         for batch, share in reweighed(micro_batches):
             (loss(model, batch) * share * world.size).backward()
 
-    count: as of `parts`; of a filler, whose share is 0, nothing counts. The micro-batches of a step are all
-    fetched before its first backward pass. There are as many after as before, on each rank, as DDP must have
-    it: one without anything to count, whose mean loss would be 0 / 0, is another one with share 0 instead.
-    spare: asked for that other one, once, where none of this rank's in the step counts. By itself it is the
-    last that did, which another attempt does not know: only with a spare that depends on nothing else does
-    a model with batch norm, which sees it, go on bit for bit.
+    All micro-batches of a step are fetched before its first backward pass. Their number on each rank stays
+    the same, as DDP requires. A micro-batch that counts 0, whose mean loss would be 0 / 0, is replaced by a
+    filler: another micro-batch with share 0.
+
+    Args:
+        count: batch -> number of items its loss is the mean over. A filler in the input counts 0.
+        world: rank and number of ranks; None: those of torch's process group.
+        device: where the sum over ranks is computed; a GPU if the process group has only NCCL.
+        spare: returns the filler for a step in which nothing on this rank counts; called once. None: the last
+            micro-batch that counted, which a later attempt does not know. A model with batch norm sees the
+            filler, so it resumes bit for bit only with a `spare` that returns the same in every attempt.
     """
 
     def __init__(
@@ -115,7 +140,10 @@ class Reweighed(Generic[Batch]):
         self._fillers = _Fillers(spare)
 
     def __call__(self, micro_batches: Iterable[tuple[Batch, float]]) -> list[tuple[Batch, float]]:
-        """Every rank must call it. Raises ConfigurationError where this rank never had one that counts."""
+        """Returns the micro-batches of one step with shares by count. All ranks must call it.
+
+        Raises ConfigurationError if this rank needs a filler, and has none.
+        """
         held = list(micro_batches)
         counts = [float(self._count(batch)) if share else 0.0 for batch, share in held]
         shares = shares_by_count(counts, self._world, device=self._device)
@@ -137,23 +165,34 @@ def parts(
     device: Any = "cpu",
     spare: Callable[[], Batch] | None = None,
 ) -> Iterator[MicroBatch[Batch]]:
-    """The micro-batches of one pass over `loader`, `size` of them to an optimizer step, fewer to the last.
+    """Yields the micro-batches of a pass over `loader`, grouped into optimizer steps. All ranks must iterate.
 
-    model: as it is called, wrapped by DDP or FSDP2 or not. count: None: all micro-batches count alike; they
-    are not told apart then, so give it where they differ. device: as of `shares_by_count`.
+    All micro-batches of a step are held in memory, on the loader's device. A micro-batch that counts 0 is
+    left out, because its mean is 0 / 0. A rank that runs out of data early goes on with fillers, so that all
+    ranks reach each exchange. If nothing of a step counts on any rank, the step has one filler, as with
+    `Trainer`. Then gradients are zero, the position moves on, and momentum and weight decay act.
 
-    The micro-batches of one step are held at hand, on the loader's device. With several ranks every rank must
-    iterate, and one that runs out of data before the others goes on with fillers, for all must come to each
-    exchange. A micro-batch that counts 0 is left out, for its mean is 0 / 0. Where nothing of a step counts
-    on any rank it is a step all the same, as with `Trainer`, of one filler: the position in the data moves on
-    with it, its gradients are zero, and momentum and weight decay act.
+    A filler has weight 0. It is a micro-batch of this rank that counts in the step, else the first of the
+    loader's dataset that counts. A model with batch norm or dropout sees the filler, so this choice makes a
+    resume bit-exact. If `loader` is not a DataLoader over a whole map-style dataset, the first one cannot be
+    found: give `spare`. Without it, a step in which nothing counts is left out in every attempt, and logged.
+    A rank without data, while others have some, then repeats the last micro-batch that counted, which a later
+    attempt does not know.
 
-    A filler has weight 0. Where a micro-batch of this rank counts in the step, it is that one, else the first
-    of the loader's set that counts: a model with batch norm or dropout sees it, and only so another attempt
-    goes on bit for bit. spare: gives it where that cannot be found, for `loader` is no DataLoader over all of
-    a map-style set. Without it such a step is left out, in each attempt, and told; and a rank that has
-    nothing while others have goes on with the last that counted, which another attempt does not know.
-    Raises ConfigurationError.
+    Args:
+        loader: yields this rank's batches.
+        size: micro-batches per optimizer step; the last step may have fewer.
+        model: the model as it is called, wrapped or not; None: ranks are not synchronised.
+        count: batch -> number of items its loss is the mean over; None: all micro-batches count the same.
+        world: rank and number of ranks; None: those of torch's process group.
+        device: where the sum over ranks is computed; a GPU if the process group has only NCCL.
+        spare: returns the filler if none can be found.
+
+    Yields:
+        Micro-batches with weight and synchronisation context.
+
+    Raises:
+        ConfigurationError: `size` or a count is not valid, or a filler is needed and there is none.
     """
     if size < 1:
         raise ConfigurationError(f"accumulation over {size} micro-batches: must be at least 1")
@@ -183,7 +222,7 @@ def parts(
 
 
 class _Fillers:
-    """What takes the place of a micro-batch that is not there, or counts nothing."""
+    """Chooses fillers, which replace micro-batches that are missing or count 0."""
 
     def __init__(self, make: Callable[[], Any] | None) -> None:
         self._make = make
@@ -191,11 +230,14 @@ class _Fillers:
 
     @property
     def repeatable(self) -> bool:
-        """Whether another attempt takes the same."""
+        """Whether a later attempt chooses the same filler."""
         return self._make is not None
 
     def of(self, window: Sequence[tuple[Any, float]]) -> Any:
-        """For a step in which these of this rank count. Raises ConfigurationError."""
+        """Returns the filler for a step. Raises ConfigurationError if there is none.
+
+        window: this rank's micro-batches in the step that count.
+        """
         if window:
             return window[-1][0]
         if self._known is None and self._make is not None:
@@ -203,16 +245,15 @@ class _Fillers:
         return _spare(self._known)
 
     def seen(self, window: Sequence[tuple[Any, float]]) -> None:
-        """Where nothing makes one, it is the last that counted."""
+        """Remembers the last micro-batch that counted, if nothing makes a filler."""
         if self._make is None and window:
             self._known = window[-1][0]
 
 
 def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
-    """Finds the first micro-batch of a loader's map-style set that counts, under a seed of its own.
+    """Returns a function that fetches, with a fixed seed, the dataset's first micro-batch that counts.
 
-    None where that is no sum of its parts (another library's loader also moves batches to a device), or where
-    a sampler of the person's own says which samples there are.
+    None if the loader is another library's (it may also move batches to a device), or has a custom sampler.
     """
     if type(loader) not in (DataLoader, Loader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -242,7 +283,12 @@ def _window(model: torch.nn.Module | None, window: list[tuple[Any, float]]) -> I
 
 
 def sync(model: torch.nn.Module | None, *, last: bool) -> AbstractContextManager[Any]:
-    """Around forward and backward of a micro-batch: no exchange of gradients but in the last of a step."""
+    """Returns the context for forward and backward of a micro-batch: only the last exchanges gradients.
+
+    Args:
+        model: the model as it is called, wrapped or not.
+        last: whether it is the last micro-batch of the optimizer step.
+    """
     inner = getattr(model, "_orig_mod", model)
     if _gathers(inner):
         inner.set_requires_gradient_sync(last)  # type: ignore[union-attr, operator]
@@ -252,7 +298,7 @@ def sync(model: torch.nn.Module | None, *, last: bool) -> AbstractContextManager
 
 
 def _gathers(model: torch.nn.Module | None) -> bool:
-    """Whether each forward pass is a collective (FSDP2), so that all ranks must do equally many."""
+    """Whether each forward pass is a collective (FSDP2): all ranks must run the same number of them."""
     return hasattr(getattr(model, "_orig_mod", model), "set_requires_gradient_sync")
 
 
@@ -280,14 +326,14 @@ def _shares(counts: Sequence[float], whole: float) -> list[float]:
 
 # --- ranks ------------------------------------------------------------------------------------------
 def joined() -> World:
-    """The ranks of torch's process group; one where there is none."""
+    """Returns the rank and size of torch's process group; a single rank without one."""
     if not (dist.is_available() and dist.is_initialized()):
         return World()
     return World(rank=dist.get_rank(), size=dist.get_world_size())
 
 
 def _table(values: Sequence[float], world: World, device: Any) -> list[list[float]]:
-    """The values of every rank, a row for each, by one collective."""
+    """Gathers the values of all ranks by one collective: one row per rank."""
     if not world.distributed:
         return [[float(value) for value in values]]
     rows = torch.zeros(world.size, len(values), dtype=torch.float64, device=device)

@@ -1,13 +1,13 @@
-"""Activation checkpointing: a block keeps its input alone and computes the rest again in the backward pass.
+"""Activation checkpointing: a block stores only its input and recomputes the rest in the backward pass.
 
     from spottrain.techniques.activation_checkpointing import Policy, apply
 
     apply(model, Policy.of("every-2"))     # before DDP, fully_shard or torch.compile, once for each model
 
-Less memory for more computation: a forward pass of the checkpointed blocks once more, so +33 % at most. How
-much of a step that is depends on what else there is: counted on GPT-2 (12 layers, batch 1 x 128) +23.1 %
-where all blocks do it, +11.6 % for every other one and +7.7 % for every third, for its head over 50257 words
-is not recomputed; with 256 words +33.3, +16.6, +11.1 % (`bench/levers.py --flops`). Called by `trainer`.
+It trades computation for memory: one more forward pass of the checkpointed blocks, so at most +33 % FLOPs.
+The share of a step depends on the rest of the model. Counted on GPT-2 (12 layers, batch 1 x 128): +23.1 % for
+all blocks, +11.6 % for every 2nd, +7.7 % for every 3rd, as its head over 50257 tokens is not recomputed.
+With a vocabulary of 256: +33.3, +16.6 and +11.1 % (`bench/levers.py --flops`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from spottrain.core import log
 from spottrain.errors import ConfigurationError
 
 SMALL: Final = 0.25
-"""Below this share of the memory of weights, gradients and optimizer, activations are not worth the time."""
+"""Recomputation does not pay if activations take less than this share of weights, gradients and optimizer."""
 ROOMY: Final = 0.7
-"""Below this share of the device's memory in use at the peak, memory is no constraint."""
+"""Memory is not a constraint while the peak is below this share of the device's memory."""
 
 MORE: Final = 4
-"""Times the memory at the peak that a step takes at most without checkpointing: 3.1 was measured for all the
-blocks of a GPT-2 of 12 layers, on a CPU (bench/RESULTS.md)."""
+"""Upper bound of the peak without checkpointing, as a multiple of the peak with it: 3.1 was measured for all
+blocks of a GPT-2 with 12 layers, on a CPU (bench/RESULTS.md)."""
 
 SWITCHED: Final = "_spottrain_checkpointing"
-"""Attribute of a model of transformers whose switch was turned on here."""
+"""Attribute that marks a transformers model whose own checkpointing was enabled here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,17 +45,24 @@ class Policy:
     """Which blocks are checkpointed."""
 
     every: int = 0
-    """Each so-many-th block, the first included: 1 all, 2 every other one; 0 none."""
+    """Every k-th block, the first included: 1 all, 2 every other one; 0 none."""
     classes: tuple[str, ...] = ()
-    """Names of classes, all instances of which are blocks; empty: the blocks are found."""
+    """Class names whose instances are the blocks; empty: the blocks are detected."""
     auto: bool = False
-    """Whether a trial is to say which `every` it takes; see `least`."""
+    """Whether trials choose `every`; see `least`."""
 
     @classmethod
     def of(cls, wanted: str | Iterable[str | type[torch.nn.Module]]) -> Policy:
-        """From none, all, every-K, auto, or the names of classes, with commas or as a list.
+        """Makes a policy from its name.
 
-        Raises ConfigurationError for what is none of these.
+        Args:
+            wanted: none, all, every-K, auto, or class names, as a list or separated by commas.
+
+        Returns:
+            The policy.
+
+        Raises:
+            ConfigurationError: `wanted` is none of these.
         """
         if not isinstance(wanted, str):
             return cls(
@@ -81,36 +88,36 @@ class Policy:
 
 
 STEPS: Final = (Policy(), Policy(every=3), Policy(every=2), Policy(every=1))
-"""What `auto` tries, in this order: the least recomputation first."""
+"""Policies that `auto` tries, in this order: the least recomputation first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
-    """What `apply` did."""
+    """Result of `apply`."""
 
     policy: Policy
     modules: tuple[str, ...]
-    """Names of the checkpointed ones."""
+    """Names of the checkpointed blocks."""
     of: int
-    """Blocks that there are."""
+    """Number of blocks in the model."""
     by: str = "spottrain"
-    """transformers, where the model's own switch was used."""
+    """transformers, if the model's own checkpointing was used."""
 
 
 class Recomputed:
-    """The `forward` of a block, as an attribute of the instance.
+    """Replaces the `forward` of a block, as an attribute of the instance.
 
-    So no module is put in between: names of the state stay, `isinstance` holds, and FSDP2, which replaces the
-    class, and hooks, which run outside of `forward`, work as before: FSDP2's gathers the weights for the
-    recomputation too. An instance of a class rather than a closure, for that is pickled and deep-copied with
-    its block. The random state is that of the first time, so dropout draws the same; and the running
-    statistics of batch norm stay as the first time left them.
+    There is no wrapper module, so state names and `isinstance` stay the same. FSDP2, which replaces the
+    class, and hooks, which run outside of `forward`, keep working; FSDP2 also gathers the weights for the
+    recomputation. It is an object, not a closure, so that it is pickled and deep-copied with its block. The
+    recomputation uses the random state of the first pass, so dropout is the same. It leaves the running
+    statistics of batch norm unchanged.
     """
 
     def __init__(self, block: torch.nn.Module, inner: Callable[..., Any] | None) -> None:
         self.block = block
         self.inner = inner
-        """What was there as an attribute before; None: the class's `forward`, whichever that becomes."""
+        """The instance's earlier `forward` attribute; None: the class's `forward` at the time of the call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.inner or type(self.block).forward.__get__(self.block)
@@ -121,10 +128,10 @@ class Recomputed:
 
 # --- running statistics -----------------------------------------------------------------------------------
 def _once(module: torch.nn.Module) -> dict[str, Any]:
-    """Options of torch's checkpoint that have the running statistics in `module` updated once in a step.
+    """Returns options of torch's `checkpoint` that update the running statistics in `module` once per step.
 
-    Not where torch.compile traces: its graph updates a buffer once, and with contexts of ours it would not
-    recompute (torch 2.15).
+    Under torch.compile they are left out: its graph updates a buffer once, and with a `context_fn` it would
+    not recompute (torch 2.15).
     """
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if torch.compiler.is_compiling():
@@ -133,13 +140,13 @@ def _once(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _contexts(module: torch.nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around the forward pass, and around its recomputation."""
+    """Returns the contexts of the forward pass and of its recomputation."""
     return nullcontext(), _statistics_kept(module)
 
 
 @contextmanager
 def _statistics_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Updates inside go to copies. To write old values back would be seen by autograd, which holds them."""
+    """Sends updates to copies. Autograd would notice if old values were written back in place."""
     tracking = [each for each in module.modules() if each.training and _tracks(each)]
     held = [(each, dict(each._buffers)) for each in tracking]
     for each, buffers in held:
@@ -152,19 +159,27 @@ def _statistics_kept(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _tracks(module: torch.nn.Module) -> bool:
-    """Batch norm, synchronised or not, and instance norm that is told to."""
+    """Whether it is a batch norm or instance norm with running statistics."""
     return bool(getattr(module, "track_running_stats", False))
 
 
 # --- which modules ----------------------------------------------------------------------------------------
 def blocks(model: torch.nn.Module, classes: Iterable[str] = ()) -> dict[str, torch.nn.Module]:
-    """The model's blocks by name, in the order of registration.
+    """Finds the model's blocks.
 
-    Without `classes`: of the classes that occur at least twice in one ModuleList or Sequential the one with
-    the most parameters, all of whose instances in such containers are blocks (so a ResNet's stages count
-    together). Layers of torch.nn that have no parts are none: a Linear keeps its input in any case.
-    With `classes`: all instances of these; inside of another block they are not counted again. Raises
-    ConfigurationError for a name that no module's class has.
+    Without `classes`, it takes the classes that occur at least twice in one ModuleList or Sequential, and
+    chooses the one with the most parameters. Its instances in all such containers are the blocks, so a
+    ResNet's stages count together. Plain torch.nn layers do not count: a Linear keeps its input anyway.
+
+    Args:
+        model: wrapped or not.
+        classes: class names; all their instances are blocks, except those inside another block.
+
+    Returns:
+        The blocks by name, in the order of registration.
+
+    Raises:
+        ConfigurationError: no module of the model has a class of that name.
     """
     inner = plain(model)
     wanted = tuple(classes)
@@ -182,7 +197,7 @@ def blocks(model: torch.nn.Module, classes: Iterable[str] = ()) -> dict[str, tor
 
 
 def _class_names(module: torch.nn.Module) -> set[str]:
-    """The bases too: `fully_shard` makes an FSDPBlock of a Block."""
+    """Returns the names of the class and its bases: `fully_shard` turns a Block into an FSDPBlock."""
     return {kind.__name__ for kind in type(module).__mro__}
 
 
@@ -208,7 +223,7 @@ def _size(modules: Iterable[torch.nn.Module]) -> int:
 
 
 def _outermost(named: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
-    """Without those inside of another: they would be computed a third time."""
+    """Drops blocks inside another block: they would be computed a third time."""
     return {
         clean(name): module
         for name, module in named.items()
@@ -218,12 +233,21 @@ def _outermost(named: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
 
 # --- switching --------------------------------------------------------------------------------------------
 def apply(model: torch.nn.Module, policy: Policy) -> Applied:
-    """Checkpoints the blocks that `policy` says, and those alone, whatever was applied before.
+    """Checkpoints the blocks that `policy` selects, and undoes any earlier `apply`.
 
-    A model of transformers is switched by its own switch unless classes are named: it also keeps the cache of
-    keys and values out of the way. It checkpoints in training mode alone, ours wherever gradients are taken.
-    One with batch norm is not: by that switch its running statistics would be updated twice in a step.
-    Says what was done. Raises ConfigurationError, for `auto` too: that takes a trial, see `least`.
+    A transformers model uses its own checkpointing, unless classes are named: that also disables the
+    key-value cache. It acts in training mode only; ours acts whenever gradients are computed. A transformers
+    model with batch norm uses ours, as its own would update the running statistics twice in a step.
+
+    Args:
+        model: wrapped or not; call it before DDP, `fully_shard` and torch.compile.
+        policy: the blocks to checkpoint; not `auto`, which needs trials (see `least`).
+
+    Returns:
+        What was done; it is also logged.
+
+    Raises:
+        ConfigurationError: the policy is `auto`, or no module has one of its classes.
     """
     if policy.auto:
         raise ConfigurationError(
@@ -270,13 +294,13 @@ def remove(model: torch.nn.Module) -> None:
 
 
 def _has_switch(model: torch.nn.Module) -> bool:
-    """Of transformers; asked by its attributes, for that package may be absent."""
+    """Whether it is a transformers model with checkpointing. Tests attributes: the package is optional."""
     named = any(hasattr(model, f"{kind}_checkpointing_enable") for kind in ("activation", "gradient"))
     return named and bool(getattr(model, "supports_gradient_checkpointing", False))
 
 
 def _call_switch(model: Any, word: str, *args: Any, **kwargs: Any) -> None:
-    """transformers 5 calls it activation_checkpointing and warns of the name before, which it drops in 6."""
+    """transformers 5 renamed gradient_checkpointing to activation_checkpointing; 6 drops the old name."""
     new = f"activation_checkpointing_{word}"
     getattr(model, new if hasattr(model, new) else f"gradient_checkpointing_{word}")(*args, **kwargs)
 
@@ -284,7 +308,7 @@ def _call_switch(model: Any, word: str, *args: Any, **kwargs: Any) -> None:
 def _switch(model: torch.nn.Module, policy: Policy) -> Applied:
     _call_switch(model, "enable", {"use_reentrant": False})
     setattr(model, SWITCHED, True)
-    # A flag that a layer has for itself is read by the layer; one of the whole model is no block's.
+    # Only flags of inner modules count: those are read by the layers. The whole model is not a block.
     flagged = {
         clean(name): module
         for name, module in model.named_modules()
@@ -301,11 +325,16 @@ def _switch(model: torch.nn.Module, policy: Policy) -> Applied:
     return Applied(policy=policy, modules=tuple(chosen), of=len(found), by="transformers")
 
 
-# --- how much it takes, and whether it pays -----------------------------------------------------------------
+# --- cost and benefit ---------------------------------------------------------------------------------------
 def least(fits: Callable[[Policy], bool], steps: Iterable[Policy] = STEPS) -> Policy | None:
-    """For `auto`: the first of none, every-3, every-2, all that fits; None where even all is too much.
+    """Chooses the policy for `auto`: the first of none, every-3, every-2 and all that fits.
 
-    `fits` applies the policy and tries a step; whoever calls this applies the one that is returned.
+    Args:
+        fits: applies a policy, tries a step, and returns whether it fits into memory.
+        steps: policies in the order of trial.
+
+    Returns:
+        The policy, which the caller applies; None if none fits.
     """
     for policy in steps:
         if fits(policy):
@@ -315,10 +344,16 @@ def least(fits: Callable[[Policy], bool], steps: Iterable[Policy] = STEPS) -> Po
 
 
 def saved_bytes(forward: Callable[[], Any], model: torch.nn.Module) -> int:
-    """Bytes that `forward()` keeps for the backward pass, the model's weights and buffers left out.
+    """Measures what a forward pass keeps for the backward pass, on any device.
 
-    Each storage counts once. What a checkpointed block keeps is its input. Called with a forward pass alone:
-    a backward pass inside would add what it computes again. On any device.
+    Each storage counts once. A checkpointed block keeps its input.
+
+    Args:
+        forward: runs a forward pass only: a backward pass would add what it recomputes.
+        model: its weights and buffers do not count.
+
+    Returns:
+        Bytes.
     """
     own = {each.untyped_storage().data_ptr() for each in [*model.parameters(), *model.buffers()]}
     kept: dict[int, int] = {}
@@ -330,16 +365,22 @@ def saved_bytes(forward: Callable[[], Any], model: torch.nn.Module) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = forward()  # held to the end: an address that is given back could be counted as another's
+        result = forward()  # kept alive: a freed address could be reused
     del result
     return sum(kept.values())
 
 
 def doubt(*, activations: int, state: int, peak: int, limit: int) -> str | None:
-    """Why checkpointing buys nothing here, as a sentence; None where it may pay. All in bytes.
+    """Returns why checkpointing does not pay here, as a sentence; None if it may pay.
 
-    activations: as of `saved_bytes`, without checkpointing. state: weights, gradients and optimizer.
-    peak, limit: memory in use at most, without checkpointing, and what there is.
+    Args:
+        activations: bytes by `saved_bytes`, without checkpointing.
+        state: bytes of weights, gradients and optimizer state.
+        peak: peak memory in bytes, without checkpointing.
+        limit: memory of the device in bytes.
+
+    Returns:
+        The sentence, or None.
     """
     if peak < ROOMY * limit:
         return (
@@ -355,9 +396,16 @@ def doubt(*, activations: int, state: int, peak: int, limit: int) -> str | None:
 
 
 def needless(*, peak: int, limit: int) -> str | None:
-    """Why checkpointing that is on buys nothing, as a sentence, by the memory in use at most, or None.
+    """Returns why checkpointing that is on does not pay, as a sentence; None if it may pay.
 
-    Both in bytes. Without a pass that has none: that might not fit, and checkpointing is there because of it.
+    It runs no step without checkpointing, which might not fit.
+
+    Args:
+        peak: peak memory in bytes, with checkpointing.
+        limit: memory of the device in bytes.
+
+    Returns:
+        The sentence, or None.
     """
     if MORE * peak >= ROOMY * limit:
         return None
@@ -368,6 +416,6 @@ def needless(*, peak: int, limit: int) -> str | None:
 
 
 def advise(*, activations: int, state: int, peak: int, limit: int) -> None:
-    """Says `doubt`, where there is one."""
+    """Logs the sentence of `doubt`, if there is one; the arguments are the same."""
     if (sentence := doubt(activations=activations, state=state, peak=peak, limit=limit)) is not None:
         log.event("advice", about="activations", text=sentence)

@@ -1,5 +1,6 @@
-"""What has a step of a loop of one's own fit into memory, by trial: one call for `microBatchSize: auto` and
-`activationCheckpointing: auto`. Nothing of ours calls it; it is `Trainer`'s own way (`fitting`), without one.
+"""Auto batch size for custom loops: one call for `microBatchSize: auto` and `activationCheckpointing: auto`.
+
+It does the same as `Trainer` (see `memory_fit`).
 
     found = find_batch_size(model, optimizer, dataset, loss, batch_size=256)
     size, windows = found.micro_batch_size, found.accumulation
@@ -29,14 +30,14 @@ from spottrain.techniques.precision import Precision
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """What was found; the same on all ranks."""
+    """Result of `find_batch_size`; the same on all ranks."""
 
     micro_batch_size: int
-    """Samples of one forward pass of a rank."""
+    """Samples of one forward pass on one rank."""
     accumulation: int
-    """Such passes in an optimizer step of a rank."""
+    """Forward passes per rank in an optimizer step."""
     policy: Policy
-    """What is recomputed; it is applied already."""
+    """Policy of activation checkpointing; it is already applied to the model."""
 
 
 def find_batch_size(
@@ -52,18 +53,31 @@ def find_batch_size(
     collate: Collate | None = None,
     world: World | None = None,
 ) -> Fit:
-    """The largest micro-batch that fits, and with `checkpointing="auto"` the least recomputation for it.
+    """Finds the largest micro-batch that fits, with `checkpointing="auto"` also the least recomputation.
 
-    model: on its device, before DDP and torch.compile. optimizer: made of it.
-    dataset: map-style; its first samples are tried. loss(model, batch): scalar tensor.
-    batch_size: samples of one optimizer step, of all ranks together. micro_batch_size: a number is taken as
-    it is; None: a rank's share of the step at once. checkpointing: an `activation_checkpointing.Policy`, its
-    name, or k for every k-th block, None for none; it is applied to the model.
-    precision: as `Amp(...).precision`. world: None: from the environment; all ranks must call it.
+    All ranks must call it. The trials leave no trace in weights, buffers, gradients or random state. A later
+    attempt on another machine may find another size. Then gradients are summed in another order, over the
+    same samples.
 
-    The trials leave no trace in weights, buffers, gradients or random state. A later attempt on another
-    machine may find another size: a sum in another order then, over the same samples. Raises
-    ConfigurationError.
+    Args:
+        model: on its device, before DDP and torch.compile.
+        optimizer: optimizer of the model.
+        dataset: map-style dataset; its first samples are tried.
+        loss: (model, batch) -> scalar tensor.
+        batch_size: samples of one optimizer step over all ranks.
+        micro_batch_size: samples per rank and forward pass; "auto": found by trials; None: the rank's share
+            of a step at once.
+        checkpointing: policy of activation checkpointing, its name, or k for every k-th block; None: none.
+            It is applied to the model.
+        precision: number format, such as `Amp(...).precision`; None: fp32.
+        collate: makes a batch of a list of samples; None: torch's `default_collate`.
+        world: rank and number of ranks; None: from the environment.
+
+    Returns:
+        Micro-batch size, accumulation and policy.
+
+    Raises:
+        ConfigurationError: nothing fits, or an argument is not valid.
     """
     world = World.from_env(os.environ) if world is None else world
     share = batch_size // world.size
@@ -98,7 +112,7 @@ def find_batch_size(
         precision=precision or Precision(name="fp32"),
         device=device,
         world=world,
-        shortages=Shortages(store=None, job_uid=""),  # a loop of one's own ends at an error of memory
+        shortages=Shortages(store=None, job_uid=""),  # a custom loop ends when it runs out of memory
     )
     if isinstance(checkpointing, Policy):
         fitting.policy = checkpointing

@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits: by trial, before training, or the next smaller one after an error.
+"""Finds the largest micro-batch that fits by trials before training, or the next smaller one after an error.
 
     def batch_of(size):
         return collate([dataset[i] for i in range(size)])
@@ -7,8 +7,8 @@
     trial = Trial(model, optimizer, loss_of=loss_of, batch_of=batch_of, share=64, memory=memory)
     size = agreed(find(trial, 64, clear=trial.clear), world, device)
 
-The global batch stays what it is, so the training does too: gradients are summed over more micro-batches or
-fewer. A model of FSDP2 is tried by all ranks at once, with the memory `Together`. Called by `fitting`.
+The global batch stays the same, and so does the training: only the number of micro-batches changes. With
+FSDP2 all ranks try at once, with `memory=MemoryOfAllRanks(memory, world)`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from spottrain.techniques.memory import StepMemory
 from spottrain.techniques.precision import Precision
 
 HEAD_ROOM: Final = 0.1
-"""Share of the memory that a trial leaves free: for fragmentation, longer samples, NCCL and an evaluation."""
+"""Share of the memory that stays free: for fragmentation, longer samples, NCCL and evaluation."""
 OUT_OF_MEMORY: Final = re.compile(
     r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|CUDA error: out of memory"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_(ALLOC|INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION)_FAILED"
 )
-"""What a RuntimeError says that is one of memory (torch 2.15); the GPU's allocator has a class of its own."""
+"""Messages of a RuntimeError that mean out of memory (torch 2.15); CUDA's allocator has its own class."""
 SMALLER_WAYS: Final = (
     "set activation checkpointing (all), precision bf16 instead of fp32, an optimizer with less state, shard "
     "the model over more GPUs (spottrain.shard), or take a smaller model or shorter samples"
@@ -46,13 +46,13 @@ SMALLER_WAYS: Final = (
 
 
 class MemoryExceeded(MemoryError):
-    """A trial needed more than it may, or was foreseen to."""
+    """A trial used more memory than allowed, or was predicted to."""
 
 
 class OutOfMemoryTogether(Exception):
-    """A rank ran out of memory in a trial that the others are in too, so it cannot try another size.
+    """A rank ran out of memory in a trial of all ranks. It cannot try another size: the others wait for it.
 
-    Of no class that means an error of memory: `fits` must not take it for a size that is too large.
+    Not a MemoryError: `fits` must not take it for a size that is merely too large.
     """
 
     def __init__(self, size: int) -> None:
@@ -64,14 +64,14 @@ class OutOfMemoryTogether(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch may mend it."""
+    """Whether `error` means out of memory, so that a smaller batch may help."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def divisors(share: int) -> list[int]:
-    """Of a rank's share of the global batch: the micro-batch sizes that there are, the smallest first."""
+    """Returns the possible micro-batch sizes for a rank's `share` of the global batch, in rising order."""
     return [size for size in range(1, share + 1) if share % size == 0]
 
 
@@ -82,13 +82,22 @@ def find(
     largest: int | None = None,
     clear: Callable[[], None] = lambda: None,
 ) -> int:
-    """The largest divisor of `share` that `trial` takes without an error of memory.
+    """Finds the largest divisor of `share` that `trial` can run without running out of memory.
 
-    share: samples of one optimizer step on this rank. largest: no size above it is tried. clear: called after
-    a trial that failed, when nothing of it is held any more.
-    From 1 upwards in growing strides over the divisors, then by halves between the last that fitted and the
-    first that did not: so trials far too large, which may end the process, are few. Whatever else `trial`
-    raises passes through. Raises ConfigurationError where not even 1 fits.
+    The search goes up from 1 over the divisors in growing strides, then bisects. So there are few trials that
+    are far too large and may kill the process.
+
+    Args:
+        trial: runs a step with micro-batches of the given size. Errors other than out of memory propagate.
+        share: samples of one optimizer step on this rank.
+        largest: upper limit of the sizes; None: `share`.
+        clear: called after a failed trial, when its tensors are no longer referenced.
+
+    Returns:
+        The micro-batch size in samples.
+
+    Raises:
+        ConfigurationError: not even the smallest size fits, or `share` is below 1.
     """
     if share < 1:
         raise ConfigurationError(f"a rank's share of the global batch is {share}: it must be at least 1")
@@ -118,9 +127,9 @@ def find(
 def _first_that_runs(
     trial: Callable[[int], None], sizes: list[int], clear: Callable[[], None]
 ) -> tuple[int, bool]:
-    """Which is the first size that the model can do at all, and whether it fits.
+    """Returns the index of the first size that the model supports, and whether it fits into memory.
 
-    Batch norm, for one, cannot do one sample. Where no size can be done the last one's error is raised.
+    For example, batch norm fails with one sample. If no size works, the error of the last one is raised.
     """
     for at, size in enumerate(sizes):
         try:
@@ -133,21 +142,21 @@ def _first_that_runs(
 
 
 def fits(trial: Callable[[int], None], size: int, clear: Callable[[], None]) -> bool:
-    """Whether a trial of that size ends without an error of memory."""
+    """Whether a trial of `size` runs without running out of memory; calls `clear` if it does not."""
     try:
         trial(size)
         return True
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    clear()  # out here the traceback, and with it what its frames held, is gone
+    clear()  # outside of `except`: the traceback and the tensors of its frames are gone
     return False
 
 
 def smaller(size: int, share: int) -> int:
-    """The next smaller micro-batch size that divides `share`: for after an error of memory in the run.
+    """Returns the next smaller micro-batch size that divides `share`, for use after running out of memory.
 
-    Raises ConfigurationError where there is none.
+    Raises ConfigurationError if there is none.
     """
     below = [each for each in divisors(share) if each < size]
     if not below:
@@ -158,20 +167,20 @@ def smaller(size: int, share: int) -> int:
 
 
 def agreed(size: int, world: World, device: torch.device) -> int:
-    """The least of all ranks': GPUs of one run may differ, or share memory with others. All must call it.
+    """Returns the smallest size of all ranks: their GPUs may differ, or be shared. All ranks must call it.
 
-    As each is a divisor of the same share, so is the least.
+    All sizes divide the same share, so the smallest does too.
     """
     return round(process_group.earliest(float(size), world, device))
 
 
 @dataclass(slots=True)
 class MemoryOfAllRanks:
-    """The memory of all ranks as one, so that all judge a trial alike: the least limit, the largest peak.
+    """Memory of all ranks: the smallest limit and the largest peak, so that all ranks judge a trial alike.
 
-    For a model whose forward and backward passes are collectives (FSDP2): there all ranks try the same sizes
-    at the same time, and one that runs out leaves the others waiting, so it does not fail softly. All must
-    make it and use it alike.
+    For models whose passes are collectives (FSDP2). All ranks try the same size at the same time. A rank that
+    runs out of memory leaves the others waiting, so `fails_softly` is False. The constructor and `peak` are
+    collectives: all ranks must call them in the same order.
     """
 
     own: StepMemory
@@ -192,20 +201,29 @@ class MemoryOfAllRanks:
 
 
 class Trial:
-    """One optimizer step's worth of memory with micro-batches of a given size; leaves no trace.
+    """Measures the memory of one optimizer step for a micro-batch size; leaves no trace in the training.
 
-    model: plain, not DDP or compiled: a trial waits for no other rank. One of FSDP2 does, with `Together`.
-    loss_of(model, batch): scalar tensor. batch_of(size): a batch, not from the loader of the training; the
-        same on all ranks where they try together.
-    share: as of `find`. With several micro-batches the second pass runs beside the gradients of the first.
-    memory: what is measured, and how much there is. head_room: share of it that is to stay free.
+    If exceeding the limit would kill the process, sizes that are predicted to exceed it are not tried. Then
+    the trial starts small and doubles; a line through the two largest sizes predicts the next one.
 
-    Where going above the limit has no way back, no size is tried that is expected to: smaller ones come
-    first, each twice the one before, and a line through the two largest says what the next would need.
+    Memory for the optimizer is reserved: `state_bytes`, and for its step temporary tensors as large as the
+    weights, as torch's foreach optimizers make.
 
-    What is set aside for the optimizer's state, where it has none yet, is `state_bytes`; and for its step
-    temporary tensors as large as the weights, which torch's foreach optimizers make. Raises
-    ConfigurationError.
+    Args:
+        model: not wrapped by DDP or torch.compile: a trial must not wait for other ranks. For FSDP2 use
+            `MemoryOfAllRanks`.
+        optimizer: optimizer of the model; it is not stepped.
+        loss_of: (model, batch) -> scalar tensor.
+        batch_of: size -> a batch of so many samples, not from the training's loader. If all ranks try
+            together, it must be the same on all of them.
+        share: samples of one optimizer step on this rank. With several micro-batches, the second pass runs
+            while the gradients of the first exist.
+        memory: measures the peak, and knows the limit.
+        precision: number format of the passes; None: fp32.
+        head_room: share of the memory that must stay free, 0 to 1.
+
+    Raises:
+        ConfigurationError: the model is sharded by FSDP2, and `memory` is not `MemoryOfAllRanks`.
     """
 
     def __init__(
@@ -232,10 +250,19 @@ class Trial:
         self.precision = precision or Precision(name="fp32")
         self._state = state_bytes(optimizer)
         self._peaks: dict[int, dict[int, _Peaks]] = {1: {}, 2: {}}
-        """By number of passes, for the second one has gradients beside it, and by micro-batch size."""
+        """By number of passes (a second pass runs beside gradients), then by micro-batch size."""
 
     def __call__(self, size: int) -> None:
-        """Raises MemoryExceeded, or what torch raises where memory ends."""
+        """Tries a step with micro-batches of `size` samples.
+
+        Args:
+            size: samples of a micro-batch.
+
+        Raises:
+            MemoryExceeded: it used more memory than allowed, or is predicted to.
+            OutOfMemoryTogether: this rank ran out of memory in a trial of all ranks.
+            torch.OutOfMemoryError: the device ran out of memory; on a CPU a RuntimeError.
+        """
         known = self._peaks[self._passes(size)]
         if not self.memory.fails_softly:
             self._climb(size, known)
@@ -244,18 +271,18 @@ class Trial:
         self._require(size, known)
 
     def peak(self, size: int) -> int:
-        """Bytes at most of a size that was tried; all that the process held is in it."""
+        """Returns the peak in bytes of a size that was tried, including all that the process held."""
         return self._peaks[self._passes(size)][size].whole
 
     def clear(self) -> None:
-        """For `find(..., clear=trial.clear)`: gives back what a trial that failed has held."""
+        """Frees the memory of a failed trial, for `find(..., clear=trial.clear)`."""
         release(self.memory.device)
 
     def _passes(self, size: int) -> int:
         return 1 if size == self.share else 2
 
     def _climb(self, size: int, known: dict[int, _Peaks]) -> None:
-        """Up to `size`. The line knows little from far below: memory may grow only from some size on."""
+        """Tries doubling sizes up to `size`: a prediction from far below may be wrong."""
         at = 2 * max(known, default=0) or 1
         while at < size:
             self._require_foreseen(size, known)
@@ -264,7 +291,7 @@ class Trial:
             except Exception as error:
                 if known or is_out_of_memory(error) or isinstance(error, RunError | OutOfMemoryTogether):
                     raise
-                # A model may be unable to do so few samples, see `_first_that_runs`.
+                # The model may not support so few samples, see `_first_that_runs`.
             else:
                 self._require(at, known)
             at *= 2
@@ -291,8 +318,7 @@ class Trial:
             del loss
         growing = self.memory.peak()
         del state
-        # The optimizer's state stays while it steps, and activations are gone: no more than in `backward`
-        # where they are large, so both are looked at.
+        # During the optimizer's step its state exists, but no activations. Either peak may be the larger.
         held = touched(self._state + weight_bytes(self.optimizer), device)
         whole = self.memory.peak()
         del held
@@ -313,16 +339,16 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Peaks:
-    """Bytes at most, of one trial."""
+    """Peaks of one trial, in bytes."""
 
     growing: int
-    """In the passes, which grows with the size."""
+    """During the passes; it grows with the size."""
     whole: int
-    """With the optimizer's step."""
+    """Including the optimizer's step."""
 
 
 def _foreseen(size: int, known: dict[int, _Peaks]) -> int:
-    """Bytes at most, on the line through the two largest sizes that were tried; 0 where there is none."""
+    """Predicts the peak in bytes by a line through the two largest tried sizes; 0 with fewer than two."""
     tried = sorted(known)[-2:]
     if len(tried) < 2 or size <= tried[1]:
         return 0
@@ -332,20 +358,20 @@ def _foreseen(size: int, known: dict[int, _Peaks]) -> int:
 
 
 def touched(size: int, device: torch.device) -> torch.Tensor:
-    """So many bytes that are there: the CPU gives zeros out without taking memory for them."""
+    """Allocates `size` bytes and writes them: on a CPU untouched memory is not resident."""
     return torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
 
 
 def weight_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Of all parameters that it updates, this rank's part of sharded ones."""
+    """Returns the bytes of the optimizer's parameters; of sharded ones only this rank's part."""
     return sum(_bytes(each) for group in optimizer.param_groups for each in group["params"])
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes that its state will take and does not take yet; 0 once it has stepped.
+    """Estimates the bytes that the optimizer's state still has to allocate; 0 once it has stepped.
 
-    Found by a step of an optimizer of the same class, with the same settings, on a small parameter; what
-    cannot be made so counts as Adam's, two numbers for each weight, and that is told.
+    Steps an optimizer of the same class and settings on a small parameter. If that fails, it logs this, and
+    assumes Adam's state: two numbers per weight.
     """
     if optimizer.state:
         return 0
@@ -355,7 +381,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
         with torch.random.fork_rng(devices=[]):
             small = type(optimizer)([probe], **_settings(optimizer))
             small.step()
-    except Exception as error:  # a class of the user's may want anything
+    except Exception as error:  # a user's class may need other arguments
         log.event("batch-size", optimizer=type(optimizer).__name__, state="as Adam's", why=error)
         return 2 * weight_bytes(optimizer)
     state = sum(_bytes(each) for each in small.state[probe].values() if isinstance(each, torch.Tensor))
@@ -363,7 +389,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Its defaults that its class takes: AdamW's hold what only Adam, its base, does (torch 2.15)."""
+    """Returns the defaults that its constructor accepts: AdamW's include some of its base's (torch 2.15)."""
     takes = inspect.signature(type(optimizer)).parameters
     return {name: value for name, value in optimizer.defaults.items() if name in takes}
 

@@ -1,9 +1,9 @@
-"""torch.compile: what it refuses, a first batch before ranks wait for each other, and what recompiles.
+"""torch.compile: checks of its settings, a warm-up before ranks wait for each other, and recompilations.
 
     model = compiled(model, "max-autotune")
     warm_up(lambda: loss_of(model, batch).backward(), model)
 
-Called by `trainer`. What was compiled is kept over restarts by `compilecache`.
+`checkpoint.compile_cache` keeps compiled code across restarts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,29 @@ from spottrain.techniques.recompilations import compilations
 
 MODES: Final = ("default", "reduce-overhead", "max-autotune")
 DATA_BOUND: Final = 0.2
-"""Share of a step spent waiting for data from which on a faster model mostly waits longer."""
+"""Share of a step spent waiting for data from which on a faster model only waits longer."""
 
 
 def compiled(
     model: torch.nn.Module, mode: str = "default", *, dynamic: bool | None = None, fullgraph: bool = False
 ) -> torch.nn.Module:
-    """`torch.compile(model)`; nothing is compiled before the first batch, or `warm_up`.
+    """Wraps the model by `torch.compile`; compilation happens at the first batch, or in `warm_up`.
 
-    mode: "reduce-overhead" records CUDA graphs, "max-autotune" tries kernels for minutes; both are for a GPU.
-    dynamic: True where shapes change with each batch; None lets torch find out, at the price of a
-        recompilation. fullgraph: an error where Python code of the model cannot be compiled as one graph.
-    DDP's model is compiled with its wrapper on, so that the graph is cut where its buckets are; FSDP2's after
-    `shard`. Names of the state get `_orig_mod.`, which checkpoints of ours leave out.
-    Raises ConfigurationError.
+    Compile a DDP model with its wrapper, so that the graph is split at its buckets; an FSDP2 model after
+    `shard`. State names get the prefix `_orig_mod.`, which spottrain's checkpoints leave out.
+
+    Args:
+        model: the model, wrapped by DDP or FSDP2 if it is to be.
+        mode: "default"; "reduce-overhead" records CUDA graphs; "max-autotune" benchmarks kernels for minutes.
+            The latter two are for GPUs.
+        dynamic: True if shapes change with each batch; None: torch finds out, at the cost of a recompilation.
+        fullgraph: raise an error if the model cannot be compiled as one graph.
+
+    Returns:
+        The compiled model.
+
+    Raises:
+        ConfigurationError: the mode is not known, or the model is a torch.nn.DataParallel.
     """
     if isinstance(model, DataParallel):
         raise ConfigurationError(
@@ -54,13 +63,19 @@ def compiled(
 
 
 def warm_up(step: Callable[[], Any], model: torch.nn.Module) -> int:
-    """Runs `step`, one forward and backward pass, so that this rank has compiled before others wait for it.
+    """Compiles the model by one forward and backward pass, before other ranks wait for this one.
 
-    Leaves no trace (see `rehearsal`), so `step` may use the training's first batch, taken with `dataset[i]`,
-    and calls neither an optimizer nor a GradScaler. model: as the loop calls it; DDP exchanges neither
-    gradients nor buffers in here, so the slowest rank keeps none in a collective, which would time out.
-    FSDP2 gathers weights in each forward pass and cannot be kept apart: there ranks wait for the slowest.
-    Returns how many pieces of code were compiled; 0 where they were already. Raises what `step` raises.
+    It leaves no trace (see `rehearsal`). DDP exchanges neither gradients nor buffers here, so no rank times
+    out in a collective while the slowest one compiles. FSDP2 gathers weights in each forward pass: there the
+    ranks wait for the slowest.
+
+    Args:
+        step: one forward and backward pass, without optimizer or GradScaler. It may use the training's first
+            batch, taken with `dataset[i]`. Its exceptions propagate.
+        model: as the loop calls it.
+
+    Returns:
+        Number of graphs that were compiled; 0 if they were compiled before.
     """
     before = compilations()
     with rehearsal(model), _alone(model):
@@ -77,7 +92,7 @@ def _alone(model: torch.nn.Module) -> Iterator[None]:
         yield
         return
     before = ddp.require_forward_param_sync
-    ddp.require_forward_param_sync = False  # else forward broadcasts rank 0's buffers (torch 2.15)
+    ddp.require_forward_param_sync = False  # else it broadcasts rank 0's buffers (torch 2.15)
     try:
         with ddp.no_sync():
             yield
@@ -86,12 +101,12 @@ def _alone(model: torch.nn.Module) -> Iterator[None]:
 
 
 def recompiles() -> int:
-    """How often this process compiled code anew that it had compiled already, since it began.
+    """Returns how many recompilations this process has done since its start.
 
-    A few at the start are usual: another shape of the last batch, evaluation beside training. One that grows
-    with the steps is a fault, and after 8 for one piece of code torch runs it uncompiled;
-    TORCH_LOGS=recompiles says why. Counted by torch's own numbers, of which `0/1` is the second compilation
-    of code 0 (torch 2.15).
+    A few at the start are usual, as for a smaller last batch or for evaluation. A number that grows with the
+    steps is a fault: after 8 recompilations of one piece of code torch runs it uncompiled.
+    TORCH_LOGS=recompiles shows the reason, where `0/1` is the second compilation of code 0. The numbers are
+    torch's own, one per code object (torch 2.15).
     """
     from torch._dynamo import convert_frame
 
@@ -99,9 +114,10 @@ def recompiles() -> int:
 
 
 def doubt(data_wait: float) -> str | None:
-    """Why compiling buys nothing, as a sentence without its full stop; None where it may.
+    """Returns why compiling does not pay, as a sentence without full stop; None if it may pay.
 
-    `data_wait`: share of the time of a step, 0 to 1. Told by a verdict that is data-bound.
+    Args:
+        data_wait: share of a step's time spent waiting for data, 0 to 1.
     """
     if data_wait < DATA_BOUND:
         return None

@@ -1,4 +1,4 @@
-"""A step that leaves no trace: to compile, or see what fits. Called by `compiling`, `batchsize`, `watch`."""
+"""Runs a step that leaves no trace, to compile the model or to test what fits into memory."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from spottrain.distributed.dtensor import is_sharded, local
 from spottrain.errors import ConfigurationError
 
 MOST_FROZEN: Final = 4
-"""Of the bytes of the trained weights: up to so much in frozen ones is copied. A teacher that a forward pass
-moves is about as large as its student; the frozen base of an adapter is much larger, and is never written."""
+"""Frozen weights are copied if they take at most this multiple of the trained weights' bytes. A teacher that
+a forward pass updates is as large as its student; an adapter's frozen base is larger, and never written."""
 
 SAMPLE: Final = 64
-"""Numbers of each weight, at the least where it has as many."""
+"""Elements that are compared per weight, at least, if it has as many."""
 
 
 @contextmanager
 def rehearsal(model: torch.nn.Module) -> Iterator[None]:
-    """What is done inside changes neither random state, buffers, gradients nor the mode of the modules.
+    """Context for forward and backward passes that leave no trace.
 
-    Forward and backward passes are what it is for. Weights that are trained and the optimizer's state are
-    not copied, because there may be no room for it: call no `optimizer.step()`. Frozen weights, such as those
-    of a teacher that follows in the forward pass (MoCo, BYOL), are put back from a copy on the CPU; where
-    they are many times the trained ones, as under an adapter, they are not copied. Data that are drawn inside
-    must come from `dataset[i]`, not from the loader of the training, whose position would move.
+    On exit it restores random state, buffers, gradients and the modules' training mode, also after an error,
+    which propagates. Trained weights and the optimizer's state are not copied, to save memory: do not call
+    `optimizer.step()`. Frozen weights, such as a teacher's that the forward pass updates (MoCo, BYOL), are
+    restored from a copy on the CPU. They are not copied if they are many times larger than the trained ones,
+    as under an adapter. Take data from `dataset[i]`: the training's loader would move its position.
 
-    An error, such as one of memory, passes through after all is as it was. Raises ConfigurationError where a
-    pass has changed weights of which there is no copy, as far as a sample of each shows.
+    Args:
+        model: wrapped or not.
+
+    Raises:
+        ConfigurationError: a pass changed weights that were not copied, as far as a sample of each shows.
     """
     inner = plain(model)
     before = Boundary([buffer for buffer in inner.buffers() if buffer is not None])
@@ -43,27 +46,27 @@ def rehearsal(model: torch.nn.Module) -> Iterator[None]:
     weights = _Weights(inner)
     gradients = [(parameter, parameter.grad) for parameter in inner.parameters()]
     for parameter, _ in gradients:
-        parameter.grad = None  # else a backward pass would add to it in place
+        parameter.grad = None  # else a backward pass adds to it in place
     try:
         with torch.enable_grad():
             yield
         weights.require_unwritten()
     finally:
-        _reshard(inner)  # first, for it drops gradients
+        _reshard(inner)  # first, because it drops gradients
         for parameter, gradient in gradients:
             parameter.grad = gradient
         weights.restore()
         for module, training in modes:
             module.training = training
         for module, own in buffers:
-            module._buffers.update(own)  # one that was assigned anew, not written in place
+            module._buffers.update(own)  # also buffers that were reassigned
         before.restore()
 
 
 class _Weights:
-    """Copies of those that a forward pass may write, and a few numbers of all others, by which a write shows.
+    """Copies of the weights that a forward pass may write, and samples of all others to detect writes.
 
-    Not their versions: torch itself writes weights, unchanged, where it moves those of an LSTM together.
+    Version counters do not work: torch rewrites an LSTM's weights, unchanged, to make them contiguous.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -77,7 +80,7 @@ class _Weights:
     def restore(self) -> None:
         for parameter, data, copy in self._copies:
             if not is_sharded(parameter):
-                parameter.data = data  # one that was assigned anew
+                parameter.data = data  # it may have been reassigned
             local(data).copy_(copy)
 
     def require_unwritten(self) -> None:
@@ -100,29 +103,28 @@ def _bytes(parameter: torch.Tensor) -> int:
 
 
 def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    """Bytes, for a NaN is equal to itself there."""
+    """Returns a sample of the elements as bytes, so that NaN equals itself."""
     here = local(parameter).detach().reshape(-1)
     return here[:: max(1, here.numel() // SAMPLE)].clone().view(torch.uint8)
 
 
 def _reshard(model: torch.nn.Module) -> None:
-    """FSDP2's modules as between two steps, whole weights given back, wherever a pass has ended.
+    """Resets FSDP2's modules to their state between steps, and frees gathered weights.
 
-    No rank waits for another in it. A forward pass that failed leaves its root in the middle of one, and
-    the next would begin there (torch 2.15).
+    It is not a collective. Without it, the pass after a failed one would begin midway (torch 2.15).
     """
     sharded: list[Any] = [module for module in model.modules() if hasattr(module, "reset_iter_state")]
     for module in sharded:
         with contextlib.suppress(
             RuntimeError, AttributeError
-        ):  # it is no root, or no pass has come there yet
+        ):  # not a root, or no pass has reached it yet
             module.reset_iter_state()
 
 
 def release(device: torch.device) -> None:
-    """Gives memory back that nothing holds: after a step that did not fit, outside of its `except`.
+    """Frees unreferenced memory after a step that did not fit. Call it outside of the `except` block.
 
-    Inside, the traceback still holds the frames, and they the tensors.
+    Inside, the traceback still references the frames and their tensors.
     """
     gc.collect()  # autograd graphs and modules have cycles
     if device.type == "cuda":

@@ -1,12 +1,11 @@
-"""When a training is good enough, or will not get better: early stopping, a state machine without clock or
-torch. Called after each evaluation.
+"""Early stopping: ends training at a target, or without improvement. Uses neither a clock nor torch.
 
     stopping = EarlyStopping(metric="accuracy", mode="max", patience=5, target=0.99)
     stopping.require(evaluates=eval_set is not None)
     ...
-    if reason := stopping.note(step, values): break      # on every rank: `values` are the same on all of them
+    if reason := stopping.note(step, values): break      # on every rank, with the same `values`
 
-Its state is part of the checkpoint, so that an interruption neither forgives nor forgets a bad evaluation.
+Its state is part of the checkpoint, so that an interruption does not reset the count of bad evaluations.
 """
 
 from __future__ import annotations
@@ -24,15 +23,19 @@ MODES: Final = ("min", "max")
 
 @dataclass(kw_only=True, slots=True)
 class EarlyStopping:
-    """`note` answers why to stop, as a sentence, or None. All ranks come to the same answer, for the values
-    of an evaluation are the same on all of them (`Evaluation` gives them rank 0's).
+    """Decides after each evaluation whether to stop. Call `note` on every rank with the same values.
 
-    metric: "loss", or a name that the metrics have; mode: whether lower or higher is better.
-    patience: evaluations in a row without a new best after which it stops; None: it does not stop for that.
-    min_delta: by how much, in units of the metric, a value must be better than the best to be a new best.
-    target: stops when the metric is at least as good as this.
-    min_steps: before this step it stops for a NaN only, and bad evaluations do not count.
-    stop_on_nan: stops at a metric that is NaN or infinite; otherwise that is a bad evaluation.
+    Args:
+        metric: "loss", or the name of a metric.
+        mode: "min" or "max": whether lower or higher is better.
+        patience: stop after so many evaluations in a row without a new best; None: never for this reason.
+        min_delta: least improvement over the best, in units of the metric, that counts as a new best.
+        target: stop when the metric is at least as good as this; None: never for this reason.
+        min_steps: before this step it stops only for NaN or infinity; bad evaluations do not count yet.
+        stop_on_nan: stop if the metric is NaN or infinite; False: that counts as a bad evaluation.
+
+    Raises:
+        ConfigurationError: an argument is not valid, or it would never stop.
     """
 
     metric: str = "loss"
@@ -45,12 +48,12 @@ class EarlyStopping:
     best: float | None = field(default=None, init=False)
     best_step: int | None = field(default=None, init=False)
     bad: int = field(default=0, init=False)
-    """Evaluations in a row without a new best."""
+    """Consecutive evaluations without a new best."""
     reason: str | None = field(default=None, init=False)
-    """Why it has stopped."""
+    """Why it stopped, as a sentence; None while it goes on."""
     agree: Callable[[float], float] | None = field(default=None, init=False, repr=False, compare=False)
-    """Of a rank's own figure, the one that all ranks judge by. Set by `Run` and `job_settings`
-    where there are several; then every rank must call `note`, at the same steps."""
+    """Maps this rank's value to the one that all ranks use; None: the value itself. `Run` and `job_settings`
+    set it with several ranks. Then every rank must call `note` at the same steps."""
     _noted: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
@@ -71,9 +74,14 @@ class EarlyStopping:
             )
 
     def require(self, *, evaluates: bool, metrics: Iterable[str] | None = None) -> None:
-        """Before the first step: whether the metric can come at all. Raises ConfigurationError.
+        """Checks, before the first step, that the metric will be there.
 
-        metrics: the names that an evaluation gives, where they are known beforehand.
+        Args:
+            evaluates: whether the run evaluates.
+            metrics: names that an evaluation returns; None: not known yet.
+
+        Raises:
+            ConfigurationError: there is no evaluation, or no such metric.
         """
         if not evaluates:
             raise ConfigurationError(
@@ -84,7 +92,12 @@ class EarlyStopping:
             self._require_known(metrics)
 
     def doubt(self, *, evaluations: int, total_steps: int) -> str | None:
-        """Why it will not act in a run of so many, as a sentence; None where it may."""
+        """Returns why it cannot stop this run, as a sentence; None if it can.
+
+        Args:
+            evaluations: number of evaluations in the run.
+            total_steps: optimizer steps of the run.
+        """
         if self.min_steps >= total_steps:
             return f"early stopping begins at step {self.min_steps}, and the run has {total_steps}"
         if self.patience is not None and self.target is None and evaluations <= self.patience:
@@ -95,9 +108,17 @@ class EarlyStopping:
         return None
 
     def note(self, step: int, values: Mapping[str, float]) -> str | None:
-        """After the evaluation at `step`; a step that was noted before changes nothing.
+        """Takes the values of an evaluation. A step that was noted before changes nothing.
 
-        Raises ConfigurationError where `values` have no such metric.
+        Args:
+            step: optimizer steps done.
+            values: values by metric name, the same on all ranks.
+
+        Returns:
+            Why to stop, as a sentence; None to go on.
+
+        Raises:
+            ConfigurationError: `values` lacks the metric.
         """
         self._require_known(values)
         if step <= self._noted:
@@ -158,7 +179,7 @@ class EarlyStopping:
 
     # --- state --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, the same on all ranks."""
+        """Returns plain values, the same on all ranks."""
         return {
             "metric": self.metric,
             "mode": self.mode,
@@ -171,7 +192,7 @@ class EarlyStopping:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of another metric nothing is taken: its best says nothing here. Told as `event=override`."""
+        """Restores the state. A state for another metric or mode is ignored, and `event=override` logged."""
         if (state["metric"], state["mode"]) != (self.metric, self.mode):
             was, now = (
                 f"{metric}/{mode}"

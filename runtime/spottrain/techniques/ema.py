@@ -1,4 +1,4 @@
-"""Exponential moving average (EMA) of the weights, to evaluate and to ship. Called after each optimizer step.
+"""Exponential moving average (EMA) of the weights, for evaluation and for the final model.
 
     ema = EMA(model, decay=0.999)
     ...
@@ -6,15 +6,15 @@
     with ema.applied():
         evaluate(model)
 
-The average is one list of tensors, moved by torch's foreach kernels, each rank its own part: FSDP2's DTensors
-work, and a checkpoint holds them like the weights, for any number of ranks. Weights of 16 bits are averaged
-in fp32, for a step of 0.001 of bf16 is mostly no step at all.
+torch's foreach kernels update the average, on each rank its own part. FSDP2's DTensors work, and a checkpoint
+stores the average like the weights, for any number of ranks. 16-bit weights are averaged in fp32, because a
+change of 0.001 is mostly rounded away in bf16.
 
-Buffers are not averaged: BatchNorm's running means are averages by themselves, and counters are none. An
-evaluation uses the model's buffers as they are, which is also what torch's AveragedModel does by default.
-To average weights goes back to Polyak and Juditsky 1992, who weigh all steps alike; decay and warm-up are
-those of TensorFlow's ExponentialMovingAverage. Costs memory of the weights once more (twice, while applied,
-for 16-bit weights).
+Buffers are not averaged: BatchNorm's running means are averages already, and counters must not be averaged.
+Evaluation uses the model's own buffers, as torch's AveragedModel does by default. Weight averaging goes back
+to Polyak and Juditsky 1992, with equal weights of all steps. Decay and warm-up follow TensorFlow's
+ExponentialMovingAverage. It takes the memory of the weights once more, in fp32 for 16-bit weights; while
+16-bit weights are replaced by the average, another copy of them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from spottrain.errors import ConfigurationError
 
 
 class EMA:
-    """The average of `model`'s trainable parameters; begins as a copy of what they are now.
+    """Average of a model's trainable parameters. It starts as a copy of their current values.
 
-    model: wrapped or not; on its device already, and sharded already where it is.
-    decay: share of the average that is kept at each optimizer step, such as 0.999: it looks back over about
-        1 / (1 - decay) steps.
-    every: optimizer steps between updates; the share kept is then decay ** every, so the average looks back
-        as far as with every=1, and costs less.
-    warm_up: keeps at most (1 + step) / (10 + step), so that the first weights are soon forgotten.
+    Args:
+        model: wrapped or not; on its device already, and already sharded if it is to be.
+        decay: share of the average that is kept at each optimizer step, such as 0.999. The average spans
+            about 1 / (1 - decay) steps.
+        every: optimizer steps between updates. The kept share is then decay ** every, so the average spans
+            as many steps as with every=1, and costs less.
+        warm_up: keep at most (1 + step) / (10 + step), so that the first weights are soon forgotten.
 
-    Raises ConfigurationError.
+    Raises:
+        ConfigurationError: an argument is not valid, or no parameter is trainable.
     """
 
     def __init__(
@@ -60,17 +62,24 @@ class EMA:
         self.begin()
 
     def begin(self) -> None:
-        """Anew, with the weights as they are now: those of a checkpoint without an average, for one."""
+        """Restarts the average at the current weights, as after loading a checkpoint without an average."""
         self._average = {name: _copy(weight) for name, weight in self._weights.items()}
         self._updated = 0
 
     @property
     def updated(self) -> int:
-        """The last step that is in it; 0: none."""
+        """The last optimizer step that was averaged; 0: none."""
         return self._updated
 
     def update(self, step: int) -> None:
-        """After optimizer step `step`, counted from 1. A step that was counted already changes nothing."""
+        """Updates the average after an optimizer step. A step that was averaged already changes nothing.
+
+        Args:
+            step: the optimizer step that was just done, counted from 1.
+
+        Raises:
+            RuntimeError: inside of `applied`.
+        """
         self._require_own()
         if step <= self._updated or step % self.every:
             return
@@ -83,10 +92,10 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the average while inside, and afterwards bit for bit what it had before.
+        """Context in which the model has the averaged weights; restores its own bit for bit at the end.
 
-        With FSDP2 every rank must enter. Inside, neither `update` nor `state_dict` works: what would be the
-        weights of a checkpoint are the average's.
+        With FSDP2 all ranks must enter. Inside, `update` and `state_dict` raise RuntimeError, because a
+        checkpoint would store the average as the weights.
         """
         self._require_own()
         _reshard(self._model)
@@ -102,18 +111,24 @@ class EMA:
 
     # --- state --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Tensors by the plain names of the parameters (of FSDP2: DTensors, each rank its part), and a
-        count."""
+        """Returns the averages by parameter name (FSDP2: DTensors, each rank its part), and the last step."""
         self._require_own()
         return {"average": dict(self._average), "updated": self._updated}
 
     def by_weight(self) -> dict[int, torch.Tensor]:
-        """The averages by the `id` of the parameter that each is of."""
+        """Returns the averages by the `id` of their parameter."""
         self._require_own()
         return {id(weight): self._average[name] for name, weight in self._weights.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Whole tensors, this rank's part of them, or DTensors. Raises ValueError where it does not fit."""
+        """Restores the average.
+
+        Args:
+            state: a state of `state_dict`; its tensors are whole ones, this rank's parts, or DTensors.
+
+        Raises:
+            ValueError: names or shapes differ.
+        """
         self._require_own()
         saved = state["average"]
         if mismatch := _mismatch(saved, self._average):
@@ -123,7 +138,11 @@ class EMA:
         self._updated = int(state["updated"])
 
     def copy_to(self, model: torch.nn.Module) -> None:
-        """Writes the average into another model of the same kind and layout, such as one to ship."""
+        """Writes the average into another model.
+
+        Args:
+            model: a model with the same parameter names, shapes and layout.
+        """
         self._require_own()
         theirs = dict(plain_state.plain(model).named_parameters())
         with torch.no_grad():
@@ -144,7 +163,7 @@ class EMA:
 
 @torch.no_grad()
 def lerp(average: list[torch.Tensor], weights: list[torch.Tensor], share: float) -> None:
-    """average += share * (weights - average), in as few kernels as there are devices and dtypes."""
+    """Computes average += share * (weights - average) in place, with one kernel per device and dtype."""
     alike = [weight.to(mean.dtype) for mean, weight in zip(average, weights, strict=True)]
     full = [n for n, mean in enumerate(average) if mean.numel()]  # a rank may hold no part of a small tensor
     if full:
@@ -157,9 +176,9 @@ def _copy(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _exchange(weight: torch.Tensor, average: torch.Tensor) -> Callable[[], None]:
-    """Puts the average into the weight; what it answers puts the weight back.
+    """Writes the average into the weight. Returns a function that restores the weight.
 
-    Of one dtype they change places, with memory for one tensor at a time. Of two, the weight is kept beside.
+    With one dtype they swap, which needs one temporary tensor. With two, the weight is kept in a copy.
     """
     before = weight.clone()
     with torch.no_grad():
@@ -183,8 +202,8 @@ def _restore(weight: torch.Tensor, before: torch.Tensor) -> None:
 
 
 def _reshard(model: torch.nn.Module) -> None:
-    """FSDP2 keeps what its root has gathered until the next backward pass (torch 2.15): an evaluation would
-    go on with the weights of the last one."""
+    """Frees gathered weights: FSDP2's root keeps them until the next backward pass (torch 2.15), so an
+    evaluation would use stale ones."""
     for module in model.modules():
         if hasattr(module, "set_requires_gradient_sync"):  # an FSDPModule, without importing it
             module.reshard()  # type: ignore[operator]
@@ -201,7 +220,7 @@ def _mismatch(saved: Mapping[str, Any], here: Mapping[str, torch.Tensor]) -> str
 
 
 def _part(here: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    """Of `saved` what this rank holds, laid out as `here`."""
+    """Returns this rank's part of `saved`, laid out like `here`."""
     if not is_sharded(here) or is_sharded(saved):
         return saved
     box = box_of(here)

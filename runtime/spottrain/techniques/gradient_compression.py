@@ -1,30 +1,28 @@
-"""Gradient compression between ranks, by torch's communication hooks for DDP. Called once after DDP is made.
+"""Gradient compression between ranks, by torch's communication hooks for DDP.
 
-    compressed = compression.attach(ddp, "powerSGD", start_step=1000)
+    compressed = gradient_compression.attach(ddp, "powerSGD", start_step=1000)
     ...                                  # `state_dict` and `own_state_dict` go into the checkpoint
 
-none, bf16 (half the bytes of fp32; sums of many ranks lose digits), powerSGD (Vogels et al. 2019,
-arXiv:1905.13727: each matrix by two thin ones; what is left out is added to the next step's gradient).
-Worth it only where the exchange is the bottleneck: slow links between nodes. Inside of a node with NVLink
-hardly ever.
+Kinds: none, bf16 (half the bytes of fp32; sums over many ranks lose precision), powerSGD (Vogels et al. 2019,
+arXiv:1905.13727: approximates each matrix by two thin ones, and adds the error to the next step's gradient).
+It pays only if the exchange is the bottleneck, as with slow links between nodes; hardly ever with NVLink.
 
-Facts of torch 2.15 that this module is built around:
-- PowerSGDState keeps errors and Qs by the number of a bucket, and DDP sorts its buckets anew after its first
-  backward pass, by the order in which gradients came. A state loaded into a new process would be added to
-  other parameters, or not fit. So here it is kept by the names of parameters, and laid out for the buckets as
-  they come.
-- The hook draws the first Qs in the order of the buckets. Here they are drawn by name, so that they are the
-  same in a run that begins to compress right after a resume. Its `rng` is then never asked.
-- An infinite gradient stays in the error for ever. fp16 with a loss scale, where such gradients come by
-  design and the scale of old errors changes, is refused.
-- The first two iterations of a process must not be compressed by torch's own state (`start_powerSGD_iter`);
-  kept by name they may, so a resumed run compresses from its first step.
-- The hook starts its second and third collective from the callback of the one before. NCCL's callbacks run at
-  once, in the order of the buckets. gloo's run on its own threads: with several buckets ranks then start
-  collectives in different orders, which ended a process by gloo::EnforceNotMet ("Received data size doesn't
-  match"). So there each bucket is waited for.
-- Sums over three or more ranks depend on the layout of the buckets: bit-exact resume wants
-  find_unused_parameters=True there, as `ranks.parallel.Replica` has it in deterministic mode.
+Facts of torch 2.15 behind the design of this module:
+- PowerSGDState stores errors and Qs by bucket number. DDP rebuilds its buckets after the first backward pass,
+  in the order in which gradients arrived. A state loaded into a new process would apply to other parameters,
+  or not fit. So this module stores it by parameter name, and lays it out for the current buckets.
+- The hook draws the first Qs in the order of the buckets. This module draws them by name. So they are the
+  same in a run that starts to compress right after a resume. The hook's `rng` is then not used.
+- An infinite gradient stays in the error forever. fp16 with a loss scale is refused, because there infinite
+  gradients are expected, and the scale of old errors changes.
+- torch's own state must not compress the first two iterations of a process (`start_powerSGD_iter`). A state
+  by name may, so a resumed run compresses from its first step.
+- The hook starts its second and third collective in the callback of the previous one. NCCL runs callbacks
+  at once, in the order of the buckets. gloo runs them on its own threads. With several buckets, ranks then
+  start collectives in different orders, which ended a process by gloo::EnforceNotMet ("Received data size
+  doesn't match"). So with gloo it waits for each bucket.
+- Sums over three or more ranks depend on the bucket layout. Bit-exact resume then needs
+  find_unused_parameters=True, which `training.data_parallel.Replica` sets in deterministic mode.
 """
 
 from __future__ import annotations
@@ -44,29 +42,32 @@ from spottrain.errors import ConfigurationError
 
 KINDS: Final = ("none", "bf16", "powerSGD")
 START_STEP: Final = 1000
-"""torch's default, and its reason: the first steps suffer most from gradients that are not exact, and what
-that costs may not be made good later."""
+"""torch's default. The first steps suffer most from inexact gradients, and may not recover later."""
 
 
 class Compression:
-    """What `attach` answers, and its state: one part is the same on all ranks, the other is each rank's own.
+    """Result of `attach`, and its state: one part is the same on all ranks, the other is each rank's own.
 
-    Ranks must agree on the first, or they wait for each other for ever: so a rank that is new takes it too.
+    If ranks differ in the first part, they deadlock. So a new rank must load it too.
     """
 
     kind = "none"
 
     def state_dict(self) -> dict[str, Any]:
-        """The same on all ranks: tensors and plain values. Between optimizer steps."""
+        """Returns the part that is the same on all ranks: tensors and plain values. Call between steps."""
         return {"kind": self.kind}
 
     def own_state_dict(self) -> dict[str, Any]:
-        """This rank's own: tensors by names of parameters."""
+        """Returns this rank's own part: tensors by parameter name."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """own: None for a rank that was not there when it was saved. Of another kind nothing is taken, and
-        compression begins anew, which is told."""
+        """Restores the state. A state of another kind is ignored, and `event=override` logged.
+
+        Args:
+            state: the part that is the same on all ranks.
+            own: this rank's own part; None: this rank did not exist at the save.
+        """
         if state["kind"] != self.kind:
             log.event("override", setting="compression", checkpoint=state["kind"], script=self.kind)
 
@@ -76,7 +77,7 @@ class BF16(Compression):
 
 
 class PowerSGD(Compression):
-    """The state of torch's hook, by names of parameters."""
+    """torch's powerSGD hook, with its state stored by parameter name."""
 
     kind = "powerSGD"
 
@@ -94,20 +95,20 @@ class PowerSGD(Compression):
         )
         self._matrix_rank = matrix_rank
         self._names = names
-        """By the id of a parameter."""
+        """Names by the `id` of the parameter."""
         self._layout: dict[int, list[torch.Tensor]] = {}
-        """Parameters of each bucket, for which torch's dictionaries are laid out now."""
+        """Parameters of each bucket, as torch's dictionaries are laid out now."""
         self._errors: dict[str, torch.Tensor] = {}
-        """What is not laid out, flat, by parameter."""
+        """Errors not laid out in buckets: 1-D tensors by parameter name."""
         self._qs: dict[str, torch.Tensor] = {}
 
     @property
     def step(self) -> int:
-        """Optimizer steps whose gradients went through here."""
+        """Optimizer steps whose gradients the hook has handled."""
         return int(self._torch.iter)
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """What DDP calls for each bucket."""
+        """The communication hook for DDP: reduces the gradients of one bucket."""
         if self._torch.iter >= self._torch.start_powerSGD_iter:
             self._lay_out(bucket)
         found: torch.futures.Future[torch.Tensor] = self._run(self._torch, bucket)
@@ -121,7 +122,7 @@ class PowerSGD(Compression):
         known = self._layout.get(number)
         if known is not None and [id(p) for p in known] == [id(p) for p in parameters]:
             return
-        if known is not None:  # DDP has sorted its buckets anew: all that is laid out is of the old ones
+        if known is not None:  # DDP has rebuilt its buckets: the layout is of the old ones
             self._take_up()
         like = bucket.buffer()
         errors = [self._error(p, like) for p in parameters]
@@ -134,7 +135,7 @@ class PowerSGD(Compression):
         self._layout[number] = list(parameters)
 
     def _take_up(self) -> None:
-        """From torch's dictionaries into ours, by name."""
+        """Moves the state from torch's dictionaries into ours, by name."""
         for number, parameters in self._layout.items():
             self._errors |= self._split(self._torch.error_dict[number], parameters, torch.Tensor.numel)
             inside = self._compressed(parameters)
@@ -158,8 +159,7 @@ class PowerSGD(Compression):
         return like.new_zeros(parameter.numel()) if kept is None else kept.to(like)
 
     def _q(self, parameter: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Of a matrix that was not compressed yet: drawn by its name, equal on all ranks and in each
-        attempt."""
+        """Returns Q; a new one is drawn with a seed from the name, equal on all ranks and in each attempt."""
         name = self._names[id(parameter)]
         kept = self._qs.pop(name, None)
         if kept is None:
@@ -168,7 +168,7 @@ class PowerSGD(Compression):
         return kept.to(like)
 
     def _compressed(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those that torch's hook compresses, in the order in which it lays out their Qs: by shape."""
+        """Returns the parameters that torch's hook compresses, in the order of its Qs: grouped by shape."""
         by_shape: dict[tuple[int, int], list[torch.Tensor]] = {}
         for parameter in parameters:
             n, m = _matrix(parameter)
@@ -200,8 +200,8 @@ class PowerSGD(Compression):
         return {"errors": dict(self._errors)}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """A rank that is new begins without errors; those of a rank that is gone are lost. Qs of another
-        matrix rank are drawn anew."""
+        """Restores the state. A new rank starts without errors; errors of removed ranks are lost. Qs of
+        another matrix rank are drawn again."""
         if state["kind"] != self.kind:
             return super().load_state_dict(state, own)
         self._take_up()
@@ -221,7 +221,12 @@ def _clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def start(total_steps: int, warmup_steps: int = 0) -> int:
-    """From which optimizer step on powerSGD compresses: torch's default, sooner in a short run."""
+    """Returns the optimizer step at which powerSGD starts: torch's default, or earlier in a short run.
+
+    Args:
+        total_steps: optimizer steps of the run.
+        warmup_steps: optimizer steps of the learning rate's warm-up.
+    """
     return max(2, warmup_steps, min(START_STEP, total_steps // 10))
 
 
@@ -235,15 +240,26 @@ def attach(
     precision: str | None = None,
     around: Callable[[Any], Any] = lambda hook: hook,
 ) -> Compression:
-    """Has DDP exchange gradients compressed. Before the first forward pass, and before a state is loaded.
+    """Makes DDP compress the gradients that it exchanges.
 
-    matrix_rank: columns of powerSGD's thin matrices; 1 to 4 are usual, 32 for some language models.
-    start_step: optimizer steps before which powerSGD exchanges whole gradients, at least 2, and no fewer than
-        those of the warm-up; about a tenth of the run is a good begin.
-    min_compression_rate: a matrix is compressed only if it gets smaller by this factor.
-    precision: of the training (`Amp(...).precision.name`), for fp16 with powerSGD is refused; where it is not
-        said, that is told. around: makes of torch's hook the one that
-        is registered, such as `diagnosis.Split.timed`. Raises ConfigurationError.
+    Call it before the first forward pass, and before a state is loaded.
+
+    Args:
+        model: wrapped by DDP, and maybe compiled.
+        kind: "none", "bf16" or "powerSGD".
+        matrix_rank: columns of powerSGD's thin matrices; 1 to 4 are usual, 32 for some language models.
+        start_step: first optimizer step that powerSGD compresses: at least 2, and not within the warm-up.
+            About a tenth of the run is a good start.
+        min_compression_rate: a matrix is compressed only if it gets smaller by this factor.
+        precision: name of the training's number format (`Amp(...).precision.name`); powerSGD refuses fp16.
+            None with powerSGD: an advice is logged.
+        around: wraps torch's hook before it is registered, such as `diagnostics.step_timer.Split.timed`.
+
+    Returns:
+        The compression, whose state belongs into the checkpoint.
+
+    Raises:
+        ConfigurationError: an argument is not valid, or the model is not wrapped by DDP.
     """
     if kind not in KINDS:
         raise ConfigurationError(f"the gradient compression {kind!r} is not known: use {', '.join(KINDS)}")
@@ -266,7 +282,7 @@ def attach(
         power = PowerSGD(
             names, matrix_rank=matrix_rank, start_step=start_step, min_compression_rate=min_compression_rate
         )
-        # Without annotations, which torch would have to be its own objects, and here they are strings.
+        # A lambda: torch checks annotations of a hook, and here they would be strings.
         ddp.register_comm_hook(None, around(lambda _, bucket: power.hook(bucket)))
         found = power
     log.event("compression", kind=kind, **({"from_step": start_step} if kind == "powerSGD" else {}))
@@ -274,7 +290,7 @@ def attach(
 
 
 def _useful(model: torch.nn.Module, kind: str) -> bool:
-    """Whether there are gradients to exchange. Raises ConfigurationError where the model is no DDP."""
+    """Whether there are gradients to exchange. Raises ConfigurationError if the model is not a DDP model."""
     if isinstance(model, DistributedDataParallel):
         if dist.get_world_size(model.process_group) > 1:
             return True
@@ -304,6 +320,6 @@ def _require_sense(kind: str, matrix_rank: int, start_step: int, rate: float, pr
 
 
 def _matrix(parameter: torch.Tensor) -> tuple[int, int]:
-    """Rows and columns as the hook sees it."""
+    """Returns rows and columns of the parameter as the hook reshapes it."""
     rows = parameter.shape[0] if parameter.dim() else 1
     return rows, parameter.numel() // max(1, rows)

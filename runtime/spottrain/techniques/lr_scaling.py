@@ -1,13 +1,13 @@
-"""The learning rate for another batch size, and how long it warms up. Called before the first step.
+"""Scales the learning rate for another batch size, and computes the length of the warm-up.
 
-    lr = rates.scaled(3e-4, batch_size=2048, base_batch_size=256, rule="sqrt")
-    steps = rates.warmup_steps(epochs=5, total_steps=total, steps_per_epoch=per_epoch)
+    lr = lr_scaling.scaled(3e-4, batch_size=2048, base_batch_size=256, rule="sqrt")
+    steps = lr_scaling.warmup_steps(epochs=5, total_steps=total, steps_per_epoch=per_epoch)
 
-Linear: Goyal et al. 2017 (arXiv:1706.02677), for SGD with momentum: k times the batch, k times the rate,
-after a warm-up of 5 epochs. Square root: Krizhevsky 2014 (arXiv:1404.5997) names it as what keeps the
-variance of a step the same, and himself takes the linear rule; Malladi et al. 2022 (arXiv:2205.10287) derive
-it for Adam and RMSprop, together with a change of their other hyperparameters, which is not made here. Both
-are rules of thumb: they find the neighbourhood of a good rate, and a short sweep finds the rate.
+Linear: Goyal et al. 2017 (arXiv:1706.02677), for SGD with momentum: k times the batch size needs k times
+the rate, after a warm-up of 5 epochs. Square root: Krizhevsky 2014 (arXiv:1404.5997) shows that it keeps the
+variance of a step constant, but uses the linear rule. Malladi et al. 2022 (arXiv:2205.10287) derive it for
+Adam and RMSprop, with changes of their other hyperparameters, which are not made here. Both are rules of
+thumb: use them to start a short sweep.
 """
 
 from __future__ import annotations
@@ -30,14 +30,25 @@ TESTED: Final = {
         "with a rate tuned anew (Nado et al. 2021, arXiv:2102.06356)",
     ),
 }
-"""Samples of a global batch up to which a rule was seen to hold, and where."""
+"""Global batch size, in samples, up to which each rule was tested, and the source."""
 
 
 def scaled(learning_rate: float, *, batch_size: int, base_batch_size: int, rule: str = "none") -> float:
-    """The rate for `batch_size` where `learning_rate` was found for `base_batch_size`.
+    """Scales a learning rate to another batch size.
 
-    Both sizes are samples of one optimizer step, of all ranks together. A batch beyond what the rule was
-    tested with is told (`event=advice`), and scaled all the same. Raises ConfigurationError.
+    If the batch is larger than the rule was tested with, it logs `event=advice` and still scales.
+
+    Args:
+        learning_rate: rate that was tuned for `base_batch_size`.
+        batch_size: samples of one optimizer step over all ranks.
+        base_batch_size: the same for which `learning_rate` was tuned.
+        rule: "none", "linear" or "sqrt".
+
+    Returns:
+        The learning rate for `batch_size`.
+
+    Raises:
+        ConfigurationError: an argument is not valid.
     """
     if rule not in RULES:
         raise ConfigurationError(f"the rule {rule!r} for the learning rate is not known: use {_or(RULES)}")
@@ -67,7 +78,13 @@ def _advise(rule: str, batch_size: int) -> None:
 
 
 def advise_on_rule(rule: str, optimizer: str, *, warms_up: bool) -> None:
-    """Says where a scaled rate is not used as its source did. optimizer: the name of its class."""
+    """Logs an advice if a rule is used in another way than in its source.
+
+    Args:
+        rule: "none", "linear" or "sqrt".
+        optimizer: name of the optimizer's class.
+        warms_up: whether the schedule has a warm-up.
+    """
     if rule == "linear" and "adam" in optimizer.lower():
         log.event(
             "advice",
@@ -85,7 +102,7 @@ def advise_on_rule(rule: str, optimizer: str, *, warms_up: bool) -> None:
 
 
 def forget_scheduler(optimizer: torch.optim.Optimizer) -> None:
-    """Puts back the rates from before a torch LRScheduler that is not used, which has changed them."""
+    """Undoes the changes that an unused torch LRScheduler made to the learning rates."""
     for group in optimizer.param_groups:
         base = group.pop("initial_lr", None)
         if base is not None and base != group["lr"]:
@@ -101,11 +118,20 @@ def warmup_steps(
     total_steps: int,
     steps_per_epoch: int | None = None,
 ) -> int:
-    """The warm-up in optimizer steps, of whichever one is given; 0 where none is. A part of a step is a
-    whole.
+    """Converts the length of the warm-up to optimizer steps. Give at most one of the first three.
 
-    fraction: of the run, from 0 to 1. steps_per_epoch: needed for `epochs`.
-    Raises ConfigurationError, also where the warm-up would not end before the run does.
+    Args:
+        steps: length in optimizer steps.
+        epochs: length in epochs.
+        fraction: share of the run, 0 to 1.
+        total_steps: optimizer steps of the run.
+        steps_per_epoch: optimizer steps per epoch; needed for `epochs`.
+
+    Returns:
+        Optimizer steps, rounded up; 0 if no length is given.
+
+    Raises:
+        ConfigurationError: the arguments are not valid, or the warm-up does not end before the run.
     """
     given = {"steps": steps, "epochs": epochs, "fraction": fraction}
     named = {name: value for name, value in given.items() if value is not None}
@@ -137,7 +163,7 @@ def _of_epochs(epochs: float | None, steps_per_epoch: int | None) -> int:
 
 
 def _whole(steps: float) -> int:
-    """Rounded up, but for what binary fractions add: 0.07 of 100 are 7, not 8."""
+    """Rounds up, without the error of binary fractions: 0.07 of 100 is 7, not 8."""
     return math.ceil(round(steps, 6))
 
 

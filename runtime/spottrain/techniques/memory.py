@@ -1,4 +1,4 @@
-"""How much memory there is, and what a step took: of a GPU, or of this process on a CPU. See `batchsize`."""
+"""Memory limit, and peak memory of a step: of a GPU, or of this process on a CPU."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ SELF: Final = Path("/proc/self")
 
 
 class StepMemory(Protocol):
-    """Of one device."""
+    """Memory limit and peak of one device."""
 
     device: torch.device
     limit: int
-    """Bytes that this process may take."""
+    """Bytes that this process may use."""
     fails_softly: bool
-    """Whether going above ends in an exception; else the process is killed."""
+    """Whether exceeding the limit raises an exception; else the process is killed."""
 
     def begin(self) -> None:
-        """From here on the peak counts anew."""
+        """Resets the peak."""
 
     def peak(self) -> int:
-        """Bytes at most since `begin`, all that the process holds included."""
+        """Returns the peak in bytes since `begin`, including all that the process held before."""
 
 
 @dataclass(slots=True)
 class CudaMemory:
-    """What torch's allocator holds at most, of the GPU's memory that is not somebody else's.
+    """Peak memory reserved by torch's allocator. The limit leaves out what other processes use.
 
-    Written for a GPU and not measured on one.
+    Not yet tested on a GPU.
     """
 
     device: torch.device
@@ -50,7 +50,7 @@ class CudaMemory:
         return cls(device, free + torch.cuda.memory_reserved(device))
 
     def begin(self) -> None:
-        torch.cuda.empty_cache()  # a peak is of what is reserved, and that includes what is kept for later
+        torch.cuda.empty_cache()  # the peak is of reserved memory, which includes cached blocks
         torch.cuda.reset_peak_memory_stats(device=self.device)
 
     def peak(self) -> int:
@@ -59,7 +59,7 @@ class CudaMemory:
 
 @dataclass(slots=True)
 class HostMemory:
-    """The process's resident memory, as Linux counts it; `process` is its folder under /proc."""
+    """Peak resident memory of the process, as Linux counts it. `process`: its folder under /proc."""
 
     limit: int
     process: Path = SELF
@@ -67,11 +67,11 @@ class HostMemory:
     fails_softly: bool = False
 
     def begin(self) -> None:
-        """Linux forgets the peak so far when 5 is written to clear_refs. Where that is not allowed, a peak of
-        before is taken for this one's, which makes sizes smaller, not larger; that is told."""
+        """Resets the peak by writing 5 to clear_refs. If that fails, it logs this, and the earlier peak
+        counts too, which only makes batch sizes smaller."""
         try:
-            # What was freed stays with the allocator, up to 32 MiB a piece, and so with the process: after a
-            # large trial each smaller one would seem as large. This gives it back; glibc alone has it.
+            # The allocator keeps freed blocks of up to 32 MiB each, so after a large trial a smaller one
+            # would seem as large. This returns them to the system; only glibc has it.
             ctypes.CDLL(None).malloc_trim(0)
             (self.process / "clear_refs").write_text("5")
         except (OSError, AttributeError) as error:
@@ -85,9 +85,16 @@ class HostMemory:
 def memory_of(
     device: torch.device, *, ranks: int = 1, cgroups: Path = CGROUPS, process: Path = SELF
 ) -> StepMemory:
-    """Of a GPU what is free; on a CPU the container's limit or, without one, the machine's memory.
+    """Returns the memory of `device`.
 
-    ranks: of this container, `World.local_size`; on a CPU they share it, of GPUs each has its own.
+    Args:
+        device: a GPU: the limit is its free memory. A CPU: the limit is the container's, else the machine's.
+        ranks: ranks in this container (`World.local_size`). On a CPU they share the limit.
+        cgroups: root of the cgroup file system.
+        process: the process's folder under /proc.
+
+    Returns:
+        Limit and peak of the device, in bytes.
     """
     if device.type == "cuda":
         return CudaMemory.of(device)

@@ -1,8 +1,8 @@
-"""Has a step fit into memory: the size of micro-batches and what is recomputed, where they are `auto`.
+"""Finds a micro-batch size and a policy of activation checkpointing that fit into memory, if set to `auto`.
 
-Called by `trainer` when the state is restored, before anything is compiled. The global batch stays what it
-is, so the learning rate does too. After an error of memory one rank goes on by itself; of several all are
-started again, with what `shortages` keeps: docs/adr/0010-out-of-memory.md.
+Use it after the restore and before compilation. The global batch size stays the same, and so does the
+learning rate. After running out of memory, a single rank goes on with smaller micro-batches. Several ranks
+all start again, with the record of `oom_history`: docs/adr/0010-out-of-memory.md.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from spottrain.techniques.oom_history import Shortages
 from spottrain.techniques.precision import Precision
 
 GROWN: Final = 1.1
-"""Times the memory of before: less is what other processes make of the same device."""
+"""Factor on the earlier memory limit below which a change is due to other processes on the device."""
 
 
 def _waits_for_others(module: torch.nn.Module) -> bool:
-    """Whether a forward pass is a collective, without DDP too."""
+    """Whether its forward pass is a collective even without DDP."""
     return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
 
 
@@ -50,7 +50,7 @@ def policy_of(wanted: ActivationCheckpointing) -> Policy:
 
 
 class Fitting:
-    """Of one training. `loss_of(model, batch)`: the mean over the batch."""
+    """Memory fit of one training. `loss_of(model, batch)` returns the mean loss over the batch."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Fitting:
         self._sized = settings.micro_batch_size == AUTO
         self._exact = settings.deterministic
         self.before: int | None = None
-        """Samples of a micro-batch in the attempt before, whose order of sums is kept where it fits."""
+        """Micro-batch size of the previous attempt. It is kept if it fits, to keep the order of sums."""
         self.room: int | None = None
-        """Bytes that the rank with the least has, where the size is found by trial."""
+        """Memory limit in bytes of the rank with the least, if the size is found by trial."""
         self.room_before: int | None = None
         self._fitted = False
         self._tried: Policy | None = None
-        """While policies are tried."""
+        """The policy on trial."""
         self._batches = source if isinstance(source, Batches) else None
         if (self._sized or self.policy.auto) and self._batches is None:
             raise ConfigurationError(
@@ -87,7 +87,12 @@ class Fitting:
             )
 
     def fit(self) -> None:
-        """All ranks must call it. Raises ConfigurationError where nothing fits, and StoreError."""
+        """Finds and applies policy and size. All ranks must call it.
+
+        Raises:
+            ConfigurationError: nothing fits.
+            StoreError: the record of earlier failures cannot be read.
+        """
         most = self._most() if self._sized else None
         if self.policy.auto:
             self.policy = self._least(most)
@@ -98,7 +103,7 @@ class Fitting:
 
     @property
     def size(self) -> int | None:
-        """Samples of a micro-batch, where they are found by trial."""
+        """Samples of a micro-batch, if found by trial; else None."""
         return self._batches.plan.micro_batch_size if self._sized and self._batches is not None else None
 
     @property
@@ -107,9 +112,9 @@ class Fitting:
         return self._batches is not None
 
     def lacks_memory(self, error: BaseException) -> bool:
-        """After an error in a step: whether `shrink` is worth a try. Else this process cannot go on.
+        """Whether `shrink` may help after `error` in a step. If not, this process cannot go on.
 
-        With several ranks the others wait in a collective: see `out_of_memory`.
+        False with several ranks: the others wait in a collective, see `out_of_memory`.
         """
         if self._batches is None or not batch_size_trials.is_out_of_memory(error):
             return False
@@ -120,10 +125,15 @@ class Fitting:
         return False
 
     def out_of_memory(self, error: BaseException, step: int) -> RunError | None:
-        """What an error means that ends one of several ranks: that all start again, with less at a time.
+        """Records an error of memory that ends one of several ranks, so that all start again with less.
 
-        From the step's error on, or a trial's that all ranks were in. ConfigurationError where there is
-        nothing smaller. None: it is another error, the size is given, or there is nowhere to keep it.
+        Args:
+            error: raised in a step, or in a trial of all ranks.
+            step: optimizer steps done.
+
+        Returns:
+            The error to end with: OutOfMemory, or ConfigurationError if there is no smaller size. None if
+            `error` is another one, the size is given, or it cannot be recorded.
         """
         if (policy := self._too_much(error)) is not None:
             return self._without(policy)
@@ -146,7 +156,7 @@ class Fitting:
         )
 
     def shrink(self) -> None:
-        """Smaller micro-batches from here on. Raises ConfigurationError where there are none."""
+        """Changes to the next smaller micro-batch size. Raises ConfigurationError if there is none."""
         assert self._batches is not None
         micro = self._batches.plan.micro_batch_size
         smaller = batch_size_trials.smaller(micro, self._share)
@@ -156,7 +166,7 @@ class Fitting:
 
     # --- inside -------------------------------------------------------------------------------------
     def _too_much(self, error: BaseException) -> Policy | None:
-        """The policy that a trial of all ranks has run out of memory with, where there is another to try."""
+        """Returns the policy whose trial of all ranks ran out of memory, if there is another one to try."""
         tried = self._tried if isinstance(error, batch_size_trials.OutOfMemoryTogether) else None
         return None if tried == activation_checkpointing.STEPS[-1] else tried
 
@@ -171,7 +181,7 @@ class Fitting:
         )
 
     def _untried(self) -> list[Policy]:
-        """Policies that no trial of this job has run out of memory with. All ranks must call it."""
+        """Returns policies whose trials have not run out of memory in this job. All ranks must call it."""
         known = self._shortages.policies() if self._world.first else set()
         last = max(
             (i + 1 for i, each in enumerate(activation_checkpointing.STEPS) if str(each) in known), default=0
@@ -184,16 +194,16 @@ class Fitting:
         )
 
     def _too_large(self, error: BaseException) -> int | None:
-        """Samples of the micro-batch that a rank of several has just run out of memory with."""
+        """Returns the micro-batch size that one of several ranks has just run out of memory with."""
         if self._batches is None or not self._sized or not self._world.distributed:
             return None
         if isinstance(error, batch_size_trials.OutOfMemoryTogether):
             return error.size
-        known = self._fitted and batch_size_trials.is_out_of_memory(error)  # before, it was no step's
+        known = self._fitted and batch_size_trials.is_out_of_memory(error)  # before it, not a step
         return self._batches.plan.micro_batch_size if known else None
 
     def _most(self) -> int:
-        """The largest size that no step of this job has run out of memory with. All ranks must call it."""
+        """Returns the largest size that has not run out of memory in this job. All ranks must call it."""
         known = self._shortages.least() if self._world.first else None
         least = process_group.earliest(float(known or math.inf), self._world, self._device)
         if least > self._share:
@@ -208,9 +218,10 @@ class Fitting:
         return self._batches.plan.batch_size // self._world.size
 
     def _least(self, most: int | None) -> Policy:
-        """The least that lets the micro-batch fit: of the size that is given, else of the largest allowed.
+        """Returns the policy with the least recomputation that lets the micro-batch fit.
 
-        Of a sharded model each policy is tried from one sample up, so its order is safe there as well.
+        The micro-batch has the given size, else the largest allowed one. With a sharded model each trial
+        starts at one sample, so this order is safe there too.
         """
         assert self._batches is not None
         size = most or self._batches.plan.micro_batch_size
@@ -244,7 +255,7 @@ class Fitting:
 
     @property
     def _grown(self) -> bool:
-        """Whether there is more room than in the attempt before, and the order of sums may change for it."""
+        """Whether there is more memory than in the previous attempt, and the order of sums may change."""
         if self._exact or self.room is None or self.room_before is None:
             return False
         return self.room > GROWN * self.room_before
@@ -264,8 +275,10 @@ class Fitting:
         )
 
     def sample(self, size: int, *, start: int = 0, apart: int = 1) -> Any:
-        """A batch of every `apart`th sample of the set from `start` on, on the host; the loader's position
-        stays."""
+        """Returns a collated batch of `size` samples, on the host, without moving the loader's position.
+
+        It takes every `apart`th sample from index `start` on.
+        """
         assert self._batches is not None
         count, collate = len(self._batches.dataset), self._batches.collate or default_collate
         numbers = [(start + number * apart) % count for number in range(size)]

@@ -1,8 +1,8 @@
-"""Which micro-batch sizes a job has run out of memory with, kept in the store for its next start.
+"""Records in the store which micro-batch sizes ran out of memory, for the next start of the job.
 
-The processes that ran out are gone by then, and so may be their pod, so it is an object of the store: one for
-each size, written once, in no order. The least of them counts. Written by any rank, read by rank 0. HEAD is
-not the place: rank 0 alone writes that, and another rank may be the one that ran out. Called by `fitting`.
+By then the processes, and maybe the pod, are gone. So there is one object in the store per size, written
+once, in any order; the smallest counts. Any rank writes them, rank 0 reads them. HEAD is not used: only
+rank 0 writes it, but any rank may run out of memory.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from spottrain.storage.base import AlreadyExists, Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortages:
-    """Of one job. store: None where there is no checkpoint URI; then nothing is kept."""
+    """The record of one job. store: None without a checkpoint URI; then nothing is recorded."""
 
     store: Store | None
     job_uid: str
 
     def note(self, size: int, **facts: Any) -> bool:
-        """Whether the next start will know it: what cannot be found again is nothing to rely on.
+        """Records that `size` ran out of memory. Returns whether it can be read back for the next start.
 
-        facts: for people who read the object.
+        facts: further fields of the object, for human readers.
         """
         names = self._keep(out_of_memory_key(self._job, size), size, microBatchSize=size, **facts)
         return any(name.isdecimal() and int(name) <= size for name in names)
 
     def note_policy(self, policy: str, **facts: Any) -> bool:
-        """The same of a policy of activation checkpointing, with which no step could be tried to its end."""
+        """The same for a policy of activation checkpointing whose trial ran out of memory."""
         names = self._keep(out_of_memory_policy_key(self._job, policy), policy, policy=policy, **facts)
         return f"policy-{policy}" in names
 
     def policies(self) -> set[str]:
-        """Those that are known. Raises StoreError."""
+        """Returns the recorded policies. Raises StoreError."""
         return {name.removeprefix("policy-") for name in self._names() if name.startswith("policy-")}
 
     def _keep(self, key: str, what: object, **facts: Any) -> list[str]:
-        """The names of all that is kept, of `what` too if it can be relied on."""
+        """Writes the object and returns the names of all objects; empty if the store fails."""
         if self.store is None:
             return []
         body = json.dumps({"jobUID": self.job_uid, **facts}).encode()
         try:
-            with contextlib.suppress(AlreadyExists):  # by another rank, in the same step
+            with contextlib.suppress(AlreadyExists):  # another rank wrote it in the same step
                 self.store.put_if_absent(key, body)
             return self._names()
         except StoreError as error:
@@ -57,7 +57,7 @@ class Shortages:
             return []
 
     def least(self) -> int | None:
-        """The smallest size that was too large; None where none is known. Raises StoreError."""
+        """Returns the smallest size that was too large; None if none is recorded. Raises StoreError."""
         return min((int(name) for name in self._names() if name.isdecimal()), default=None)
 
     def _names(self) -> list[str]:
@@ -68,5 +68,5 @@ class Shortages:
 
     @property
     def _job(self) -> str:
-        """A UID may hold whatever a script's file name does."""
+        """The job's part of the key: a hash, because a UID may contain any character of a file name."""
         return hashlib.sha256(self.job_uid.encode()).hexdigest()[:16]

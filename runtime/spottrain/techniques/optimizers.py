@@ -1,15 +1,14 @@
-"""Optimizers by name, so that a manifest can choose one: adamw, sgd, adafactor. Called before the first step.
+"""Makes optimizers by name, so that a manifest can choose one: adamw, sgd, adafactor.
 
     optimizer = optimizers.make("adamw", model.parameters(), learning_rate=3e-4, weight_decay=0.1)
     optimizer = optimizers.rebuilt(optimizer, "sgd", learning_rate=0.1, momentum=0.9)
 
-Facts of torch 2.15. Without `fused=` AdamW and SGD take the foreach kernels on a GPU and a loop over the
-parameters on a CPU; fused kernels, one launch for many tensors, must be asked for. torch checks a device or a
-dtype they do not have at the first step only, so `make` tries one step on a tensor of one element of each
-device and dtype there is. Adafactor has no fused kernel. Fused and unfused differ in the last bits, so which
-one it is goes into the parameter groups, and a checkpoint's holds after a resume. `zero_grad` sets gradients
-to None unless told otherwise (since 2.0): memory is given back, and an absent gradient is no gradient of
-zero.
+Facts of torch 2.15: Without `fused=`, AdamW and SGD use foreach kernels on a GPU and a loop over parameters on
+a CPU. Fused kernels, one launch for many tensors, are opt-in. torch reports an unsupported device or dtype
+only at the first step, so `make` tries a step on a tensor of one element for each device and dtype. Adafactor
+has no fused kernel. Fused and unfused kernels differ in the last bits. So the choice is in the parameter
+groups, and a checkpoint's choice holds after a resume. `zero_grad` sets gradients to None by default (since
+2.0): that frees memory, and optimizers skip such parameters, unlike those with a gradient of zero.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from spottrain.distributed.dtensor import is_sharded
 from spottrain.errors import ConfigurationError
 
 SAID: Final = "said"
-"""Of a parameter group: which settings the manifest has said, and how."""
+"""Key in a parameter group: the settings that the manifest gave, with their values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A torch optimizer, and what torch calls each of our hyper-parameters."""
+    """A torch optimizer, and torch's names of our hyperparameters."""
 
     make: type[torch.optim.Optimizer]
     words: Mapping[str, str]
@@ -57,7 +56,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 
 UNFUSED: Final = ("foreach", "differentiable")
-"""Options that torch refuses beside fused kernels."""
+"""Options that torch refuses together with fused kernels."""
 
 Parameters = Iterable[torch.Tensor] | Iterable[Mapping[str, Any]]
 
@@ -75,13 +74,26 @@ def make(
     beta2_decay: float | None = None,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """`name` over parameters, or over groups of them as torch has them (dicts with "params").
+    """Makes an optimizer by name. A hyperparameter that is None has torch's default.
 
-    None: torch's default. adamw takes weight_decay (decoupled), betas, epsilon; sgd weight_decay (added to
-    the gradient), momentum, nesterov; adafactor weight_decay (decoupled), beta2_decay, and its
-    `learning_rate` is the upper limit of a step relative to the weights' size: torch's own default is 0.01.
-    fused: None: where torch can; False: not, for bits equal to those of a run without it.
-    Raises ConfigurationError: an unknown name, or a hyper-parameter that the optimizer does not have.
+    Args:
+        name: "adamw", "sgd" or "adafactor".
+        parameters: tensors, or torch's parameter groups (dicts with "params").
+        learning_rate: learning rate. For adafactor it is the upper limit of a step relative to the size of
+            the weights; torch's default is 0.01.
+        weight_decay: for all three; sgd adds it to the gradient, the others decouple it.
+        momentum: for sgd.
+        nesterov: for sgd.
+        betas: for adamw.
+        epsilon: for adamw.
+        beta2_decay: for adafactor.
+        fused: True: required; None: if torch supports it; False: no, for the same bits as unfused runs.
+
+    Returns:
+        The torch optimizer.
+
+    Raises:
+        ConfigurationError: the name is not known, the optimizer lacks a hyperparameter, or torch refuses one.
     """
     given = {
         "weight_decay": weight_decay,
@@ -103,7 +115,7 @@ def _made(
     *,
     fused: bool | None,
 ) -> torch.optim.Optimizer:
-    """words: torch's."""
+    """words: hyperparameters by torch's names."""
     kind = _kind(name)
     unfit = next((key for key in UNFUSED for each in (words, *groups) if each.get(key)), None)
     takes = _fused(kind, name, groups, fused, unfit)
@@ -117,16 +129,25 @@ def _made(
 
 
 def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.optim.Optimizer:
-    """The optimizer that a manifest asks for, over the parameter groups of the script's, in their order.
+    """Makes the manifest's optimizer over the parameter groups of the script's optimizer, in their order.
 
-    hyper: as of `make`; learning_rate may be absent where the kind stays the same, for a rate of AdamW means
-    nothing to SGD. If the kind stays, so does every option of the script's that is not said anew; if it
-    changes, `maximize` alone. Groups keep what sets them apart: the ratio of their rate to the script's rate,
-    and, if the kind stays, each setting that differs from the script's default; if it changes, a weight decay
-    of 0 (biases and norms) and `maximize`. Fused it is as with `make`, but not where the script's says
-    fused=False, or has foreach or differentiable, which torch refuses beside it.
-    A schedule must be made after this, for one of torch's keeps the old optimizer. Raises ConfigurationError,
-    also where the script's optimizer has made a step or has a torch schedule.
+    If the kind stays the same, options of the script that are not given again stay; else only `maximize`.
+    Each group keeps the ratio of its rate to the script's rate. If the kind stays the same, it also keeps each
+    setting that differs from the script's default; else only a weight decay of 0 (biases and norms) and
+    `maximize`. Fused kernels are chosen as in `make`, but not if the script's optimizer has fused=False,
+    foreach or differentiable. Make torch schedules after this call: they reference their optimizer.
+
+    Args:
+        optimizer: the script's optimizer, before its first step.
+        name: "adamw", "sgd" or "adafactor".
+        hyper: hyperparameters as of `make`. learning_rate is required if the kind changes, because a rate of
+            AdamW does not suit SGD.
+
+    Returns:
+        The new optimizer.
+
+    Raises:
+        ConfigurationError: as of `make`; or the script's optimizer has made a step or has a torch schedule.
     """
     kind = _kind(name)
     same = type(optimizer) is kind.make
@@ -152,11 +173,15 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
 
 
 def hold(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
-    """What the manifest says of these settings of its groups holds where a checkpoint was told another.
+    """Makes settings of the manifest override those of a checkpoint, if the manifest has changed since.
 
-    names: torch's. What was said is kept in the groups' state, so what is said again as it was changes
-    nothing: a schedule, or the script, may have moved a setting since. "lr" is the checkpoint's where a torch
-    LRScheduler is there, which has a state of its own. An override is told when a state is loaded.
+    The manifest's values are stored in the parameter groups. If they are the same as at the save, nothing is
+    overridden, because a schedule or the script may have changed a setting since. With a torch LRScheduler,
+    which has its own state, "lr" stays the checkpoint's. Overrides are logged when a state is loaded.
+
+    Args:
+        optimizer: its current group settings are the manifest's.
+        names: settings, by torch's names.
     """
     if not names:
         return
@@ -200,8 +225,8 @@ def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 def _options(defaults: Mapping[str, Any], kind: Kind, *, same: bool) -> dict[str, Any]:
-    """The script's own, as torch's constructor takes them: not all of its defaults are arguments. What says
-    whether the loss is to fall or to rise has the same meaning in each kind."""
+    """Returns the script's options that the constructor accepts; not all defaults are arguments. If the kind
+    changes, only `maximize` stays, which means the same for each kind."""
     taken = set(inspect.signature(kind.make).parameters) - {"params", "lr", "fused"}
     taken &= set(defaults) if same else {"maximize"}
     return {name: value for name, value in defaults.items() if name in taken}
@@ -230,7 +255,7 @@ def _carried(
 
 
 def _own(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Whether a group has it for itself."""
+    """Whether the group's value differs from the optimizer's default."""
     return key not in defaults or value != defaults[key]
 
 
@@ -251,7 +276,7 @@ def _translated(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
-    """As torch's, with the parameters in lists: they are walked through more than once."""
+    """Returns torch's parameter groups, with the parameters in lists, as they are iterated repeatedly."""
     given: list[Any] = list(parameters)
     if not given:
         raise ConfigurationError(f"the optimizer {name} is given no parameters: give it model.parameters()")
@@ -273,7 +298,7 @@ def _listed(parameters: Any) -> list[torch.Tensor]:
 def _fused(
     kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None, unfit: str | None
 ) -> bool | None:
-    """Whether to ask torch for its fused kernels. Tells why not. unfit: an option that rules them out."""
+    """Returns whether to use fused kernels, and logs why not. unfit: an option that excludes them."""
     why = "not asked for: its bits differ" if wanted is False else None
     why = why or (unfit and f"{unfit} is asked for, and torch refuses both")
     why = why if kind.fuses else f"torch has no fused {name}"
@@ -285,7 +310,7 @@ def _fused(
 
 
 def _places(groups: list[dict[str, Any]]) -> list[tuple[torch.device, torch.dtype]]:
-    """Each device and dtype of the parameters, once, in their order. Of a DTensor: of its part here."""
+    """Returns the distinct devices and dtypes of the parameters; of a DTensor those of the local part."""
     return list(dict.fromkeys((_device(p), p.dtype) for group in groups for p in group["params"]))
 
 
@@ -294,7 +319,7 @@ def _device(parameter: torch.Tensor) -> torch.device:
 
 
 def _refusal(kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
-    """None where a fused step on one number works there."""
+    """Tries a fused step on a tensor of one element. Returns why it fails, or None."""
     try:
         probe = torch.nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
         probe.grad = torch.zeros_like(probe)

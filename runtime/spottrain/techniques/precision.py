@@ -1,6 +1,6 @@
-"""Number formats of a step: which one a device is good at, and the loop's part of it. Called by `trainer`.
+"""Mixed precision: chooses the number format for a device, and does what each format needs in a step.
 
-For a loop of one's own, with the order of things that each format needs in one place:
+For a custom loop:
 
     amp = Amp("auto", device)
     with amp.autocast():
@@ -8,7 +8,7 @@ For a loop of one's own, with the order of things that each format needs in one 
     amp.backward(loss)
     amp.step(optimizer, clip_grad_norm=1.0, scheduler=scheduler)
 
-Its state is kept by `spottrain.Run(..., scaler=amp)`.
+`spottrain.Run(..., scaler=amp)` checkpoints its state.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from spottrain.techniques.accumulation import joined
 AUTO: Final = "auto"
 NAMES: Final = ("bf16", "fp16", "fp32", "tf32")
 CPU_BF16: Final = ("avx512_bf16", "amx_bf16", "sve_bf16")
-"""Of `torch.cpu.get_capabilities()`; a name that a platform does not have is absent there (torch 2.15)."""
+"""Keys of `torch.cpu.get_capabilities()`, of which each platform has only some (torch 2.15)."""
 LEAST_SCALE: Final = 2.0**-14
-"""Thirty overflows in a row from torch's first scale, 2^16, on."""
+"""Smallest loss scale: thirty halvings of torch's initial scale, 2^16."""
 AMPERE: Final = (8, 0)
 """CUDA compute capability with bf16 and TF32 in hardware. Below, torch emulates bf16 by fp32, and
 `torch.cuda.is_bf16_supported()` says True all the same (torch 2.15)."""
@@ -41,7 +41,7 @@ AMPERE: Final = (8, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:
-    """What a device has in hardware."""
+    """Hardware capabilities of a device."""
 
     type: str
     name: str
@@ -50,7 +50,7 @@ class DeviceFacts:
 
 
 def facts_of(device: torch.device) -> DeviceFacts:
-    """Read from torch. ROCm: bf16 on all that torch supports, TF32 from the MI300 on."""
+    """Queries torch for the capabilities of `device`. ROCm: bf16 on all GPUs, TF32 from the MI300 on."""
     if device.type == "cuda":
         ampere = torch.cuda.get_device_capability(device) >= AMPERE
         rocm = torch.version.hip is not None
@@ -65,46 +65,46 @@ def facts_of(device: torch.device) -> DeviceFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """Weights, their gradients and the optimizer's state are fp32 in each; `dtype` is what a forward pass
-    computes in where `torch.autocast` holds it safe."""
+    """A number format. Weights, gradients and optimizer state are fp32 in each of them."""
 
     name: str
     dtype: torch.dtype | None = None
+    """What the forward pass computes in, where `torch.autocast` considers it safe; None: fp32."""
     needs_scaler: bool = False
-    """fp16 has 5 exponent bits: its smallest number is 6e-8, and a gradient below 3e-8 becomes 0 unless the
-    loss is scaled up."""
+    """Whether the loss must be scaled. fp16 has 5 exponent bits: its smallest number is 6e-8, so gradients
+    below 3e-8 become 0."""
 
     def apply(self) -> None:
-        """Sets, for the process, whether fp32 matrix products and convolutions may be done in TF32.
+        """Sets for the process whether fp32 matrix products and convolutions may use TF32.
 
-        With "fp32" neither may; torch leaves convolutions of cuDNN in TF32 unless told otherwise. With
-        "tf32" both may. bf16 and fp16 leave both as they are. A script's setting that this changes is told.
+        "fp32" forbids it for both, although cuDNN convolutions use TF32 by default in torch. "tf32" allows it
+        for both. bf16 and fp16 change nothing. If this overrides a setting of the script, it logs that.
 
-        `torch.set_float32_matmul_precision` is used because it sets the old flags and the new ones alike:
-        after "tf32" was assigned to `torch.backends.cuda.matmul.fp32_precision` or
-        `torch.backends.fp32_precision` alone, reading `torch.backends.cuda.matmul.allow_tf32` or calling
-        `torch.get_float32_matmul_precision()` raises RuntimeError, here and in libraries (torch 2.15).
+        `torch.set_float32_matmul_precision` sets the old and the new flags consistently. Assigning "tf32" to
+        `torch.backends.cuda.matmul.fp32_precision` or `torch.backends.fp32_precision` alone breaks code that
+        uses the old ones: reading `torch.backends.cuda.matmul.allow_tf32` or calling
+        `torch.get_float32_matmul_precision()` then raises RuntimeError (torch 2.15).
         """
         if self.dtype is not None:
             return
         tf32 = self.name == "tf32"
         before = torch.backends.cuda.matmul.fp32_precision
-        if before not in ("none", "tf32" if tf32 else "ieee"):  # none: the script has said nothing
+        if before not in ("none", "tf32" if tf32 else "ieee"):  # none: not set by the script
             log.event("override", setting="float32 matmul", ours=self.name, script=before)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
-        cudnn: Any = torch.backends.cudnn  # its kinds of operations are not in its annotations
+        cudnn: Any = torch.backends.cudnn  # its annotations lack conv and rnn
         for each in (cudnn.conv, cudnn.rnn):
-            if not tf32 and each.fp32_precision == "tf32":  # by a setting above it, which allow_tf32 leaves
+            if not tf32 and each.fp32_precision == "tf32":  # from a setting that allow_tf32 keeps
                 each.fp32_precision = "ieee"
         log.event("precision", name=self.name, matmul=torch.get_float32_matmul_precision(), conv_tf32=tf32)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Around forward pass and loss, not around backward."""
+        """Returns the autocast context for forward pass and loss; backward stays outside."""
         return nullcontext() if self.dtype is None else torch.autocast(device.type, dtype=self.dtype)
 
     def scaler(self, device: torch.device) -> torch.amp.GradScaler:
-        """One that does nothing, and has no state, unless it is needed."""
+        """Returns a GradScaler, disabled and without state unless the format needs it."""
         return torch.amp.GradScaler(device.type, enabled=self.needs_scaler)
 
 
@@ -119,12 +119,23 @@ _KINDS: Final = {
 def choose(
     wanted: str, device: torch.device, facts: DeviceFacts | None = None, *, world: World | None = None
 ) -> Precision:
-    """What is wanted; "auto" is bf16 where the hardware of all ranks has it, else fp16 where all are GPUs,
-    else fp32: ranks in different formats would average scaled gradients with others.
+    """Chooses a format. With "auto" and several ranks, all must call it.
 
-    With "auto" and several ranks all must call it. world: None: of torch's process group, where there is one.
-    `facts`: of the device, where they are known. What the device is bad at is told as advice, and done; what
-    fp16 needs of the loop is told too. Raises ConfigurationError.
+    "auto" is bf16 if the hardware of all ranks has it, else fp16 if all are GPUs, else fp32. All ranks get
+    the same format, because otherwise scaled and unscaled gradients would be averaged. A format that the device
+    is slow in is used, with an advice in the log.
+
+    Args:
+        wanted: "auto", "bf16", "fp16", "fp32" or "tf32".
+        device: where the model is.
+        facts: capabilities of the device; None: queried.
+        world: rank and number of ranks; None: those of torch's process group, if there is one.
+
+    Returns:
+        The format.
+
+    Raises:
+        ConfigurationError: `wanted` is not known.
     """
     if wanted not in (AUTO, *NAMES):
         raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
@@ -145,7 +156,7 @@ def choose(
 
 
 def agreed(wanted: str, device: torch.device, world: World) -> Precision:
-    """As `choose`, for ranks that all call it: where a script wants a format by rank it is refused."""
+    """Like `choose`, but raises ConfigurationError if ranks want different formats. All must call it."""
     if wanted in (AUTO, *NAMES):
         mine = (AUTO, *NAMES).index(wanted)
         first, last = (each * round(process_group.earliest(each * mine, world, device)) for each in (1, -1))
@@ -170,7 +181,7 @@ def _of_all(facts: DeviceFacts, device: torch.device, world: World) -> str:
 
 
 def doubt(name: str, facts: DeviceFacts) -> str | None:
-    """Why this format is not the one for that device, as a sentence; None where it is."""
+    """Returns why format `name` is a bad choice for the device, as a sentence; None if it is not."""
     match name:
         case "fp16" if facts.bf16:
             return (
@@ -191,7 +202,7 @@ def doubt(name: str, facts: DeviceFacts) -> str | None:
 
 
 def doubt_without_scaler(precision: Precision) -> str | None:
-    """What fp16 needs, and who sees to it. None where nothing is needed."""
+    """Returns what fp16 needs of the loop, as a sentence; None for other formats."""
     if not precision.needs_scaler:
         return None
     return (
@@ -202,11 +213,20 @@ def doubt_without_scaler(precision: Precision) -> str | None:
 
 
 def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bool:
-    """The optimizers' step, and the next loss scale, once for all of them; whether all weights moved.
+    """Steps the optimizers, and updates the loss scale once for all of them.
 
-    fp16 leaves a step out whose gradients overflowed: what follows the weights, as a torch schedule and an
-    average do, is then left out too. To know it costs a wait for the device, with fp16 alone.
-    Raises TrainingFailed where no scale is small enough.
+    fp16 skips a step whose gradients overflowed; then skip schedulers and weight averages too. Only with fp16
+    it waits for the device.
+
+    Args:
+        scaler: scaler of the loss; it may be disabled.
+        optimizers: all that the backward pass made gradients for.
+
+    Returns:
+        Whether all optimizers stepped.
+
+    Raises:
+        TrainingFailed: gradients overflow even at the smallest loss scale.
     """
     if not scaler.is_enabled():
         for optimizer in optimizers:
@@ -217,7 +237,7 @@ def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bo
         scaler.step(optimizer)
     scaler.update()
     after = scaler.get_scale()
-    if after >= before:  # lowered by an overflow alone
+    if after >= before:  # only an overflow lowers it
         return True
     log.event("step-skipped", why="gradients overflowed in fp16", scale=after)
     if after < LEAST_SCALE:
@@ -229,11 +249,17 @@ def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bo
 
 
 class Amp:
-    """Mixed precision for a loop of one's own; with each format the loop is the same.
+    """Mixed precision for a custom loop; the loop is the same for every format.
 
-    precision: a name, or what `choose` gave; "auto" is what all ranks are good at, so with several all must
-    make it, at the same place, after torch's process group is there. device: where the model is.
-    Its state is the loss scale: give it to `spottrain.Run(scaler=...)`. Raises ConfigurationError.
+    Its state is the loss scale: pass it to `spottrain.Run(scaler=...)`.
+
+    Args:
+        precision: "auto", "bf16", "fp16", "fp32", "tf32", or a `Precision`. "auto" is a collective: make it
+            on all ranks, after torch's process group is initialised.
+        device: where the model is.
+
+    Raises:
+        ConfigurationError: the format is not known, or "auto" comes before the process group.
     """
 
     def __init__(self, precision: Precision | str, device: torch.device | str) -> None:
@@ -244,14 +270,18 @@ class Amp:
         self.precision.apply()
         self.scaler = self.precision.scaler(self.device)
         self._stepped: bool | None = None
-        """Since the last `backward`; None: the loop calls another one."""
+        """Whether `step` was called since the last `backward`; None: the loop does not call `backward`."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Around forward pass and loss, not around `backward`."""
+        """Returns the autocast context for forward pass and loss; `backward` stays outside."""
         return self.precision.autocast(self.device)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """`loss`: scalar; divided by the number of micro-batches, where there are several."""
+        """Scales the loss and runs the backward pass.
+
+        Args:
+            loss: scalar tensor, already divided by the number of micro-batches.
+        """
         self._stepped = False
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
@@ -263,14 +293,24 @@ class Amp:
         clip_grad_norm: float | None = None,
         scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     ) -> bool:
-        """Unscales, clips, steps, and clears the gradients: in this order, and the scheduler last.
+        """Unscales and clips the gradients, steps, clears the gradients, and steps the schedulers.
 
-        optimizer: all whose gradients the backward pass has made, in one call, for the next loss scale is
-        found by it: `amp.step([a, b], scheduler=[c, d])`. parameters: whose gradients are clipped together;
-        those of the optimizers if None.
-        Whether the weights moved: fp16 leaves the step of an optimizer out whose gradients overflowed, and
-        every scheduler then stays too. To know it costs a wait for the device, with fp16 alone.
-        Raises ConfigurationError at a second call after one `backward`, with a scaler.
+        fp16 skips the step of an optimizer whose gradients overflowed, and then all schedulers. Only with
+        fp16 it waits for the device.
+
+        Args:
+            optimizer: all optimizers that the backward pass made gradients for, in one call, because it also
+                updates the loss scale: `amp.step([a, b], scheduler=[c, d])`.
+            parameters: parameters whose gradients are clipped together; None: those of the optimizers.
+            clip_grad_norm: maximum norm of the gradients; None: no clipping.
+            scheduler: schedulers to step after the optimizers.
+
+        Returns:
+            Whether all optimizers stepped.
+
+        Raises:
+            ConfigurationError: the second call after one `backward`, with a scaler.
+            TrainingFailed: gradients overflow even at the smallest loss scale.
         """
         if self._stepped and self.scaler.is_enabled():
             raise ConfigurationError(
@@ -281,7 +321,7 @@ class Amp:
         optimizers = _listed(optimizer)
         if clip_grad_norm is not None:
             for each in optimizers:
-                self.scaler.unscale_(each)  # else the limit would be on gradients times the scale
+                self.scaler.unscale_(each)  # else the limit applies to scaled gradients
             torch.nn.utils.clip_grad_norm_(_all(optimizers, parameters), clip_grad_norm)
         moved = step(self.scaler, *optimizers)
         for each in optimizers:
@@ -291,11 +331,11 @@ class Amp:
         return moved
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty where no scaler is needed."""
+        """Returns the scaler's state; empty if the format needs no scaler."""
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A state saved in a format without scaler leaves the initial scale, and says so."""
+        """Restores the scaler. With an empty state it keeps the initial scale, and logs that."""
         if self.precision.needs_scaler and not state:
             log.event("loss-scale", source="initial", scale=self.scaler.get_scale())
             return
@@ -303,7 +343,7 @@ class Amp:
 
 
 def _require_group() -> None:
-    """Where there are ranks that have not joined yet, each would choose alone. Raises ConfigurationError."""
+    """Raises ConfigurationError before the process group exists: each rank would choose for itself."""
     if World.from_env(os.environ).distributed and not joined().distributed:
         raise ConfigurationError(
             'Amp("auto") asks all ranks what they are good at, and they have not joined: make it after '

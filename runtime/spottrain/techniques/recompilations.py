@@ -1,12 +1,11 @@
-"""How often torch.compile has compiled in this process. Called by the loop at each line; costs a look-up.
+"""Counts the compilations of torch.compile in this process, at the cost of a dictionary look-up.
 
-Dynamo counts by itself (torch 2.15: `torch._dynamo.utils.counters`, "stats" -> "unique_graphs", and
-`compilation_time_metrics`, seconds by part). Nothing is imported where nothing was compiled.
+Dynamo keeps the counters (torch 2.15: `torch._dynamo.utils.counters`, "stats" -> "unique_graphs", and
+`compilation_time_metrics`, seconds by phase). Without a compilation nothing is imported.
 
-A first change of a shape is one more compilation, after which Dynamo takes that size as a variable
-(`dynamic=None`, the default): that is no recompiling. With `dynamic=False`, or where a guard is on a Python
-number, each value compiles anew, eight times by default (`torch._dynamo.config.recompile_limit`); from then
-on the frame quietly runs uncompiled.
+The first change of a shape compiles once more; then Dynamo treats that size as dynamic (`dynamic=None`, the
+default). With `dynamic=False`, or a guard on a Python number, each new value compiles again, up to eight
+times (`torch._dynamo.config.recompile_limit`). After that the frame silently runs uncompiled.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compilations:
-    """So far, in this process."""
+    """Number and seconds of compilations in this process so far."""
 
     count: int = 0
     seconds: float = 0.0

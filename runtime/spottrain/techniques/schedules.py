@@ -1,7 +1,7 @@
-"""The learning rate over the steps. Used by `trainer`; `scheduler` is for loops of one's own.
+"""Learning rate schedules. `lr_schedule` makes one for a custom loop.
 
-The usual ones are pure functions of the step, so they have no state but the base rates; a torch LRScheduler
-is taken as well, with its own state.
+`constant` and `cosine` are pure functions of the step; their only state is the base rates. A torch
+LRScheduler also works, with its own state.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from spottrain.core import log
 from spottrain.errors import ConfigurationError
 
 FLOOR: Final = 0.1
-"""Share of the base rate at which the cosine ends."""
+"""Final value of the cosine, as a share of the base rate."""
 
 Shape = Callable[[int], float]
-"""Factor on the base learning rate for the step about to be done, counted from 0."""
+"""Step about to be done, counted from 0 -> factor on the base learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,21 +59,33 @@ def lr_schedule(
     total_steps: int,
     said_anew: bool = False,
 ) -> LambdaLR:
-    """For a loop of one's own, the same rates as `Trainer`'s: cosine or constant, or a function of the step.
+    """Makes a schedule for a custom loop, with the same rates as `Trainer`.
 
-    Call its step() after each optimizer step, and give it to `spottrain.Run(scheduler=...)`.
-    said_anew: whether the optimizer's rates hold against those of a checkpoint, which were said before.
-    `techniques.lr_scaling.warmup_steps` makes steps of epochs or of a fraction. Raises ConfigurationError.
+    Call its `step()` after each optimizer step, and pass it to `spottrain.Run(scheduler=...)`.
+
+    Args:
+        optimizer: its current learning rates are the base rates.
+        kind: "cosine", "constant", or a function: step, counted from 0 -> factor on the base rates.
+        warmup_steps: optimizer steps of linear warm-up; ignored with a function. `lr_scaling.warmup_steps`
+            converts epochs or a share of the run.
+        total_steps: optimizer steps of the run.
+        said_anew: whether the optimizer's current rates override those of a checkpoint.
+
+    Returns:
+        A torch LRScheduler.
+
+    Raises:
+        ConfigurationError: the kind is not known, or the warm-up is not shorter than the run.
     """
     factor: Shape = (
         kind if callable(kind) else shape(kind, warmup_steps=warmup_steps, total_steps=total_steps)
     )
-    # A function of Python's own, for of any other callable torch would want to save a __dict__.
+    # A plain function: of any other callable torch saves the __dict__.
     return _Rates(optimizer, lambda step: _finite(factor(step), step), said_anew=said_anew)
 
 
 class _Rates(LambdaLR):
-    """As `Schedule` it says whose rates hold after a resume. Restored after the optimizer."""
+    """A LambdaLR with the `said_anew` of `Schedule`. Restore the optimizer before it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Shape, *, said_anew: bool) -> None:
         self._said_anew = said_anew
@@ -99,9 +111,15 @@ class _Rates(LambdaLR):
 
 
 class Schedule:
-    """Sets the rates before each step (a shape), or lets a torch scheduler do so after it.
+    """Sets the rates before each step by a function, or steps a torch LRScheduler after it.
 
-    said_anew: whether the optimizer's rates hold against those of a checkpoint, which were said before.
+    Args:
+        optimizer: its current learning rates are the base rates.
+        kind: a function from the step to a factor, or a torch LRScheduler over the same optimizer.
+        said_anew: whether the optimizer's current rates override those of a checkpoint.
+
+    Raises:
+        ConfigurationError: `kind` is a ReduceLROnPlateau, or is not callable.
     """
 
     def __init__(
@@ -120,12 +138,14 @@ class Schedule:
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
 
     def before_step(self, step: int) -> None:
+        """Sets the rates for step `step`, counted from 0. Does nothing with a torch LRScheduler."""
         if not isinstance(self._kind, LRScheduler):
             factor = _finite(self._kind(step), step)
             for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * factor
 
     def after_step(self) -> None:
+        """Steps the torch LRScheduler, if there is one."""
         if isinstance(self._kind, LRScheduler):
             self._kind.step()
 
@@ -136,26 +156,28 @@ class Schedule:
 
     @property
     def warmup_steps(self) -> int:
-        """0 where it cannot be told."""
+        """Optimizer steps of the warm-up; 0 if not known."""
         return self._kind.warmup_steps if isinstance(self._kind, Usual) else 0
 
     @property
     def kind(self) -> str:
-        """By which a checkpoint's is compared: what a function does cannot be told."""
+        """Name that is compared with the checkpoint's. All functions have the same one."""
         if isinstance(self._kind, LRScheduler):
             return f"LRScheduler {type(self._kind).__name__}"
         return self._kind.name if isinstance(self._kind, Usual) else "function"
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns kind, base rates and the state of the torch LRScheduler."""
         torch_state = self._kind.state_dict() if isinstance(self._kind, LRScheduler) else {}
         return {"kind": self.kind, "base": list(self._base), "torch": torch_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The checkpoint's rates hold, unless this attempt's were said anew.
+        """Restores the state. The checkpoint's rates hold, unless `said_anew`.
 
-        Raises ValueError where it is of a schedule of another kind.
+        Raises:
+            ValueError: the state is of another kind of schedule.
         """
-        saved = state.get("kind", self.kind)  # what was saved before there was a kind is taken
+        saved = state.get("kind", self.kind)  # older states have no kind
         if saved != self.kind:
             raise ValueError(f"the checkpoint has {saved}, the script {self.kind}")
         if state["base"] != self._base:
@@ -173,7 +195,7 @@ def _unknown(given: object) -> ConfigurationError:
 
 
 def _finite(factor: object, step: int) -> float:
-    """The script's function may return anything; of NaN the weights would die without a word."""
+    """Converts the result of the script's function to a finite float; else raises ConfigurationError."""
     try:
         number = math.nan if isinstance(factor, str) else float(factor)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -187,7 +209,7 @@ def _finite(factor: object, step: int) -> float:
 
 
 def _set(group: dict[str, Any], name: str, value: float) -> None:
-    """A rate that is a tensor stays that one: a compiled step, or a CUDA graph, holds it."""
+    """Updates tensor values in place: a compiled step or a CUDA graph references the tensor."""
     if isinstance(group.get(name), torch.Tensor):
         group[name].fill_(value)
     else:
@@ -200,5 +222,5 @@ def _tell_rates(saved: list[float], now: list[float], *, said_anew: bool) -> Non
 
 
 def _rates(base: list[float]) -> str:
-    """In full: the log cuts numbers to three decimals."""
+    """Formats the rates with all digits: the log rounds numbers to three decimals."""
     return ",".join(map(repr, base))

@@ -1,20 +1,20 @@
-"""Experiment trackers (W&B, MLflow, TensorBoard) that show one run over all attempts, and no step twice.
+"""Experiment trackers (W&B, MLflow, TensorBoard) that show one run for all attempts, each step once.
 
     trackers = Trackers([TensorBoard(folder="/data/tb")])
     trackers.begin(run_id(job_uid), resumed_step=run.global_step)
     trackers.log(run.global_step + 1, {"loss": 0.25})    # before run.step_completed()
     trackers.close()                                # done by a Run(extra={"trackers": trackers})
 
-How the attempt ended is told to W&B and MLflow: done is finished, a failure is failed, and an interruption is
-preempted (W&B) or killed (MLflow), from which the next attempt goes on with the same run.
+W&B and MLflow get the outcome of the attempt: finished, failed, or for an interruption preempted (W&B) or
+killed (MLflow). The next attempt continues the same run.
 
-An attempt that was killed has logged steps after its last checkpoint, and its successor does them again.
-TensorBoard hides the old ones (`purge_step`); W&B and MLflow are asked for the last step they have, and up
-to it nothing is sent again: there the first attempt's values stand, in deterministic mode the same ones.
+A killed attempt has logged steps after its last checkpoint, and the next attempt repeats them. TensorBoard
+hides the old values (`purge_step`). W&B and MLflow return the last step they have, and steps up to it are not
+sent again. There the first attempt's values stay; in deterministic mode both are equal.
 
-A tracker never stops nor holds up the training: each has a thread and a short queue of its own, what it
-raises is told once (`event=tracker-failed`), and after some failures in a row it is left alone. Rank 0 alone
-logs. The three are imported when they begin; that one is not installed is told when it is made.
+A tracker neither stops nor delays training. Each has its own thread and a bounded queue. Its first exception
+is logged (`event=tracker-failed`), and after `GIVE_UP` failures in a row it is no longer called. Only rank 0
+logs. The packages are imported in `begin`; a missing package raises ConfigurationError in the constructor.
 """
 
 from __future__ import annotations
@@ -38,34 +38,54 @@ from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
 QUEUED: Final = 1000
-"""Calls that wait for a tracker before further ones are dropped."""
+"""Calls that may wait for a tracker; further ones are dropped."""
 GIVE_UP: Final = 10
-"""Failures in a row after which a tracker is left alone until the next attempt."""
+"""Failures in a row after which a tracker is not called again in this attempt."""
 CLOSE_SECONDS: Final = 10.0
-"""That a tracker has to send what is queued; a notice is short, and the checkpoint is first."""
+"""Time limit to send queued calls. A preemption notice is short, and the checkpoint goes first."""
 INTERRUPTED: Final = (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST, Outcome.SUPERSEDED)
-"""Outcomes after which another attempt goes on with the run."""
+"""Outcomes after which another attempt continues the run."""
 TAG: Final = "spottrain.run"
-"""MLflow's tag with the run id."""
+"""MLflow tag that holds the run id."""
 
 
 class Tracker(Protocol):
-    """Called from one thread: `begin` once, then the rest. Whatever it raises is told and survived."""
+    """A tracker. All calls come from one thread, `begin` first. Its exceptions are logged, and training goes on."""
 
     name: str
 
     def begin(self, run_id: str, resumed_step: int) -> None:
-        """resumed_step: of the checkpoint that the attempt goes on from; 0 at a fresh start."""
+        """Opens the run.
+
+        Args:
+            run_id: id of the run, the same in all attempts.
+            resumed_step: optimizer step of the restored checkpoint; 0 at a fresh start.
+        """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Values after optimizer step `step`, counted from 1; what was logged already is not logged again."""
+        """Logs the values after an optimizer step, except those that were logged before.
+
+        Args:
+            step: optimizer step, counted from 1.
+            values: finite numbers by name.
+        """
 
     def close(self) -> None:
-        """A tracker that has a method `ended(outcome)` as well is called that just before."""
+        """Closes the run. If the tracker has a method `ended(outcome)`, it is called just before."""
 
 
 def run_id(job_uid: str) -> str:
-    """The same in all attempts of a job, in characters that W&B and a file name allow."""
+    """Makes a run id of the job's UID, which is the same in all attempts.
+
+    Args:
+        job_uid: UID of the job.
+
+    Returns:
+        At most 64 letters, digits, `_` and `-`, which W&B and file names allow.
+
+    Raises:
+        ConfigurationError: the UID has no letter or digit.
+    """
     found = re.sub(r"[^A-Za-z0-9_-]+", "-", job_uid).strip("-")[:64]
     if not found:
         raise ConfigurationError(
@@ -75,7 +95,7 @@ def run_id(job_uid: str) -> str:
 
 
 def listed(given: Sequence[Tracker] | None, where: str) -> list[Tracker]:
-    """None is none. Raises ConfigurationError, in which `where` names the argument."""
+    """Returns the trackers as a list. Raises ConfigurationError, which names the argument by `where`."""
     words = ("name", "begin", "log", "close")
     several = isinstance(given, Sequence) and not isinstance(given, str)
     if given is None or (several and all(hasattr(each, word) for each in given for word in words)):
@@ -87,9 +107,15 @@ def listed(given: Sequence[Tracker] | None, where: str) -> list[Tracker]:
 
 
 class Trackers:
-    """Several trackers as one. On other ranks than 0 it does nothing but to keep the same state.
+    """Several trackers as one. Ranks other than 0 log nothing, and only keep the same state.
 
-    world: None: by the environment, as launchers set it. Raises ConfigurationError.
+    Args:
+        trackers: the trackers; None: none.
+        world: rank and number of ranks; None: from the environment.
+        close_seconds: time limit of `close` to send queued calls.
+
+    Raises:
+        ConfigurationError: `trackers` is not a list of trackers.
     """
 
     def __init__(
@@ -108,7 +134,12 @@ class Trackers:
         self._begun = self._closed = self._late = False
 
     def begin(self, run_id: str, resumed_step: int) -> None:
-        """After the restore, before the first step."""
+        """Opens the run in all trackers. Call it after the restore and before the first step.
+
+        Args:
+            run_id: id of the run, as of the function `run_id`.
+            resumed_step: optimizer step of the restored checkpoint; 0 at a fresh start.
+        """
         if self._run and self._run != run_id:
             log.event("override", setting="tracker-run", checkpoint=self._run, script=run_id)
         self._run, self._begun = run_id, True
@@ -116,9 +147,12 @@ class Trackers:
             line.send(partial(line.tracker.begin, run_id, resumed_step))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers, or tensors of one, which are read from their device now: log where they are read anyway.
+        """Queues values for all trackers, and returns at once. All ranks must call it.
 
-        What is None or no finite number is left out. Returns at once otherwise.
+        Args:
+            step: optimizer step, counted from 1.
+            values: numbers, or tensors of one element, by name. Reading a tensor waits for its device. None,
+                NaN and infinite values are left out.
         """
         self._last, self._begun = max(self._last, step), True
         if self._closed:
@@ -128,9 +162,11 @@ class Trackers:
             line.send(partial(line.tracker.log, step, finite))
 
     def close(self, outcome: Outcome = Outcome.DONE, *, within: float = math.inf) -> None:
-        """Sends what is queued, for so long as `close_seconds`; all trackers at once. Nothing comes after.
+        """Sends queued calls, to all trackers at once, and closes them. Later calls of `log` are dropped.
 
-        outcome: of this attempt. within: seconds that there are at most, such as what is left of a notice.
+        Args:
+            outcome: outcome of this attempt.
+            within: time limit in seconds, such as the rest of a preemption notice; at most `close_seconds`.
         """
         if not self._begun or self._closed:
             return
@@ -147,11 +183,11 @@ class Trackers:
         self._late = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, the same on all ranks, which must all call `log`."""
+        """Returns plain values, the same on all ranks if all call `log`."""
         return {"run": self._run, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Before `begin`."""
+        """Restores the state. Call it before `begin`."""
         self._run, self._last = state["run"], int(state["last"])
 
 
@@ -161,7 +197,7 @@ def _number(value: Any) -> float:
 
 
 class _Line:
-    """One tracker, its thread and what waits for it."""
+    """One tracker with its thread and its queue of calls."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
@@ -181,7 +217,7 @@ class _Line:
             log.event("tracker-slow", tracker=self.tracker.name, why=why)
 
     def end(self, outcome: Outcome) -> None:
-        """Nothing is sent after this."""
+        """Queues the last calls of the tracker."""
         if hasattr(self.tracker, "ended"):
             self._queue.put(partial(self.tracker.ended, outcome))
         self._queue.put(self.tracker.close)
@@ -207,7 +243,7 @@ class _Line:
             try:
                 call()
                 self._in_a_row = 0
-            except Exception as error:  # whatever it is, the training goes on
+            except Exception as error:  # no error of a tracker may stop training
                 self._note(error)
 
     def _calls(self) -> Iterator[Callable[[], None]]:
@@ -223,25 +259,31 @@ class _Line:
 
 
 class Once:
-    """Which values of a step were not logged yet: by name, for a loss and an evaluation come one by one."""
+    """Drops values that were logged before. It tracks steps by name: loss and evaluation come in separate calls."""
 
     def __init__(self, floor: int = 0, last: Mapping[str, int] | None = None) -> None:
         self._floor = floor
         self._last = dict(last or {})
 
     def fresh(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Those of them; from now on they count as logged."""
+        """Returns the values that were not logged for `step` yet, and marks them as logged."""
         new = {name: v for name, v in values.items() if step > max(self._floor, self._last.get(name, 0))}
         self._last |= dict.fromkeys(new, step)
         return new
 
 
-# --- the three --------------------------------------------------------------------------------------
+# --- implementations --------------------------------------------------------------------------------
 class TensorBoard:
-    """Event files of all attempts in one folder, which must outlive the pod (a volume).
+    """Writes the event files of all attempts to one folder, which must outlive the pod (a volume).
 
-    TensorBoard hides events of the steps that are done again: each file begins with the step it goes on from,
-    and readers drop what older files have from there on.
+    TensorBoard hides events of repeated steps: each file starts with the step it resumes from, and readers
+    drop the events of older files from there on.
+
+    Args:
+        folder: folder of the event files.
+
+    Raises:
+        ConfigurationError: tensorboard is not installed.
     """
 
     name = "tensorboard"
@@ -265,13 +307,22 @@ class TensorBoard:
 
 
 class WandB:
-    """One run of Weights & Biases, whose id is the job's, so that each attempt resumes it (`resume="allow"`).
+    """Logs to one Weights & Biases run with the job's id, which each attempt resumes (`resume="allow"`).
 
-    W&B takes steps in rising order only and answers at a resume which comes next (`run.step`); smaller ones
-    are not sent. Offline nobody answers: there a file beside W&B's own folders keeps the last step, so that
-    both outlive the pod or neither does. What a server makes of several of these, synced later, was not
-    tested.
-    Output is not captured: the run keeps its own logs. WANDB_API_KEY and the like are W&B's own environment.
+    W&B accepts steps in rising order only, and a resume returns the next one (`run.step`); smaller steps are
+    not sent. Offline, a file beside W&B's folders stores the last step, so both outlive the pod or neither
+    does. Syncing the offline folders of several attempts later is not tested. Console output is not captured,
+    because the job has its own logs. W&B reads WANDB_API_KEY and its other variables itself.
+
+    Args:
+        project: W&B project.
+        entity: W&B entity; None: the default one.
+        mode: "online", "offline" or "disabled"; None: W&B's default.
+        folder: folder for W&B's files; None: W&B's default.
+        config: settings to show with the run.
+
+    Raises:
+        ConfigurationError: wandb is not installed.
     """
 
     name = "wandb"
@@ -309,7 +360,7 @@ class WandB:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if new := self._once.fresh(step, values):
-            if self._mark is not None:  # first: after a crash between the two a step is missing, not twice
+            if self._mark is not None:  # first: a crash in between loses a step, but repeats none
                 self._mark.write_text(str(step))
             self._run.log(new, step=step)
 
@@ -317,17 +368,25 @@ class WandB:
         self._outcome = outcome
 
     def close(self) -> None:
-        """An exit code makes a run a failed one, or, where it was marked, a preempted one."""
+        """Finishes the run. With a non-zero exit code it is failed, or preempted if it was marked."""
         if self._outcome in INTERRUPTED:
             self._run.mark_preempting()
         self._run.finish(exit_code=int(EXIT_CODE_OF[self._outcome]))
 
 
 class MLflow:
-    """One MLflow run, found by its tag `spottrain.run`. MLflow keeps whatever is logged, a step twice too, so
-    the history of each metric is read once at the beginning, and goes on after its end.
+    """Logs to one MLflow run, found by its tag `spottrain.run`.
 
-    tracking_uri: None: MLFLOW_TRACKING_URI, as MLflow has it.
+    MLflow also keeps repeated steps. So the history of each metric is read once at the start, and only later
+    steps are sent.
+
+    Args:
+        experiment: name of the experiment; it is created if it does not exist.
+        tracking_uri: MLflow server; None: MLflow's default, such as MLFLOW_TRACKING_URI.
+        config: parameters to log with the run.
+
+    Raises:
+        ConfigurationError: mlflow is not installed.
     """
 
     name = "mlflow"
@@ -372,7 +431,7 @@ class MLflow:
 
     def close(self) -> None:
         if self._outcome is Outcome.SUPERSEDED:
-            return  # the attempt that trains now has the same run
+            return  # the current attempt uses the same run
         status = "KILLED" if self._outcome in INTERRUPTED else "FAILED"
         self._client.set_terminated(self._id, status="FINISHED" if self._outcome is Outcome.DONE else status)
 

@@ -1,4 +1,4 @@
-"""The best evaluation so far, and the one whose checkpoint is kept. Used by `trainer`, alike on all ranks."""
+"""`Best`: the lowest evaluation loss so far, and that of the checkpoint kept as the best."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from spottrain.checkpoint.save import Save
 
 
 class Best:
-    """`loss`: lowest of all evaluations; `kept`: of the checkpoint that HEAD keeps as the best."""
+    """Equal on all ranks. `loss`: lowest of all evaluations; `kept`: of the checkpoint that HEAD keeps."""
 
     def __init__(self, loss: float | None = None, kept: float | None = None) -> None:
         self.loss = loss
         self._kept = kept
         self._before: float | None = None
         self._save: Save | None = None
-        """Of `_kept`, as long as it is not committed; `_before` holds until then."""
+        """Save of `_kept` until it is committed; `_before` is the value if it never is."""
 
     @property
     def kept(self) -> float | None:
-        """Asked when a save is made: that of the best so far was committed by now, or never will be."""
+        """Loss of the best checkpoint. If its save has ended without a commit, that of the one before."""
         save = self._save
         if save is not None and (save.finished.is_set() or save.abandoned):
             self._save = None
@@ -28,13 +28,13 @@ class Best:
         return self._kept
 
     def note(self, loss: float) -> bool:
-        """Whether it is better than what is kept. A loss that is no number never is."""
+        """Records a loss. Returns whether it is better than `kept`; a NaN or infinite loss never is."""
         if not math.isfinite(loss):
             return False
         self.loss = loss if self.loss is None else min(self.loss, loss)
         return self.kept is None or loss < self.kept
 
     def keep(self, loss: float, save: Callable[[], Save | None]) -> None:
-        """`save` makes the checkpoint, which holds this loss as the best."""
+        """Calls `save`, which makes the best checkpoint; its state already has `loss` as `kept`."""
         self._before, self._kept = self.kept, loss
         self._save = save()

@@ -1,4 +1,4 @@
-"""Makes what the settings ask for: early stopping, trackers; and says which settings cannot act."""
+"""Makes early stopping and trackers from the settings, checks arguments, and warns of ignored settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spottrain.training.evaluation import Evaluation
 
 
 def tell_what_cannot_act(settings: Settings, source: Source) -> None:
-    """Settings that this train_set or this schedule takes no notice of: else they would seem to hold."""
+    """Warns of settings that have no effect with this train_set or schedule."""
     loading = ("workers", "prefetch_factor", "pin_memory", "drop_last")
     given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
     if given and not isinstance(source, Batches):
@@ -42,7 +42,7 @@ def pinned(settings: Settings, device: torch.device) -> bool:
 
 
 def use_findings(evaluation: Evaluation, *, micro_batch_size: int | None, workers: int | None) -> None:
-    """Gives the evaluation the sizes that were found by trial since it was made; None: as it is."""
+    """Sets the evaluation's sizes to those found by trial; None: unchanged."""
     if micro_batch_size is not None:
         evaluation.batch_size = micro_batch_size
     if workers is not None:
@@ -50,7 +50,7 @@ def use_findings(evaluation: Evaluation, *, micro_batch_size: int | None, worker
 
 
 def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyStopping | None:
-    """more: whether the evaluation gives figures beside the loss, whose names come with it."""
+    """`more`: whether the evaluation returns further metrics, whose names are known only then."""
     wanted = settings.early_stopping
     if wanted is None:
         return None
@@ -68,7 +68,7 @@ def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyS
 
 
 def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
-    """One that is new in this attempt begins with the weights that were restored. Raises ValueError."""
+    """Restores an average; without a saved one it starts from the restored weights. Raises ValueError."""
     if saved is None:
         log.event("ema", source="the restored weights", why="the checkpoint has no average")
         ema.begin()
@@ -77,8 +77,10 @@ def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
 
 
 def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Session) -> list[Tracker]:
-    """The script's, and those of the manifest, which stand in place of its own of the same name; none on
-    other ranks than 0. Raises ConfigurationError."""
+    """Returns the trackers of script and manifest; the manifest's replace the script's of the same name.
+
+    Ranks other than 0 get none. Raises ConfigurationError.
+    """
     own = trackers_of.listed(given, "Trainer(trackers=...)")
     wanted = settings.trackers
     asked = {} if wanted is None else {each.name: getattr(wanted, each.name) for each in fields(wanted)}
@@ -89,7 +91,7 @@ def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Sessi
             log.event(
                 "override", setting=f"trackers.{each.name}", manifest=told(asked[each.name]), script="own"
             )
-    if not session.world.first:  # the others make none: its package may ask for a lock, or for an account
+    if not session.world.first:  # the package of a tracker may need a lock or an account
         return []
     return kept + [_tracker(words, settings) for words in asked.values()]
 
@@ -108,11 +110,11 @@ def _tracker(wanted: TensorBoardSpec | WandBSpec | MLflowSpec, settings: Setting
 
 
 def run_id(session: Session) -> str:
-    """Of experiment trackers: one for all attempts of a job."""
+    """Returns the id for experiment trackers: one for all attempts of a job."""
     return trackers_of.run_id(session.run.job_uid)
 
 
-# --- what Trainer is given: a mistake is a ConfigurationError --------------------------------------------
+# --- checks of Trainer's arguments; each raises ConfigurationError ---------------------------------------
 def require_kinds(model: object, optimizer: object) -> None:
     for name, value, kind in (
         ("model", model, torch.nn.Module),

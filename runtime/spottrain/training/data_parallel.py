@@ -1,4 +1,4 @@
-"""One model over several ranks: DDP for a plain model, FSDP2 for one that `shard` was called on.
+"""Data-parallel training: DDP for a plain model, FSDP2 for a model that `shard` was called on.
 
 The parameters of a sharded model are DTensors, so its optimizer must be made after `shard`.
 """
@@ -19,16 +19,22 @@ from spottrain.lifecycle.session import current
 
 
 def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) -> torch.nn.Module:
-    """Shards `model` over all ranks by FSDP2; without other ranks it stays as it is.
+    """Shards `model` in place over all ranks with FSDP2, on this rank's device. One rank: does nothing.
 
-    layers: classes of the blocks that are gathered one at a time, such as a transformer's. Call it before the
-    optimizer is made, for the parameters change:
+    Call it before you create the optimizer, because it replaces the parameters:
 
         model = spottrain.shard(GPT(), layers=[Block])
         optimizer = torch.optim.AdamW(model.parameters())
+
+    Args:
+        model: a plain torch module.
+        layers: classes of the blocks that are gathered one at a time, such as those of a transformer.
+
+    Returns:
+        `model`.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard  # not above: it is slow to import, and few need it
+    from torch.distributed.fsdp import fully_shard  # lazy: slow to import
 
     world = current().world
     if not world.distributed:
@@ -46,10 +52,10 @@ def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) 
 
 
 class Replica:
-    """The model as the loop calls it: `outer`. `module` is the plain one.
+    """The model of this rank: `outer` is the one to call, wrapped in DDP if needed; `module` the plain one.
 
-    What is trained beside the model (`trained.Together`) is no part of DDP or FSDP2: its gradients are
-    averaged, and rank 0's parameters and buffers given to all ranks, by the methods here.
+    Extra modules (`outside_parameters.ModelWithExtras`) are not part of DDP or FSDP2. The methods here
+    average their gradients, and copy rank 0's parameters and buffers to all ranks.
     """
 
     def __init__(
@@ -62,8 +68,8 @@ class Replica:
             of_first(parameter.detach(), world)
         model, sharded = self.module, any_sharded(self.module)
         if world.distributed and not sharded:
-            # After the first step DDP sorts its buckets anew, by use, and three or more ranks are then added
-            # up in another order than right after a resume; a search for unused parameters prevents it.
+            # After the first step DDP reorders its buckets by use. With three or more ranks, sums then differ
+            # from those right after a resume; find_unused_parameters prevents the reordering.
             keep_order = deterministic and world.size > 2
             self.outer = DistributedDataParallel(
                 model,
@@ -76,12 +82,12 @@ class Replica:
         return [parameter for module in self._others for parameter in module.parameters()]
 
     def give_buffers(self) -> None:
-        """Rank 0's, of what is beside the model, before each step: as DDP does with the model's."""
+        """Copies rank 0's buffers of the extra modules to all ranks, as DDP does for the model."""
         for module in self._others:
             give_buffers(module, self._world)
 
     def average_gradients(self) -> None:
-        """After the last backward pass of a step, of what is beside the model: the mean over ranks."""
+        """Averages gradients of the extra modules over ranks, after the last backward pass of a step."""
         if not self._world.distributed:
             return
         for parameter in (each for each in self._beside() if each.requires_grad):
@@ -92,7 +98,7 @@ class Replica:
 
 
 def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
-    """Scales all gradients so that their common norm is at most so much; those of FSDP2 may be among them."""
+    """Scales all gradients so that their total norm is at most `most`. Supports FSDP2 among plain ones."""
     every = list(parameters)
     sharded = [each for each in every if is_sharded(each)]
     if not sharded or len(sharded) == len(every):

@@ -1,7 +1,7 @@
-"""Means of the loss and of further metrics over an evaluation set. Called by `trainer` at a step boundary.
+"""`Evaluation`: means of the loss and of further metrics over an evaluation set.
 
-Leaves no trace in the training: the random state is put back, and the model returns to its mode. So one that
-a stop cuts short can simply be done again.
+It does not affect training: the random state and the mode of the model are restored. So an evaluation that
+a stop cuts short can be repeated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 
 @contextmanager
 def _apart(model: torch.nn.Module) -> Iterator[None]:
-    """In evaluation mode, without a trace in the random state."""
+    """Sets evaluation mode; restores modes and random state at the end."""
     before = devices.random_state()
-    modes = [(module, module.training) for module in model.modules()]  # some may be frozen on purpose
+    modes = [(module, module.training) for module in model.modules()]  # some may be in eval mode on purpose
     model.eval()
     try:
         yield
@@ -40,7 +40,7 @@ def _apart(model: torch.nn.Module) -> Iterator[None]:
 
 @dataclass(kw_only=True, slots=True)
 class Evaluation:
-    """How to evaluate; the same every time."""
+    """Evaluates a model on `dataset`, in the same order every time."""
 
     dataset: Dataset
     measure: Measure
@@ -50,28 +50,28 @@ class Evaluation:
     workers: int
     collate: Callable[[list[Any]], Any] | None
     weight: Callable[[Any], float] | None = None
-    """Over how many items a batch's loss is the mean; None: over its samples."""
+    """Returns the number of items that a batch's mean loss covers; None: its samples."""
     room: Room | None = None
-    """Against which `workers` are held; None: they are not."""
+    """Checks whether the memory suffices for `workers`; None: no check."""
     world: World = field(default_factory=World)
     until: Callable[[], float] = lambda: math.inf
-    """Unix seconds at which this rank must have ended."""
+    """Returns the Unix time, in seconds, at which this rank must have ended."""
     alive: Callable[[], None] = lambda: None
-    """Called after each batch."""
+    """Heartbeat, sent after each batch."""
     deadline: float = field(default=math.inf, init=False)
-    """The least of all ranks', where a stop cut it short."""
+    """Earliest deadline of all ranks in Unix seconds, if a stop cut the evaluation short."""
     _stream: Iterator[Any] | None = field(default=None, init=False)
-    """Of a run cut short: kept, because to end its workers takes time that the save needs."""
+    """Kept after a run is cut short: worker shutdown takes time that the save needs."""
 
     def run(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
-        """Means over the samples of the set; None when a stop cut it short."""
+        """Returns means over the samples of the set; None if a stop cut it short."""
         if self._cut(stopping):
             return None
         with _apart(model):
             return self._means(model, stopping)
 
     def names(self, model: torch.nn.Module) -> list[str]:
-        """What `run` will give a mean of, by the first batch. All ranks must call it."""
+        """Returns the names of the means that `run` returns, from one batch. All ranks must call it."""
         step = next(iter(self._plan().steps(Position())))
         with _apart(model), torch.no_grad(), self.autocast():
             batch = next(load(self.dataset, iter([step]), workers=0, collate=self.collate))
@@ -97,7 +97,7 @@ class Evaluation:
                     values = self.measure(model, devices.to_device(batch, self.device))
                 self.alive()
                 if self._heard(before):
-                    self._heard(asked)  # it may be an earlier one, and must not stay on its way
+                    self._heard(asked)  # completes the second request, maybe with an earlier deadline
                     return None
                 samples = share * step.samples
                 items = self._items(batch, samples)
@@ -105,21 +105,19 @@ class Evaluation:
                 for name, value in values.items():
                     found = torch.as_tensor(value, dtype=torch.float64, device=self.device)
                     times = items if name == "loss" else samples
-                    part = (
-                        found * times if times else torch.zeros_like(found)
-                    )  # a mean over nothing is no number
+                    part = found * times if times else torch.zeros_like(found)  # a mean over nothing is NaN
                     sums[name] = sums.get(name, 0) + part
         self._stream = None
         if asked is not None:
-            asked.result()  # all is done: a stop is the next step boundary's
+            asked.result()  # ignored: the next step boundary handles a stop
         return self._over_ranks(sums, counted)
 
     def _over_ranks(self, sums: Mapping[str, torch.Tensor], counted: float) -> dict[str, float]:
-        """All means at once: the only time that ranks, and the host, wait for what was computed."""
+        """Reduces all means at once: ranks and host synchronize here only."""
         names = sorted(sums)
         whole = torch.tensor(counted, dtype=torch.float64, device=self.device)
         every = total(torch.stack([whole, *(sums[name].reshape(()) for name in names)]), self._sharing)
-        # What ranks that each did all of it found may differ, and what they do next must not.
+        # Ranks that each evaluate the whole set may differ slightly, but must decide alike.
         of_loss, *found = of_first(every, self.world).tolist()
         count = len(self.dataset)
         return {
@@ -128,23 +126,23 @@ class Evaluation:
         }
 
     def _ask(self) -> Earliest | None:
-        """Of several ranks, whether one was told to stop: by a batch later, so that nobody waits for it."""
+        """Starts to ask all ranks for a stop. The result is read one batch later, so that no rank waits."""
         return Earliest(self.until(), self.device) if self.world.distributed else None
 
     def _heard(self, asked: Earliest | None) -> bool:
-        """Whether a stop cuts it short: for all ranks at the same batch, for a model may need them all."""
+        """Whether a stop cuts it short, at the same batch on all ranks: a model may need them all."""
         if asked is None or (found := asked.result()) == math.inf:
             return False
         self.deadline = min(self.deadline, found)
         return True
 
     def _items(self, batch: Any, samples: float) -> float:
-        """Over how many items the loss of this batch is the mean; 0 for a filler."""
+        """Returns the number of items that the mean loss of this batch covers; 0 for a filler."""
         return samples if self.weight is None or not samples else float(self.weight(batch))
 
     @property
     def _sharing(self) -> World:
-        """A set smaller than the number of ranks is evaluated by each of them, whole."""
+        """The ranks that share the set; one smaller than their number is evaluated whole by each."""
         return self.world if len(self.dataset) >= self.world.size else World()
 
     def _plan(self) -> Plan:
@@ -160,6 +158,6 @@ class Evaluation:
         )
 
     def _cut(self, stopping: Callable[[], bool]) -> bool:
-        """Whether it is not to begin: for all ranks."""
+        """Whether a stop request prevents the start, on all ranks alike."""
         self.deadline = math.inf
         return self._heard(self._ask()) if self.world.distributed else stopping()

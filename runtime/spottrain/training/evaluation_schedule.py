@@ -1,4 +1,4 @@
-"""Judges a training between steps by its evaluation set: the best, early stopping. Used by `trainer`."""
+"""`Judge`: when to evaluate, what to save as the best checkpoint, and when to stop early."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from spottrain.training.evaluation import Evaluation
 
 
 class Judge:
-    """`every`: optimizer steps between evaluations; there is always one at the end.
+    """Evaluates every `every` optimizer steps, and at the end.
 
-    evaluation: None: there is no set, and nothing is ever judged. ema: evaluated in place of the weights.
-    told: called with what an evaluation found.
+    `evaluation`: None without an evaluation set; then nothing is evaluated. `ema`: evaluated in place of the
+    weights. `told`: called with the step and the means of each evaluation.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Judge:
         self.every, self.total_steps = every, total_steps
         self.best = Best()
         self.evaluated = 0
-        """Step of the last evaluation: one that a stop cut short is done again."""
+        """Step of the last complete evaluation; one that a stop cut short is repeated."""
         self.cut = False
         """Whether a stop cut an evaluation short on all ranks."""
         self._model, self._session, self._told = model, session, told
@@ -54,14 +54,13 @@ class Judge:
 
     @property
     def enough(self) -> str:
-        """Why the training ends before its last step; "" while it does not."""
+        """Why training ends before its last step; "" if it does not."""
         return (self.stopping.reason or "") if self.stopping is not None else ""
 
     def require(self) -> None:
-        """Before an attempt's first step: whether the metric that is waited for comes, by one batch. It, and
-        what the evaluation gives, may be others than in the attempt before. For all ranks.
+        """Raises ConfigurationError if the evaluation lacks the metric of early stopping, by one batch.
 
-        Raises ConfigurationError.
+        Call it on all ranks before the first step of each attempt: both may differ from the last attempt.
         """
         stopping, evaluation = self.stopping, self.evaluation
         if stopping is not None and evaluation is not None:
@@ -73,7 +72,7 @@ class Judge:
         return self.evaluation is not None and step > 0 and due and self.evaluated != step
 
     def judge(self, step: int, keeper: Keeper) -> bool:
-        """Evaluates where it is due; whether it did, to the end or not."""
+        """Evaluates if due. Returns whether it did, even if a stop cut it short."""
         if self.evaluation is None or not self.due(step):
             return False
         self._session.board.update(state="Evaluating")
@@ -83,7 +82,7 @@ class Judge:
         with nullcontext() if self.ema is None else self.ema.applied():
             values = self.evaluation.run(self._model, lambda: self._session.interruption.stopping)
         self.cut = values is None and self._session.world.distributed
-        if self.cut:  # all ranks know, and stop here; some may not have been told themselves
+        if self.cut:  # all ranks stop here, also those without a request of their own
             self._session.interruption.stop_by(self.evaluation.deadline, "another rank")
         if values is not None:
             self._note(step, values, keeper, began)
@@ -101,7 +100,7 @@ class Judge:
         self._told(step, {f"eval_{name}": value for name, value in values.items()})
 
     def _note_best(self, loss: float, step: int, keeper: Keeper) -> None:
-        """Saves the best so far, unless an upload is under way: best is then the best that was saved."""
+        """Saves the best so far, unless an upload is under way: then the last best one stays."""
         wanted = self.best.note(loss) and self._session.run.keep_best and step < self.total_steps
         if not wanted:
             return
@@ -123,6 +122,6 @@ class Judge:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best = Best(loss=state["best"], kept=state["best_kept"])
         self.evaluated = state["evaluated"]
-        saved = state.get("stopping")  # what was saved before there was any has none
+        saved = state.get("stopping")  # missing in older checkpoints
         if self.stopping is not None and saved is not None:
             self.stopping.load_state_dict(saved)

@@ -1,8 +1,7 @@
 """Plain values in `Run(extra={...})`: numbers, tensors, dicts and lists of them, random generators.
 
-What can be changed in place (a tensor, a dict, a list, a deque, an array, a generator) is restored in place,
-so the script's own name for it stays good. A number or a string cannot be: it is read and written as
-`run.extra[name]`.
+Mutable values (tensor, dict, list, deque, array, generator) are restored in place, so the script's own
+variable stays valid. Numbers and strings are immutable: read and write them as `run.extra[name]`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SCALARS: Final = (bool, int, float, str)
 
 
 class Values(dict[str, Any]):
-    """`run.extra`: what was given by name; `read`: which of it the script has asked for."""
+    """Values of `run.extra` by name. `read`: names that the script has read or written here."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
@@ -39,7 +38,7 @@ class Values(dict[str, Any]):
 
 
 class Plain:
-    """A value under its name in `values`, the same on all ranks."""
+    """Saves and restores one entry of `values`, which is equal on all ranks."""
 
     def __init__(self, values: Values, name: str) -> None:
         self._values, self._name = values, name
@@ -48,13 +47,13 @@ class Plain:
         return {"value": _stored(self._values.get(self._name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError where it is of another kind or shape."""
+        """Raises ValueError if type or shape differ."""
         here = self._values.get(self._name)
         dict.__setitem__(self._values, self._name, _restored(here, state["value"]))
 
 
 class Generator:
-    """A random generator; each rank has its own state, and a rank that is new keeps the one it has."""
+    """Saves and restores a random generator per rank. A new rank keeps the state it has."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
@@ -73,7 +72,7 @@ class Generator:
         return {"numpy": _lists(it.get_state(legacy=False))}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """Raises KeyError or ValueError where it is of another kind."""
+        """Raises KeyError or ValueError if the generator is of another type."""
         it = self._generator
         if own is None:
             return
@@ -88,7 +87,7 @@ class Generator:
 
 
 def adapted(values: Values, name: str) -> Plain | Generator | None:
-    """What saves and restores it; None where it is nothing of this kind."""
+    """Returns an object that saves and restores the value; None if the value is not plain."""
     given = values.get(name)
     if _is_generator(given):
         return Generator(given)
@@ -115,10 +114,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _stored(value: Any) -> Any:
-    """As a checkpoint can hold it."""
+    """Returns the value in checkpoint form."""
     if isinstance(value, torch.Tensor):
         return value.detach()
-    if isinstance(value, Mapping):  # in its order, by which a script may go through it
+    if isinstance(value, Mapping):  # keeps the order, which a script may iterate in
         return {"items": [[key, _stored(item)] for key, item in value.items()]}
     if isinstance(value, list | deque):
         return [_stored(item) for item in value]
@@ -128,7 +127,7 @@ def _stored(value: Any) -> Any:
 
 
 def _restored(here: Any, saved: Any) -> Any:
-    """`saved`, in place of `here` and, where that can be changed, inside of it. Raises ValueError."""
+    """Returns `saved`, copied into `here` if that is mutable. Raises ValueError if they do not match."""
     if isinstance(here, torch.Tensor):
         return _copied(here, saved)
     if _is_array(here):
@@ -164,7 +163,7 @@ def _like(shape: Any, saved: Any) -> torch.Tensor:
 
 
 def _lists(value: Any) -> Any:
-    """The state of a generator of NumPy's without its arrays, in whose place it takes lists."""
+    """Replaces arrays in the state of a NumPy generator by lists, which it accepts too."""
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     return value.tolist() if _is_array(value) else value

@@ -1,11 +1,11 @@
-"""`spec.training` for a loop that is not `Trainer`'s: what the loop has asked for, and what nobody takes.
+"""`spec.training` for custom loops: the settings that a loop applies, and those that it ignores.
 
     s = spottrain.job_settings(batch_size=32, precision="fp32", ema_decay=None)
     loader = spottrain.data.loader(dataset, batch_size=s.batch_size)
 
-The words and the rules are `Trainer`'s (`settings.resolve`): the manifest wins, and each override is logged.
-What the script names here it says that it acts on; `loop` and `integrations` tell what the manifest sets
-beyond that, so that no setting is ignored in silence.
+Names and rules are those of `Trainer` (`core.training_settings.resolve`): the manifest wins, and each
+override is logged. Naming a setting declares that the loop applies it. Other settings of the manifest are
+logged (`advise`), so that none is ignored silently.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.training import components, optimizer_setup
 
 NAMES: Final = tuple(each.name for each in fields(Settings) if each.name != "profile")
-"""What can be asked for. A profile is made by the Run and the callbacks, which need no help."""
+"""Settings that a loop can name. The Run and the callbacks apply `profile` themselves."""
 
 
 class JobSettings:
-    """The settings that were named, as attributes, ready for the levers: `early_stopping` is a
-    `spottrain.EarlyStopping` or None, `activation_checkpointing` a `Policy`, `trackers` a
-    list for `techniques.Trackers`; the rest are numbers and words as `Trainer` has them.
+    """The named settings, as attributes.
 
-    To read one that was not named is an AttributeError: the manifest's would be taken though nobody was told.
+    `early_stopping` is a `spottrain.EarlyStopping` or None, `activation_checkpointing` a `Policy`, and
+    `trackers` a list for `techniques.Trackers`. The others are values of the arguments of `Trainer`.
+    Reading a setting that was not named raises AttributeError: it is logged as one that the loop ignores.
     """
 
     def __init__(self, settings: Settings, asked: frozenset[str], ready: dict[str, Any], run_id: str) -> None:
         self._settings, self._asked, self._ready = settings, asked, ready
         self.run_id = run_id
-        """For `Trackers.begin`: one for all attempts of the job."""
+        """Argument for `Trackers.begin`: one id for all attempts of the job."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of a copy that is being made
+        if name.startswith("_"):  # looked up by copy and pickle
             raise AttributeError(name)
         if name in self._ready:
             return self._ready[name]
@@ -72,11 +72,25 @@ class JobSettings:
         model: torch.nn.Module,
         learning_rate: float | None = None,
     ) -> torch.optim.Optimizer:
-        """The script's (or the one of that name), or what the manifest wants in its place, with the rate
-        scaled for the batch size: as far as `optimizer` and `learning_rate_scaling` are named. Make the
-        scheduler after it. What the manifest says of it holds against a checkpoint's, which is told; but the
-        rates of a torch LRScheduler that is not `make_scheduler`'s are the checkpoint's.
-        Raises ConfigurationError."""
+        """Returns the optimizer that the script or the manifest sets. Make the scheduler after it.
+
+        The manifest's optimizer replaces the script's if `optimizer` is named in `job_settings`; the
+        learning rate is scaled for the batch size if `learning_rate_scaling` is named. After a resume,
+        values set by the manifest win over the checkpoint's, and are logged. Exception: a torch LRScheduler
+        that `make_scheduler` did not make keeps the checkpoint's rates.
+
+        Args:
+            given: the script's optimizer, or its name.
+            model: provides the parameters of an optimizer given by name.
+            learning_rate: for an optimizer given by name.
+
+        Returns:
+            `given`, changed in place, or a new optimizer.
+
+        Raises:
+            ConfigurationError: a scheduler for `given` exists already, or the learning rate is missing or
+                invalid.
+        """
         groups = () if isinstance(given, str) else given.param_groups
         if "schedule" not in self._asked and any("initial_lr" in group for group in groups):
             raise ConfigurationError(
@@ -92,10 +106,22 @@ class JobSettings:
     def make_scheduler(
         self, optimizer: torch.optim.Optimizer, *, total_steps: int, steps_per_epoch: int | None = None
     ) -> LRScheduler:
-        """By `schedule` and the warm-up: step() it after each optimizer step. Make it after the optimizer.
+        """Returns a scheduler for `schedule` and the warm-up. Make it after the optimizer.
 
-        Restored by the Run, it goes on with the checkpoint's base rate, or with this attempt's where the
-        manifest says it (`optimizer.learningRate`) or it is scaled; where they differ it is told."""
+        After a resume its base rate is the checkpoint's. It is this attempt's if the manifest sets
+        `optimizer.learningRate` or the rate is scaled; a difference is logged.
+
+        Args:
+            optimizer: the result of `make_optimizer`.
+            total_steps: optimizer steps of the whole training.
+            steps_per_epoch: optimizer steps per epoch, for a warm-up in epochs.
+
+        Returns:
+            A scheduler; call its step() after each optimizer step.
+
+        Raises:
+            ConfigurationError: the warm-up is invalid.
+        """
         kind, settings = self._settings.schedule, self._settings
         if isinstance(kind, LRScheduler):
             return kind
@@ -110,13 +136,19 @@ class JobSettings:
 
 
 def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
-    """What the loop shall do: the script's own values by the names of `Trainer`'s arguments, and
-    `spec.training` of the manifest, which wins, and whose every change is logged.
+    """Returns the settings of a custom loop: the script's own values, overridden by `spec.training`.
 
-    Name all that the loop acts on. A warm-up may be named in one unit and is then asked for in all three;
-    with `epochs` goes `max_steps`, at which the Run ends it where the manifest has it. `optimizer` is what
-    `make_optimizer` is given. `deterministic` takes effect here. Call it before the Run, or the library's
-    Trainer, is made. Raises ConfigurationError.
+    Name every setting that the loop applies; each override by the manifest is logged. Call it before you
+    create the Run, or the library's Trainer. `deterministic` takes effect here.
+
+    Args:
+        session: the process's own session by default.
+        **own: the script's values, by argument names of `Trainer`. A warm-up named in one unit covers all
+            three. `epochs` also covers `max_steps`: the Run then ends training at the manifest's maxSteps.
+            `optimizer` is the value that `make_optimizer` gets.
+
+    Raises:
+        ConfigurationError: a name is not a setting, or a value of the script or the manifest is invalid.
     """
     session = session or current()
     for name in own:
@@ -127,7 +159,7 @@ def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
     together = [*(WARM_UPS if set(WARM_UPS) & set(own) else ()), *(["max_steps"] if "epochs" in own else [])]
     named = dict.fromkeys(together) | own
     trackers = named.pop("trackers", None)
-    plain = named | {name: None for name in MADE if name in own}  # what the script has ready made is its own
+    plain = named | {name: None for name in MADE if name in own}  # the script makes these itself
     with _own_words():
         found = resolve(session.run.training, of_loop=True, **plain)
         _require_sizes(found, own, session.world)
@@ -141,7 +173,7 @@ def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
 
 
 def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> None:
-    """What a loop would else get wrong without a word. Raises ConfigurationError."""
+    """Raises ConfigurationError for sizes that a loop would silently get wrong."""
     if "learning_rate_scaling" in own and "batch_size" not in own:
         raise ConfigurationError(
             "job_settings(learning_rate_scaling=...) is by the batch size, which is not named: name "
@@ -163,7 +195,7 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
 
 
 def _ready(found: Settings, named: Collection[str], trackers: Any, session: Session) -> dict[str, Any]:
-    """What a lever takes in another form than a manifest has it."""
+    """Returns settings whose form differs between the manifest and the technique."""
     made: dict[str, Callable[[], Any]] = {
         "early_stopping": lambda: agreeing(
             components.early_stopping(found, evaluates=True, more=True), session.world
@@ -178,7 +210,7 @@ Stopping = TypeVar("Stopping", bound=EarlyStopping | None)
 
 
 def agreeing(stopping: Stopping, world: World) -> Stopping:
-    """The same, by rank 0's figures: by its own a rank might leave alone, and the others wait for it."""
+    """Makes `stopping` use rank 0's metric on all ranks, so that they all stop together. Returns it."""
     if stopping is not None and world.distributed:
         stopping.agree = partial(process_group.number_of_first, world=world)
     return stopping
@@ -186,7 +218,7 @@ def agreeing(stopping: Stopping, world: World) -> Stopping:
 
 @contextmanager
 def _own_words() -> Iterator[None]:
-    """The sentences are those of `Trainer`'s arguments."""
+    """Makes errors name job_settings() in place of Trainer()."""
     try:
         yield
     except ConfigurationError as error:
@@ -195,14 +227,14 @@ def _own_words() -> Iterator[None]:
 
 
 def advise(session: Session, applied: Collection[str]) -> None:
-    """Before the first step: says what spec.training sets and this loop does not take. It is in the log of
-    rank 0, in /progress and in the termination message.
+    """Reports settings in spec.training that this loop ignores. Call it before the first step.
 
-    applied: settings that whoever calls sees to itself.
+    They appear in the log of rank 0, in /progress and in the termination message. `applied`: settings that
+    count as applied, in addition to those named in `job_settings`.
     """
     taken = {"profile", *applied, *session.asked, *(["seed"] if devices.seeded() else [])}
     if session.env.get(PROFILE) and session.run.training.warmupSteps == 0:
-        taken.add("warmup_steps")  # `spottrain profile` has set it, for a run of a few steps
+        taken.add("warmup_steps")  # set by `spottrain profile`, for a run of a few steps
     paths = [path for name, path in set_in(session.run.training).items() if name not in taken]
     session.board.update(ignored_settings=",".join(paths))
     if paths and session.world.first:

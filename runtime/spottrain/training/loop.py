@@ -1,9 +1,8 @@
-"""What every loop that is not ours has in common, whatever its checkpoints are made of. Base of `run.Run`
-and of `integrations.accelerate.AccelerateRun`.
+"""`Loop`: counts, saves and stops a custom training loop, whatever its checkpoints contain.
 
     begin: claim, restore -> [ step_completed after each step ] -> finish, or SystemExit when told to stop
 
-A checkpoint of an epoch's last step is of before what the loop does between two epochs (`epochs`).
+A checkpoint of an epoch's last step does not cover what the loop does between two epochs (see `epochs`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TENSOR: Final = "tensor of a batch"
 
 
 class LoopPosition:
-    """The position in the data: of what `advance` is told to, or of a loader with a state of its own."""
+    """Position in the data: that of a sampler with `advance()`, or of a loader that keeps its own state."""
 
     def __init__(self, given: Any, world: World) -> None:
         self._world = world
@@ -52,18 +51,18 @@ class LoopPosition:
 
     @property
     def epoch(self) -> int | None:
-        """None where only the loop knows."""
+        """Epoch of the data; None if only the loop knows it."""
         position = getattr(self._object, "position", None) if self._counts else None
         return getattr(position, "epoch", None)
 
     @property
     def cursor(self) -> Cursor | None:
-        """Of what `advance` is told to, if it is of `spottrain.data`."""
+        """The cursor of the loader or sampler, if it is one of `spottrain.data`."""
         return cursor_of(self._object)
 
     @property
     def samples(self) -> int:
-        """Of a step, all ranks together; 0: not known."""
+        """Samples per step, over all ranks; 0: unknown."""
         return 0 if self.cursor is None else self.cursor.plan.batch_size
 
     def state(self) -> dict[str, Any] | None:
@@ -72,7 +71,7 @@ class LoopPosition:
         return {"ranks": self._world.size, "state": self._object.state_dict()}
 
     def load(self, saved: Mapping[str, Any] | None) -> str | None:
-        """None, or a sentence that says why it does not fit. Raises CheckpointError."""
+        """Restores it. Returns None, or a sentence that says why it does not fit. Raises CheckpointError."""
         if (saved is None) != (self._object is None):
             was, now = ("none", "some") if saved is None else ("some", "none")
             return f"it was made with {was} for data=, and now there is {now}"
@@ -89,7 +88,7 @@ class LoopPosition:
 
 
 def _with_state(given: Any) -> Any:
-    """What keeps the position: the object itself, or the sampler inside of a DataLoader."""
+    """Returns the object that keeps the position: `given`, or the sampler inside a DataLoader."""
     for found in (given, getattr(given, "batch_sampler", None), getattr(given, "sampler", None)):
         if all(hasattr(found, name) for name in COUNTING):
             protect(given)
@@ -105,7 +104,7 @@ def _with_state(given: Any) -> Any:
 
 
 def cursor_of(data: Any) -> Cursor | None:
-    """The position of a loader or sampler of `spottrain.data`, or of a DataLoader over one."""
+    """Returns the position of a loader or sampler of `spottrain.data`, or of a DataLoader over one."""
     for each in (data, *(getattr(data, name, None) for name in ("requests", "batch_sampler", "sampler"))):
         if isinstance(each, Cursor):
             return each
@@ -113,7 +112,7 @@ def cursor_of(data: Any) -> Cursor | None:
 
 
 class Ahead:
-    """What `Loop.ahead` gives: an iterator that keeps the last batch it has given, which is not used yet."""
+    """Iterator of `Loop.ahead`: keeps the last batch it returned, which is not used yet."""
 
     def __init__(
         self,
@@ -139,15 +138,15 @@ class Ahead:
 
     @property
     def kept(self) -> list[Any]:
-        """For the checkpoint: nothing where the position says it all."""
+        """Batches to save; none if the position in the data is enough."""
         return [] if self._cursor is not None else _with_devices(self.drawn)
 
     def _passes(self, source: Iterable[Any]) -> Iterator[Any]:
-        if isinstance(source, Iterator):  # it has one
+        if isinstance(source, Iterator):  # a single pass
             yield from source
             return
         empty = 0
-        while empty < 2:  # one may be what is left of an epoch that had ended
+        while empty < 2:  # the first may be the empty rest of an epoch
             empty += 1
             for batch in self._begin(source):
                 empty = 0
@@ -166,7 +165,7 @@ def _calls(make: Callable[[], Any]) -> Iterator[Any]:
 
 
 class _Partial(devices.Boundary):
-    """What a step that is dropped has changed. `at`: the position; `drawn`: of `Loop.ahead`."""
+    """State to undo a partial step. `at`: position in the data; `drawn`: batches of `Loop.ahead`."""
 
     def __init__(self, buffers: list[torch.Tensor], at: Any, drawn: list[Any] | None) -> None:
         super().__init__(buffers)
@@ -174,12 +173,12 @@ class _Partial(devices.Boundary):
 
 
 def _with_devices(value: Any) -> Any:
-    """A batch as a checkpoint holds it: each tensor with the kind of its device."""
+    """Returns a batch in checkpoint form: each tensor with its device type."""
     return _mapped(value, lambda tensor: {_TENSOR: tensor.detach(), "device": tensor.device.type})
 
 
 def _onto_devices(value: Any) -> Any:
-    """The batch again, each tensor on this rank's device of its kind. Raises ConfigurationError."""
+    """Reverses `_with_devices`: each tensor goes to this rank's device of its type."""
     if isinstance(value, Mapping) and _TENSOR in value:
         return value[_TENSOR].to(value["device"])
     if isinstance(value, Mapping):
@@ -201,11 +200,14 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 class Loop:
-    """In a `with` statement an exception gives HEAD up, and the loss of another rank is told as such."""
+    """Counts the steps of a custom loop, saves it, and stops it.
+
+    In a `with` statement an exception releases HEAD, and the loss of another rank is reported as such.
+    """
 
     keeper: Keeper
     _beside: Beside | None = None
-    """From the restore on, where there is something left to do."""
+    """Set after the restore, if steps are left."""
 
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
         self.session = session
@@ -219,7 +221,7 @@ class Loop:
         self.max_steps = wanted or max_steps
         self._endless = max_steps is None or (wanted is not None and wanted < max_steps)
         self._output: str | None = None
-        """Where the final weights are, of a loop without an end of its own that `max_steps` has ended."""
+        """URI of the final weights, if `max_steps` ended a loop that had no end, or a later one."""
         self._step = 0
         self._data = LoopPosition(data, session.world)
         self._log_every = log_every
@@ -227,37 +229,39 @@ class Loop:
         self._passes = 0
         self._moved = False
         self._epoch, self._epoch_began = 0, 0
-        """Of `epochs`: the epoch, and the step at which it began."""
+        """In `epochs`: the epoch, and the step at which it began."""
         self._epoch_steps: int | None = None
-        """Steps of each epoch, where the loop says so."""
+        """Steps per epoch, if the loop sets them."""
         self._in_epochs = self._in_batches = False
         self._asked = self._asked_step_of_epoch = False
-        """Whether the loop has asked how far it is; one that has not begins anew in each attempt."""
+        """Whether the loop has read its position; if not, it starts at 0 in each attempt."""
         self._goes_on = False
-        """Whether it was restored, and no pass has begun since."""
+        """Whether it was restored and no pass has begun since."""
         self._ahead: Ahead | None = None
         self._saved_ahead: list[Any] = []
         self._partial: _Partial | None = None
         self._ended = False
 
-    # --- of the person's loop -------------------------------------------------------------------------
+    # --- public ---------------------------------------------------------------------------------------
     @property
     def global_step(self) -> int:
-        """Optimizer steps done, of all attempts."""
+        """Optimizer steps done, in all attempts."""
         self._asked = True
         return self._step
 
     @property
     def done(self) -> bool:
-        """Whether `max_steps` are done."""
+        """Whether `max_steps` are done; False without `max_steps`."""
         return self.max_steps is not None and self._step >= self.max_steps
 
     @property
     def epoch(self) -> int:
-        """The epoch to begin or go on with; in `epochs` and `batches` the present one. After an epoch's last
-        step it stays that epoch's until the next one begins, in a new attempt too.
+        """The epoch to start or continue, from 0; within `epochs` and `batches` the current one.
 
-        Raises ConfigurationError where nothing counts epochs.
+        It changes when the next epoch begins, not after an epoch's last step; also in a new attempt.
+
+        Raises:
+            ConfigurationError: nothing counts epochs.
         """
         self._asked = True
         if self._in_epochs:
@@ -275,7 +279,11 @@ class Loop:
 
     @property
     def epoch_step(self) -> int:
-        """Optimizer steps done in the present epoch, in all attempts. Raises ConfigurationError."""
+        """Optimizer steps done in the current epoch, in all attempts.
+
+        Raises:
+            ConfigurationError: the loop does not iterate over `epochs`.
+        """
         if not self._in_epochs:
             raise ConfigurationError(
                 "run.epoch_step is of an epoch that run.epochs(...) gives: iterate `for epoch in "
@@ -285,15 +293,22 @@ class Loop:
         return self._step - self._epoch_began
 
     def epochs(self, count: int, *, steps: int | None = None) -> Iterator[int]:
-        """The epochs that are left of `count`: `for epoch in run.epochs(10)`.
+        """Yields the epochs that are left of `count`: `for epoch in run.epochs(10)`.
 
-        The first one may be partly done, or done but for what the loop does after its steps (validation, the
-        step of a scheduler by epochs): the loop over its batches then has only the rest of them, or none, and
-        what follows is done in any case. What was done between two epochs is done again only where the first
-        step after it was not saved.
-        steps: optimizer steps of an epoch, where it is not a pass over the data; then iterate over
-        `run.batches(loader)`, which ends with the epoch.
-        Raises ConfigurationError where the position in an epoch would be lost by an interruption.
+        The first epoch after a resume may be partly done: its loop over the batches then gets the rest of
+        them, or none. The code after that loop (validation, a per-epoch scheduler step) runs in any case.
+        The code between two epochs runs a second time only if the first step after it was not saved.
+
+        Args:
+            count: epochs of the whole training, at least 1.
+            steps: optimizer steps per epoch, if an epoch is not one pass over the data. Then iterate over
+                `run.batches(loader)`, which ends with the epoch.
+
+        Yields:
+            The number of each epoch, from 0.
+
+        Raises:
+            ConfigurationError: an interruption would lose the position in an epoch, or it is called twice.
         """
         if self._in_epochs:
             raise ConfigurationError("run.epochs(...) was called a second time: the Run counts one loop")
@@ -302,13 +317,13 @@ class Loop:
         self._asked = self._in_epochs = True
         self._epoch_steps = steps
         if steps is None and self._data.epoch is not None:
-            self._epoch = self._data.epoch  # a checkpoint of a loop over range(run.epoch, n) has no other
+            self._epoch = self._data.epoch  # the only one saved by a loop over range(run.epoch, n)
         while self._epoch < count and not self.done:
             yield self._epoch
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        """The loop has done all that belongs to an epoch."""
+        """Moves on to the next epoch."""
         cursor = self._data.cursor
         if cursor is not None and self._epoch_steps is None and not self.done:
             if not cursor.over:
@@ -327,26 +342,38 @@ class Loop:
         return self._epoch_steps is not None and self._step - self._epoch_began >= self._epoch_steps
 
     def _count_whole_passes(self) -> None:
-        """A loop over range(run.epoch, n) counts by passes; one that looks at it on its way does not."""
+        """Makes a loop over range(run.epoch, n) count passes; no effect once a pass has begun."""
         cursor = self._data.cursor
         if cursor is not None and cursor.begun is None and self.max_steps is None:
             cursor.counted = True
 
     @property
     def should_stop(self) -> bool:
-        """Whether this rank was told to stop. `step_completed` leaves by itself; for long work between
-        steps, of which it is a sign of life (`heartbeat`)."""
+        """Whether this rank was told to stop; for long work between steps.
+
+        Each read is also a heartbeat. `step_completed` stops by itself and needs no check.
+        """
         self.session.board.pulse.beat()
         return self.session.interruption.stopping
 
     def step_completed(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
-        """After each optimizer step (and the scheduler's): counts it, and saves when that is due.
+        """Counts an optimizer step, and saves if due. Call it after each optimizer (and scheduler) step.
 
-        Told to stop it saves, gives HEAD up and leaves through SystemExit; all ranks at the same step.
-        Where the loop has no end of its own, or a later one, and the manifest has one, the step that reaches
-        it is the last: it finishes, and a loop that goes on all the same is left with 0.
-        loss: of this step, for log and progress; not read from its device before a line is due.
-        samples: of this step, all ranks together, where `data` does not know. Answers whether to go on.
+        On a stop request all ranks save at the same step, release HEAD and leave through SystemExit.
+        If spec.training.maxSteps comes before the loop's own end, the step that reaches it finishes the run;
+        a loop that goes on regardless exits with code 0.
+
+        Args:
+            loss: loss of this step, one element, for log and progress. It is read from its device only when
+                a log line or a save is due.
+            samples: samples of this step over all ranks, if `data` does not know them.
+
+        Returns:
+            Whether to go on.
+
+        Raises:
+            ConfigurationError: `max_steps` were done before, or an interruption would lose the position.
+            TrainingFailed: the loss is NaN or infinite.
         """
         self._require_open()
         self.session.interruption.let_end(None)  # from here on there is work to lose
@@ -360,18 +387,21 @@ class Loop:
             self._require_position()
             self._count(loss, samples)
             stop = self.keeper.boundary(self._step)
-        except RunError as error:  # ours, and it ends the run: nobody else may be there to give HEAD up
+        except RunError as error:  # it ends the run, and without `with` HEAD is released only here
             self._give_up(error)
             raise
         if stop:
             self._interrupted()
         if self.done and self._endless:
-            self._output = self.finish()  # now: a loop that does not look at the answer trains on
+            self._output = self.finish()  # now: a loop that ignores the result trains on
         return not self.done
 
     def _require_position(self) -> None:
-        """Raises ConfigurationError for a loop that begins anew in each attempt, and so would train more
-        steps after an interruption than without one: at its first step, or in its second epoch."""
+        """Raises ConfigurationError for a loop that starts at 0 in each attempt.
+
+        It would train more steps after an interruption than without one. Raised at its first step, or in
+        its second epoch.
+        """
         if self._in_epochs:
             by_itself = self._data.given or self._epoch_steps is not None
             if not by_itself and not self._asked_step_of_epoch:
@@ -408,9 +438,10 @@ class Loop:
             self._beside.step()
 
     def poll(self) -> None:
-        """Before each micro-batch of a step that has several: leaves inside of the step, which is dropped.
+        """Stops within a step if requested. Call it before each micro-batch of a step that has several.
 
-        With several ranks it does nothing: they stop together, between steps.
+        It leaves through SystemExit; the partial step is dropped and repeated by the next attempt. With
+        several ranks it does nothing: they stop together, between steps.
         """
         self._require_open()
         if self.session.world.distributed:
@@ -429,15 +460,26 @@ class Loop:
             self._partial = _Partial(buffers, at, None if self._ahead is None else self._ahead.drawn.copy())
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Batches, pass after pass, until `max_steps` are done; in a loop over `epochs` one pass, or as many
-        as the steps of an epoch need."""
+        """Yields batches, pass after pass, until `max_steps` are done.
+
+        Within `epochs` it makes one pass, or yields as many batches as `epochs(steps=...)` needs.
+
+        Args:
+            loader: iterated once for each pass.
+
+        Yields:
+            The batches of `loader`.
+
+        Raises:
+            ConfigurationError: there is neither `max_steps` nor `epochs`, or the loader is empty.
+        """
         self._in_batches, whole = True, self._in_epochs and self._epoch_steps is None
         if self.max_steps is None and not self._in_epochs:
             raise ConfigurationError(
                 "Run.batches needs an end: give Run(max_steps=...), or iterate in `for epoch in "
                 "run.epochs(n)`"
             )
-        empty, self._endless = 0, False  # the loop is ended here, and finishes by itself
+        empty, self._endless = 0, False  # the loop ends here and calls finish() itself
         while not self.done and not self._epoch_over:
             empty += 1
             for batch in self._pass(loader):
@@ -448,15 +490,17 @@ class Loop:
             self._passes += 1
             if whole:
                 return
-            if empty > 1:  # one may be what was left of the pass in which the last attempt was interrupted
+            if empty > 1:  # the first may be the empty rest of an interrupted pass
                 raise ConfigurationError(
                     f"the {type(loader).__name__} gave no batch in a whole pass: give it data, and see that "
                     "drop_last leaves some"
                 )
 
     def _pass(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The first one of an attempt that goes on draws nothing: what a loader draws from the random state
-        for its workers and its order was drawn when the pass was begun that it goes on in."""
+        """Begins a pass. The first one after a resume leaves the random state unchanged.
+
+        What a loader draws for its workers and order was drawn when the interrupted pass began.
+        """
         if not self._goes_on or self._data.cursor is not None:
             return iter(loader)
         self._goes_on, before = False, devices.random_state()
@@ -465,8 +509,9 @@ class Loop:
         return stream
 
     def ahead(self, source: Iterable[Any] | Callable[[], Any]) -> Iterator[Any]:
-        """For a loop that draws its next batch before it calls `step_completed`: what was drawn and not used
-        comes first in the next attempt. It has no end of its own.
+        """Returns an endless iterator for a loop that draws its next batch before `step_completed`.
+
+        A batch that was drawn and not used comes first in the next attempt. Create it once, after the Run.
 
             batches = run.ahead(lambda: get_batch("train"))
             batch = next(batches)
@@ -477,9 +522,12 @@ class Loop:
                 optimizer.step()
                 run.step_completed(loss=loss)
 
-        source: a function that makes a batch, or what gives batches, pass after pass: a loader of
-        `spottrain.data`, which goes on by its position, or another one, of which the batch itself is saved.
-        Call it after the Run is made, once. Raises ConfigurationError.
+        Args:
+            source: a function that makes a batch, or an iterable of batches, iterated pass after pass. A
+                loader of `spottrain.data` resumes from its position; for others the batch itself is saved.
+
+        Raises:
+            ConfigurationError: it is called twice, or in a loop over `epochs`; or the source is empty.
         """
         if self._ahead is not None:
             raise ConfigurationError("run.ahead(...) was called a second time: the Run keeps one batch")
@@ -492,10 +540,17 @@ class Loop:
         return self._ahead
 
     def finish(self, *, ended_early: str | None = None) -> str:
-        """After the last step: last checkpoint, final weights, and the job is done. Answers their URI.
+        """Saves the last checkpoint and the final weights, and completes the job. Call it last.
 
-        ended_early: why it ends before `max_steps`, as `EarlyStopping.reason` says it: the job is done then
-        too, for the reason EarlyStopped. None: by what the Run knows itself; "": it is just done.
+        Args:
+            ended_early: why training ends before `max_steps`, such as `EarlyStopping.reason`. The job then
+                completes with the reason EarlyStopped. None: the Run looks for the reason itself. "": none.
+
+        Returns:
+            URI of the final weights; "" without a checkpoint URI.
+
+        Raises:
+            RunError: the run has ended before, the loss is NaN or infinite, or the store fails.
         """
         if self._output is not None:
             return self._output
@@ -523,17 +578,17 @@ class Loop:
             log.event("not-finished", step=self._step, why="run.finish() was not called")
         self._give_up(error)
 
-    # --- for the kinds of it --------------------------------------------------------------------------
+    # --- for subclasses -------------------------------------------------------------------------------
     def _module(self) -> torch.nn.Module:
-        """All that has buffers, the model first."""
+        """One module of all modules with buffers, the model first."""
         raise NotImplementedError
 
     def _final(self) -> Mapping[str, Any]:
-        """The weights to leave, by name."""
+        """The final weights, by name."""
         raise NotImplementedError
 
     def _names_beside(self) -> Collection[str]:
-        """Names, in the weights to leave, of what is not the model's own."""
+        """Names of those final weights that are not the model's own."""
         return ()
 
     def _rate(self) -> float | None:
@@ -541,14 +596,14 @@ class Loop:
         raise NotImplementedError
 
     def _early(self) -> str:
-        """Why it ends before its last step, where that is known; else ""."""
+        """Why training ends before its last step, if known; else ""."""
         return ""
 
     def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
         raise NotImplementedError
 
     def _intact(self) -> bool:
-        """Whether no optimizer has stepped since the last `step_completed`: that step is not counted yet."""
+        """Whether no optimizer has stepped since the last `step_completed`."""
         return not self._moved
 
     def _note_move(self, *_: Any) -> None:
@@ -596,7 +651,7 @@ class Loop:
         return {"random": devices.random_state(), "data": data, "ahead": drawn}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
-        """Raises CheckpointError."""
+        """Raises CheckpointError if the position in the data does not fit."""
         mismatch = self._data.load(saved["data"] if self._data.shared else own["data"])
         if mismatch is not None:
             raise self._incompatible(mismatch)
@@ -613,9 +668,9 @@ class Loop:
     def _incompatible(self, why: str) -> CheckpointError:
         return plain_state.incompatible(self.session.run.checkpoint_uri, why)
 
-    # --- inside ---------------------------------------------------------------------------------------
+    # --- private --------------------------------------------------------------------------------------
     def _tell_short(self, max_steps: int) -> None:
-        """A loop may end early on purpose; one with an end of its own ends so where the manifest has more."""
+        """Logs an end before `max_steps`: on purpose, or because the manifest sets more than the loop."""
         text = (
             f"the loop has ended at step {self._step} of max_steps={max_steps}, and the job is done: to "
             "train them all iterate over run.batches(loader), or until run.done; where it ends early on "
@@ -625,7 +680,7 @@ class Loop:
             log.event("advice", about="max-steps", text=text)
 
     def _make_beside(self) -> Beside:
-        """Raises ConfigurationError where the window of a profile ends after the run."""
+        """Raises ConfigurationError if the window of a profile ends after the run."""
         first = next(self._module().parameters(), None)
         device = None if first is None else first.device
         return Beside(self.session, start=self._step, total_steps=self.max_steps, device=device)
@@ -634,16 +689,16 @@ class Loop:
         self._ended = True
         try:
             self.keeper.ends.interrupted()
-        finally:  # a notice is short: what was trained is safe by now
+        finally:  # only now: notice is short, and the checkpoint comes first
             self._close()
 
     def _close(self) -> None:
-        """At every end, maybe twice."""
+        """Ends the diagnostics; may run twice."""
         if self._beside is not None:
             self._beside.close()
 
     def _read_loss(self) -> float | None:
-        """Raises TrainingFailed where it is no number: such a state is not saved."""
+        """Raises TrainingFailed if the loss is NaN or infinite: such a state is not saved."""
         if self._loss is None:
             return None
         if isinstance(self._loss, torch.Tensor) and self._loss.numel() != 1:
@@ -656,13 +711,13 @@ class Loop:
         return value
 
     def _require_open(self) -> None:
-        if self._output is not None:  # the manifest's maxSteps are done and stored, and the loop goes on
+        if self._output is not None:  # maxSteps are done and stored, but the loop goes on
             self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
         if self._ended:
             raise ConfigurationError("the Run has ended: nothing can be counted or saved after finish()")
 
     def _done_already(self) -> NoReturn:
-        """The attempt before has done all steps, and was ended before it could leave the weights."""
+        """Finishes: the previous attempt did all steps, but ended before it stored the weights."""
         self.finish()
         self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
 

@@ -1,7 +1,6 @@
-"""Tells how the training goes: a line per `log_every` steps on stdout, and the board at every step.
+"""`Meter`: logs a line every `log_every` steps, and updates the progress board at every step.
 
-Called by `trainer` after each optimizer step. The loss stays on its device until it is logged: reading it
-makes the host wait for the device.
+The loss stays on its device until it is logged: reading it makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from spottrain.errors import TrainingFailed
 
 
 class Meter:
-    """`born`: Unix seconds at which the process started. `told`: called with each line's step and figures."""
+    """`born`: start of the process in Unix seconds. `told`: called with the step and figures of each line."""
 
     def __init__(
         self,
@@ -47,18 +46,18 @@ class Meter:
 
     @property
     def began(self) -> bool:
-        """Whether a step was done."""
+        """Whether this attempt has done a step."""
         return not self._first
 
     def restart(self) -> None:
-        """Forgets the time since the last line: it went into something other than steps."""
+        """Excludes the time since the last line, which was not spent on steps."""
         self._since, self._samples, self._steps = time.perf_counter(), 0, 0
 
     def tell(self, step: int, plan: Step, loss: torch.Tensor, rate: float) -> None:
-        """`step`: number of steps done, this one included. The loss is summed over ranks."""
+        """Counts a step. `step`: steps done, including this one. `loss` is summed over ranks."""
 
         def value() -> float:
-            return float(total(loss.clone(), self._world))  # waits for the device: what follows measures work
+            return float(total(loss.clone(), self._world))  # waits for the device, so times include its work
 
         self.note(step, value, rate=rate, samples=plan.samples, epoch=plan.epoch)
 
@@ -71,7 +70,7 @@ class Meter:
         samples: int = 0,
         epoch: int | None = None,
     ) -> None:
-        """The same of a loop that is not ours: `loss` is asked where a line is due; 0 samples: not known."""
+        """Counts a step of a custom loop. `loss` is called only if a line is due. 0 samples: unknown."""
         self._samples += samples
         self._steps += 1
         if self._first or step % self._every == 0 or step == self._total:
@@ -79,7 +78,7 @@ class Meter:
         self._tell_board(step)
 
     def count(self, step: int, samples: int = 0) -> None:
-        """A step, whose line will come later, if any."""
+        """Counts a step without a line."""
         self._samples += samples
         self._steps += 1
         self._tell_board(step)
@@ -93,7 +92,7 @@ class Meter:
         self._board.stepped(step)
 
     def line(self, step: int, loss: float | None, *, rate: float | None, epoch: int | None) -> None:
-        """Of the steps since the last one. Raises TrainingFailed where the loss is no number."""
+        """Logs the steps since the last line. Raises TrainingFailed if the loss is NaN or infinite."""
         if loss is not None:
             require_finite(loss, step)
         seconds = max(time.perf_counter() - self._since, 1e-9)
@@ -103,7 +102,7 @@ class Meter:
         if self._world.first:
             log.line(
                 f"step={step}/{self._total}" if self._total else f"step={step}",
-                loss=None if loss is None else f"{loss:.9g}",  # nine digits tell any two fp32 numbers apart
+                loss=None if loss is None else f"{loss:.9g}",  # nine digits distinguish any two fp32 numbers
                 lr=None if rate is None else f"{rate:.6g}",
                 **{"samples/s": None if speed is None else f"{speed:.1f}"},
                 epoch=epoch,
@@ -112,7 +111,7 @@ class Meter:
 
 
 def require_finite(loss: float, step: int) -> None:
-    """Raises TrainingFailed: what comes after such a step is worth no checkpoint."""
+    """Raises TrainingFailed if the loss is NaN or infinite: the state after it is not worth saving."""
     if not math.isfinite(loss):
         raise TrainingFailed(
             f"the loss is {loss} at step {step}; nothing was saved since. Lower the learning rate, clip the "

@@ -1,4 +1,4 @@
-"""The optimizer of a `Trainer`, the rate that it steps with, and how that changes. Called by `trainer`."""
+"""Makes the optimizer and the learning rate schedule from arguments and settings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def optimizer(
     settings: Settings,
     learning_rate: float | None,
 ) -> torch.optim.Optimizer:
-    """The script's, or the one that is named, with the rate of this batch size."""
+    """Returns the script's optimizer, or the named one, with the rate scaled for the batch size."""
     named, fused = settings.optimizer, False if settings.deterministic else None
     _require_rate(given, learning_rate)
     if not isinstance(given, str) and not isinstance(settings.schedule, LRScheduler):
         lr_scaling.forget_scheduler(given)
     if isinstance(given, str):
-        same = named is None or named.name == given  # else its rate means nothing
+        same = named is None or named.name == given  # another optimizer needs another rate
         own = learning_rate if same else None
         rate = (named and named.learningRate) or own
         if rate is None:
@@ -57,7 +57,7 @@ def optimizer(
 
 
 def _said(settings: Settings) -> dict[str, Any]:
-    """By the manifest, beside the rate, and in torch's words."""
+    """The manifest's hyperparameters except the rate, by torch's names."""
     named = settings.optimizer
     words = {"weight_decay": named.weightDecay, "momentum": named.momentum} if named is not None else {}
     return {name: value for name, value in words.items() if value is not None}
@@ -89,7 +89,7 @@ def _scale(made: torch.optim.Optimizer, settings: Settings) -> None:
             "learning_rate_scaling sets the rates, and so does a torch LRScheduler: scale the rate that you "
             "give the optimizer, or use schedule='cosine', 'constant' or a function of the step"
         )
-    for group in (each for each in made.param_groups if each["lr"]):  # 0 is one that is not trained
+    for group in (each for each in made.param_groups if each["lr"]):  # 0: a frozen group
         group["lr"] = lr_scaling.scaled(
             float(group["lr"]),
             batch_size=settings.batch_size,
@@ -113,7 +113,7 @@ def schedule(
 
 
 def warmup_steps(settings: Settings, total_steps: int, steps_per_epoch: int | None) -> int:
-    """In whichever unit it is set. Raises ConfigurationError."""
+    """Converts the warm-up to steps from the unit in which it is set. Raises ConfigurationError."""
     return lr_scaling.warmup_steps(
         steps=settings.warmup_steps,
         epochs=settings.warmup_epochs,
@@ -124,7 +124,7 @@ def warmup_steps(settings: Settings, total_steps: int, steps_per_epoch: int | No
 
 
 def said_anew(settings: Settings) -> bool:
-    """A rate that the manifest says, or that follows from the batch size, is right for what is said now."""
+    """Whether this attempt sets the rate: by the manifest or the batch size, not by the checkpoint."""
     said = settings.optimizer is not None and settings.optimizer.learningRate is not None
     scaled = settings.learning_rate_scaling is not None and settings.learning_rate_scaling.rule != "none"
     return said or scaled

@@ -1,4 +1,4 @@
-"""For people with a loop of their own: three lines keep it from being lost. Its base is `loop.Loop`.
+"""`Run`: makes a custom training loop survive interruptions, in three lines. Its base is `loop.Loop`.
 
 run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=1000)
 for batch in run.batches(loader):
@@ -34,37 +34,51 @@ from spottrain.training.extra_state import Values, adapted
 from spottrain.training.loop import STATEFUL, Loop
 
 ONLY: Final = "main"
-"""Name of an optimizer that was given alone."""
+"""Name of a single optimizer."""
 SCALER: Final = "scaler"
 LEVERS: Final = (EMA, EarlyStopping, Compression, Trackers)
-"""What a manifest may ask for in one attempt and not in another."""
+"""Techniques that the manifest may switch on or off between two attempts."""
 
 
 class Run(Loop):
-    """Claims the checkpoint URI and restores what is given, when it is made; `step` then says how far it is.
+    """Saves and restores a custom training loop.
 
-    model, optimizer: as they are trained, wrapped (DDP, FSDP2, torch.compile) or not; or dicts of several.
-        An optimizer may have parameters that are not the model's: those of modules in `extra`, and single
-        ones, are saved, and left beside the final weights (`spottrain.load_weights(path, "extra.loss")`).
-    scheduler, scaler, extra: objects with state_dict() and load_state_dict(); dicts of several. `extra` also
-        takes plain values: numbers, strings, tensors, dicts and lists of them, and random generators of
-        torch, Python and NumPy. They are restored in place; a number or a string, which cannot be, is read
-        and written as `run.extra[name]`. Modules in `extra`, such as an average of the weights, are stored
-        like the model. All are the same on all ranks, but random generators, and what an object's
-        own_state_dict() gives, as that of `gradient_compression.attach` does: this is kept for each rank, and
-        both parts are given to load_state_dict(state, own), None where the rank is new.
-        By a `spottrain.EarlyStopping` in `extra` it is known why a training ends early; `Trackers` there are
-        closed at the end. None in a dict, and scaler=None: left out, and so is what a checkpoint has of it.
-        A scaler or a lever (EMA, EarlyStopping, Trackers, compression) that a checkpoint has no state of
-        begins anew. Both are told. An EMA of the whole model is what is left as the final weights.
-    data: what gives the batches, if it can go on where it was: `spottrain.data.loader`, a DataLoader over a
-        sampler of `spottrain.data`, torchdata's StatefulDataLoader, or whatever else has a state.
-    max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
-        spec.training.profile is made here too; what else it sets the loop asks for itself, by
-        `spottrain.job_settings`, and what nobody takes is told.
+    The constructor claims the checkpoint URI and restores what it is given; `global_step` then says how many
+    steps are done. Create it last, after DDP, FSDP2 or torch.compile has wrapped the model. The random state
+    of Python, NumPy, torch and the current GPU is saved for each rank.
 
-    Make it after everything it is given, and after the wrapping. Random state of Python, NumPy, torch and the
-    current GPU is kept for each rank. Raises RunError.
+    A None in a dict, and `scaler=None`, mean "not used": the checkpoint's state of that name is dropped. A
+    scaler or a technique (EMA, EarlyStopping, Trackers, compression) without state in the checkpoint starts
+    fresh. Both are logged.
+
+    Args:
+        model: a module, wrapped or not, or a dict of several.
+        optimizer: a torch optimizer, or a dict of several. It may also train parameters outside the model:
+            those of modules in `extra`, and single ones. They are saved, and stored with the final weights
+            (`spottrain.load_weights(path, "extra.loss")`).
+        scheduler: an object with state_dict() and load_state_dict(), or a dict of several.
+        scaler: the same for a GradScaler.
+        data: the source of the batches, if it keeps its position: `spottrain.data.loader`, a DataLoader over
+            a sampler of `spottrain.data`, torchdata's StatefulDataLoader, or any object with a state.
+        extra: further state, by name. Its values must be equal on all ranks, except random generators.
+            Objects with state_dict() and load_state_dict(). If one also has own_state_dict(), as the result
+            of `gradient_compression.attach` has, that part is saved per rank; both parts are passed to
+            load_state_dict(state, own), where own is None on a new rank.
+            Modules, such as an average of the weights: stored like the model.
+            An `EMA` of the whole model: it becomes the final weights.
+            A `spottrain.EarlyStopping`: its reason is reported if training ends early.
+            `Trackers`: closed at the end.
+            Plain values: numbers, strings, tensors, dicts and lists of them, and random generators of torch,
+            Python and NumPy. They are restored in place, except numbers and strings, which the script
+            reads and writes as `run.extra[name]`.
+        max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
+            spec.training.profile takes effect too. The loop must apply all other settings itself, with
+            `spottrain.job_settings`; those that it does not name are logged.
+        log_every: steps between two log lines, at least 1.
+        session: the process's own session by default.
+
+    Raises:
+        RunError: an argument cannot be saved, the checkpoint does not match, or the store fails.
     """
 
     def __init__(
@@ -88,7 +102,7 @@ class Run(Loop):
         self._objects: dict[str, Any] = {}
         self._left_out: set[str] = set()
         self.extra = Values(extra if isinstance(extra, Mapping) else {})
-        """What was given, by name. A number or a string is read and written here."""
+        """The given values, by name. Numbers and strings are read and written here."""
         self._saves = 0
         for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
@@ -112,14 +126,14 @@ class Run(Loop):
 
     @property
     def _loose(self) -> dict[str, torch.nn.Parameter]:
-        """Those that are trained and belong to no module here, such as a learnt temperature of the loss.
+        """Trained parameters that belong to no given module, such as a learnt temperature of the loss.
 
-        Found anew each time: a group of parameters may be added while the training goes on.
+        Computed at each access: parameter groups may be added during training.
         """
         return outside_parameters.loose(self._optimizers, [self._model, *self._modules.values()])
 
     def _require_whole(self, scheduler: Any) -> None:
-        """That what is trained is saved, and all of it. Raises ConfigurationError."""
+        """Raises ConfigurationError unless all that is trained is saved."""
         outside_parameters.require_no_other_state(
             self._loose.values(),
             [self._model, *self._modules.values()],
@@ -130,7 +144,7 @@ class Run(Loop):
 
     def _add(self, kind: str, given: Any) -> None:
         named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
-        if given is None and kind == SCALER:  # it was fp16's, say, and the manifest has another precision now
+        if given is None and kind == SCALER:  # e.g. fp16 before, another precision now
             self._left_out.add(kind)
         if given is not None and not isinstance(given, Mapping):
             if kind == "extra":
@@ -140,7 +154,7 @@ class Run(Loop):
                 )
             named = {kind: given}
         for name, each in named.items():
-            if each is None:  # an average, say, that the settings do not want
+            if each is None:  # e.g. an average that is switched off
                 self._left_out.add(name)
                 continue
             self._keep(kind, name, each)
@@ -166,7 +180,7 @@ class Run(Loop):
     # --- state --------------------------------------------------------------------------------------
     def _shared(self) -> dict[str, Any]:
         self._saves += 1
-        if self._saves == 2:  # the first only measures how much there is
+        if self._saves == 2:  # the first call only measures the size
             self._tell_unread()
         return {
             plain_state.MODEL: plain_state.model_state(self._model),
@@ -190,7 +204,7 @@ class Run(Loop):
             log.event("advice", about="extra", names=",".join(unread), text=text)
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
-        """Raises CheckpointError where the checkpoint is of something else."""
+        """Restores a checkpoint. Raises CheckpointError if it does not match the arguments."""
         if "optimizers" not in tree:
             raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Run")
         for kind in ("optimizers", "loose"):
@@ -216,8 +230,8 @@ class Run(Loop):
         return super()._own() | {"objects": objects}
 
     def _load_object(self, name: str, each: Any, saved: Any, own: Mapping[str, Any] | None) -> None:
-        """own: this rank's part of all objects; None where it is new."""
-        if _is_scaler(name) and not (saved and each.state_dict()):  # switched off it has, or had, no state
+        """Restores one object. `own`: this rank's part of all objects; None for a new rank."""
+        if _is_scaler(name) and not (saved and each.state_dict()):  # a disabled one has no state
             return _tell_dropped(name) if saved else _begin_anew(name, each)
         try:
             if _has_own(each):
@@ -228,7 +242,7 @@ class Run(Loop):
             raise self._incompatible(f"its {name} does not fit ({error})") from error
 
     def _new_levers(self, saved: Mapping[str, Any]) -> set[str]:
-        """Names of those that the checkpoint has not. Raises CheckpointError for what is no lever."""
+        """Names of techniques that the checkpoint lacks. Raises CheckpointError if it lacks anything else."""
         new = {
             name
             for name, each in self._objects.items()
@@ -239,14 +253,14 @@ class Run(Loop):
         return new
 
     def _wanted(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Without what is given as None here, which is told."""
+        """Returns `saved` without the names given as None, and logs each of them."""
         gone = sorted(
             name
             for name in set(saved) - set(self._objects) - set(self._modules)
             if name in self._left_out or (_is_scaler(name) and SCALER in self._left_out)
         )
         for name in gone:
-            if saved[name]:  # a scaler that was switched off has no state
+            if saved[name]:  # a disabled scaler has no state
                 _tell_dropped(name)
         return {name: each for name, each in saved.items() if name not in gone}
 
@@ -265,7 +279,7 @@ class Run(Loop):
                 )
 
     def _want(self) -> Want:
-        """Which part of each stored tensor this rank needs."""
+        """Returns which part of each stored tensor this rank needs."""
         of_model = plain_state.wanted(self._model)
         kinds = [(f"optimizers.{name}.", f"{plain_state.OPTIMIZER}.", of_model) for name in self._optimizers]
         kinds += [
@@ -281,7 +295,7 @@ class Run(Loop):
 
         return want
 
-    # --- for the base ---------------------------------------------------------------------------------
+    # --- overrides of Loop ----------------------------------------------------------------------------
     def _close(self) -> None:
         super()._close()
         for each in self._objects.values():
@@ -304,7 +318,7 @@ class Run(Loop):
         return weights | self._trained_beside()
 
     def _trained_beside(self) -> dict[str, Any]:
-        """What is trained and not the model's; but not what follows the weights, such as an average."""
+        """Trained tensors outside the model; not those that follow its weights, such as an average."""
         given = {id(p) for each in self._optimizers.values() for g in each.param_groups for p in g["params"]}
         found: dict[str, Any] = {
             f"{outside_parameters.LOOSE}.{name}": each for name, each in self._loose.items()
@@ -318,7 +332,7 @@ class Run(Loop):
         return self._trained_beside().keys()
 
     def _early(self) -> str:
-        """A reason that was given before the last step. One that the loop has not heeded ends nothing."""
+        """Reason of an EarlyStopping, else "". It is ignored once `max_steps` are done."""
         given = (each.reason for each in self._objects.values() if isinstance(each, EarlyStopping))
         return "" if self.done else next((reason for reason in given if reason), "")
 
@@ -335,7 +349,7 @@ def _is_scaler(name: str) -> bool:
 
 
 def _to_do_about(name: str) -> str:
-    """Where a checkpoint has what the Run is not given."""
+    """Advice for state in the checkpoint that the Run is not given."""
     kind, _, key = name.partition(".")
     if key and kind in ("scheduler", "extra"):
         return f"give it, or {kind}={{{key!r}: None}} to do without"
@@ -350,19 +364,19 @@ def _tell_dropped(name: str) -> None:
 
 def _begin_anew(name: str, lever: Any) -> None:
     if _is_scaler(name) and not lever.state_dict():
-        return  # switched off
+        return  # disabled
     log.event("override", setting=name, checkpoint="none", script="begins anew")
-    if isinstance(lever, EMA):  # it was made of what the weights were before the restore
+    if isinstance(lever, EMA):  # it holds the weights from before the restore
         lever.begin()
 
 
 def _has_own(each: Any) -> bool:
-    """Whether a part of its state is this rank's alone."""
+    """Whether part of its state is per rank."""
     return hasattr(each, "own_state_dict")
 
 
 def _copied(parameter: torch.nn.Parameter, saved: torch.Tensor, name: str) -> str | None:
-    """None, or a sentence that says why it does not fit."""
+    """Copies `saved` into `parameter`. Returns None, or a sentence that says why it does not fit."""
     if parameter.shape != saved.shape:
         return f"parameter {name} has shape {tuple(saved.shape)} there and {tuple(parameter.shape)} here"
     with torch.no_grad():
@@ -371,7 +385,7 @@ def _copied(parameter: torch.nn.Parameter, saved: torch.Tensor, name: str) -> st
 
 
 def _models(given: Any) -> torch.nn.Module:
-    """One module; of several, named `<key>.<parameter>`."""
+    """Returns one module; parameters of several are named `<key>.<parameter>`."""
     if isinstance(given, torch.nn.Module) and not isinstance(given, torch.nn.ModuleDict):
         return plain_state.plain(given)
     if not isinstance(given, Mapping | torch.nn.ModuleDict) or not given:
@@ -389,7 +403,7 @@ def _models(given: Any) -> torch.nn.Module:
 def _optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
     named = dict(given) if isinstance(given, Mapping) else {ONLY: given}
     for name, each in named.items():
-        each = getattr(each, "optimizer", each)  # what Accelerate has wrapped
+        each = getattr(each, "optimizer", each)  # unwraps Accelerate's optimizer
         if not isinstance(each, torch.optim.Optimizer):
             raise ConfigurationError(
                 f"Run(optimizer=...): {name} is a {type(each).__name__}; give a torch optimizer, or a dict "

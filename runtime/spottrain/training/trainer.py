@@ -1,10 +1,10 @@
-"""The training loop, and what a user's script calls: `Trainer(...).fit()`.
+"""`Trainer`: the training loop, and the state that its checkpoints hold.
 
     claim HEAD -> restore -> fit -> [ micro-batches -> step -> log -> evaluate? -> save? -> stop? ] -> finish
 
-The loop is one function, `_train`. Position is optimizer steps: whatever a stop cuts short inside a step
-is dropped and done again after the resume. What keeps the steps from being lost is `keeper`; what makes
-them fast is in `levers`, and what is slow about them is told by `watch`.
+The loop is one function, `_train`. The position is a number of optimizer steps: a step that a stop cuts
+short is dropped, and repeated after the resume. `lifecycle.coordinator` saves, `techniques` makes steps
+fast, and `diagnostics.trainer_watch` finds what is slow.
 """
 
 from __future__ import annotations
@@ -58,71 +58,95 @@ Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 Weighing = Callable[[list[tuple[Any, float]]], list[tuple[Any, float]]]
 COMPRESSION: Final = "compression"
 POLL_SHARE: Final = 0.1
-"""Share of a notice that the training thread has to come back from the data, before another one saves."""
+"""Share of the notice that the training thread may wait for data; then another thread saves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What `fit` returns."""
+    """Result of `Trainer.fit`."""
 
     step: int
+    """Optimizer steps done, in all attempts."""
     loss: float
-    """Of the last optimizer step."""
+    """Loss of the last optimizer step, over all ranks."""
     best: float | None
     """Lowest evaluation loss; None without an eval_set."""
     digest: str
-    """SHA-256 of the final weights (`weights.digest`)."""
+    """SHA-256 of the final weights (`checkpoint.final_weights.digest`)."""
     output_uri: str
-    """Where they are; empty without a checkpoint URI."""
+    """URI of the final weights; empty without a checkpoint URI."""
     ended_early: str = ""
-    """Why, where early stopping ended it."""
+    """The reason, if early stopping ended the training."""
 
 
 class Trainer:
-    """Trains `model` on `train_set`, and after an interruption goes on where it was saved.
+    """Trains `model` on `train_set`, and resumes from the last checkpoint after an interruption.
 
-    model, optimizer: any torch module and an optimizer over its parameters; moved to the device. Or the
-        optimizer's name ("adamw", "sgd", "adafactor"), with `learning_rate`.
-    With several ranks (`spottrain run --nproc`, torchrun) a plain model is trained by DDP, and one that
-        `spottrain.shard` was called on by FSDP2.
-    train_set, eval_set: map-style datasets (`len`, `[i]`); train_set may also be a loader of this rank's
-        micro-batches that can go on where it was (torchdata's StatefulDataLoader; see `spottrain.data`).
-    loss(model, batch): scalar tensor, the mean over the samples of the batch. Called on micro-batches.
-    loss_weight(batch): over how many items that mean is, such as tokens, where samples have unequally many.
-    metrics(model, batch): further means by name, taken in evaluation only.
-    extra: further modules that are trained, or have buffers, by name, such as a loss with weights; saved,
-        averaged and left with the final weights as `extra.<name>...`, their gradients averaged over ranks.
-        A loss or metrics that is a module itself is one of them. Other parameters of the optimizer that are
-        not the model's are saved too, as `loose.<number>`; but not where their module has buffers besides.
-    max_steps, epochs: optimizer steps, or passes over train_set; whichever ends first.
-    batch_size: samples of one optimizer step, of all ranks together; a multiple of ranks x micro_batch_size,
-        which is the number of samples of one forward pass; "auto" finds the largest that fits.
-    precision: "fp32", "tf32", "bf16", "fp16" with a GradScaler, whose state is saved, or "auto".
-    compile, compile_mode: torch.compile; "default", "reduce-overhead", "max-autotune".
-    activation_checkpointing: "none", "all", k for each k-th block, classes, or "auto": the least that fits.
-    steps_per_epoch: of a train_set that is a loader; needed with several ranks.
-    schedule: "cosine", down to a tenth, or "constant" (both after `warmup_steps`, `warmup_epochs` or
-        `warmup_fraction`), a function of the step that gives a factor on the learning rate, or a torch
-        LRScheduler. learning_rate_scaling: by the batch size.
-    ema_decay: of an average of the weights, which evaluations and the final weights are then.
-    gradient_compression: "none", "bf16", "powerSGD", between ranks of DDP.
-    early_stopping: a `spottrain.EarlyStopping`, or its patience.
-    eval_every: optimizer steps between evaluations; None: once per epoch. There is always one at the end.
-    workers: loader processes; "auto" by what the first steps take. collate: as of torch's DataLoader.
-    drop_last: leave out an epoch's last batch where it would be smaller.
-    profile: a `spottrain.Profile`. trackers: of `spottrain.techniques.trackers`.
-    seed: of the order of samples; None: what `spottrain.seed()` was given.
-    deterministic: repeatable kernels only, so that a resumed run equals an uninterrupted one bit for bit.
+    With several ranks (`spottrain run --nproc`, torchrun) a plain model is trained with DDP, and a model
+    that `spottrain.shard` was called on with FSDP2. `spec.training` of the manifest wins over the arguments.
 
-    `spec.training` of the manifest wins over these arguments. Raises ConfigurationError.
+    Args:
+        model: any torch module; moved to the device.
+        optimizer: an optimizer over the model's parameters, or its name: "adamw", "sgd" or "adafactor".
+        train_set: a map-style dataset (`len`, `[i]`), or a loader of this rank's micro-batches that can
+            resume (torchdata's StatefulDataLoader; see `spottrain.data`).
+        loss: called as loss(model, batch) on each micro-batch. Returns a scalar tensor, the mean over the
+            samples of the batch.
+        eval_set: a map-style dataset.
+        loss_weight: called as loss_weight(batch). Returns the number of items, such as tokens, that the
+            mean loss covers, if it differs from sample to sample.
+        metrics: called as metrics(model, batch), in evaluation only. Returns further means by name.
+        extra: further modules that are trained or have buffers, by name, such as a loss with weights. They
+            are saved, averaged by EMA, and stored with the final weights as `extra.<name>...`; their
+            gradients are averaged over ranks. A `loss` or `metrics` that is a module is added by itself.
+            Single parameters of the optimizer that are not the model's are saved as `loose.<number>`,
+            unless their module also has buffers, which is an error.
+        max_steps: optimizer steps of the whole training. With `epochs`, whichever ends first.
+        epochs: passes over `train_set`.
+        batch_size: samples of one optimizer step over all ranks; a multiple of ranks x micro_batch_size.
+        micro_batch_size: samples of one forward pass; None: no accumulation; "auto": the largest that fits.
+        learning_rate: for an optimizer given by name.
+        learning_rate_scaling: rule that scales the learning rate by the batch size.
+        schedule: "cosine" (down to a tenth) or "constant", both after a warm-up; a function from the step to
+            a factor on the learning rate; or a torch LRScheduler.
+        warmup_steps: length of the warm-up in optimizer steps. Give one of the three units.
+        warmup_epochs: the same in epochs.
+        warmup_fraction: the same as a fraction of all steps.
+        clip_grad_norm: greatest norm of all gradients together; None: no clipping.
+        precision: "fp32", "tf32", "bf16", "fp16" (with a GradScaler, whose state is saved) or "auto".
+        compile: whether to use torch.compile.
+        compile_mode: "default", "reduce-overhead" or "max-autotune".
+        activation_checkpointing: "none", "all", k for every k-th block, classes, or "auto": the least that
+            fits into memory.
+        ema_decay: decay of an average of the weights, which replaces them in evaluations and at the end.
+        gradient_compression: "none", "bf16" or "powerSGD", between ranks of DDP.
+        early_stopping: a `spottrain.EarlyStopping`, or its patience in evaluations.
+        eval_every: optimizer steps between evaluations; None: once per epoch. The end is always evaluated.
+        log_every: optimizer steps between two log lines.
+        workers: loader processes per rank; "auto": by the duration of the first steps.
+        prefetch_factor: as in torch's DataLoader.
+        pin_memory: as in torch's DataLoader; None: on a GPU.
+        collate: collate_fn of torch's DataLoader.
+        shuffle: whether to shuffle `train_set` in each epoch.
+        drop_last: whether to leave out an epoch's last batch if it is smaller.
+        steps_per_epoch: of a `train_set` that is a loader; required with several ranks.
+        profile: window of steps to profile.
+        trackers: experiment trackers of `spottrain.techniques.trackers`.
+        seed: seed of the sample order; None: the seed of `spottrain.seed()`.
+        deterministic: repeatable kernels only, so a resumed run equals an uninterrupted one bit for bit.
+        device: None: this rank's GPU if there is one, else the CPU.
+        session: the process's own session by default.
+
+    Raises:
+        ConfigurationError: an argument or a setting of the manifest is invalid.
     """
 
     watch: TrainerMonitor
-    """From the first step of an attempt on."""
+    """Set from the first step of an attempt on."""
     _meter: Meter
     _replica: Replica
     _cold: bool
-    """Whether this rank is to compile before it waits for another one."""
+    """Whether this rank must compile before its first collective."""
 
     def __init__(
         self,
@@ -187,12 +211,12 @@ class Trainer:
         self._judge_by(eval_set, collate, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
+        """The random state, while the loop waits for data."""
         self.intact = False
-        """Whether the state is still the one after the last step, in the midst of the next one."""
-        """The random state, while data are awaited."""
+        """Whether, within a step, the state is still that after the previous step."""
         self.last_loss = torch.tensor(0.0)
         self.saved_compression: tuple[Any, Any] | None = None
-        """Of the checkpoint: shared, and this rank's own."""
+        """State in the checkpoint: shared, and this rank's own."""
 
     def _place(
         self,
@@ -201,8 +225,7 @@ class Trainer:
         learning_rate: float | None,
         device: str | torch.device | None,
     ) -> None:
-        """The model, with what is trained beside it, and what is made of the parameters; on this rank's
-        device."""
+        """Moves the model with its extras to this rank's device, then makes optimizer, scaler and EMA."""
         settings, world = self.settings, self.session.world
         if settings.deterministic:
             devices.make_deterministic()
@@ -218,7 +241,7 @@ class Trainer:
         self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
 
     def _feed(self, train_set: Any, **loading: Any) -> None:
-        """The batches, and what depends on how many there are."""
+        """Makes the batches, and what depends on their number."""
         settings = self.settings
         self.batches = source(
             train_set,
@@ -252,16 +275,21 @@ class Trainer:
 
     # --- the run ------------------------------------------------------------------------------------
     def fit(self) -> Result:
-        """Trains to the end and stores the weights; goes on from the last checkpoint if there is one.
+        """Trains to the end and stores the final weights; resumes from the last checkpoint if there is one.
 
-        An interruption saves and leaves through SystemExit. Raises RunError.
-        What the script does after `fit` runs at most once, and never again once the weights are stored: the
-        job is done then, whatever becomes of the rest.
+        An interruption saves and leaves through SystemExit. The job is done once the weights are stored.
+        Code after `fit` therefore runs at most once: it is not repeated if it fails or is interrupted.
+
+        Returns:
+            Step, losses, and where the final weights are.
+
+        Raises:
+            RunError: the run cannot go on, such as a checkpoint that does not match, or a NaN loss.
         """
         if self.session.completed:
             raise ConfigurationError("fit() was called a second time: a run trains once; make it two scripts")
         self.keeper = Keeper(self.session, self.checkpoint_state(), total_steps=self.total_steps)
-        with closing(iter(self.batches)) as steps:  # last, for to end its workers takes time
+        with closing(iter(self.batches)) as steps:  # closed last: worker shutdown is slow
             try:
                 self._begin()
                 if not self._train(steps):
@@ -275,11 +303,11 @@ class Trainer:
                 self.session.broken_by_stop(error)
                 self.keeper.ends.give_up()
                 raise
-            finally:  # a notice is short: what was trained is safe by now
+            finally:  # only now: notice is short, and the checkpoint comes first
                 self._close()
 
     def _close(self) -> None:
-        if hasattr(self, "watch"):  # it was made
+        if hasattr(self, "watch"):  # set in _assemble
             self.watch.close()
         self.trackers.close(self.session.outcome)
 
@@ -294,7 +322,7 @@ class Trainer:
         self.judge.require()
 
     def _train(self, steps: Stream) -> bool:
-        """Optimizer steps until the end (True) or until a stop is asked for (False)."""
+        """Makes optimizer steps. Returns True at the end of training, False on a stop request."""
         stopping, world = self.session.interruption, self.session.world
         self._assemble()
         buffers, watch = devices.saved_buffers(self.model), self.watch
@@ -319,10 +347,10 @@ class Trainer:
                     self._drop(before)
                     self.intact |= before is not None
                     raise
-            if failed:  # out here nothing holds the frames, and they the tensors, any more
+            if failed:  # outside `except`, no frame holds tensors any more
                 self._drop(before)
                 self.fitting.shrink()
-                self._weighing = self._make_weighing()  # its stand-in was larger
+                self._weighing = self._make_weighing()  # its spare micro-batch was larger
                 continue
             stopping.let_end(None)  # from here on there is work to lose
             moved = self._update()
@@ -343,7 +371,7 @@ class Trainer:
         return not self.judge.cut and not self._stopped and not self.judge.due(self.step)
 
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
-        """Forward and backward of one micro-batch; its part of the step's loss."""
+        """Runs forward and backward of one micro-batch. Returns its part of the step's loss."""
         split, size = self.watch.split, self.session.world.size
         self.intact = False
         if self._cold:
@@ -359,7 +387,7 @@ class Trainer:
         return part.detach()
 
     def _update(self) -> bool:
-        """One optimizer step with the gradients that were gathered; whether the weights moved."""
+        """Makes one optimizer step with the accumulated gradients. Returns whether the weights changed."""
         with self.watch.split.compute():
             self._replica.average_gradients()
             if self.settings.clip_grad_norm is not None:
@@ -373,7 +401,7 @@ class Trainer:
             return moved
 
     def _drop(self, before: devices.Boundary | None) -> None:
-        """A partial step, as if it had not begun."""
+        """Undoes a partial step."""
         self.optimizer.zero_grad(set_to_none=True)
         if before is not None:
             before.restore()
@@ -390,12 +418,12 @@ class Trainer:
         yield from iter(fetch, None)
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
-        """What the loader gives; while it does not, and it may never, another thread may save and end."""
+        """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
         if not self.batches.workers or not self._meter.began or self.session.world.distributed:
             return get()
         stopping = self.session.interruption
         stopping.let_end(self.keeper.ends.between_steps, after=POLL_SHARE)
-        # A stream is read under a random state of its own, which is not to be taken for the training's.
+        # A stream is read under its own random state, so the training's is kept for a save meanwhile.
         self.waiting = None if isinstance(self.batches, Batches) else devices.random_state()
         found = get()
         stopping.let_end(None)
@@ -433,14 +461,14 @@ class Trainer:
         )
 
     def _weights(self) -> dict[str, Any]:
-        """What is stored in the end: the average, where there is one."""
+        """The final weights: the average, if there is one."""
         weights = plain_state.model_state(self.model)
-        averages = {} if self.ema is None else self.ema.by_weight()  # tied ones have several names
+        averages = {} if self.ema is None else self.ema.by_weight()  # tied weights have several names
         return {name: averages.get(id(value), value) for name, value in weights.items()}
 
     # --- what a checkpoint holds ---------------------------------------------------------------------
     def checkpoint_state(self) -> TrainingState:
-        """What the next step depends on."""
+        """Returns the state to save and restore: all that the next step depends on."""
         return TrainingState(
             shared=self._shared_state,
             own=self._own_state,
@@ -451,7 +479,7 @@ class Trainer:
         )
 
     def _shared_state(self) -> dict[str, Any]:
-        """Everything that is equal on all ranks."""
+        """State that is equal on all ranks. Raises TrainingFailed if the loss is NaN or infinite."""
         require_finite(float(self.last_loss), self.step)
         return {
             plain_state.MODEL: plain_state.model_state(self.model),
@@ -474,7 +502,7 @@ class Trainer:
         }
 
     def _own_state(self) -> dict[str, Any]:
-        """The rest of it, which each rank has of its own."""
+        """State of this rank alone."""
         return {
             "random": self.waiting or devices.random_state(),
             "loss": float(self.last_loss),
@@ -483,7 +511,7 @@ class Trainer:
         }
 
     def _load_state(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
-        """Raises CheckpointError where the checkpoint is of another model, optimizer or data."""
+        """Restores it. Raises CheckpointError if it is from another model, optimizer or kind of data."""
         was, now = tree.get("kind"), type(self.optimizer).__name__
         mismatch = None if was in (None, now) else f"its optimizer is {was}, and here it is {now}"
         mismatch = mismatch or plain_state.load_model(self.model, tree[plain_state.MODEL])
@@ -513,13 +541,13 @@ class Trainer:
             devices.set_random_state(own["random"])
 
     def _load_techniques(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
-        """A checkpoint may be older than a technique, or of a run without it."""
+        """Restores techniques. The checkpoint may be older than one, or from a run without it."""
         if self.ema is not None:
             try:
                 components.restore_average(self.ema, tree.get(plain_state.EMA))
             except ValueError as error:
                 raise self._incompatible(str(error)) from error
-        if tree.get(COMPRESSION) is not None:  # laid out when DDP is there
+        if tree.get(COMPRESSION) is not None:  # loaded in _assemble, which makes DDP
             self.saved_compression = (tree[COMPRESSION], None if new_rank else own.get(COMPRESSION))
         if tree["progress"].get("trackers") is not None:
             self.trackers.load_state_dict(tree["progress"]["trackers"])
@@ -529,14 +557,14 @@ class Trainer:
 
     # --- parts --------------------------------------------------------------------------------------
     def _assemble(self) -> None:
-        """What needs the restored model: the replica, what ranks send each other, the compiled model."""
+        """Makes what needs the restored model: replica, gradient compression, compiled model."""
         world, settings = self.session.world, self.settings
         self._stopped, self._weighing = False, self._make_weighing()
         self.watch = self._make_watch()
         deterministic = settings.deterministic
         self._replica = Replica(self.model, world, self.device, deterministic=deterministic)
         if self.ema is not None and not self.ema.updated:
-            self.ema.begin()  # all ranks have rank 0's weights only now
+            self.ema.begin()  # only now do all ranks have rank 0's weights
         self.compression = self._compress_gradients()
         if self.saved_compression is not None:
             self.compression.load_state_dict(*self.saved_compression)
@@ -547,7 +575,7 @@ class Trainer:
         self._meter = self._make_meter()
 
     def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """The loss of the model as the script has it, where more than that is trained."""
+        """The script's loss, called with the model alone, without its extras."""
         return self.loss(outside_parameters.inner(model), batch)
 
     def _make_fitting(self) -> Fitting:
@@ -584,7 +612,7 @@ class Trainer:
             weight=self.loss_weight,
             room=Room(eval_set, collate, name="eval_set", ranks=session.world.local_size),
             world=session.world,
-            until=lambda: session.interruption.deadline,  # infinite while nobody has asked for an end
+            until=lambda: session.interruption.deadline,  # infinite without a stop request
             alive=session.board.pulse.beat,
         )
 
@@ -613,7 +641,7 @@ class Trainer:
         )
 
     def _compress_gradients(self) -> Compression:
-        """How ranks exchange gradients, timed."""
+        """Sets how ranks exchange gradients, and times it."""
         outer, kind = self._replica.outer, self.settings.gradient_compression
         around: Callable[..., Any] = self.watch.split.timed
         if kind == "none" and isinstance(outer, DistributedDataParallel):
@@ -627,27 +655,27 @@ class Trainer:
         )
 
     def _make_weighing(self) -> Weighing | None:
-        """Weighs the micro-batches of a step by `loss_weight`; None: by samples, as they come."""
+        """Returns what weighs the micro-batches of a step by `loss_weight`; None: weighed by samples."""
         count, batches = self.loss_weight, self.batches
         if count is None:
             return None
 
         def spare() -> Any:
-            """The first micro-batch of the set that counts: the same in each attempt."""
+            """First micro-batch of the set with a weight above 0: the same in each attempt."""
             assert isinstance(batches, Batches)
             size = batches.plan.micro_batch_size
             for start in range(0, len(batches.dataset), size):
                 batch = self.fitting.sample(size, start=start)
                 if count(batch):
                     return batch
-                self.session.board.pulse.beat()  # it may be far
+                self.session.board.pulse.beat()  # the search may be long
             return None
 
         made = spare if isinstance(batches, Batches) else None
         return accumulation.Reweighed(count, self.session.world, spare=made)
 
     def _compile_first(self, batch: Any) -> None:
-        """Compiles before the first collective, so that no rank waits in one while another compiles."""
+        """Compiles before the first collective, so that no rank waits in it while another compiles."""
         batch = devices.to_device(batch, self.device)
 
         def step() -> None:
@@ -655,11 +683,11 @@ class Trainer:
                 loss = self.loss(self._compiled, batch)
             loss.backward()  # type: ignore[no-untyped-call]
 
-        with rehearsal(self.model):  # it knows of what is trained beside the model, too
+        with rehearsal(self.model):  # self.model includes its extras
             compilation.warm_up(step, self._compiled)
 
     def _use_findings(self) -> None:
-        """Has the evaluation use what was found by trial since it was made."""
+        """Passes sizes found by trial to the evaluation."""
         if self.judge.evaluation is not None:
             components.use_findings(
                 self.judge.evaluation,
@@ -668,7 +696,7 @@ class Trainer:
             )
 
     def _meaning_of(self, error: BaseException) -> RunError | None:
-        """What an error means that ends this rank alone, and then the others; None: just itself."""
+        """Returns the RunError behind `error`: out of memory or a lost peer; None for any other."""
         if self.step < self.total_steps and (short := self.fitting.out_of_memory(error, self.step)):
             return short
         return process_group.peer_lost(error, self.session.world, self.session.peer_gone)

@@ -1,5 +1,4 @@
-"""Averages (`techniques.EMA`) in a custom loop: which become the final weights, and whether they are updated
-in place."""
+"""Averages (`techniques.EMA`) in a custom loop: which become the final weights, and when they are updated."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from spottrain.techniques.ema import EMA
 
 
 def final_weights(model: torch.nn.Module, emas: Mapping[str, EMA], *, tell: bool) -> dict[str, Any]:
-    """The model's by name, as `Trainer` leaves them: the average, where there is one that can be taken.
+    """Returns the final weights by name: the average if there is a usable one, as in `Trainer`.
 
-    A ModuleDict is several models, of which some may have an average. For all ranks: of sharded weights each
-    has its part.
+    A ModuleDict counts as several models, some of which may have an average. All ranks must call it: each
+    returns its part of sharded weights.
     """
     weights = plain_state.model_state(model)
     averages: dict[int, torch.Tensor] = {}
     for name, ema in emas.items():
         found = ema.by_weight()
         if not found.keys() & _ids(model):
-            continue  # of something else
+            continue  # an average of something else
         others = [
             each for each, other in emas.items() if other is not ema and found.keys() & other.by_weight()
         ]
@@ -39,7 +38,7 @@ def final_weights(model: torch.nn.Module, emas: Mapping[str, EMA], *, tell: bool
 
 
 def _why_not(model: torch.nn.Module, ema: EMA, found: Mapping[int, Any], others: list[str]) -> str:
-    """Why it does not become the final weights; "" where it does."""
+    """Returns why the average does not become the final weights; "" if it does."""
     if others:
         return f"{' and '.join(others)} averages the same; give the Run one of them, or ship it by copy_to"
     if not ema.updated:
@@ -60,21 +59,25 @@ def _ids(model: torch.nn.Module, *, trained: bool = False) -> set[int]:
 
 
 class AveragePosition:
-    """Tells of averages that are updated after `step_completed`, or as of the step before: a save inside of
-    `step_completed` lacks the update, and a resume is another training."""
+    """Warns of averages that are updated after `step_completed`, or with the number of the previous step.
+
+    A save inside `step_completed` then lacks the update, so a resume is not exact.
+    """
 
     def __init__(self, emas: Mapping[str, EMA]) -> None:
         self._emas = dict(emas)
         self._before: dict[str, int] = {}
 
     def counted(self, step: int) -> None:
-        """In `step_completed`. One missing update may be a step that fp16 has left out; but it does not come
-        later."""
+        """Checks the averages within `step_completed`.
+
+        A single missing update may be a step that fp16 skipped; but such an update does not come later.
+        """
         for name, ema in list(self._emas.items()):
             if step % ema.every:
                 continue
             if ema.updated == step - ema.every and self._before.get(name) == step - 2 * ema.every:
-                del self._emas[name]  # told once
+                del self._emas[name]  # logged once
                 text = f"{name} is a step behind, so a resume is not exact: call update(run.global_step + 1)"
                 log.event("advice", about="ema", text=f"{text} before run.step_completed()")
             self._before[name] = ema.updated

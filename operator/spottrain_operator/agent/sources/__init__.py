@@ -1,7 +1,7 @@
-"""What the agent asks: one module for each cloud's metadata service, and one that finds out which it is.
+"""Clients of the metadata services: one module per cloud, and `choose`, which detects the cloud.
 
-A Source is a few Watches; loop runs each in a task of its own. What an answer means is in pure functions
-(`parse_...`) that turn a body into findings. Used by loop and __main__.
+A Source is a set of Watches, each of which runs in a task of its own. Pure functions (`parse_...`) turn a
+response body into findings.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from spottrain_operator.agent.findings import Answer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watch:
-    """One thing to ask again and again."""
+    """One value to poll."""
 
     name: str
     read: Callable[[], Awaitable[Answer]]
-    """Answers or says why not, after at most a few minutes; raises nothing. It may wait for a change."""
+    """Returns a response or why there is none, within a few minutes; never raises. It may be a long poll."""
     polls: int = 1
-    """Asked no more than once in so many intervals."""
+    """Poll at most once in this many intervals."""
 
 
 class Source(Protocol):
@@ -34,4 +34,4 @@ class Source(Protocol):
     def watches(self) -> tuple[Watch, ...]: ...
 
     async def acknowledge(self, event: str) -> None:
-        """Tells the cloud that an ending need not wait any longer; raises Unanswered."""
+        """Tells the cloud that it may start the event now. Raises Unanswered."""

@@ -3,7 +3,7 @@
 Sources: EC2 user guide, "Spot Instance interruption notices" (404 = none, JSON {action, time}; hibernation
 begins with the notice), "EC2 instance rebalance recommendations" ({noticeTime}), "Scheduled events for Amazon
 EC2 instances" (a list of {NotBefore, Code, EventId, State}) and "Use the Instance Metadata Service" (session
-tokens of at most six hours; 401 = token missing or no longer valid). Made by choose.
+tokens of at most six hours; 401 = token missing or no longer valid).
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ TOKEN_PATH: Final = "/latest/api/token"
 _TTL_HEADER: Final = "X-aws-ec2-metadata-token-ttl-seconds"
 _TOKEN_HEADER: Final = "X-aws-ec2-metadata-token"
 _TOKEN_SECONDS: Final = 21600
-"""The longest life that the service grants."""
+"""The longest lifetime that the service allows."""
 _HOP_LIMIT: Final = (
     "; an agent that is not on the node's network (hostNetwork) gets no token unless the instance's "
     "HttpPutResponseHopLimit is 2 or more"
 )
 
 _HIBERNATE: Final = "hibernate"
-"""The one action that begins with the notice, not two minutes after it."""
+"""The only action that begins with the notice, not two minutes later."""
 _ENDS: Final = frozenset({"terminate", "stop"})
 _OVER: Final = frozenset({"completed", "canceled"})
 _ENDING_CODES: Final = frozenset({"instance-stop", "instance-retirement", "instance-reboot", "system-reboot"})
 _PAUSING_CODES: Final = frozenset({"system-maintenance"})
-"""Network or power is touched; the instance goes on."""
+"""Network or power maintenance; the instance continues."""
 
 
 class Aws:
-    """The metadata service of this instance, and the token with which it is asked."""
+    """The metadata service of this instance, with its session token."""
 
     platform: Final = Platform.AWS
 
@@ -77,7 +77,7 @@ class Aws:
         )
 
     async def acknowledge(self, event: str) -> None:
-        """AWS wants no word."""
+        """Does nothing: AWS has no acknowledgement."""
 
     def _watch(self, name: str, parse: Callable[[str], Answer], polls: int = 1) -> Watch:
         path = f"/latest/meta-data/{name}"
@@ -98,13 +98,13 @@ class Aws:
     async def _get(self, path: str) -> Reply:
         token = await self._fresh_token(refused="")
         reply = await self._client.request("GET", path, headers={_TOKEN_HEADER: token})
-        if reply.status == 401:  # the service has forgotten the token, or its clock is ahead of ours
+        if reply.status == 401:  # the service has lost the token, or its clock is ahead of ours
             token = await self._fresh_token(refused=token)
             reply = await self._client.request("GET", path, headers={_TOKEN_HEADER: token})
         return reply
 
     async def _fresh_token(self, *, refused: str) -> str:
-        """One renewal at a time: of several watches whose token was refused, the first renews it for all."""
+        """Returns a valid token. If several watches had theirs rejected, the first one renews it for all."""
         async with self._renewing:
             if self._token in ("", refused) or self._clock() >= self._renew_at:
                 self._token = ""
@@ -114,7 +114,7 @@ class Aws:
 
 
 async def new_token(client: Client) -> str:
-    """Raises Unanswered where the service gives none."""
+    """Requests a session token. Raises Unanswered where the service grants none."""
     try:
         reply = await client.request("PUT", TOKEN_PATH, headers={_TTL_HEADER: str(_TOKEN_SECONDS)})
     except TimedOut as e:
@@ -128,7 +128,7 @@ async def new_token(client: Client) -> str:
 
 
 def parse_instance_action(text: str) -> Answer:
-    """{action, time}: an end. One that is known is not overlooked because its time cannot be read."""
+    """Parses {action, time}, an end. A known action counts even if its time is unreadable."""
     source = f"AWS {ACTION}"
     try:
         body = parsed(text)
@@ -146,7 +146,7 @@ def parse_instance_action(text: str) -> Answer:
 
 
 def parse_rebalance(text: str) -> Answer:
-    """{noticeTime}: one piece of advice for each time."""
+    """Parses {noticeTime}, one advice per time."""
     source = f"AWS {REBALANCE}"
     try:
         body = parsed(text)
@@ -156,7 +156,7 @@ def parse_rebalance(text: str) -> Answer:
 
 
 def parse_maintenance(text: str) -> Answer:
-    """A list of events; those that cannot be read do not hide the others."""
+    """Parses the list of events; an unreadable one does not hide the others."""
     try:
         events = parsed(text)
     except ValueError:
@@ -174,7 +174,7 @@ def parse_maintenance(text: str) -> Answer:
 
 
 def _maintenance(event: Mapping[str, Any]) -> list[Finding]:
-    """Raises ValueError, KeyError or TypeError where it is none."""
+    """Parses one event. Raises ValueError, KeyError or TypeError where it is invalid."""
     code, source = event["Code"], f"AWS {MAINTENANCE}"
     if event.get("State") in _OVER:
         return []

@@ -1,9 +1,9 @@
-"""Azure's Scheduled Events: evictions and maintenance of this VM, acknowledged once nothing of ours is left.
+"""Azure's Scheduled Events: evictions and maintenance of this VM, acknowledged once no trainer is left.
 
 Source: "Azure Metadata Service: Scheduled Events for Linux VMs" (header Metadata:true; no NotBefore when
 an event has begun; a VM also gets its neighbours' events, so Resources decides; the first call enables the
 service and may take two minutes, 24 hours without one disable it; StartRequests let an event begin early, for
-all of its Resources). Made by choose.
+all of its Resources).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ HEADERS: Final = {"Metadata": "true"}
 LONGEST_NAME: Final = 256
 
 _FIRST_SECONDS: Final = 150.0
-"""For the call that enables the service: Azure says up to two minutes."""
+"""Timeout of the call that enables the service; Azure documents up to two minutes."""
 _SECONDS: Final = 10.0
 _SOURCE: Final = "Azure scheduled event"
 _PREEMPT: Final = "Preempt"
 _PLANNED: Final = frozenset({"Terminate", "Redeploy", "Reboot"})
 _FREEZE: Final = "Freeze"
-"""The VM stands still for seconds and goes on."""
+"""The VM pauses for seconds and continues."""
 _OVER: Final = frozenset({"Completed", "Canceled"})
 _STARTED: Final = "Started"
 
@@ -99,7 +99,7 @@ class Azure:
 
 
 async def instance_name(client: Client) -> str:
-    """What Scheduled Events calls this VM; raises Unanswered."""
+    """Returns this VM's name as in Scheduled Events. Raises Unanswered."""
     query = {"api-version": NAME_VERSION, "format": "text"}
     reply = await client.request("GET", NAME_PATH, headers=HEADERS, query=query)
     name = reply.text.strip()
@@ -109,7 +109,7 @@ async def instance_name(client: Client) -> str:
 
 
 def parse_events(text: str, name: str) -> Answer:
-    """The events that name this VM; those that cannot be read do not hide the others."""
+    """Parses the events that name this VM; an unreadable one does not hide the others."""
     try:
         body = parsed(text)
     except ValueError:
@@ -128,7 +128,7 @@ def parse_events(text: str, name: str) -> Answer:
 
 
 def _event(event: Mapping[str, Any], name: str) -> list[Finding]:
-    """Raises ValueError, KeyError or TypeError where it is none."""
+    """Parses one event. Raises ValueError, KeyError or TypeError where it is invalid."""
     resources = {resource.casefold() for resource in _texts(event["Resources"])}
     if name not in resources or event.get("EventStatus") in _OVER:
         return []
@@ -139,9 +139,9 @@ def _event(event: Mapping[str, Any], name: str) -> list[Finding]:
     if kind != _PREEMPT and kind not in _PLANNED:
         raise ValueError("its EventType is not known")
     started = event.get("EventStatus") == _STARTED
-    # A time that cannot be read is no reason to overlook an eviction: it may have begun.
+    # An eviction counts even if its time is unreadable: it may have begun.
     at = None if started else optional_moment(event.get("NotBefore"))
-    # Acknowledged, it begins for all of its resources: on another VM a trainer may still save.
+    # Acknowledging starts the event for all of its resources: on another VM a trainer may still save.
     alone = resources == {name} and not started
     common = {"source": source, "action": kind, "id": id, "acknowledge": id if alone else ""}
     if at is None:

@@ -1,4 +1,4 @@
-"""Which cloud's metadata service this node has: as set, or the one of three that answers. Called by loop."""
+"""Chooses the cloud's metadata service of this node: as configured, or the one of three that responds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTANCE_ID: Final = "instance/id"
 
 
 async def source_of(platform: str, client: Client) -> Source:
-    """The source of a platform, or for `auto` the one that answers. Raises Unanswered with a sentence."""
+    """Returns a platform's source; for `auto` the one that responds. Raises Unanswered with a sentence."""
     match platform:
         case Platform.AWS:
             return Aws(client)
@@ -29,7 +29,7 @@ async def source_of(platform: str, client: Client) -> Source:
 
 
 async def _answering(client: Client) -> Source:
-    """AWS first, then GCP, then Azure, should several answer."""
+    """Prefers AWS, then GCP, then Azure, if several respond."""
     asked = (_is_aws(client), _is_gcp(client), _is_azure(client))
     answers = await asyncio.gather(*asked, return_exceptions=True)
     makers: tuple[Callable[[Client], Source], ...] = (Aws, Gcp, Azure)

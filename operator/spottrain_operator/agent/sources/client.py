@@ -1,4 +1,4 @@
-"""One request to a metadata service: bounded in time and size, never redirected. Called by the sources."""
+"""HTTP client for metadata services: bounded in time and size, without redirects."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import aiohttp
 DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
 """The same address on AWS, GCP and Azure."""
 LARGEST: Final = 256 * 1024
-"""Bytes; real answers have a few hundred. The agent has 96 MiB of memory, whatever it is sent."""
+"""Bytes; real responses have a few hundred. The agent's memory limit is 96 MiB, whatever it receives."""
 
 
 class Unanswered(Exception):
-    """The service gave no answer that can be used; the text says what was asked and why."""
+    """The service gave no usable response; the text names the request and the reason."""
 
 
 class TimedOut(Unanswered):
-    """The service gave no answer in time."""
+    """The service did not respond in time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Reply:
     status: int
     text: str
     headers: Mapping[str, str]
-    """Case does not matter in their names."""
+    """Names are case-insensitive."""
 
 
 class Client:
@@ -37,7 +37,7 @@ class Client:
         self._session = session
         self._endpoint = endpoint.rstrip("/")
         self.timeout = timeout
-        """Seconds that an answer may take, where the question grants no more."""
+        """Default timeout of a request, in seconds."""
 
     async def request(
         self,
@@ -49,7 +49,7 @@ class Client:
         body: object = None,
         timeout: float | None = None,
     ) -> Reply:
-        """Raises Unanswered."""
+        """Sends one request. Raises Unanswered."""
         seconds = timeout or self.timeout
         try:
             async with self._session.request(

@@ -1,9 +1,9 @@
-"""Compute Engine's metadata server: preemption and host maintenance, each held open until it changes.
+"""Compute Engine's metadata server: preemption and host maintenance, each by a long poll.
 
 Sources: "View and query VM metadata" (header Metadata-Flavor, wait_for_change, timeout_sec, last_etag; 503
-while the server itself is moved: ask again), "Create and use Spot VMs" (instance/preempted turns TRUE; the
+while the server itself is moved: retry), "Create and use Spot VMs" (instance/preempted turns TRUE; the
 machine has 30 s from then, or its preemptionNoticeDuration, a preview), "Handle GPU host maintenance events"
-(maintenance-event: 60 seconds' notice, a VM with GPUs gets an hour; no time is said). Made by choose.
+(maintenance-event: 60 seconds' notice, a VM with GPUs gets an hour; no time is reported).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FLAVOR: Final = "Google"
 PREEMPTED: Final = "instance/preempted"
 MAINTENANCE: Final = "instance/maintenance-event"
 NOTICE_ATTRIBUTE: Final = "instance/attributes/spottrain-preemption-notice-seconds"
-"""Custom metadata of the instance: the server itself does not say what its preemptionNoticeDuration is."""
+"""Custom metadata of the instance: the server does not report its preemptionNoticeDuration."""
 
 WARNING_SECONDS: Final = 30.0
 DETECTION_SECONDS: Final = WARNING_SECONDS - NOTICE_WINDOW[Platform.GCP]
 MAINTENANCE_SECONDS: Final = 60.0
-"""What every VM gets at least. The server does not say whether this one has GPUs, and so an hour."""
+"""The minimum for every VM. With GPUs it is an hour, but the server does not report whether there are any."""
 _LONGEST_NOTICE: Final = 600.0
 _WAIT_SECONDS: Final = 20.0
 _TERMINATES: Final = frozenset({"TERMINATE_ON_HOST_MAINTENANCE", "SHUTDOWN_ON_HOST_MAINTENANCE"})
-"""The second is what older documentation calls it."""
+"""The second is its name in older documentation."""
 _MIGRATES: Final = "MIGRATE_ON_HOST_MAINTENANCE"
 
 
@@ -60,7 +60,7 @@ class Gcp:
         )
 
     async def acknowledge(self, event: str) -> None:
-        """Google wants no word."""
+        """Does nothing: Google has no acknowledgement."""
 
     async def _read_preempted(self) -> Answer:
         if self._notice_seconds is None:
@@ -75,7 +75,7 @@ class Gcp:
         return text if isinstance(text, Unreadable) else parse_maintenance(text)
 
     async def _ask_notice_seconds(self) -> float | None:
-        """None where there is no answer yet: the usual is assumed, and the question asked again."""
+        """Returns None where there is no response yet: the default applies, and the query is repeated."""
         try:
             reply = await get(self._client, NOTICE_ATTRIBUTE)
         except Unanswered:
@@ -92,7 +92,7 @@ class Gcp:
 
 
 class _Value:
-    """One value: asked for at once the first time and after trouble, else held open until it changes."""
+    """One metadata value: read at once the first time and after an error, else by a long poll."""
 
     def __init__(self, client: Client, key: str, wait_seconds: float) -> None:
         self._client = client
@@ -113,7 +113,7 @@ class _Value:
         return reply.text
 
     async def _changed(self) -> Reply | None:
-        """The reply to a wait. None where there was none: a wait that is cut says nothing about the value."""
+        """Returns a long poll's reply; None where it failed, which says nothing about the value."""
         if not self._etag:
             return None
         seconds = f"{self._wait_seconds:g}"
@@ -130,7 +130,7 @@ class _Value:
 async def get(
     client: Client, key: str, *, query: dict[str, str] | None = None, timeout: float | None = None
 ) -> Reply:
-    """Raises Unanswered, also where the answer is not from Google's server."""
+    """Reads one metadata key. Raises Unanswered, also where the response is not from Google's server."""
     headers = {FLAVOR_HEADER: FLAVOR}
     reply = await client.request("GET", ROOT + key, headers=headers, query=query, timeout=timeout)
     if reply.status == 200 and reply.headers.get(FLAVOR_HEADER) != FLAVOR:
@@ -162,7 +162,7 @@ def parse_maintenance(text: str) -> Answer:
 
 
 def parse_notice_seconds(text: str) -> float:
-    """Raises ValueError with a sentence."""
+    """Parses the notice period in seconds. Raises ValueError with a sentence."""
     try:
         seconds = float(text)
     except ValueError:

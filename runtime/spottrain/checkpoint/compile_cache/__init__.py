@@ -1,1 +1,1 @@
-"""The compiler's cache folders, kept beside the checkpoints: a restarted pod does not compile again."""
+"""The compiler's cache folders, stored beside the checkpoints: a restarted pod does not compile again."""

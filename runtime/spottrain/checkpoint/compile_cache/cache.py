@@ -1,15 +1,15 @@
-"""The compiler's cache folders, kept beside the checkpoints: a restarted pod does not compile again.
+"""The compiler's cache folders, stored beside the checkpoints: a restarted pod does not compile again.
 
-`session` points torch at the folders before torch is imported. The first process of each node makes a
-`CompileCache`, restores in a thread while torch is imported and the checkpoint comes down, and saves in a
-thread after the first step and after later saves. Nothing here ends a run: what cannot be restored is
-compiled, what cannot be saved is compiled by the next attempt.
+torch is pointed at the folders before it is imported. The first process of each node restores them in a
+thread, during the import of torch and the checkpoint download. It saves them in a thread after the first
+step and after later saves. No error here ends a run: the kernels are compiled again, in this attempt or in
+the next one.
 
-    compile-cache/{key}.json               which archive counts, its checksum, what it was compiled for
-    compile-cache/{key}-{sha256}.tar.gz    the files; named by content, so that no two writers tear a pair
+    compile-cache/{key}.json               the current archive, its checksum, what it was compiled for
+    compile-cache/{key}-{sha256}.tar.gz    the files; named by content, so that concurrent writers never mix
 
-**An archive is code.** Whoever can write the prefix can run code in the pod (docs/security.md), so it is
-read only from the job's own URI, never from the one that a job starts from.
+**An archive is code.** Anyone who can write the prefix can run code in the pod (docs/security.md). So it is
+read only from the job's own URI, never from the URI that a job starts from.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ from spottrain.core.run_config import RunConfig
 from spottrain.storage.base import Store
 
 KEYS_KEPT: Final = 8
-"""Kinds of machine whose caches stay. A fleet has a few; an image that changes daily makes many."""
+"""Number of machine types whose caches are kept. A fleet has a few; daily image changes create many."""
 TRIES: Final = 3
-"""Failed saves after which no more are tried."""
+"""Number of failed saves after which saving stops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestoredCache:
     files: int
     bytes: int
-    """Of the archive."""
+    """Size of the archive."""
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheEntry:
-    """`{key}.json`."""
+    """The contents of `{key}.json`."""
 
     format: int
     facts: Mapping[str, Any]
     archive: str
-    """Its name below COMPILE_CACHE_PREFIX."""
+    """Object name below COMPILE_CACHE_PREFIX."""
     sha256: str
     bytes: int
     files: int
     contents: str
-    """SHA-256 of the files' names and sizes, by which a node sees that another has saved the same."""
+    """SHA-256 of the files' names and sizes; shows a node that another one has saved the same files."""
     job: str
     attempt: int
     savedAt: str
 
     @classmethod
     def from_json(cls, text: str) -> CacheEntry:
-        """Raises ValueError."""
+        """Parses an entry. Raises ValueError if its fields or types are wrong."""
         try:
             entry = cls(**json.loads(text))
         except TypeError as error:
@@ -82,7 +82,7 @@ class CacheEntry:
 
 
 class CompileCache:
-    """The compile cache of one node. Its methods may be called from any thread, and never raise."""
+    """The compile cache of one node. `restore` and `save_if_changed` are thread-safe and never raise."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class CompileCache:
         self._drop = drop
         self._clock = clock
         self._stored: Listing = {}
-        """What is known to be stored."""
+        """Files that are known to be stored."""
         self._unusable = False
-        """Whether what is stored could not be restored, and is to be replaced by whatever is compiled now."""
+        """Whether the stored cache could not be restored, so that the next save replaces it."""
         self._failures = 0
         self._one_at_a_time = threading.Lock()
 
@@ -114,10 +114,10 @@ class CompileCache:
     def of(
         cls, store: Store | None, run: RunConfig, environ: Mapping[str, str], attempt: int
     ) -> CompileCache | None:
-        """None where nothing is kept: switched off, no store, or no cache folder of our own.
+        """Returns the run's cache; None if it is off, or if there is no store or no separate cache folder.
 
         Without SPOTTRAIN_CACHE_DIR torch compiles into a folder that all programs of the user share.
-        To be called after `use_folder`, which sets what torch reads from `environ`.
+        Must be called after `use_folder`, which sets the variables in `environ` that torch reads.
         """
         if run.compile_cache is CompileCacheMode.OFF or store is None or run.cache_dir is None:
             return None
@@ -131,9 +131,9 @@ class CompileCache:
         )
 
     def restore(self) -> RestoredCache | None:
-        """Puts the stored files into the folders; None where there are none, or none that can be used.
+        """Unpacks the stored files into the folders; returns None if there are no usable ones.
 
-        To be called before the first compile.
+        Must be called before the first compile.
         """
         started = self._clock()
         try:
@@ -145,7 +145,7 @@ class CompileCache:
                 return None
             unpack(self._archive(entry), self._places)
         except Exception as error:
-            # Whatever is wrong with it, the answer is the same: compile.
+            # Any error has the same effect: the kernels are compiled.
             self._unusable = True
             log.event("compile-cache-unusable", key=self.key[:12], why=_why(error))
             return None
@@ -154,9 +154,9 @@ class CompileCache:
         return restored
 
     def save_if_changed(self) -> bool:
-        """Stores the folders if they hold other files than what is stored, and says whether it did.
+        """Stores the folders if their files differ from the stored ones; returns whether it did.
 
-        Nothing is stored while the compiler writes; the next call tries again.
+        Nothing is stored while the compiler is writing; the next call tries again.
         """
         if self._failures >= TRIES or not self._one_at_a_time.acquire(blocking=False):
             return False
@@ -172,7 +172,7 @@ class CompileCache:
     def _save(self) -> bool:
         started = self._clock()
         files = listing(self._places)
-        # A lock that is held now: packing would be in vain.
+        # While a compile lock is held, the files may be incomplete.
         if not files or files == self._stored or compiling(self._places):
             return False
         contents = _contents(files)
@@ -180,7 +180,7 @@ class CompileCache:
         if new:
             body = pack(self._places, files)
             if listing(self._places) != files or compiling(self._places):
-                return False  # what was packed may be half a file
+                return False  # the archive may hold an incomplete file
             entry = self._describe(body, files, contents)
             self._publish(entry, body)
             seconds = self._clock() - started
@@ -195,7 +195,7 @@ class CompileCache:
         return new
 
     def _is_stored(self, contents: str) -> bool:
-        """By the attempt it was restored from, or by another node of the gang that compiled the same."""
+        """Returns whether an earlier attempt or another node of the gang has stored the same files."""
         try:
             entry = self._entry()
         except ValueError:
@@ -218,10 +218,10 @@ class CompileCache:
         )
 
     def _publish(self, entry: CacheEntry, body: memoryview) -> None:
-        """The archive, then the entry that names it: at every moment an entry names a whole archive.
+        """Writes the archive, then the entry that names it, so that an entry always names a whole archive.
 
-        Another writer may take ours for an old one and delete it between our two writes, so it is looked for
-        afterwards. HEAD needs a fence; here a lost race costs a compile, and the next save mends it.
+        Another writer may delete the archive as outdated between the two writes, so its presence is checked
+        afterwards. No fencing is needed: a lost race costs one compile, and the next save repairs it.
         """
         archive = COMPILE_CACHE_PREFIX + entry.archive
         before = self._store.list(COMPILE_CACHE_PREFIX)
@@ -232,7 +232,7 @@ class CompileCache:
         self._prune(before)
 
     def _prune(self, before: list[str]) -> None:
-        """Deletes what was there before this save and nothing names any more, and the oldest keys."""
+        """Deletes archives from before this save that no entry names, and the caches of the oldest keys."""
         named = self._entry()
         kept = COMPILE_CACHE_PREFIX + named.archive if named else ""
         archives = _entry_key(self.key).removesuffix(".json") + "-"
@@ -242,7 +242,7 @@ class CompileCache:
         self._store.delete(old)
 
     def _oldest(self, entries: list[str]) -> list[str]:
-        """Those beyond KEYS_KEPT, other than our own; first those that cannot be read."""
+        """Returns the entries beyond KEYS_KEPT, unreadable ones first, but never this cache's own."""
         others = [key for key in entries if key != _entry_key(self.key)]
         surplus = len(others) + 1 - KEYS_KEPT
         return sorted(others, key=self._saved_at)[:surplus] if surplus > 0 else []
@@ -255,7 +255,7 @@ class CompileCache:
             return ""
 
     def _entry(self) -> CacheEntry | None:
-        """Raises ValueError where it is damaged, or of another machine."""
+        """Reads the stored entry. Raises ValueError if it is damaged or of another machine."""
         found = self._store.get(_entry_key(self.key))
         if found is None:
             return None
@@ -275,8 +275,10 @@ class CompileCache:
         return found.body
 
     def _forget(self) -> None:
-        """Deletes what is stored for all machines: if this attempt dies before it saves, the next one, on
-        whatever machine, must not restore what killed the last."""
+        """Deletes the stored caches of all machine types.
+
+        If this attempt dies before it saves, the next one must not restore a harmful cache on any machine.
+        """
         keys = self._store.list(COMPILE_CACHE_PREFIX)
         self._store.delete(keys)
         log.event("compile-cache-dropped", objects=len(keys))

@@ -1,6 +1,6 @@
-"""The compiler's folders on this node: where they are, what in them is finished, packing and unpacking.
+"""The compiler's folders on this node: finds them, lists finished files, packs and unpacks them.
 
-Called by `CompileCache`, and by `session` before torch is imported (`use_folder`).
+This module does not import torch, so `use_folder` can run before that import.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import Final
 INDUCTOR_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 TRITON_VARIABLE: Final = "TRITON_CACHE_DIR"
 UNPACKED_LIMIT: Final = 2**30
-"""Bytes of files. An archive is made and read in memory, within the pod's limit."""
+"""Largest total size of the files in bytes. Archives are made and read in memory, within the pod's limit."""
 LEVEL: Final = 1
-"""Of gzip. Most of it is one precompiled header of 158 MB: 27 MB in 0.8 s; with level 6, 23 MB in 2.8 s."""
+"""gzip level. Most data is one precompiled header of 158 MB: 27 MB in 0.8 s; at level 6, 23 MB in 2.8 s."""
 BUILD_SUFFIX: Final = "_CxxBuild"
-"""Of the folder beside a C++ library that is being built; it stays behind if the build is killed."""
+"""Suffix of the folder beside a C++ library during its build; it remains if the build is killed."""
 
 Folders = Mapping[str, Path]
-"""Label, the first part of a member's name -> folder."""
+"""Label (the first part of a member's name) -> folder."""
 Listing = Mapping[str, tuple[int, int]]
-"""`label/path` -> (bytes, time of change in ns), in order."""
+"""`label/path` -> (bytes, mtime in ns), sorted."""
 
 
 def use_folder(cache_dir: Path, environ: MutableMapping[str, str]) -> None:
-    """Points torch and Triton below `cache_dir`, unless the user has pointed them elsewhere.
+    """Sets the cache folders of torch and Triton below `cache_dir`, unless the user has set others.
 
-    To be called before torch is imported. The caches themselves (FX graphs, AOTAutograd, autotuning) are on
-    by default in torch 2.15.
+    Must be called before torch is imported. The caches (FX graphs, AOTAutograd, autotuning) are on by default
+    in torch 2.15.
     """
     environ.setdefault(INDUCTOR_VARIABLE, str(cache_dir / "inductor"))
     environ.setdefault(TRITON_VARIABLE, str(cache_dir / "triton"))
 
 
 def folders_of(environ: Mapping[str, str]) -> Folders:
-    """What `use_folder` has set, and the precompiled headers."""
+    """Returns the folders set by `use_folder`, and that of the precompiled headers."""
     return {
         "inductor": Path(environ[INDUCTOR_VARIABLE]).absolute(),
         "triton": Path(environ[TRITON_VARIABLE]).absolute(),
@@ -54,10 +54,11 @@ def folders_of(environ: Mapping[str, str]) -> Folders:
 
 
 def header_folder() -> Path:
-    """Where inductor precompiles C++ headers: below the temporary folder, whatever its variable says.
+    """Returns inductor's folder of precompiled C++ headers, below the temporary folder.
 
-    It looks for them even where every kernel is cached: without them 5 of a warm start's 8 s on a CPU go into
-    one header. The rule is torch._inductor.codecache._HEADER_DIR's, which cannot be asked before the import.
+    TORCHINDUCTOR_CACHE_DIR does not change it. inductor needs the headers even if every kernel is cached:
+    without them, one header takes 5 of a warm start's 8 s on a CPU. The path follows the rule of
+    torch._inductor.codecache._HEADER_DIR, which is not available before the import of torch.
     """
     try:
         user = getpass.getuser()
@@ -72,7 +73,7 @@ def listing(places: Folders) -> Listing:
 
 
 def _files(label: str, root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The finished regular files."""
+    """Yields the finished regular files."""
     for folder, below, names in os.walk(root):
         halves = tuple(name.removesuffix(BUILD_SUFFIX) + "." for name in below if name.endswith(BUILD_SUFFIX))
         below[:] = [name for name in below if not name.endswith(BUILD_SUFFIX) and not _passing(name)]
@@ -85,7 +86,7 @@ def _files(label: str, root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _passing(name: str) -> bool:
-    """Locks, and what a writer renames in the end (torch: `.pid.thread.tmp`; Triton: `tmp.pid_*`)."""
+    """Returns whether it is a lock or a temporary file (torch: `.pid.thread.tmp`; Triton: `tmp.pid_*`)."""
     return name.startswith((".", "tmp.pid_")) or name.endswith(".lock") or name in ("locks", "__pycache__")
 
 
@@ -93,11 +94,11 @@ def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
     except FileNotFoundError:
-        return None  # renamed meanwhile
+        return None  # renamed in the meantime
 
 
 def compiling(places: Folders) -> bool:
-    """Whether somebody holds one of torch's locks: under them C++ libraries are written in place."""
+    """Returns whether a process holds one of torch's locks; C++ libraries are written in place under them."""
     return any(_held(path) for root in places.values() for path in root.rglob("*.lock"))
 
 
@@ -113,7 +114,7 @@ def _held(path: Path) -> bool:
 
 
 def pack(places: Folders, files: Listing) -> memoryview:
-    """A tar.gz of the files; equal files give equal bytes. Raises ValueError above UNPACKED_LIMIT."""
+    """Returns a tar.gz of the files; equal files give equal bytes. Raises ValueError above UNPACKED_LIMIT."""
     total = sum(size for size, _ in files.values())
     if total > UNPACKED_LIMIT:
         raise ValueError(f"the compiled files are {total} bytes, and {UNPACKED_LIMIT} at most are kept")
@@ -132,10 +133,10 @@ def pack(places: Folders, files: Listing) -> memoryview:
 
 
 def unpack(body: bytes, places: Folders) -> None:
-    """Puts the archive's files into the folders, never over one that is there.
+    """Extracts the archive's files into the folders, never over an existing file.
 
-    All of it is read before the first file is moved in, by rename: a compile beside it sees whole files only.
-    Raises ValueError, OSError or tarfile's errors.
+    The whole archive is read before the first file is renamed into place, so that a concurrent compile sees
+    only whole files. Raises ValueError, OSError or tarfile's errors.
     """
     staging: dict[str, Path] = {}
     try:
@@ -152,9 +153,9 @@ def unpack(body: bytes, places: Folders) -> None:
 
 
 def _extract(tar: tarfile.TarFile, staging: Folders) -> None:
-    """Refuses all that `pack` does not make; so plain files are written, and nothing is left to tarfile.
+    """Extracts regular files only. Raises ValueError for any member that `pack` does not create.
 
-    Its `filter="data"` would say the same, but came with Python 3.11.4, and an image may have an older one.
+    tarfile's `filter="data"` does the same, but needs Python 3.11.4, and an image may have an older one.
     """
     left = UNPACKED_LIMIT
     for member in tar:

@@ -1,6 +1,6 @@
-"""What compiled code is good for, and the key made of it. Called by `CompileCache.of`.
+"""The environment that compiled code is valid for, and the cache key derived from it.
 
-No torch here: the cache is restored beside its import.
+This module does not import torch, because the cache is restored while torch is being imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 FORMAT: Final = 1
-"""Of the objects in the store."""
+"""Format version of the stored objects."""
 MODEL_WORDS: Final = (
     *("vendor_id", "cpu family", "model", "model name"),  # x86
     *("CPU implementer", "CPU variant", "CPU part"),  # ARM
@@ -25,11 +25,11 @@ MODEL_WORDS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileTarget:
-    """What compiled code depends on and torch's own keys do not, or not surely, say.
+    """Dependencies of compiled code that torch's own cache keys do not reliably cover.
 
-    torch keys its entries by graph, configuration, threads and GPU; but it builds C++ kernels with
-    `-march=native`, by whatever compiler and against whatever libraries the image holds. The path of the
-    folder is no fact: a moved folder hits (tests/unit/runtime/test_compilecache.py).
+    torch keys its entries by graph, configuration, threads and GPU. But it builds C++ kernels with
+    `-march=native`, by the compiler and against the libraries of the image. The folder's path is not
+    included: a moved folder still hits (tests/unit/runtime/test_compilecache.py).
     """
 
     torch: str
@@ -66,7 +66,7 @@ def canonical(value: Mapping[str, Any]) -> bytes:
 
 
 def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
-    """Model and flags of the first processor of /proc/cpuinfo."""
+    """Returns model and flags of the first processor in /proc/cpuinfo."""
     fields: dict[str, str] = {}
     for line in text.split("\n\n", 1)[0].splitlines():
         name, _, value = line.partition(":")
@@ -76,9 +76,9 @@ def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def gpus(proc: Path) -> tuple[str, ...]:
-    """Models of the NVIDIA GPUs; a model stands for its compute capability.
+    """Returns the models of the NVIDIA GPUs; a model implies its compute capability.
 
-    Where the driver shows none, torch's and Triton's own keys still tell GPUs apart.
+    If the driver lists none, torch's and Triton's own keys still distinguish GPUs.
     """
     texts = [_text(path) for path in proc.glob("driver/nvidia/gpus/*/information")]
     found = [re.search(r"^Model:[ \t]*(.+?)[ \t]*$", text, re.MULTILINE) for text in texts]
@@ -86,7 +86,7 @@ def gpus(proc: Path) -> tuple[str, ...]:
 
 
 def _torch() -> str:
-    """With the build (+cpu, +cu132), which the package's version leaves out."""
+    """Returns torch's version with its build (+cpu, +cu132), which the package's metadata omits."""
     try:
         written = importlib.metadata.distribution("torch").locate_file("torch/version.py")
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""HEAD: the one object that says who trains and what is durable.
+"""HEAD: the one object that records which attempt trains and which checkpoints are durable.
 
-state             what it says, and the rules by which it may change
+state             the contents of HEAD and the rules for changing it
 compare_and_swap  one change by conditional writes: explicit states, no I/O
-owner             the two of them over a store, for a training
-admin             what a person may change while none runs
+owner             applies both to a store, for a training run
+admin             changes that a person may make while no job runs
 """

@@ -1,8 +1,7 @@
-"""What a person may do to HEAD while no job runs: drop old checkpoints from it, put a copied one into it.
+"""Changes of HEAD that a person may make while no job runs: prune, delete, add a copied checkpoint.
 
-Place in the cycle: none; `cli/` calls it, and `owner` for `leftovers` at a job's end. The intents are carried
-out by `cas.py` like those of `head.py`, and driven through every interleaving with claims by
-tests/unit/runtime/test_head_model.py. Nothing here does I/O.
+`compare_and_swap.py` carries out these intents like those of `state.py`.
+tests/unit/runtime/test_head_model.py checks every interleaving with claims. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from spottrain.core.text import counted
 from spottrain.errors import ConfigurationError
 
 COPIED: Final = "copied"
-"""`jobUID` in a HEAD that `spottrain checkpoints copy` made: no job has it, so whoever goes on from there
-must say so (onExisting: resume)."""
+"""`jobUID` in a HEAD that `spottrain checkpoints copy` wrote. No job has this UID, so a job that resumes from
+it needs onExisting: resume."""
 
 
 def require_idle(head: Head) -> None:
-    """Raises while a job owns HEAD, and where its checkpoints were deleted with it."""
+    """Raises ConfigurationError if a job owns HEAD, or if its checkpoints were deleted with the job."""
     if head.state is HeadState.ACTIVE:
         raise ConfigurationError(
             f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}) runs on this URI; nothing was "
@@ -46,9 +45,9 @@ def require_idle(head: Head) -> None:
 def prunable(
     head: Head, keep: int, *, earlier_jobs: bool = False, damaged: Collection[str] = ()
 ) -> tuple[Entry, ...]:
-    """What may go so that the newest `keep` sound ones, and the best, stay.
+    """Returns the entries to remove, so that the newest `keep` intact ones and the best one stay.
 
-    What earlier jobs left stays as well, unless `earlier_jobs`: then all of it goes.
+    Entries of earlier jobs stay too, unless `earlier_jobs` is set: then all of them are removed.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least 1")
@@ -58,19 +57,19 @@ def prunable(
 
 
 def leftovers(keys: Iterable[str], head: Head) -> list[str]:
-    """Of the object keys below `checkpoints/`, those that no HEAD can ever name again.
+    """Returns the object keys below `checkpoints/` that no HEAD can ever list again.
 
-    Only a claim adds keys, each of its own term. While a job runs those of its own term may be under way;
-    when it has given HEAD up, it can commit no more.
+    A claim adds only keys of its own term. While a job runs, uploads of its term may be in progress. Once it
+    has released HEAD, it can no longer commit.
     """
     return unnamed(keys, head, below=head.term + (head.state is not HeadState.ACTIVE))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruning:
-    """Take the entries `doomed` out of the HEAD that a person was shown, if it is still that one.
+    """Removes the entries `doomed` from HEAD, if HEAD is still `seen`, the one that the person was shown.
 
-    Term, owner and state stay, so a claim that comes between simply wins: one of both sees its ETag refused.
+    Term, owner and state stay. If a claim races with this change, one of the two has its ETag refused.
     """
 
     seen: Head
@@ -91,10 +90,10 @@ class Pruning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deleting:
-    """Take all entries of this job's own out of HEAD, for its checkpoints are deleted with it.
+    """Removes all of the job's own entries from HEAD, because its checkpoints are deleted with the job.
 
-    The job's pods are known to have ended; one that is a ghost finds HEAD taken. Where earlier jobs have left
-    something, HEAD stays as that of a finished job; else it says deleted, and nobody begins anew by mistake.
+    The job's pods have ended; the higher term fences out any that still runs. If entries of earlier jobs
+    remain, HEAD becomes DONE. Otherwise it becomes DELETED, so that no job starts over by mistake.
     """
 
     job_uid: str
@@ -115,7 +114,7 @@ class Deleting:
 
 
 def term_for_copy(head: Head | None) -> int:
-    """Term under which a copy is to be uploaded. Raises unless the target is empty or its job is done."""
+    """Returns the term of a copy. Raises ConfigurationError unless the target is empty or its job done."""
     if head is None:
         return 1
     if head.state is not HeadState.DONE:
@@ -129,14 +128,14 @@ def term_for_copy(head: Head | None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adopting:
-    """Put a copied checkpoint, whose objects are all there, into the HEAD of an empty or finished URI.
+    """Adds a copied checkpoint, whose objects are all uploaded, to the HEAD of an empty or finished URI.
 
-    What the finished job left stays, marked as by a claim that starts afresh.
+    Entries of the finished job stay, marked as they are by a claim with onExisting: fresh.
     """
 
     entry: Entry
     job: str
-    """Where it was copied from, for sentences."""
+    """Job that the checkpoint was copied from, for messages."""
 
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         if head is not None and self.entry.key in head.keys:

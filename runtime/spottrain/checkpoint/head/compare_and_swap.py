@@ -1,15 +1,15 @@
 """One change of HEAD by compare-and-swap: explicit states, no I/O.
 
-Place in the cycle: `owner.py` sends each state's `request` to the store and feeds the reply back; the
-explorer in tests/unit/runtime/test_head_model.py does the same with a store that loses, delays and repeats
-requests. What the change is, an intent of `head.py` decides.
+A driver sends each state's `request` to the store and passes the reply to `on`, which returns the next state.
+tests/unit/runtime/test_head_model.py does so with a store that loses, delays and repeats requests. An intent
+of `state.py` decides the new HEAD.
 
     Reading ──found, absent──▶ intent.decide ──▶ Writing ──stored──▶ Finished
        ▲                            │ None              │ refused (412, 409) or no answer
        │                            └──▶ Finished       ▼
        └──────────────── own nonce: Finished; old ETag: write again; else decide again
 
-A write that is sent again is the same body under the same nonce, so it does not matter which copy arrives.
+A write that is sent again has the same body and nonce, so it does not matter which copy arrives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Get:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Put:
-    """PUT HEAD if its ETag is `if_match`; None: only if there is none (If-None-Match: *)."""
+    """PUT HEAD if its ETag is `if_match`; with None, only if HEAD does not exist (If-None-Match: *)."""
 
     head: Head
     if_match: str | None
@@ -53,7 +53,7 @@ class StoredHead:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """412 or 409: somebody else was first, or an earlier copy of this very request was."""
+    """412 or 409: another writer was first, or an earlier copy of this request was."""
 
     why: str = ""
 
@@ -65,7 +65,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Time-out, cut connection or 5xx: a PUT may have been applied, or may be later."""
+    """Timeout, broken connection or 5xx: a PUT may have been applied, or may still be applied later."""
 
     why: str = ""
 
@@ -77,7 +77,7 @@ Reply = Found | Absent | StoredHead | Refused | Missing | NoAnswer
 class Reading:
     intent: Intent
     sent: Writing | None = None
-    """The write whose fate this read is to tell."""
+    """The write whose outcome this read determines."""
 
     @property
     def request(self) -> Request:
@@ -123,7 +123,7 @@ class Writing:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Keys that this write takes out of HEAD, oldest last: once it succeeded they may be deleted."""
+        """Keys that this write drops from HEAD, oldest last; after it succeeds they may be deleted."""
         old = self.seen.head.checkpoints if self.seen else ()
         return tuple(entry.key for entry in old if entry.key not in self.body.keys)
 
@@ -138,7 +138,7 @@ class Writing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """HEAD as this process last knew it, and what its own write took out of it."""
+    """HEAD as last known, and the keys that this process's write dropped from it."""
 
     head: Head
     etag: str
@@ -149,6 +149,6 @@ Step = Reading | Writing | Finished
 
 
 def begin(intent: Intent, nonce: str, known: Found | None = None) -> Step:
-    """First state of a walk; `known` is HEAD as certainly last seen, which saves the read."""
+    """Returns the first state of a change; `known`, HEAD as last seen, saves the first read."""
     reading = Reading(intent=intent)
     return reading.on(known, nonce) if known else reading

@@ -1,10 +1,10 @@
-"""The present owner of HEAD: carries the rules of `head.py` out over a store.
+"""The current owner of HEAD: applies the rules of `state.py` to a store.
 
-One HeadOwner per gang, in rank 0's process. Called in this order: `wait_at_gate` and `claim` when the pod
-starts, `sweep_orphans` once beside the restore, `commit` from the uploader's thread, `check` every few
-seconds from a watcher's thread, `release` as the last act of every exit.
+One HeadOwner per gang, in rank 0's process. The order of calls: `wait_at_gate` and `claim` when the pod
+starts, `sweep_orphans` once during the restore, `commit` from the upload thread, `check` periodically from
+a watch thread, `release` last on every exit.
 
-Changes are made one at a time under a lock; `check` only reads and takes no lock.
+A lock serializes changes; `check` only reads and takes no lock.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ def fresh_nonce() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """What a claim found."""
+    """The result of a claim."""
 
     term: int
     resume: tuple[Entry, ...] = ()
-    """Checkpoints to go on from, newest first; empty: a fresh start."""
+    """Checkpoints to resume from, newest first; empty for a fresh start."""
     done: bool = False
-    """The job has ended already; there is nothing to do, and nothing was claimed."""
+    """The job has already finished, so nothing was claimed."""
 
 
 class Walker:
-    """Takes changes of HEAD to their end over a store. Used by HeadOwner, and by `cli/` for a person."""
+    """Carries changes of HEAD through to their end on a store."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class Walker:
         nonce: Callable[[], str] = fresh_nonce,
         patience: float = 30.0,
     ) -> None:
-        """`patience`: seconds to go on asking a store that does not answer, per call."""
+        """`patience`: seconds to retry, per call, if the store does not respond."""
         self._store = store
         self._clock = clock
         self._sleep = sleep
         self._nonce = nonce
         self._patience = patience
         self.open: Step | None = None
-        """Where the last walk is, or was given up."""
+        """Last state of the current or abandoned change."""
 
     def change(
         self,
@@ -108,7 +108,10 @@ class Walker:
         patience: float | None = None,
         stopping: Callable[[], bool] = never,
     ) -> Finished | None:
-        """None when told to stop; StoreUnavailable when patience is at an end, and a write's fate open."""
+        """Carries out one change of HEAD; returns None if `stopping` returns True first.
+
+        Raises StoreUnavailable after `patience` seconds; then a write may or may not take effect.
+        """
         patience = self._patience if patience is None else patience
         give_up = self._clock() + patience
         pause = FIRST_PAUSE
@@ -135,7 +138,7 @@ class Walker:
         return Found(head=Head.from_json(found.body), etag=found.etag) if found else Absent()
 
     def read(self) -> Head | None:
-        """HEAD as it is, asked for once. Raises StoreError."""
+        """Returns the current HEAD, with a single request. Raises StoreError."""
         found = self._store.get(HEAD_KEY)
         return Head.from_json(found.body) if found else None
 
@@ -163,7 +166,7 @@ class HeadOwner:
         nonce: Callable[[], str] = fresh_nonce,
         patience: float = 30.0,
     ) -> None:
-        """`patience`: seconds to go on asking a store that does not answer, per call."""
+        """`patience`: seconds to retry, per call, if the store does not respond."""
         self._store = store
         self._who = who
         self._policy = policy or ClaimPolicy()
@@ -174,13 +177,13 @@ class HeadOwner:
         self._lock = threading.Lock()
         self._tenure: Tenure | None = None
         self._known: Found | None = None
-        """HEAD as certainly last seen; None while the fate of a write is open."""
+        """HEAD as last seen; None while the outcome of a write is unknown."""
 
     # --- start ------------------------------------------------------------------------------------
     def wait_at_gate(self, until: float, stopping: Callable[[], bool] = never) -> bool:
-        """Wait until the predecessor has released HEAD, or `until` (Unix seconds; 0 = do not wait).
+        """Waits until the predecessor has released HEAD, or `until` (Unix seconds; 0: does not wait).
 
-        False when told to stop meanwhile: then nothing may be claimed.
+        Returns False if stopped meanwhile: then nothing may be claimed.
         """
         while not stopping():
             if self._clock() >= until or self._gate_is_open(until):
@@ -189,7 +192,7 @@ class HeadOwner:
         return False
 
     def claim(self, stopping: Callable[[], bool] = never, *, patience: float | None = None) -> Claim | None:
-        """Become the present owner. None when told to stop first.
+        """Claims HEAD. Returns None if stopped first.
 
         Raises Superseded, ConfigurationError (another job's HEAD, lost checkpoints), StoreError.
         """
@@ -206,27 +209,27 @@ class HeadOwner:
             return Claim(term=head.term, resume=head.resumable)
 
     def sweep_orphans(self) -> list[str]:
-        """Delete what earlier terms uploaded and HEAD does not name. Answers the objects' keys."""
+        """Deletes objects of earlier terms that HEAD does not list. Returns their keys."""
         keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `orphans`)
         doomed = orphans(keys, present(self._walker.read()), self._owned())
         self._store.delete(doomed)
         return doomed
 
     def sweep_leftovers(self) -> list[str]:
-        """After `release`: delete what this term's own failed saves have left, too."""
+        """After `release`: deletes orphans, those of this term's failed saves too. Returns their keys."""
         keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
         doomed = leftovers(keys, present(self._walker.read()))
         self._store.delete(doomed)
         return doomed
 
     def outlived(self, key: str) -> bool:
-        """Whether `key` is of an earlier term, so that an upload to it can be of no use any more."""
+        """Returns whether `key` is of an earlier term, so that an upload to it is useless."""
         term = term_of_key(key)
         return term is not None and term < self._owned().term
 
     # --- while training ---------------------------------------------------------------------------
     def new_key(self, step: int) -> str:
-        """Folder for the next checkpoint; no other process or save ever gets the same."""
+        """Returns a key (folder) for the next checkpoint, unique across processes and saves."""
         return checkpoint_key(self._owned().term, step, self._nonce())
 
     def commit(
@@ -237,12 +240,12 @@ class HeadOwner:
         damaged: frozenset[str] = frozenset(),
         patience: float | None = None,
     ) -> tuple[str, ...]:
-        """Make `entry`, whose objects are all uploaded, the latest. Answers the keys that fell out of HEAD.
+        """Makes `entry`, whose objects are all uploaded, the latest. Returns the keys dropped from HEAD.
 
-        After StoreUnavailable it is open whether the commit will take effect: the objects must stay, and the
-        next commit or release finds out.
+        After StoreUnavailable the commit may or may not take effect. The objects must stay, and the next
+        commit or release determines the outcome.
 
-        An `entry` with keptAs=BEST takes that mark from the one before it (see `Committing`).
+        An `entry` with keptAs=BEST takes that mark from the previous best (see `Committing`).
         """
         with self._lock:
             return self._change(
@@ -250,33 +253,33 @@ class HeadOwner:
             ).dropped
 
     def prune(self, dropped: Sequence[str]) -> None:
-        """Delete the objects of keys that a commit of this process took out of HEAD."""
+        """Deletes the objects of keys that a commit of this process dropped from HEAD."""
         for key in dropped:
             self._store.delete(self._store.list(key))
 
     def check(self) -> None:
-        """Re-read HEAD, once: raises Superseded when another process owns it (so a ghost learns of its end).
+        """Re-reads HEAD once. Raises Superseded if another process owns it.
 
-        StoreUnavailable says nothing about that.
+        StoreUnavailable says nothing about the owner.
         """
         self._owned().require(present(self._walker.read()))
 
     # --- end --------------------------------------------------------------------------------------
     def release(self, done: bool = False, *, patience: float | None = None) -> None:
-        """Give HEAD up; does nothing where no claim succeeded. Raises Superseded, having changed nothing."""
+        """Releases HEAD, if a claim succeeded. If superseded, raises Superseded and changes nothing."""
         with self._lock:
             self._settle_claim()
             if self._tenure is not None:
                 self._change(Releasing(tenure=self._tenure, done=done), patience)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------------
     def _gate_is_open(self, until: float) -> bool:
         match self._walker.ask(Get()):
             case Found(head=head):
                 return gate_is_open(head, self._who, now=self._clock(), until=until)
             case Absent():
                 return True
-        return False  # no answer: ask again; the time opens the gate at last
+        return False  # no response: retry; the deadline opens the gate in the end
 
     def _owned(self) -> Tenure:
         if self._tenure is None:
@@ -291,7 +294,7 @@ class HeadOwner:
         return finished
 
     def _settle_claim(self) -> None:
-        """Look once whether a claim that was given up has arrived after all: then HEAD is ours to release."""
+        """Checks once whether an abandoned claim took effect after all, so that HEAD must be released."""
         match self._walker.open:
             case Reading(intent=Claiming(), sent=Writing(body=body)):
                 head = self._walker.read()

@@ -1,12 +1,11 @@
-"""HEAD: the object that says who trains and what is durable, and the rules by which it may change.
+"""HEAD: the object that records which attempt trains and which checkpoints are durable; its rules of change.
 
-Place in the cycle: `cas.py` carries out what is decided here by conditional PUTs, and `owner.py` drives both
-over a store, from the gate of a starting pod to the release of an ending one.
-tests/unit/runtime/test_head_model.py drives the very same code through every interleaving of a small world.
-Nothing here does I/O, reads a clock or draws a number.
+`compare_and_swap.py` carries out the decisions made here by conditional PUTs, and `owner.py` applies both to
+a store. tests/unit/runtime/test_head_model.py runs this code through every interleaving of a small model.
+This module does no I/O, reads no clock and draws no random numbers.
 
-Who wants to change HEAD says so as an intent (Claiming, Committing, Releasing): a function from HEAD as it
-is to HEAD as it shall be. An intent that may not go on raises a RunError with a sentence.
+A change of HEAD is an intent (Claiming, Committing, Releasing): a function from the current HEAD to the new
+HEAD. An intent that must not proceed raises a RunError.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from spottrain.errors import CheckpointError, ConfigurationError, Superseded
 
 FORMAT: Final = 1
 MIN_KEEP: Final = 2
-"""One checkpoint alone is lost when it turns out to be damaged."""
+"""A single kept checkpoint could turn out to be damaged, and then all progress would be lost."""
 BEST: Final = "best"
-"""`keptAs` of the job's best checkpoint so far; at most one (see `Committing`)."""
+"""`keptAs` of the job's best checkpoint so far; at most one entry has it (see `Committing`)."""
 KEPT_FOR_JOB: Final = "job:"
-"""Prefix of `keptAs` on what an earlier job left at this URI (see `Claiming`)."""
+"""Prefix of `keptAs` on entries that an earlier job left at this URI (see `Claiming`)."""
 
 
 class HeadState(StrEnum):
@@ -44,10 +43,11 @@ class Entry:
     key: str
     step: int
     time: float
-    """Unix seconds of the save."""
+    """Unix seconds at which the save began."""
     bytes: int
     keptAs: str = ""
-    """Why it is kept beyond `keep`: empty for most, BEST, or KEPT_FOR_JOB and a UID. No commit drops it."""
+    """Why it is kept beyond `keep`: BEST, or KEPT_FOR_JOB and a UID; no commit drops such an entry.
+    Empty for most entries."""
 
     @property
     def foreign(self) -> bool:
@@ -60,11 +60,11 @@ class Head:
     job: str
     attempt: int
     term: int
-    """Number of this claim: one more than the claim before, so no two claims share one."""
+    """Number of this claim: one more than that of the previous claim, so it is unique."""
     nonce: str
     state: HeadState
     checkpoints: tuple[Entry, ...] = ()
-    """Newest commit first. This order, never the step, says what is latest."""
+    """Newest commit first. This order, not the step, defines the latest checkpoint."""
     format: int = FORMAT
 
     @property
@@ -73,7 +73,7 @@ class Head:
 
     @property
     def resumable(self) -> tuple[Entry, ...]:
-        """What the job may go on from, newest first. Its best is among them: it is a checkpoint like any."""
+        """Entries that the job may resume from, newest first, its best included."""
         return tuple(entry for entry in self.checkpoints if not entry.foreign)
 
     @property
@@ -85,7 +85,7 @@ class Head:
 
     @classmethod
     def from_json(cls, text: bytes | bytearray | memoryview) -> Head:
-        """Raises ConfigurationError for a newer format and CheckpointError for what is no HEAD."""
+        """Parses HEAD. Raises ConfigurationError for a newer format, CheckpointError for an invalid HEAD."""
         try:
             raw: Any = json.loads(bytes(text))
             number = _typed(raw, "format", int)
@@ -131,7 +131,7 @@ def _entry(raw: Any) -> Entry:
     )
 
 
-# --- who asks, and what each wants of HEAD ----------------------------------------------------------
+# --- identities and intents -------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
     job_uid: str
@@ -143,12 +143,12 @@ class Identity:
 class ClaimPolicy:
     on_existing: OnExisting = OnExisting.FAIL
     known_durable_step: int | None = None
-    """Last step the operator knows to be durable; forbids a fresh start."""
+    """Last step that the operator knows to be durable; if set, a fresh start is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tenure:
-    """One successful claim. Its term is its own, so (job UID, attempt, term) is proof of ownership."""
+    """One successful claim. Terms are unique, so (job UID, attempt, term) proves ownership."""
 
     who: Identity
     term: int
@@ -157,7 +157,7 @@ class Tenure:
         return (head.jobUID, head.attempt, head.term) == (self.who.job_uid, self.who.attempt, self.term)
 
     def require(self, head: Head) -> None:
-        """Raises unless `head` is still this claim's."""
+        """Raises Superseded, or ConfigurationError if deleted, unless `head` still belongs to this claim."""
         if not self.covers(head):
             raise Superseded(
                 f"attempt {self.who.attempt} of {self.who.job} (term {self.term}) is superseded: attempt "
@@ -169,17 +169,16 @@ class Tenure:
 
 class Intent(Protocol):
     def decide(self, head: Head | None, nonce: str) -> Head | None:
-        """The HEAD to write over `head`, or None to leave it as it is. Raises RunError to stop."""
+        """Returns the HEAD that replaces `head`, or None to leave it unchanged. Raises RunError to stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claiming:
-    """Become the present owner: term + 1, active.
+    """Claims HEAD: increments the term and sets the state to active.
 
-    With `onExisting: fresh` what another job left, its best too, stays in HEAD, marked `job:<uid>`: out of
-    HEAD it would be an orphan of a lower term and be swept, and whoever asks for a fresh start has not asked
-    for another job's work to be deleted. Such entries are never resumed from, counted or pruned; deleting
-    them is a person's act.
+    With `onExisting: fresh`, all entries of another job, its best too, stay in HEAD, marked `job:<uid>`.
+    Outside HEAD they would be orphans of a lower term and be swept, but a fresh start must not delete another
+    job's work. Such entries are never resumed from, counted or pruned; only a person deletes them.
     """
 
     who: Identity
@@ -250,19 +249,18 @@ class Claiming:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committing:
-    """Put a finished upload at the front of HEAD, and let the oldest beyond `keep` fall out of it.
+    """Puts a finished upload at the front of HEAD and drops the oldest entries beyond `keep`.
 
-    An entry committed as BEST takes that mark from the one before it, which then counts among `keep` by its
-    age, as if it never had been the best, and so may fall out by this very commit. A best that was found to
-    be damaged loses its mark too, to nobody: a mark on what cannot be read would be a promise not kept, and
-    until there is a new best the job has none.
+    An entry committed as BEST takes that mark from the previous best. The previous best then counts by age
+    like any other, so this commit may drop it. A damaged best loses its mark too, because it cannot be read;
+    the job has no best until a new one is committed.
     """
 
     tenure: Tenure
     entry: Entry
     keep: int
     damaged: frozenset[str] = frozenset()
-    """Keys found to be unreadable: they take no place among the `keep`."""
+    """Keys of unreadable checkpoints, which do not count towards `keep`."""
 
     def __post_init__(self) -> None:
         if self.keep < MIN_KEEP:
@@ -270,14 +268,14 @@ class Committing:
         if self.entry.keptAs not in ("", BEST):
             raise ValueError(f"a commit cannot be kept as {self.entry.keptAs!r}")
         if term_of_key(self.entry.key) != self.tenure.term:
-            # Sweeping orphans is safe only because no claim ever adds a key of another term.
+            # Sweeping orphans is safe only because a claim never adds a key of another term.
             raise ValueError(f"{self.entry.key} is not a key of term {self.tenure.term}")
 
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         head = present(head)
         self.tenure.require(head)
         if self.entry.key in head.keys:
-            return None  # an earlier try, given up as unanswered, had arrived after all
+            return None  # an earlier attempt that got no response took effect after all
         if head.state is not HeadState.ACTIVE:
             raise ValueError("commit after release")
         entries = (self.entry, *(self._without_lost_mark(entry) for entry in head.checkpoints))
@@ -290,7 +288,7 @@ class Committing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Releasing:
-    """Give HEAD up, as the last act: the successor need not wait."""
+    """Releases HEAD, as the last change, so that the successor need not wait."""
 
     tenure: Tenure
     done: bool = False
@@ -304,7 +302,7 @@ class Releasing:
 
 
 def survivors(entries: Iterable[Entry], keep: int, damaged: Collection[str]) -> Iterable[Entry]:
-    """In HEAD's order: all up to the `keep`-th sound one, and whatever is kept for a reason of its own."""
+    """Yields, in HEAD's order, all entries up to the `keep`-th intact one, and all with `keptAs`."""
     sound = 0
     for entry in entries:
         if entry.keptAs or sound < keep:
@@ -330,12 +328,12 @@ def deleted(head: Head) -> ConfigurationError:
     )
 
 
-# --- rules that only look ---------------------------------------------------------------------------
+# --- read-only rules --------------------------------------------------------------------------------
 def gate_is_open(head: Head | None, who: Identity, *, now: float, until: float) -> bool:
-    """Whether a pod made before its predecessor's end may claim.
+    """Returns whether a pod that was created before its predecessor ended may claim.
 
-    It waits for one thing: a lower attempt of its own job that is active. Everything else is the claim's to
-    judge. Opening early is harmless, because a claim fences the predecessor out.
+    It waits only for an active lower attempt of its own job; the claim checks everything else. Opening early
+    is harmless, because a claim fences out the predecessor.
     """
     if head is None or head.state is not HeadState.ACTIVE or now >= until:
         return True
@@ -343,24 +341,24 @@ def gate_is_open(head: Head | None, who: Identity, *, now: float, until: float) 
 
 
 def orphans(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
-    """Of the object keys below `checkpoints/`, those that nobody can reach: of terms below the claim's own,
-    and not in HEAD as read by that claim, after the keys were listed. Raises Superseded when it is another's.
+    """Returns the unreachable object keys below `checkpoints/`. Raises Superseded if another claim owns HEAD.
 
-    No later HEAD can name them, for a claim only ever adds keys of its own term; so the answer stays true
-    even when the sweeper is superseded meanwhile. What was there while HEAD was still ours belongs to no run
-    that began over, from term 1, because HEAD had been removed by hand.
+    These keys have terms below the claim's own and are not in `head`, which must be read after `keys` were
+    listed. A claim adds only keys of its own term, so no later HEAD can list them. The result stays true even
+    if the sweeping process is superseded meanwhile. The order of reads also protects a run that began over at
+    term 1 after HEAD was removed by hand: HEAD was still this claim's when the keys were listed.
     """
     tenure.require(head)
     return unnamed(keys, head, below=tenure.term)
 
 
 def unnamed(keys: Iterable[str], head: Head, *, below: int) -> list[str]:
-    """Those of terms under `below` that HEAD does not name. Keys of another form are nobody's business."""
+    """Returns the keys of terms under `below` that HEAD does not list; keys of another form are ignored."""
     return [key for key in keys if _is_unnamed(key, head, below)]
 
 
 def folder_of(key: str) -> str:
-    """The checkpoint's key in an object's key."""
+    """Returns the checkpoint's key that an object's key begins with."""
     return CHECKPOINTS_PREFIX + key.removeprefix(CHECKPOINTS_PREFIX).split("/", 1)[0] + "/"
 
 

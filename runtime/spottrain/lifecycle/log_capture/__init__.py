@@ -1,8 +1,8 @@
-"""Keeps what the ranks print beside the checkpoints, so that a reclaimed pod does not take it along.
+"""Log capture: stores the output of the ranks beside the checkpoints, so that it survives a reclaimed pod.
 
-outputs   pipes in place of standard output and error, and the life of the process that reads them
-__main__  that process: passes on what comes out of the pipes, at once, and keeps a copy
+outputs   pipes in place of standard output and error; starts and replaces the process that reads them
+__main__  that process: forwards the output at once, and keeps a copy
 relay     its main loop
-uploader  uploads of the copy, in threads of their own
+uploader  uploads the copy, in threads of its own
 parts     one rank's copy, cut into parts (pure)
 """

@@ -1,13 +1,13 @@
-"""Passes the ranks' output on and stores a copy: `python -m spottrain.lifecycle.log_capture FD`.
+"""Forwards the ranks' output and stores a copy: `python -m spottrain.lifecycle.log_capture FD`.
 
-A process of its own, so that neither a hung trainer nor its interpreter lock, nor a store that hangs, comes
-between the ranks and the log. Started by `outputs`, which talks to it over a socket, a JSON object a line:
+It is a process of its own, so that a hung trainer, its interpreter lock or a hung store cannot block the
+output. It talks to `outputs` over a socket, one JSON object per line:
 
     <- {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
-    <- {"finish": seconds}        what is in the pipes is the last; the copy is stored within so many seconds
-    -> {"done": true}             it is passed on
+    <- {"finish": seconds}        no more data will be written to the pipes; store the copy in so many seconds
+    -> {"done": true}             all output is forwarded
 
-Ends then; where the socket ends without it, when no writer is left.
+Then it ends. If the socket closes without `finish`, it ends when no writer is left.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from spottrain.storage.open import open_store
 
 STDOUT: Final = 1
 LAST_SECONDS: Final = 5.0
-"""For the last parts, where nobody says how long it may take."""
+"""Seconds for the last parts if no limit is given."""
 SAY_SECONDS: Final = 0.1
-"""Before the end, to say what is not stored."""
+"""Seconds before the end, to report what is not stored."""
 DRAIN_SECONDS: Final = 1.0
-"""To pass on what is in the pipes."""
+"""Seconds to forward what is in the pipes."""
 SWITCH_SECONDS: Final = 0.0005
-"""Between threads: the relay does not wait for an upload."""
+"""Thread switch interval in seconds: the relay must not wait for an upload."""
 
 
 def main(fd: int) -> None:
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it outlives those who write
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it must outlive the writers
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -56,10 +56,10 @@ def main(fd: int) -> None:
         until = time.monotonic() + seconds - SAY_SECONDS
         threading.Timer(max(seconds, DRAIN_SECONDS), os._exit, [0]).start()
         relay.finish()
-        relay.done.wait(min(DRAIN_SECONDS, seconds / 2) or None)  # nobody may be reading
+        relay.done.wait(min(DRAIN_SECONDS, seconds / 2) or None)  # nobody may be reading the output
     else:
         until = float("inf")
-        if not relay.done.wait(DRAIN_SECONDS):  # a child of those who have died still writes
+        if not relay.done.wait(DRAIN_SECONDS):  # a child of a dead writer still writes
             shelf.hurry()
         relay.done.wait()
     with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ def main(fd: int) -> None:
 
 
 def _run(relay: Relay) -> None:
-    """Where it fails the process ends, and whoever started it starts another."""
+    """Runs the relay. If it fails the process ends, and the parent starts another one."""
     try:
         relay.run()
     except BaseException:

@@ -1,8 +1,8 @@
-"""Standard output and error of this machine's ranks go through pipes to the scribe, which passes them on.
+"""Sends standard output and error of this machine's ranks through pipes to the log capture process.
 
-Used by `launcher`, the parent of all ranks, and by `session` where there is no launcher of ours. The pipes'
-reading ends are kept here too: a scribe that dies is replaced, and what the ranks wrote meanwhile is read by
-the next one. Standard library only; the scribe is a program of its own.
+That process forwards the output. This module also keeps the reading ends of the pipes: if the log capture
+process dies it is replaced, and its successor reads what the ranks wrote meanwhile. Standard library only;
+log capture is a program of its own.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from spottrain.lifecycle.log_capture.relay import Relay, Stream
 STDOUT: Final = 1
 STDERR: Final = 2
 PIPE_BYTES: Final = 1 << 20
-"""What a pipe holds where the system allows it: an output that comes in bursts stops nobody."""
+"""Capacity of a pipe if the system allows it, so that bursts of output block no writer."""
 LAST_SECONDS: Final = 5.0
-"""For the last parts, at most."""
+"""Maximum seconds for the last parts."""
 SPARE_SECONDS: Final = 1.0
-"""Of a notice, that the last parts leave."""
+"""Seconds of the notice period left after the last parts."""
 DRAIN_SECONDS: Final = 0.5
-"""For what is in the pipes, even where no time is left."""
+"""Seconds for what is in the pipes, even if no time is left."""
 TRIES: Final = 3
-"""Scribes; if all of them die, a thread of this process passes the output on."""
+"""Log capture processes to start; if all die, a thread of this process forwards the output."""
 MARK: Final[dict[str, str]] = {Env.LOGS: "off"}
-"""Environment of ranks: their output is kept already."""
+"""Environment variables for the ranks: their output is captured already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pipes:
-    """Ends to write into, of one rank; the same one where both outputs went to the same place."""
+    """Writing ends of one rank's pipes; the same one if both outputs went to the same place."""
 
     out: int
     err: int
 
 
 class Outputs:
-    """`where`: arguments of `open_store`. `attempt`: None where nobody has numbered it."""
+    """Captures the ranks' output. `where`: arguments of `open_store`. `attempt`: None without a number."""
 
     def __init__(self, ranks: Sequence[int], where: Mapping[str, Any], attempt: int | None) -> None:
-        """Raises OSError where there is no output, no pipe or no process to be had."""
+        """Raises OSError if there is no output, or a pipe or process cannot be created."""
         self._where = where
         self._attempt = attempt
         self._usual = (_copy(STDOUT), _copy(STDERR))
@@ -69,22 +69,22 @@ class Outputs:
         self._finished = False
         self._deaths = 0
         self._relay: Relay | None = None
-        """In place of a scribe, where none lives."""
+        """Replaces the log capture process if none is left."""
         self._start()
 
     def take_over(self) -> None:
-        """This process's own output becomes the first rank's, and its children's."""
+        """Makes the first rank's output that of this process and its children."""
         self.give(0)
 
     def give(self, number: int) -> None:
-        """The same with the `number`th rank; in the process that becomes it."""
+        """Redirects the output to the `number`th rank's pipes, in the process that becomes this rank."""
         _flush()
         os.dup2(self._pipes[number].out, STDOUT)
         os.dup2(self._pipes[number].err, STDERR)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: nothing of it is this process's but its own output."""
-        self._process.returncode = 0  # else it is taken for one that was forgotten
+        """Closes everything in a forked child except its own output."""
+        self._process.returncode = 0  # else it is reported as a forgotten child
         self._sock.close()
         for fd in self._fds():
             os.close(fd)
@@ -94,7 +94,7 @@ class Outputs:
         return self._process.pid
 
     def watch(self) -> None:
-        """Looks after the scribe in a thread, where nobody else waits for children."""
+        """Replaces a dead log capture process from a thread, if nothing else waits for children."""
         threading.Thread(target=self._watch, name="spottrain-scribe", daemon=True).start()
 
     def _watch(self) -> None:
@@ -105,7 +105,7 @@ class Outputs:
             self.died()
 
     def died(self) -> None:
-        """The scribe has ended and was waited for: another one takes its place."""
+        """Replaces the log capture process after it has ended and was reaped."""
         self._deaths += 1
         self._process.poll()
         self._sock.close()
@@ -127,10 +127,10 @@ class Outputs:
         threading.Thread(target=self._relay.run, name="spottrain-relay", daemon=True).start()
 
     def finish(self, seconds: float) -> None:
-        """Returns when all is passed on and stored, or when time is over. From then on nothing is kept."""
+        """Forwards and stores the remaining output within `seconds`. Later output is not stored."""
         if os.getpid() != self._owner:
-            return  # of a child of this process, which has only inherited it
-        with self._finishing:  # a second thread that wants to leave has to wait for the first
+            return  # a child of this process, which has only inherited the object
+        with self._finishing:  # a second thread that leaves must wait for the first
             if not self._finished:
                 self._finished = True
                 self._give_back()
@@ -149,7 +149,7 @@ class Outputs:
             self._relay.done.wait(DRAIN_SECONDS)
             return
         until = time.monotonic() + seconds
-        with contextlib.suppress(OSError):  # it has died
+        with contextlib.suppress(OSError):  # the process has died
             self._say({"finish": seconds})
             select.select([self._sock], [], [], DRAIN_SECONDS)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,7 +157,7 @@ class Outputs:
 
     # --- inside -------------------------------------------------------------------------------------
     def _make(self, rank: int) -> _Pipes:
-        """Standard output and error share a pipe where they went to one place: so their order is kept."""
+        """Creates one rank's pipes: a single one if both outputs had one destination, to keep their order."""
         ends = [self._pipe(rank, STDOUT)]
         if not os.path.sameopenfile(STDOUT, STDERR):
             ends.append(self._pipe(rank, STDERR))
@@ -165,14 +165,14 @@ class Outputs:
 
     def _pipe(self, rank: int, target: int) -> int:
         source, end = os.pipe()
-        with contextlib.suppress(OSError, AttributeError):  # a smaller one does
+        with contextlib.suppress(OSError, AttributeError):  # a smaller pipe is enough
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._streams.append((rank, source, target))
         return end
 
     def _start(self) -> None:
         self._sock, theirs = socket.socketpair()
-        # Held over the start, so that a stop cannot end the new process before it ignores it.
+        # Blocked during the start, so that a stop cannot end the new process before it ignores the signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             self._process = subprocess.Popen(
@@ -197,10 +197,10 @@ class Outputs:
 
 
 def keep(env: Mapping[str, str], ranks: Sequence[int], script: str, *, parent: bool) -> Outputs | None:
-    """None where it is not wanted, or cannot be: what is bad about the environment is told by `prepare`.
+    """Starts log capture. Returns None if it is disabled or impossible; `prepare` reports a bad environment.
 
-    `parent`: of the ranks, not a rank itself. With PID 1 all processes of a container end at once: a rank
-    that crashed there would take along what the scribe has not passed on yet.
+    `parent`: whether this is the parent of the ranks, not a rank itself. With PID 1 all processes of a
+    container end at once: a rank that crashed there would lose what is not forwarded yet.
     """
     try:
         run = RunConfig.from_env(env, script=script)
@@ -220,12 +220,12 @@ def keep(env: Mapping[str, str], ranks: Sequence[int], script: str, *, parent: b
 
 
 def seconds_for_logs(deadline: float) -> float:
-    """Seconds for the last parts of a process that must be gone by `deadline` (Unix seconds)."""
+    """Returns the seconds for the last parts of a process that must end by `deadline` (Unix seconds)."""
     return min(LAST_SECONDS, deadline - SPARE_SECONDS - time.time())
 
 
 def _copy(fd: int) -> int:
-    """Out of the way of the first ten, and not for programs that are started."""
+    """Duplicates a descriptor to 10 or above, not inherited by started programs."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
 
 

@@ -1,9 +1,9 @@
-"""What one rank has printed, cut into parts that are stored one by one. Pure; used by `shelf`.
+"""Cuts one rank's output into parts that are stored one by one. Pure.
 
     add -> [ turn -> take -> stored, failed or taken ] -> rest
 
-A part that was tried once is never changed, because the store may have it although it gave no answer. While
-the store does not answer, parts wait; of those that are too many the oldest go, with a line in their place.
+A part is never changed after the first try, because the store may have it although it gave no response. While
+the store does not respond, parts wait. Of too many, the oldest are dropped and replaced by one line.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 EVERY_SECONDS: Final = 30.0
-"""After its first byte a part is closed, however short: so much is missing when the machine vanishes."""
+"""Maximum age of a part before it is closed, in seconds: so much is lost when the machine vanishes."""
 PART_BYTES: Final = 2**20
 MOST_BYTES: Final = 200 * 2**20
-"""Of one rank in one attempt."""
+"""Maximum for one rank in one attempt."""
 MOST_WAITING: Final = 4
-"""Parts that wait for a store that does not answer; with the one that is tried again."""
+"""Maximum number of parts that wait for a store, besides the one that is retried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +35,11 @@ class LogPart:
     number: int
     body: bytes
     tries: int = 0
-    """That failed."""
+    """Number of failed tries."""
 
 
 class Book:
-    """Times are seconds of one clock. `gap(bytes)`, `full(bytes)`: lines that say what is missing."""
+    """One rank's output. Times are seconds of one clock; `gap(bytes)` and `full(bytes)` return log lines."""
 
     def __init__(
         self, gap: Callable[[int], str], full: Callable[[int], str], limits: Limits | None = None
@@ -49,21 +49,21 @@ class Book:
         self._limits = limits or Limits()
         self._open = bytearray()
         self._since = 0.0
-        """When the first byte of the open part came."""
+        """When the first byte of the open part arrived."""
         self._waiting: deque[bytes] = deque()
         self._missing = 0
-        """Bytes that were given up before the first that waits."""
+        """Bytes dropped before the first waiting part."""
         self._added = 0
         self._number = 0
         self.unstored = 0
-        """Bytes of the parts that were made and are not stored."""
+        """Bytes of the parts that were created and are not stored."""
         self._trying: LogPart | None = None
         self._failed = False
         self._again_at = 0.0
 
     # --- in -----------------------------------------------------------------------------------------
     def add(self, data: bytes, now: float) -> str:
-        """Answers what to tell everybody, if anything: that there is no more room, once."""
+        """Adds output. Returns a line to log when the limit is reached, once; else ""."""
         room = self._limits.most - self._added
         if room <= 0:
             return ""
@@ -79,7 +79,7 @@ class Book:
         return line
 
     def turn(self, now: float, *, hurry: bool = False) -> None:
-        """Closes what is long enough, or old enough; `hurry`: whatever there is."""
+        """Closes parts that are large or old enough; with `hurry`, whatever there is."""
         while len(self._open) >= self._limits.part:
             end = self._open.rfind(b"\n", 0, self._limits.part) + 1 or self._limits.part
             self._close(end)
@@ -95,7 +95,7 @@ class Book:
 
     # --- out ----------------------------------------------------------------------------------------
     def take(self, now: float) -> LogPart | None:
-        """The part to be stored now, if there is one and none is on its way."""
+        """Returns the part to store now, or None if there is none or one is being stored."""
         if self._trying is not None:
             if not self._failed or now < self._again_at:
                 return None
@@ -112,19 +112,19 @@ class Book:
             self._trying = None
 
     def failed(self, now: float) -> None:
-        """What is on its way was not stored. It is tried again when the next one would come."""
+        """Notes that the current part was not stored. It is retried when the next one would be due."""
         if self._trying is not None:
             self._trying, self._failed = replace(self._trying, tries=self._trying.tries + 1), True
             self._again_at = now + self._limits.every
 
     def taken(self, part: LogPart, newest: int) -> LogPart:
-        """Somebody else's part has this number, and theirs go up to `newest`: the same with the next one."""
+        """Renumbers a part whose number is taken by another writer, whose parts go up to `newest`."""
         self._number = max(self._number, newest) + 1
         self._trying = replace(part, number=self._number)
         return self._trying
 
     def rest(self) -> list[LogPart]:
-        """All that is not stored, at the end: what had failed, and one more part for everything else."""
+        """Returns all that is not stored, at the end: the failed part, and one part for the rest."""
         found = [self._trying] if self._trying is not None and self._failed else []
         body = b"".join(self._waiting) + bytes(self._open)
         self._waiting.clear()

@@ -1,8 +1,8 @@
-"""From the pipes that the ranks write into to where their output went before: at once, byte for byte.
+"""Forwards what the ranks write into the pipes to its original destination: at once, byte for byte.
 
-Several ranks share one output, so whole lines are passed on; what has no end of line yet waits a moment for
-it. A write is no longer than the kernel keeps in one piece, so that lines of other writers do not come in
-between. Where nobody reads the output the writers wait, as they would without this. Run by `__main__`.
+Several ranks share one output, so whole lines are forwarded; an incomplete line waits briefly for its end. A
+write is no longer than the kernel keeps in one piece, so that lines of other writers do not come in between.
+If nobody reads the output the writers block, as they would without log capture.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Final
 READ_BYTES: Final = 1 << 16
 UNBROKEN_BYTES: Final = select.PIPE_BUF
 PATIENCE_SECONDS: Final = 0.1
-"""For the end of a line, such as that of a progress bar, which never comes."""
+"""Seconds to wait for the end of a line, which may never come (progress bars)."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Stream:
-    """`source`: the end of a pipe that is read. `target`: where its bytes go."""
+    """`source`: the reading end of a pipe. `target`: where its bytes go."""
 
     rank: int
     source: int
     target: int
     begun: bytearray = field(default_factory=bytearray)
-    """Of a line without its end."""
+    """Bytes of an incomplete line."""
     since: float = 0.0
 
 
 class Relay:
-    """`keep(rank, bytes)` is called before they are passed on."""
+    """Calls `keep(rank, bytes)` before it forwards the bytes."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Relay:
         self._clock = clock
         self._finishing = threading.Event()
         self.done = threading.Event()
-        """Everything that was written so far is passed on, and nothing more will be."""
+        """Set when everything written so far is forwarded, and nothing more will be."""
         self._selector = selectors.DefaultSelector()
         self._wake, self._wakened = socket.socketpair()
         self._selector.register(self._wakened, selectors.EVENT_READ)
@@ -58,7 +58,7 @@ class Relay:
             self._selector.register(stream.source, selectors.EVENT_READ, stream)
 
     def run(self) -> None:
-        """Until no writer is left, or `finish`."""
+        """Forwards until no writer is left or `finish` is called."""
         while self._open and not self._finishing.is_set():
             self._turn(self._patience())
         while self._turn(0.0):
@@ -70,14 +70,14 @@ class Relay:
             each.close()
 
     def finish(self) -> None:
-        """From another thread: what is in the pipes is the last."""
+        """Ends `run` after what is in the pipes now. Thread-safe."""
         self._finishing.set()
-        with contextlib.suppress(OSError):  # it is done already
+        with contextlib.suppress(OSError):  # `run` has ended already
             self._wake.send(b"!")
 
     # --- inside -------------------------------------------------------------------------------------
     def _turn(self, seconds: float | None) -> bool:
-        """Whether something came within so many seconds."""
+        """Forwards what is ready. Returns whether anything arrived within so many seconds."""
         ready = [key for key, _ in self._selector.select(seconds) if key.data is not None]
         for key in ready:
             self._read(key.data)
@@ -111,13 +111,13 @@ class Relay:
         del stream.begun[:end]
         self._keep(stream.rank, data)
         at = 0
-        with contextlib.suppress(OSError):  # nobody reads any more; the copy is kept all the same
+        with contextlib.suppress(OSError):  # the output is closed; the copy is kept anyway
             while at < end:
                 at += os.write(stream.target, data[at : _line_end(data, at)])
 
 
 def _line_end(data: bytes, at: int) -> int:
-    """Of as many whole lines as fit into one write, or of a part of a long one."""
+    """Returns the end of as many whole lines as fit into one write, or of a part of a long line."""
     most = at + UNBROKEN_BYTES
     if len(data) <= most:
         return len(data)

@@ -1,9 +1,8 @@
-"""Stores the parts of each rank's `book`, and never makes the relay beside it wait. Made by `__main__`.
+"""Stores the parts of each rank's output without ever blocking the relay.
 
-Objects are written once, and neither read nor listed but in two cases: where a part's name is taken (by
-another job on this URI, a process before this one, or a try whose answer was lost), and where nobody has
-numbered the attempt.
-Whatever goes wrong is told in one line, and tried again with the next part.
+Objects are written once. They are read or listed in two cases only. The first: a part's name is taken, by
+another job on this URI, an earlier process, or a try whose response was lost. The second: the attempt has no
+number. Errors are logged in one line, and the part is retried with the next one.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from spottrain.lifecycle.log_capture.parts import Book, Limits, LogPart
 from spottrain.storage.base import AlreadyExists, Store
 
 LOOK_SECONDS: Final = 0.5
-"""How soon a part that is long enough, or old enough, is sent."""
+"""Seconds between two checks for parts to send."""
 
 
 class Shelf:
-    """`open_store` is called in a thread, when there is something to store. `say` prints a line to people.
+    """Uploads parts in threads. `open_store` is called in a thread, when there is something to store.
 
-    `attempt`: None where nobody has numbered it: one more than the last that has logs.
+    `say` prints a line to the log. `attempt`: None if it has no number; then it is one more than the last
+    attempt with logs.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Shelf:
         self._store: Store | None = None
         self._failing = False
         self._sending: set[threading.Thread] = set()
-        """That store a part."""
+        """Threads that are storing a part."""
 
     def add(self, rank: int, data: bytes) -> None:
         with self._turn:
@@ -60,17 +60,14 @@ class Shelf:
         threading.Thread(target=self._run, name="scribe-shelf", daemon=True).start()
 
     def hurry(self) -> None:
-        """Sends what there is, however little."""
+        """Sends everything available, however little."""
         with self._turn:
             for book in self._books.values():
                 book.turn(self._clock(), hurry=True)
         self.look()
 
     def finish(self, seconds: float) -> None:
-        """Sends all that is left, each rank's by itself and in order; says what is not stored in time.
-
-        A part on its way gets half of the time before the others are sent beside it.
-        """
+        """Sends all that is left, in order per rank. Reports what is not stored in time."""
         began = self._clock()
         with self._turn:
             sending = list(self._sending)
@@ -96,7 +93,7 @@ class Shelf:
             time.sleep(LOOK_SECONDS)
 
     def look(self) -> list[threading.Thread]:
-        """Sends what is due."""
+        """Sends what is due, and returns the threads that send it."""
         sending = []
         for rank, book in self._books.items():
             with self._turn:
@@ -108,7 +105,7 @@ class Shelf:
         return sending
 
     def _send_aside(self, rank: int, *parts: LogPart) -> threading.Thread:
-        """A thread for each: one that waits for its store holds up nobody else's."""
+        """Sends parts in a new thread, so that a blocked upload does not delay other ranks."""
         thread = threading.Thread(target=self._send_all, args=[rank, parts], name="scribe-send", daemon=True)
         with self._turn:
             self._sending.add(thread)
@@ -127,7 +124,7 @@ class Shelf:
         book = self._books[rank]
         try:
             self._put(rank, part)
-        except Exception as error:  # whatever it is: the training is not to be disturbed by it
+        except Exception as error:  # of any kind: it must not disturb the training
             with self._turn:
                 book.failed(self._clock())
                 told, self._failing = self._failing, True
@@ -139,7 +136,7 @@ class Shelf:
                 self._failing = False
 
     def _put(self, rank: int, part: LogPart) -> None:
-        """Raises StoreError, or what else an SDK raises."""
+        """Stores a part. Raises StoreError, or other exceptions of an SDK."""
         book = self._books[rank]
         store, attempt = self._opened()
         while True:
@@ -166,13 +163,13 @@ class Shelf:
 
 
 def _is_there(store: Store, key: str, part: LogPart) -> bool:
-    """By a try whose answer did not come."""
+    """Whether an earlier try whose response was lost has stored the part."""
     found = store.get(key)
     return found is not None and found.body == part.body
 
 
 def _newest(store: Store, attempt: int, rank: int) -> int:
-    """Number of the last part that is there."""
+    """Returns the number of the last stored part."""
     folder = log_key(attempt, rank, 0).rpartition("/")[0] + "/"
     found = [part_of_log(key) for key in store.list(folder)]
     return max((part[2] for part in found if part), default=0)
