@@ -26,13 +26,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.reader import read_trees
 from spottrain.checkpoint.save import manifest
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.upload import Process, UploadItem
+from spottrain.checkpoint.upload import ProcessTransfer, UploadItem
 from spottrain.contract import Env
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
 from spottrain.distributed.world import World
 from spottrain.lifecycle.save_interval import Observed, auto_seconds
@@ -102,7 +102,9 @@ def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
 
 # --- transfer ---------------------------------------------------------------------------------------
 def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
-    saver = Saver(World(), None, lambda: Process({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint}))
+    saver = Saver(
+        World(), None, lambda: ProcessTransfer({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint})
+    )
     save = saver.snapshot(training.tree(), {}, 1)
     assert save.layout is not None
     store = open_store(f"s3://{BUCKET}/ours", endpoint)
@@ -146,13 +148,13 @@ class Ours:
             Env.CHECKPOINT_URI: uri,
             Env.CHECKPOINT_ENDPOINT: endpoint,
         }
-        self.session = Session(env, Interruption(grace=30.0))
+        self.session = Session(env, Preemption(grace=30.0))
         self.session.run = RunConfig.from_env(env, script="bench.py")
         self.session.attempt = 1
         self.training = training
         where = self.session.run.where
-        self.checkpoints = Checkpointer(
-            self.session, open_store(uri, endpoint), transfer=lambda: Process(where)
+        self.checkpoints = CheckpointManager(
+            self.session, open_store(uri, endpoint), transfer=lambda: ProcessTransfer(where)
         )
         self.checkpoints.claim()
         self.checkpoints.saver.prepare(training.tree(), {})

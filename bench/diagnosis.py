@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from spottrain.core.device import settle_memory
 from spottrain.diagnostics.bottleneck import Name
-from spottrain.diagnostics.step_timer import Split
+from spottrain.diagnostics.step_timer import StepTimer
 
 from tests.support.slowtrainings import play
 
@@ -100,7 +100,7 @@ class Loop:
         torch.manual_seed(1)
         self.model = GPT()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.split = Split(torch.device("cpu"))
+        self.split = StepTimer(torch.device("cpu"))
 
     def batch(self) -> torch.Tensor:
         return torch.randint(VOCABULARY, (MICRO, CONTEXT + 1))

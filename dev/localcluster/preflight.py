@@ -84,7 +84,10 @@ def _disk(paths: Paths, *, cold: bool) -> None:
 
 
 def is_cold(paths: Paths) -> bool:
-    return bool(binaries.missing(paths, binaries.CLUSTER_PROGRAMS)) or not (paths.golden / "loaded.json").exists()
+    return (
+        bool(binaries.missing(paths, binaries.CLUSTER_PROGRAMS))
+        or not (paths.golden / "loaded.json").exists()
+    )
 
 
 def ensure_packages() -> None:

@@ -20,7 +20,7 @@ from spottrain.lifecycle.session import current
 
 session = current()
 rank = session.world.rank
-stopping = session.interruption
+stopping = session.preemption
 stopping.let_end(None)
 
 

@@ -1,4 +1,4 @@
-"""`spottrain.cached` in a run: it waits before any Trainer exists, beats the pulse, and ends at SIGTERM."""
+"""`spottrain.cached` in a run: it waits before any Trainer exists, beats the heartbeat, and ends at SIGTERM."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ import spottrain
 from spottrain.lifecycle import session
 
 def watch():
-    pulse, last, beats = session.existing().board.pulse, 0.0, 0
+    heartbeat, last, beats = session.existing().board.heartbeat, 0.0, 0
     while beats < 3:
-        beats += pulse.last > last
-        last = pulse.last
+        beats += heartbeat.last > last
+        last = heartbeat.last
         time.sleep(0.05)
     print("beats", flush=True)
 

@@ -22,7 +22,7 @@ from spottrain.contract import ExitCode, Outcome
 from spottrain.core.run_config import Interval
 from spottrain.data import Batches, Plan
 from spottrain.errors import CheckpointError, StoreDenied, Superseded
-from spottrain.lifecycle.save_interval import Cadence
+from spottrain.lifecycle.save_interval import SaveInterval
 from spottrain.storage.local import FolderStore
 
 from tests.runs.conftest import Lab
@@ -149,7 +149,7 @@ def test_ours_the_last_commit_wins_whatever_it_was_made_for(tmp_path: Path) -> N
     store = FolderStore(tmp_path)
     first = claimed(store, 1)
     first.save_now(state_at(first, 500))
-    first.context.interruption._note_signal(signal.SIGTERM)
+    first.context.preemption._note_signal(signal.SIGTERM)
     first.save_before_end(state_at(first, 700), 700)
     first.release()
     second = claimed(store, 2)
@@ -162,7 +162,7 @@ def test_ours_a_save_at_a_notice_that_was_cut_off_leaves_the_one_before(tmp_path
     store = Cut(tmp_path)
     first = claimed(store, 1)
     first.save_now(state_at(first, 500))
-    first.context.interruption._note_signal(signal.SIGTERM)
+    first.context.preemption._note_signal(signal.SIGTERM)
     store.cutting = True
     with pytest.raises(Killed):
         first.save_before_end(state_at(first, 700), 700)
@@ -307,7 +307,7 @@ def test_defect_the_first_act_of_a_run_is_to_overwrite_what_it_could_not_read(
 
 
 def test_ours_nothing_is_saved_at_the_start_nor_right_after_a_resume(pair: Pair) -> None:
-    cadence = Cadence(Interval(steps=500))
+    cadence = SaveInterval(Interval(steps=500))
     assert not cadence.due(0) and not cadence.due(499) and cadence.due(500)
     cadence.started(4500)
     assert not cadence.due(4500) and not cadence.due(4501) and cadence.due(5000)

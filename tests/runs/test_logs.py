@@ -199,7 +199,7 @@ def test_a_scribe_that_dies_is_replaced_and_no_line_is_lost_to_the_training(lab:
         scribe = scribe_of(run.pid)
         assert scribe is not None
         os.kill(scribe, signal.SIGKILL)
-        words = f"event=scribe-died deaths={deaths}" if deaths < 3 else "event=logs-not-kept"
+        words = f"event=log-capture-died deaths={deaths}" if deaths < 3 else "event=logs-not-kept"
         run.until(words).until(f"line {_last(run.log) + 20}\n")
     assert scribe_of(run.pid) is None
     (lab.folder / "enough").touch()
@@ -216,7 +216,7 @@ def test_a_signal_to_the_whole_group_does_not_end_the_scribe(lab: Lab) -> None:
     until("a scribe", lambda: scribe_of(run.pid) is not None)
     os.killpg(run.pid, signal.SIGTERM)
     assert run.end() == ExitCode.INTERRUPTED, run.log
-    assert "scribe-died" not in run.log and stored(lab.folder / "store") == run.log
+    assert "log-capture-died" not in run.log and stored(lab.folder / "store") == run.log
 
 
 @pytest.mark.parametrize("env", [{}, {Env.JOB_UID: "uid", Env.LOGS: "off"}])

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 from spottrain.contract import Env, ExitCode, Outcome
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.distributed.process_group import peer_lost
 from spottrain.distributed.world import World
 from spottrain.lifecycle.session import Session
@@ -207,7 +207,7 @@ GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by pe
 
 def last_words(error: Exception) -> Session:
     """Of rank 1, whose script raises `error`."""
-    session = Session({}, Interruption(grace=30.0))
+    session = Session({}, Preemption(grace=30.0))
     session.world = SECOND
     try:
         raise error

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from spottrain.contract import LOGS_PREFIX, Env, log_key
 from spottrain.lifecycle.log_capture.parts import Limits
-from spottrain.lifecycle.log_capture.uploader import Shelf
+from spottrain.lifecycle.log_capture.uploader import LogUploader
 from spottrain.storage.s3 import S3Store
 
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment
@@ -33,7 +33,7 @@ class Scene:
         self.said: list[str] = []
         store = S3Store(bucket, "p", endpoint=proxy.endpoint(), timeout=0.3, tries=1)
         limits = Limits(every=30.0, waiting=100)
-        self.shelf = Shelf(
+        self.shelf = LogUploader(
             lambda: store, [0], attempt=2, say=self.said.append, limits=limits, clock=self.clock
         )
 

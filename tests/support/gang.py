@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from spottrain.distributed.stop_agreement import Agreement, Orders, led
+from spottrain.distributed.stop_agreement import Orders, StopAgreement, led
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
@@ -58,7 +58,7 @@ class FakeLine:
 class Player:
     """One rank's loop, a boundary at a time."""
 
-    agreement: Agreement
+    agreement: StopAgreement
     step: int
     total: int
     begun: bool = False

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from spottrain.distributed.control_channel import Control, connect
-from spottrain.distributed.stop_agreement import Agreement, led
+from spottrain.distributed.control_channel import ControlChannel, connect
+from spottrain.distributed.stop_agreement import StopAgreement, led
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 TOTAL = 40
 
 
-def loop(agreement: Agreement, rng: random.Random, step_once: Callable[[], object]) -> tuple[int, list[int]]:
+def loop(
+    agreement: StopAgreement, rng: random.Random, step_once: Callable[[], object]
+) -> tuple[int, list[int]]:
     """Where this rank ended, and where it saved."""
     saves: list[int] = []
     step = 0
@@ -42,7 +44,7 @@ def _pause(rng: random.Random, most: float) -> None:
 
 
 class Worker:
-    def __init__(self, world: World, control: Control) -> None:
+    def __init__(self, world: World, control: ControlChannel) -> None:
         self.world, self.control = world, control
 
     def scene(self, shared: random.Random, own: random.Random, step_once: Callable[[], object]) -> Any:

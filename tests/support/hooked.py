@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from spottrain.diagnostics.step_timer import Seconds, Split
+from spottrain.diagnostics.step_timer import Seconds, StepTimer
 
 CPU = torch.device("cpu")
 WIDTH = 100
@@ -40,7 +40,7 @@ def gradients(size: int) -> tuple[torch.Tensor, torch.Tensor, Seconds]:
 def _act(rank: int, size: int, folder: str, end: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    split = Split(CPU)
+    split = StepTimer(CPU)
     found = [_trained(rank, None), _trained(rank, split)]
     if rank == 0:
         end.send((*found, split.whole().seconds))
@@ -48,7 +48,7 @@ def _act(rank: int, size: int, folder: str, end: Any) -> None:
     dist.destroy_process_group()
 
 
-def _trained(rank: int, split: Split | None) -> list[float]:
+def _trained(rank: int, split: StepTimer | None) -> list[float]:
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)))
     replica = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)

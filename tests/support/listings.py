@@ -17,11 +17,11 @@ from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
-from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.save import Save
-from spottrain.checkpoint.upload import Here
+from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
 from spottrain.errors import StoreDenied
 from spottrain.lifecycle.session import Session
@@ -280,22 +280,22 @@ finally:
 
 
 # --- ours: checkpoints without a process ----------------------------------------------------------------
-def attempt(store: FolderStore, number: int) -> Checkpointer:
+def attempt(store: FolderStore, number: int) -> CheckpointManager:
     """Nobody watches HEAD in here: a watcher that is superseded ends its process, which is pytest's."""
-    session = Session({}, Interruption(grace=30.0))
+    session = Session({}, Preemption(grace=30.0))
     session.run = RunConfig.from_env({Env.JOB_UID: "u"}, script="train.py")
     session.attempt = number
     session.fail_now = lambda error: None  # type: ignore[method-assign, assignment, return-value]
-    return Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=1e6)
+    return CheckpointManager(session, store, transfer=lambda: InProcessTransfer(store), watch_seconds=1e6)
 
 
-def claimed(store: FolderStore, number: int) -> Checkpointer:
+def claimed(store: FolderStore, number: int) -> CheckpointManager:
     it = attempt(store, number)
     it.claim()
     return it
 
 
-def state_at(it: Checkpointer, step: int) -> Callable[[], Save]:
+def state_at(it: CheckpointManager, step: int) -> Callable[[], Save]:
     return lambda: it.saver.snapshot({"weights": torch.full((4,), float(step))}, {}, step)
 
 

@@ -26,7 +26,7 @@ from spottrain.diagnostics.bottleneck import LEAST, InUse, Measurements, Name, V
 from spottrain.diagnostics.flops import counted
 from spottrain.diagnostics.hardware import machine
 from spottrain.diagnostics.rank_times import gathered
-from spottrain.diagnostics.step_timer import Shares, Split
+from spottrain.diagnostics.step_timer import Shares, StepTimer
 from spottrain.distributed.world import World
 from spottrain.techniques.recompilations import compilations
 
@@ -58,7 +58,7 @@ class Scene:
 
 
 def facts_of(scene: Scene) -> Measurements:
-    split = Split(CPU)
+    split = StepTimer(CPU)
     optimizer = torch.optim.SGD(scene.model.parameters(), lr=1e-4)
     pauses = _Pauses()
     call = _exchanging(scene, split, pauses) if scene.world.distributed else scene.call
@@ -122,7 +122,7 @@ def _seconds_of_a_step(step: Callable[[], None], world: World) -> float:
     return float(found)
 
 
-def _exchanging(scene: Scene, split: Split, pauses: _Pauses) -> Callable[[torch.Tensor], torch.Tensor]:
+def _exchanging(scene: Scene, split: StepTimer, pauses: _Pauses) -> Callable[[torch.Tensor], torch.Tensor]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     def throttled(state: Any, bucket: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from spottrain.checkpoint.layout import SHARD_BYTES, describe, plan
 from spottrain.checkpoint.manifest import Manifest, Piece, Shard, StoredTensor
 from spottrain.checkpoint.reader import Want, read_manifest, read_trees
-from spottrain.checkpoint.staging_buffer import Arena
+from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Flattened
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
@@ -81,7 +81,7 @@ def pack(tree: Any, *, shard_bytes: int = SHARD_BYTES, chunk_bytes: int = CHUNK_
     flattened = Flattened(tree)
     numbers = range(len(flattened.leaves))
     layout = plan(flattened.leaves, numbers, shard_bytes=shard_bytes)
-    arena = Arena(layout)
+    arena = StagingBuffer(layout)
     arena.fill(flattened.leaves)
     store = Memory()
     shards = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn, Protocol
 
-from spottrain.core.preemption import Interruption
-from spottrain.core.progress import Board
+from spottrain.core.preemption import Preemption
+from spottrain.core.progress import ProgressBoard
 from spottrain.core.run_config import RunConfig
 from spottrain.distributed.world import World
 from spottrain.errors import RunError
@@ -16,8 +16,8 @@ class RunContext(Protocol):
     world: World
     run: RunConfig
     attempt: int
-    board: Board
-    interruption: Interruption
+    board: ProgressBoard
+    preemption: Preemption
     outage: Outage
     """Tracks whether the store responds, and whether requests are retried."""
     store_wait: float

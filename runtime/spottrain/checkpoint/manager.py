@@ -28,11 +28,11 @@ from spottrain.checkpoint.manifest import Manifest
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.save import Abandoned, Save
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.selection import Choice, Restored
+from spottrain.checkpoint.selection import CheckpointSelection, Restored
 from spottrain.checkpoint.upload import Transfer, UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
-from spottrain.distributed.control_channel import Control, hear, say
+from spottrain.distributed.control_channel import ControlChannel, hear, say
 from spottrain.errors import (
     CheckpointError,
     PeerLost,
@@ -73,7 +73,7 @@ def seconds_for_running(left: float, *, running: float, one_save: float | None) 
     return 0.0 if SPARE * one_save <= left else left
 
 
-class Checkpointer:
+class CheckpointManager:
     """`control` connects the ranks; None for a single rank. `transfer` starts an uploader."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Checkpointer:
         store: Store,
         *,
         transfer: Callable[[], Transfer],
-        control: Control | None = None,
+        control: ControlChannel | None = None,
         watch_seconds: float = WATCH_SECONDS,
     ) -> None:
         run = context.run
@@ -97,7 +97,7 @@ class Checkpointer:
         )
         self._saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
         self._released = not context.world.first  # the other ranks have nothing to release
-        self.choice = Choice(context, store, control)
+        self.choice = CheckpointSelection(context, store, control)
         self.on_durable: Callable[[], None] = lambda: None
         """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
@@ -109,12 +109,10 @@ class Checkpointer:
         self.context.board.update(state="Gated")
         if not self.context.world.first:
             return self._hear_claim()
-        run, interruption = self.context.run, self.context.interruption
-        self._owner.wait_at_gate(run.gate_until, lambda: interruption.stopping)
-        interruption.let_end(None)  # a signal must not end the process between the claim and its response
-        claim = self._owner.claim(
-            lambda: interruption.stopping, patience=self.context.store_wait + CLAIM_SLACK
-        )
+        run, preemption = self.context.run, self.context.preemption
+        self._owner.wait_at_gate(run.gate_until, lambda: preemption.stopping)
+        preemption.let_end(None)  # a signal must not end the process between the claim and its response
+        claim = self._owner.claim(lambda: preemption.stopping, patience=self.context.store_wait + CLAIM_SLACK)
         if claim is None:
             with contextlib.suppress(StoreUnavailable):  # an unresponsive store must not delay the end
                 self._owner.release(patience=self._patience())
@@ -265,7 +263,7 @@ class Checkpointer:
 
         Does nothing during a preemption notice. A later claim sweeps objects that remain.
         """
-        if self.context.interruption.stopping:
+        if self.context.preemption.stopping:
             return
         try:
             self._owner.prune(save.dropped)
@@ -278,7 +276,7 @@ class Checkpointer:
             return  # a save measures the bandwidth as well
         key = f"{folder}r{self.context.world.rank:05d}-probe"
         size = min(PROBE_BYTES, self._saver.bytes)
-        self._saver.send([UploadItem(key=key, bytes=size)], lambda: self.context.interruption.stopping)
+        self._saver.send([UploadItem(key=key, bytes=size)], lambda: self.context.preemption.stopping)
         self.store.delete([key])
 
     def _probe_folder(self) -> str | None:
@@ -323,7 +321,7 @@ class Checkpointer:
 
         `take` copies the state into the staging buffer. It is called while no other save is in progress.
         """
-        left = self.context.interruption.seconds_left
+        left = self.context.preemption.seconds_left
         board = self.context.board
         if self.busy_with == step:
             self.settle(left())
@@ -418,8 +416,8 @@ class Checkpointer:
 
     def _patience(self) -> float | None:
         """Seconds to retry requests for HEAD: the rest of a notice, or None for HeadOwner's default."""
-        interruption = self.context.interruption
-        return max(interruption.seconds_left() - RETRY_SECONDS, 0.0) if interruption.stopping else None
+        preemption = self.context.preemption
+        return max(preemption.seconds_left() - RETRY_SECONDS, 0.0) if preemption.stopping else None
 
     def _watch(self) -> None:
         """Sweeps once, then re-reads HEAD periodically; ends the process when a newer attempt owns HEAD."""

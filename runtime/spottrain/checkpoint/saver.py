@@ -18,11 +18,11 @@ from spottrain.checkpoint.layout import describe, divide, plan, signature
 from spottrain.checkpoint.manifest import File, Manifest
 from spottrain.checkpoint.plain_state import MODEL
 from spottrain.checkpoint.save import Abandoned, Save, fingerprint, manifest, raise_first_error
-from spottrain.checkpoint.staging_buffer import Arena
+from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied, UploadItem
 from spottrain.core import log
-from spottrain.distributed.control_channel import Control, say
+from spottrain.distributed.control_channel import ControlChannel, say
 from spottrain.distributed.world import World
 from spottrain.errors import StoreUnavailable, TrainingFailed
 from spottrain.storage.base import Cancelled
@@ -41,7 +41,7 @@ class Saver:
     def __init__(
         self,
         world: World,
-        control: Control | None,
+        control: ControlChannel | None,
         new_transfer: Callable[[], Transfer],
         *,
         pin: bool = False,
@@ -51,7 +51,7 @@ class Saver:
         self._new_transfer = new_transfer
         self._transfer = new_transfer()
         self._pin = pin
-        self._arena: Arena | None = None
+        self._arena: StagingBuffer | None = None
         self._number = 0
         self._files_bytes = 0
         self.of_first: Collection[str] = ()
@@ -132,13 +132,15 @@ class Saver:
         mine = divide(shared.leaves, self._world.size, self.of_first)[self._world.rank]
         return mine + list(range(count, count + len(private.leaves)))
 
-    def _fit(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> Arena:
+    def _fit(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> StagingBuffer:
         if self._arena is None or self._arena.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)
             before = 0 if self._arena is None else self._arena.size
             self._arena = None  # freed before the next one is allocated: memory may not hold two
             self._transfer.forget()
-            self._arena = Arena(layout, pin=self._pin, freed=before, ranks_here=self._world.local_size)
+            self._arena = StagingBuffer(
+                layout, pin=self._pin, freed=before, ranks_here=self._world.local_size
+            )
             self._transfer.share(self._arena)
         return self._arena
 

@@ -16,7 +16,7 @@ from spottrain.checkpoint.reader import Want, fetch_folder, read_manifest, read_
 from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.core.text import counted
-from spottrain.distributed.control_channel import Control, hear, say
+from spottrain.distributed.control_channel import ControlChannel, hear, say
 from spottrain.errors import CheckpointError, PeerLost
 from spottrain.storage.base import Store
 
@@ -32,13 +32,13 @@ class Restored:
     """Whether fewer ranks wrote the checkpoint, so that `own` is rank 0's."""
 
 
-class Choice:
+class CheckpointSelection:
     """Restores the newest readable checkpoint. All ranks must call the same method.
 
     `damaged`: keys of the checkpoints that could not be read.
     """
 
-    def __init__(self, context: RunContext, store: Store, control: Control | None) -> None:
+    def __init__(self, context: RunContext, store: Store, control: ControlChannel | None) -> None:
         self.context = context
         self.store = store
         self._control = control

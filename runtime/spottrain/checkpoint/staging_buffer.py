@@ -33,7 +33,7 @@ SLICE: Final = 64 * 2**20
 FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class Arena:
+class StagingBuffer:
     """Staging buffer for the files of one layout.
 
     `fd`: the anonymous file, or -1 if the system has no memfd; then this process uploads.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from spottrain import errors
-from spottrain.checkpoint.staging_buffer import Arena
+from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.upload_process import upload
 from spottrain.core.child_process import import_path
 from spottrain.errors import StoreUnavailable
@@ -55,7 +55,7 @@ class Sent:
 
 
 class Transfer(Protocol):
-    def share(self, arena: Arena) -> None:
+    def share(self, arena: StagingBuffer) -> None:
         """Makes the offsets of later items refer to this staging buffer."""
 
     def forget(self) -> None:
@@ -70,7 +70,7 @@ class Transfer(Protocol):
     def close(self) -> None: ...
 
 
-class Process:
+class ProcessTransfer:
     """Uploads in a separate process. `where`: arguments of `open_store`."""
 
     def __init__(self, where: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
-    def share(self, arena: Arena) -> None:
+    def share(self, arena: StagingBuffer) -> None:
         line = json.dumps({"arena": arena.size}).encode() + b"\n"
         with contextlib.suppress(OSError):  # the uploader died; the next put raises UploaderDied
             socket.send_fds(self._sock, [line], [arena.fd])
@@ -152,7 +152,7 @@ class Process:
         return UploaderDied(f"the uploader process {self.pid} ended with {self._process.returncode}")
 
 
-class Here:
+class InProcessTransfer:
     """Uploads in this process, to the given store."""
 
     def __init__(self, where: Store) -> None:
@@ -160,7 +160,7 @@ class Here:
         self._memory = memoryview(b"")
         self._sent: dict[str, Sent] = {}
 
-    def share(self, arena: Arena) -> None:
+    def share(self, arena: StagingBuffer) -> None:
         self._memory = memoryview(arena.map)
 
     def forget(self) -> None:

@@ -86,7 +86,7 @@ def _run_here(session: Session, script: str, args: list[str]) -> int:
         code = _failed(session, error, script)
     if session.must_leave(code):
         leave(code)
-    session.interruption.let_end(partial(leave, code))  # a stop need not wait for anything any more
+    session.preemption.let_end(partial(leave, code))  # a stop need not wait for anything any more
     return int(code)
 
 

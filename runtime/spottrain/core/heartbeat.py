@@ -21,7 +21,7 @@ TRAINING: Final = ("Training", "Evaluating")
 """States in which the limit applies."""
 
 
-class Pulse:
+class Heartbeat:
     """Heartbeat of one run. The training thread writes it; any thread may read it.
 
     `clock`: monotonic seconds."""

@@ -47,7 +47,7 @@ def told_to_stop(deadline_file: Path | None) -> bool:
     return bool(signal.sigpending() & set(SIGNALS)) or read_time(deadline_file) is not None
 
 
-class Interruption:
+class Preemption:
     """Stop flag, deadline and watcher thread.
 
     `grace`: seconds from SIGTERM to SIGKILL. `deadline_file`, `save_advised_file`: downward-API files, absent

@@ -23,7 +23,7 @@ from spottrain.contract import (
     TerminationMessage,
 )
 from spottrain.core import log
-from spottrain.core.heartbeat import Pulse
+from spottrain.core.heartbeat import Heartbeat
 
 STOP_LIMIT: Final = 4096
 """Maximum bytes of a stop order's body."""
@@ -91,11 +91,11 @@ class ProgressFacts:
         return self.step - max(self.durable_step or 0, self.start_step or 0)
 
 
-class Board:
+class ProgressBoard:
     """The current facts, replaced as a whole so that readers never see half an update."""
 
     def __init__(self, attempt: int = 0) -> None:
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         self._facts = ProgressFacts(attempt=attempt)
         self._lock = threading.Lock()
 
@@ -105,14 +105,14 @@ class Board:
 
     def update(self, **changes: Any) -> None:
         if changes.get("state", self._facts.state) != self._facts.state:
-            self.pulse.beat()
+            self.heartbeat.beat()
         with self._lock:
             self._facts = replace(self._facts, **changes)
 
     def stepped(self, step: int) -> None:
         """Records that `step` optimizer steps are done."""
         self.update(step=step, state="Training")
-        self.pulse.stepped()
+        self.heartbeat.stepped()
 
     def save_failed(self, error: str) -> None:
         with self._lock:
@@ -142,8 +142,8 @@ class Board:
             warning=facts.warning,
             waitingFor=facts.waiting_for,
             ignoredSettings=facts.ignored_settings,
-            idleSeconds=self.pulse.idle,
-            hangSeconds=self.pulse.limit(facts.state),
+            idleSeconds=self.heartbeat.idle,
+            hangSeconds=self.heartbeat.limit(facts.state),
             gpuUtilisation=facts.utilisation,
             gpuMemory=facts.gpu_memory,
         )
@@ -201,8 +201,8 @@ class Board:
             "spottrain_mfu": facts.mfu,
             "spottrain_flops_per_step": facts.flops_per_step,
             "spottrain_loader_private_bytes": facts.loader_bytes,
-            "spottrain_idle_seconds": self.pulse.idle,
-            "spottrain_hang_seconds": self.pulse.limit(facts.state),
+            "spottrain_idle_seconds": self.heartbeat.idle,
+            "spottrain_hang_seconds": self.heartbeat.limit(facts.state),
             "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
         }
         counters = {
@@ -223,7 +223,7 @@ class Board:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    board: ClassVar[Board]
+    board: ClassVar[ProgressBoard]
     stop: ClassVar[Callable[[Stop], bool]]
     timeout = 5.0
     """Seconds in which a client must send its request."""
@@ -278,7 +278,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
 
-def serve(board: Board, port: int, stop: Callable[[Stop], bool] = lambda _: False) -> int | None:
+def serve(board: ProgressBoard, port: int, stop: Callable[[Stop], bool] = lambda _: False) -> int | None:
     """Serves in a daemon thread and returns the port; None if the port is taken (training goes on).
 
     `stop`: handles the operator's stop order; returns False if the order is not meant for this trainer.

@@ -129,7 +129,7 @@ def _turn(lock: Path, name: str, session: Session | None) -> Iterator[cache_lock
             log.event("data-cache-waiting", name=name, why="another process downloads it")
             waiting = True
         if session is not None:
-            session.board.pulse.beat()
+            session.board.heartbeat.beat()
         time.sleep(POLL_SECONDS)
 
     with contextlib.ExitStack() as stack:
@@ -221,7 +221,7 @@ def _published(draft: Path, path: Path) -> bool:
 
 
 def _draft(name: str, reach: cache_locks.LockScope) -> str:
-    """Name of the draft folder. Without a lock on all nodes it is longer, so that nobody removes it."""
+    """Name of the draft folder. Without a lock on all nodes it is longer, so that it is never removed."""
     return f"{name}.{secrets.token_hex(8 if reach is cache_locks.LockScope.ALL else 12)}"
 
 

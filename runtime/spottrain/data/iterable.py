@@ -20,7 +20,7 @@ from spottrain.data.adapters import resumable, samples_in
 from spottrain.data.dataloader import seeded
 from spottrain.data.plan import Position, Step, Stream
 from spottrain.data.shuffle import mix
-from spottrain.data.worker_memory import Room
+from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.worker_signals import end_at_exit, end_workers, protect, signals_held
 
@@ -94,7 +94,7 @@ class StreamBatches:
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
         self.workers: int = getattr(loader, "num_workers", 0) or 0  # some loaders have None
         held, context = (getattr(loader, name, None) for name in ("dataset", "multiprocessing_context"))
-        self._room = Room(held, ranks=local_ranks, context=context)
+        self._room = WorkerMemoryLimit(held, ranks=local_ranks, context=context)
         self._place = _Place()
         self._base: tuple[Any, _Place] = _MISSING, self._place
         self._behind = 0

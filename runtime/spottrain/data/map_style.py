@@ -16,7 +16,7 @@ from spottrain.core import log
 from spottrain.data import worker_count as measuring
 from spottrain.data.dataloader import Collate, load
 from spottrain.data.plan import Dataset, Plan, Position, Step, Stream
-from spottrain.data.worker_memory import Room
+from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.lifecycle.worker_signals import end_workers
 
 
@@ -50,14 +50,14 @@ class Batches:
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         cores: float | None = None,
-        room: Room | None = None,
+        room: WorkerMemoryLimit | None = None,
         clock: Callable[[], float] = devices.device_clock,
     ) -> None:
         self.dataset, self.plan = dataset, plan
         self.workers = workers if isinstance(workers, int) else 0
         self.collate, self.pin_memory, self.prefetch_factor = collate, pin_memory, prefetch_factor
         self.position = Position()
-        self._room = room or Room(dataset, collate)
+        self._room = room or WorkerMemoryLimit(dataset, collate)
         self._clock = clock
         available = measuring.cores() if cores is None else cores
         self._trial = (
@@ -109,7 +109,7 @@ class Batches:
         if trial is None or (found := trial.step()) is None:
             return
         workers = self._room.most(found)
-        wanted = found if workers != found else None  # `Room` logs the reason
+        wanted = found if workers != found else None  # `WorkerMemoryLimit` logs the reason
         log.event("loader-workers", workers=workers, wanted=wanted, **trial.figures)
         self.workers, self._trial = workers, None
 

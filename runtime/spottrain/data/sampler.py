@@ -29,7 +29,7 @@ from spottrain.core.training_spec import AUTO
 from spottrain.data import worker_count as measuring
 from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
-from spottrain.data.worker_memory import Room
+from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, signals_held
@@ -285,7 +285,7 @@ class Loader(DataLoader[Any]):
         )
         self.requests = requests
         context, ranks = self.multiprocessing_context, requests.world.local_size
-        self._room = Room(dataset, collate, name="the set", ranks=ranks, context=context)
+        self._room = WorkerMemoryLimit(dataset, collate, name="the set", ranks=ranks, context=context)
         if isinstance(num_workers, str):
             self.num_workers = 0
             self._timeout, self.timeout = self.timeout, 0.0  # torch refuses one without workers

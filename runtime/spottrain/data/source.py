@@ -9,7 +9,7 @@ from spottrain.data.iterable import StreamBatches
 from spottrain.data.map_style import Batches
 from spottrain.data.plan import Plan, Source
 from spottrain.data.worker_count import cores
-from spottrain.data.worker_memory import Room
+from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
@@ -62,7 +62,7 @@ def source(
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
         cores=cores(local_ranks=world.local_size),
-        room=Room(train_set, collate, ranks=world.local_size),
+        room=WorkerMemoryLimit(train_set, collate, ranks=world.local_size),
     )
 
 

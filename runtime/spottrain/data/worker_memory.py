@@ -1,4 +1,4 @@
-"""`Room`: checks, before loader workers start, whether their copies of the dataset fit into memory.
+"""Checks, before loader workers start, whether their copies of the dataset fit into memory.
 
 The size of a copy is estimated (`worker_copies`), and free memory is read from the cgroup, so messages say
 "about". `diagnostics.loader_memory` measures the workers' real memory while they run.
@@ -25,7 +25,7 @@ KEEP_SENT: Final = "keep the samples in one torch tensor, or have each worker op
 """Fix for spawned workers, each of which is sent the dataset."""
 
 
-class Room:
+class WorkerMemoryLimit:
     """Memory check for the workers of one loader. Estimates once, at the first question; logs once.
 
     held: the dataset and its collate function. name: of the dataset, for messages. ranks: ranks in this

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from spottrain.diagnostics.bottleneck import InUse, Verdict
     from spottrain.diagnostics.loop_watch import Watch
     from spottrain.diagnostics.profiler import Profiler
-    from spottrain.diagnostics.step_timer import Split
+    from spottrain.diagnostics.step_timer import StepTimer
 
 __all__ = [
     "InUse",
     "Profiler",
-    "Split",
+    "StepTimer",
     "Verdict",
     "Watch",
     "Window",
@@ -43,7 +43,7 @@ _MODULES: Final = ("bottleneck", "flops", "loop_watch", "profiler", "step_timer"
 _HOME: Final = {
     "InUse": "spottrain.diagnostics.bottleneck",
     "Profiler": "spottrain.diagnostics.profiler",
-    "Split": "spottrain.diagnostics.step_timer",
+    "StepTimer": "spottrain.diagnostics.step_timer",
     "Verdict": "spottrain.diagnostics.bottleneck",
     "Watch": "spottrain.diagnostics.loop_watch",
     "Window": "spottrain.core.profile_window",

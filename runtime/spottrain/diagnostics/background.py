@@ -15,7 +15,7 @@ from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import worker_pids
 
 
-class Beside:
+class BackgroundMonitor:
     """Monitors an attempt that resumes after step `start`. `total_steps`: None if unknown.
 
     Raises ConfigurationError if the profile's window ends after the run.

@@ -155,7 +155,7 @@ def counted(machine: Machine | None = None) -> Iterator[Work]:
     """Counts the operations in a `with` block: of this thread, and of backward passes that it starts.
 
     Results do not change. The step takes several times as long: count one, and exclude its time
-    (`Split.restart`). A compiled model runs uncompiled: FLOPs are the same, launches and bytes are those
+    (`StepTimer.restart`). A compiled model runs uncompiled: FLOPs are the same, launches and bytes are those
     before fusion. A custom kernel counts no FLOPs, unless it is registered with
     `torch.utils.flop_counter.register_flop_formula`.
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.core import log
-from spottrain.core.progress import Board
+from spottrain.core.progress import ProgressBoard
 
 KEPT: Final = 120
 """Samples kept: two minutes, at one per second."""
@@ -136,7 +136,7 @@ class GPUMonitor:
         )
 
 
-def sampled(device: torch.device, board: Board) -> GPUMonitor:
+def sampled(device: torch.device, board: ProgressBoard) -> GPUMonitor:
     """Returns a monitor that updates the progress board."""
     return GPUMonitor(
         device, told=lambda gpu: board.update(utilisation=gpu.utilisation, gpu_memory=gpu.memory)

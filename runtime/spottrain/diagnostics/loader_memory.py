@@ -19,7 +19,7 @@ from typing import Final
 
 from spottrain.core import log
 from spottrain.core.container import ContainerMemory, gib, memory_here
-from spottrain.core.progress import Board
+from spottrain.core.progress import ProgressBoard
 from spottrain.distributed.world import World
 
 FIRST: Final = 1.0
@@ -142,7 +142,7 @@ class LoaderMemory:
             log.event("advice", about="data", text=text)
 
 
-def watched(world: World, board: Board, pids: Callable[[], Iterable[int]]) -> LoaderMemory | None:
+def watched(world: World, board: ProgressBoard, pids: Callable[[], Iterable[int]]) -> LoaderMemory | None:
     """Returns a monitor on the first rank of a pod, which serves /metrics; None on the others."""
     if not world.first_here:
         return None

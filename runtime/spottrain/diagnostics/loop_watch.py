@@ -36,7 +36,7 @@ from spottrain.diagnostics.gpu_monitor import GPUMonitor
 from spottrain.diagnostics.hardware import machine
 from spottrain.diagnostics.rank_times import gathered
 from spottrain.diagnostics.recommendations import too_many_workers
-from spottrain.diagnostics.step_timer import Shares, Split
+from spottrain.diagnostics.step_timer import Shares, StepTimer
 from spottrain.distributed.world import World
 from spottrain.techniques.recompilations import compilations
 
@@ -81,7 +81,7 @@ class Watch:
         sampler: GPUMonitor | None = None,
     ) -> None:
         self._sampler = sampler or GPUMonitor(device)
-        self.split = Split(device, clock=clock, restarted=self._sampler.restarted)
+        self.split = StepTimer(device, clock=clock, restarted=self._sampler.restarted)
         self.work: Work | None = None
         """Work of the counted step; None before it."""
         self.figures = Figures()

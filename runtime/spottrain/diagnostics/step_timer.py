@@ -1,12 +1,12 @@
 """Splits each step's wall time: data, host-to-device copy, compute, communication, checkpoint, other.
 
-    split = Split(device)
-    with split.data(): batch = next(batches)
-    with split.h2d(): batch = to_device(batch)
-    with split.compute(): loss = model(batch)
-    with split.backward(): loss.backward()      # minus communication, with a `timed` hook
-    with split.compute(): optimizer.step()
-    split.step_done()
+    timer = StepTimer(device)
+    with timer.data(): batch = next(batches)
+    with timer.h2d(): batch = to_device(batch)
+    with timer.compute(): loss = model(batch)
+    with timer.backward(): loss.backward()      # minus communication, with a `timed` hook
+    with timer.compute(): optimizer.step()
+    timer.step_done()
 
 On a CPU a mark is time.perf_counter(). On CUDA it is an event on the current stream, so intervals are device
 time. An event after the wait for data is recorded when the host has the batch; it completes when the device
@@ -31,7 +31,7 @@ M = TypeVar("M")
 
 DATA, H2D, COMPUTE, COMMUNICATION, CHECKPOINT = range(5)
 RECENT: Final = 64
-"""Steps in `Split.recent`."""
+"""Steps in `StepTimer.recent`."""
 PENDING: Final = 256
 """Steps that may wait for their events; older ones are dropped and counted as `unread`."""
 
@@ -150,7 +150,7 @@ class _Phase:
 
     __slots__ = ("_number", "_split")
 
-    def __init__(self, split: Split, number: int) -> None:
+    def __init__(self, split: StepTimer, number: int) -> None:
         self._split, self._number = split, number
 
     def __enter__(self) -> None:
@@ -171,7 +171,7 @@ class _Backward(_Phase):
         self._split._leave_backward()
 
 
-class Split:
+class StepTimer:
     """Measures the phases of each step, and sums them up. Not thread-safe.
 
     A phase inside another one interrupts it, so no time counts twice. An exception in a phase ends it.

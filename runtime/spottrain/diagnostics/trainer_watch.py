@@ -29,7 +29,7 @@ from spottrain.lifecycle.worker_signals import worker_pids
 from spottrain.techniques import activation_checkpointing
 from spottrain.techniques.dry_run import rehearsal, release
 from spottrain.techniques.memory import memory_of
-from spottrain.techniques.memory_fit import Fitting
+from spottrain.techniques.memory_fit import MemoryFit
 from spottrain.techniques.precision import Precision, facts_of
 
 EVERY: Final = 64
@@ -49,7 +49,7 @@ class TrainerMonitor:
         model: torch.nn.Module,
         loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
         source: Source,
-        fitting: Fitting,
+        fitting: MemoryFit,
         precision: Precision,
         device: torch.device,
         start: int,

@@ -38,7 +38,7 @@ MOST_NAMES: Final = 256
 BYE: Final = "bye"
 
 
-class Control:
+class ControlChannel:
     """Message channel between the ranks; messages are addressed by name.
 
     Every message is kept until it is read. Messages of the same name and rank are read in the order of
@@ -249,13 +249,13 @@ class Control:
             self._on_lost(self.lost)
 
 
-def say(control: Control | None, name: str, facts: Mapping[str, Any]) -> None:
+def say(control: ControlChannel | None, name: str, facts: Mapping[str, Any]) -> None:
     """Rank 0: sends `facts` as JSON to the other ranks, if any."""
     if control is not None:
         control.say(name, json.dumps(facts).encode())
 
 
-def hear(control: Control | None, name: str) -> dict[str, Any]:
+def hear(control: ControlChannel | None, name: str) -> dict[str, Any]:
     """Other ranks: returns rank 0's next message of this name. Waits as long as rank 0 lives."""
     assert control is not None, "one rank has nobody to hear"
     body = control.hear(name)
@@ -267,7 +267,7 @@ def _ended() -> PeerLost:
     return PeerLost("rank 0 has ended its run, so this rank cannot go on; rank 0's log says why")
 
 
-def _leave_to_parent(control: Control | None) -> None:
+def _leave_to_parent(control: ControlChannel | None) -> None:
     """In a forked child: takes no lock, because a thread of the parent may have held it."""
     if control is not None:
         for link in control._links.values():
@@ -281,7 +281,7 @@ def connect(
     book: AddressBook | None = None,
     timeout: float = CONNECT_SECONDS,
     on_lost: Callable[[PeerLost], None] | None = None,
-) -> Control:
+) -> ControlChannel:
     """Connects all ranks, once torch's default process group exists. Every rank must call it.
 
     `host`: address of rank 0 as seen from here (MASTER_ADDR). `on_lost` is called once, on the receiving
@@ -289,7 +289,7 @@ def connect(
     if a rank does not connect within `timeout` seconds.
     """
     if world.size == 1:
-        return Control(world, [], on_lost=on_lost)
+        return ControlChannel(world, [], on_lost=on_lost)
     book = book or torch_book()
     links = welcome_all(world, book, timeout) if world.first else [call(world, host, book, timeout)]
-    return Control(world, links, on_lost=on_lost)
+    return ControlChannel(world, links, on_lost=on_lost)

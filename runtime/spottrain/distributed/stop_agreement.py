@@ -133,7 +133,7 @@ class Line(Protocol):
     def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None: ...
 
 
-class Agreement(Protocol):
+class StopAgreement(Protocol):
     """One rank's view. All ranks call `begin` and `at_boundary` with the same steps, in the same order."""
 
     @property
@@ -161,7 +161,7 @@ class Agreement(Protocol):
         """Requests a stop; may be repeated. Not for signal handlers. Does not raise and does not wait."""
 
 
-def alone(stopping: Callable[[], bool]) -> Agreement:
+def alone(stopping: Callable[[], bool]) -> StopAgreement:
     """Returns the agreement of a world of one rank, which decides at every boundary."""
     return _Alone(stopping)
 
@@ -176,7 +176,7 @@ def _in_a_thread(work: Callable[[], None]) -> None:
 
 def led(
     control: Line, *, clock: Callable[[], float] = time.monotonic, start: Start = _in_a_thread
-) -> Agreement:
+) -> StopAgreement:
     """Returns the agreement of this rank in its gang; rank 0 leads."""
     return _Leader(control, clock) if control.world.first else _Follower(control, start)
 

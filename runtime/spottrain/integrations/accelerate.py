@@ -21,7 +21,7 @@ from accelerate import Accelerator
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderKeeper, packed, unpacked
+from spottrain.integrations.folder_checkpoints import FolderCoordinator, packed, unpacked
 from spottrain.lifecycle.coordinator import TrainingState
 from spottrain.lifecycle.session import Session, current
 from spottrain.training.loop import Loop
@@ -75,7 +75,7 @@ class AccelerateRun(Loop):
             )
         self._accelerator = accelerator
         self._require_whole()
-        keeper = FolderKeeper(
+        coordinator = FolderCoordinator(
             self.session,
             TrainingState(
                 shared=lambda: {"progress": self._progress()},
@@ -87,11 +87,11 @@ class AccelerateRun(Loop):
             write=self._write,
             total_steps=self.max_steps,
         )
-        self._begin(keeper)
-        if keeper.restored is not None:
-            keeper.meet()  # load_state has no barrier: wait until all ranks have read
-        if keeper.restored is not None and self.session.world.first_here:
-            shutil.rmtree(keeper.restored, ignore_errors=True)
+        self._begin(coordinator)
+        if coordinator.restored is not None:
+            coordinator.meet()  # load_state has no barrier: wait until all ranks have read
+        if coordinator.restored is not None and self.session.world.first_here:
+            shutil.rmtree(coordinator.restored, ignore_errors=True)
 
     def _require_whole(self) -> None:
         """Raises ConfigurationError unless `save_state` stores all that is trained."""
@@ -116,9 +116,9 @@ class AccelerateRun(Loop):
         return dict(packed(self._own()))
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
-        assert isinstance(self.keeper, FolderKeeper)
+        assert isinstance(self.coordinator, FolderCoordinator)
         try:
-            self._accelerator.load_state(str(self.keeper.restored))
+            self._accelerator.load_state(str(self.coordinator.restored))
         except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
             raise self._incompatible(str(error)) from error
         self._load_progress(tree["progress"], unpacked(own), new_rank)

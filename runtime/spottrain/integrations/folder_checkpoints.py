@@ -1,6 +1,6 @@
 """Checkpoints of kind "folder": files that another library writes and reads.
 
-The coordinator (`Keeper`) does claim, commit, agreement and stop. The library writes into a separate folder,
+The coordinator does claim, commit, agreement and stop. The library writes into a separate folder,
 which is uploaded in the background and then deleted. Other files of the library are not touched.
 """
 
@@ -16,17 +16,17 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.head.owner import Claim
-from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.selection import Restored
-from spottrain.lifecycle.coordinator import Keeper, TrainingState
+from spottrain.lifecycle.coordinator import Coordinator, TrainingState
 from spottrain.lifecycle.session import Session
 
 OURS: Final = ".spottrain-"
 """Prefix of the names of these folders."""
 
 
-class FolderKeeper(Keeper):
+class FolderCoordinator(Coordinator):
     """Coordinator for checkpoints that a library writes.
 
     `write(folder)` saves with the library, on all ranks. `place`: a folder on a disk with room for one
@@ -59,13 +59,13 @@ class FolderKeeper(Keeper):
                 shutil.rmtree(left, ignore_errors=True)
         return super().begin()
 
-    def _restore(self, checkpoints: Checkpointer, claim: Claim) -> Restored | None:
+    def _restore(self, checkpoints: CheckpointManager, claim: Claim) -> Restored | None:
         found = checkpoints.restore_folder(claim, self._target)
         if found is not None:
             self.restored = self._target(found.entry.step)
         return found
 
-    def _prepare(self, checkpoints: Checkpointer) -> None:
+    def _prepare(self, checkpoints: CheckpointManager) -> None:
         """Does nothing: no staging buffer is needed."""
 
     def take(self, *, best: bool = False) -> Save:

@@ -27,15 +27,15 @@ from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.preemption import SIGNALS
-from spottrain.diagnostics.background import Beside
+from spottrain.diagnostics.background import BackgroundMonitor
 from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderKeeper, packed, unpacked
+from spottrain.integrations.folder_checkpoints import FolderCoordinator, packed, unpacked
 from spottrain.lifecycle.coordinator import TrainingState
 from spottrain.lifecycle.session import current
 from spottrain.training import job_settings
 from spottrain.training.loop import cursor_of
-from spottrain.training.metrics_log import Meter
+from spottrain.training.metrics_log import MetricsLog
 
 FILE: Final = "lightning.ckpt"
 
@@ -50,7 +50,7 @@ class LightningCallback(pl.Callback):
 
     def __init__(self, *, folder: str | Path = ".", log_every: int = 10) -> None:
         self.session = current()
-        self.keeper: FolderKeeper | None = None
+        self.coordinator: FolderCoordinator | None = None
         self._folder, self._log_every = Path(folder), log_every
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._trainer: pl.Trainer | None = None
@@ -63,7 +63,7 @@ class LightningCallback(pl.Callback):
         """Whether the run resumed from our checkpoint and its first epoch is not over."""
         self._metrics: dict[str, torch.Tensor] = {}
         """Metrics of a validation before the checkpoint, for schedulers that step at the epoch's end."""
-        self._beside: Beside | None = None
+        self._beside: BackgroundMonitor | None = None
 
     # --- public ---------------------------------------------------------------------------------------
     def resume(self) -> str | None:
@@ -75,31 +75,31 @@ class LightningCallback(pl.Callback):
         Raises:
             RunError: it is called twice, or the checkpoint cannot be claimed or read.
         """
-        if self.keeper is not None:
+        if self.coordinator is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         session, world = self.session, self.session.world
         if world.distributed:
             process_group.join(world, devices.choose(process_group.default_device(world)))
         session.board.update(step=0)
-        self.keeper = FolderKeeper(
+        self.coordinator = FolderCoordinator(
             session,
             TrainingState(shared=self._shared, own=self._own, load=self._load),
             place=self._folder,
             write=self._write,
         )
         try:
-            self.keeper.begin()
+            self.coordinator.begin()
         except BaseException:
-            self.keeper.ends.give_up()
+            self.coordinator.ends.give_up()
             raise
-        restored = self.keeper.restored
+        restored = self.coordinator.restored
         return None if restored is None else str(restored / FILE)
 
     # --- hooks of pl.Callback -------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if self.keeper is None:
+        if self.coordinator is None:
             raise ConfigurationError(
                 "LightningCallback was not asked where to go on: call "
                 "trainer.fit(model, ckpt_path=spot.resume())"
@@ -119,7 +119,7 @@ class LightningCallback(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if self.keeper is not None and self.keeper.restored is not None:
+        if self.coordinator is not None and self.coordinator.restored is not None:
             self._resumed = True
             _before_validation(checkpoint["loops"]["fit_loop"])
 
@@ -129,23 +129,23 @@ class LightningCallback(pl.Callback):
             trainer._logger_connector._callback_metrics.update(self._metrics)
             if _go_on(trainer):
                 self._restore_random()
-        keeper, session, step = self._begun(), self.session, trainer.global_step
+        coordinator, session, step = self._begun(), self.session, trainer.global_step
         outside_parameters.require_owned(
             [each for each in trainer.optimizers if isinstance(each, torch.optim.Optimizer)],
             [each for each in (pl_module, trainer.strategy.model) if isinstance(each, torch.nn.Module)],
             "Make its module an attribute of the LightningModule",
         )
-        if keeper.restored is None:  # it may resume from a checkpoint of Lightning's own
+        if coordinator.restored is None:  # it may resume from a checkpoint of Lightning's own
             session.board.update(step=step, start_step=step)
-        elif step != keeper.step:
+        elif step != coordinator.step:
             raise ConfigurationError(
-                f"the training begins at step {step}, and the newest checkpoint is of step {keeper.step}: "
+                f"the training begins at step {step}, and the newest checkpoint is of step {coordinator.step}: "
                 "call trainer.fit(model, ckpt_path=spot.resume())"
             )
-        keeper.total_steps = trainer.max_steps if trainer.max_steps > 0 else None
+        coordinator.total_steps = trainer.max_steps if trainer.max_steps > 0 else None
         total = _expected_steps(trainer)
         session.board.update(total_steps=total or 0, state="Training")
-        self._meter = Meter(
+        self._meter = MetricsLog(
             session.board,
             born=session.born,
             total_steps=total,
@@ -155,7 +155,7 @@ class LightningCallback(pl.Callback):
         job_settings.advise(session, ("max_steps",))
         if total is None or step < total:
             device = trainer.strategy.root_device
-            self._beside = Beside(session, start=step, total_steps=total, device=device)
+            self._beside = BackgroundMonitor(session, start=step, total_steps=total, device=device)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -165,7 +165,7 @@ class LightningCallback(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.session.interruption.let_end(None)  # from here on there is work to lose
+        self.session.preemption.let_end(None)  # from here on there is work to lose
 
     def on_train_batch_end(
         self,
@@ -176,17 +176,17 @@ class LightningCallback(pl.Callback):
         batch_idx: int,
     ) -> None:
         self._unvalidated = devices.random_state()
-        keeper, step = self._begun(), trainer.global_step
-        if step == keeper.step:
+        coordinator, step = self._begun(), trainer.global_step
+        if step == coordinator.step:
             return  # a micro-batch
         for loader in _counting(trainer):
             loader.advance(1)
         self._meter.note(step, lambda: _loss(outputs), rate=_rate(trainer), epoch=trainer.current_epoch)
         if self._beside is not None:
             self._beside.step()
-        if keeper.boundary(step):
+        if coordinator.boundary(step):
             try:
-                keeper.ends.interrupted()
+                coordinator.ends.interrupted()
             finally:
                 self._close()
 
@@ -199,7 +199,7 @@ class LightningCallback(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.session.board.pulse.beat()
+        self.session.board.heartbeat.beat()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._resumed:
@@ -222,13 +222,13 @@ class LightningCallback(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        if self.keeper is None or self._finished or self.session.message is not None:
+        if self.coordinator is None or self._finished or self.session.message is not None:
             return
         session = self.session
         if (lost := process_group.peer_lost(exception, session.world, session.peer_gone)) is not None:
-            self.keeper.end_without(lost)
+            self.coordinator.end_without(lost)
         self.session.broken_by_stop(exception)
-        self.keeper.ends.give_up()
+        self.coordinator.ends.give_up()
         self._close()
 
     # --- private --------------------------------------------------------------------------------------
@@ -238,9 +238,9 @@ class LightningCallback(pl.Callback):
             devices.set_random_state(self._random)
             self._unvalidated, self._random = self._random, None
 
-    def _begun(self) -> FolderKeeper:
-        assert self.keeper is not None, "setup() looks"
-        return self.keeper
+    def _begun(self) -> FolderCoordinator:
+        assert self.coordinator is not None, "setup() looks"
+        return self.coordinator
 
     def _take_signals(self, trainer: pl.Trainer) -> None:
         """Restores our signal handlers, which Lightning replaces just before the run."""

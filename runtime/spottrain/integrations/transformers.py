@@ -27,19 +27,19 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from spottrain.checkpoint import outside_parameters, plain_state
-from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.save import Save
 from spottrain.contract import Outcome
 from spottrain.core import device as devices
 from spottrain.core import log
-from spottrain.diagnostics.background import Beside
+from spottrain.diagnostics.background import BackgroundMonitor
 from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderKeeper, link_tree
+from spottrain.integrations.folder_checkpoints import FolderCoordinator, link_tree
 from spottrain.lifecycle.coordinator import TrainingState
 from spottrain.lifecycle.session import current
 from spottrain.training import job_settings
-from spottrain.training.metrics_log import Meter
+from spottrain.training.metrics_log import MetricsLog
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -59,11 +59,11 @@ class TransformersCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self.session = current()
-        self.keeper: _Keeper | None = None
+        self.coordinator: _Keeper | None = None
         self._args: TrainingArguments | None = None
         self._ours: int | None = None
         """Step of a checkpoint that only this callback requested."""
-        self._beside: Beside | None = None
+        self._beside: BackgroundMonitor | None = None
         self._evaluated: int | None = None
         """Step of the last evaluation."""
         self._trainer: Trainer | None = None
@@ -96,14 +96,14 @@ class TransformersCallback(TrainerCallback):
             raise ConfigurationError(
                 "spot.resume() was called before the Trainer was made: make Trainer(callbacks=[spot]) first"
             )
-        if self.keeper is not None:
+        if self.coordinator is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         session, world = self.session, self.session.world
         self._trainer = trainer
         if world.distributed:
             process_group.join(world, devices.choose(process_group.default_device(world)))
         session.board.update(step=0)
-        self.keeper = _Keeper(
+        self.coordinator = _Keeper(
             session,
             TrainingState(shared=self._shared, own=self._own, load=self._load),
             place=Path(self._args.output_dir or "."),
@@ -111,11 +111,11 @@ class TransformersCallback(TrainerCallback):
             target=self._folder,
         )
         try:
-            self.keeper.begin()
+            self.coordinator.begin()
         except BaseException:
-            self.keeper.ends.give_up()
+            self.coordinator.ends.give_up()
             raise
-        restored = self.keeper.restored
+        restored = self.coordinator.restored
         return None if restored is None else str(restored)
 
     # --- hooks of TrainerCallback ---------------------------------------------------------------------
@@ -149,19 +149,19 @@ class TransformersCallback(TrainerCallback):
         optimizer: Any = None,
         **_: Any,
     ) -> None:
-        keeper = self._begun()
+        coordinator = self._begun()
         self._require_whole(model, optimizer)
-        if keeper.restored is None:  # it may resume from a checkpoint of the Trainer's own
+        if coordinator.restored is None:  # it may resume from a checkpoint of the Trainer's own
             self.session.board.update(step=state.global_step, start_step=state.global_step)
-        elif state.global_step != keeper.step:
+        elif state.global_step != coordinator.step:
             raise ConfigurationError(
                 f"the training begins at step {state.global_step}, and the newest checkpoint is of step "
-                f"{keeper.step}: call trainer.train(resume_from_checkpoint=spot.resume(trainer))"
+                f"{coordinator.step}: call trainer.train(resume_from_checkpoint=spot.resume(trainer))"
             )
         session = self.session
-        keeper.total_steps = state.max_steps
+        coordinator.total_steps = state.max_steps
         session.board.update(total_steps=state.max_steps, state="Training")
-        self._meter = Meter(
+        self._meter = MetricsLog(
             session.board,
             born=session.born,
             total_steps=state.max_steps,
@@ -170,7 +170,7 @@ class TransformersCallback(TrainerCallback):
         )
         job_settings.advise(session, ("max_steps",))
         self._beside = self._make_beside(args, state)
-        if keeper.restored is not None:
+        if coordinator.restored is not None:
             self._make_up(args, state, control)
 
     def on_step_begin(
@@ -190,7 +190,7 @@ class TransformersCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.session.interruption.let_end(None)  # from here on there is work to lose
+        self.session.preemption.let_end(None)  # from here on there is work to lose
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -201,17 +201,17 @@ class TransformersCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        keeper, step = self._begun(), state.global_step
+        coordinator, step = self._begun(), state.global_step
         self._meter.count(step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
         if self._beside is not None:
             self._beside.step()
         last_of_epoch = state.epoch is not None and float(state.epoch).is_integer()
-        if keeper.boundary(step):
-            keeper.stopping = True
+        if coordinator.boundary(step):
+            coordinator.stopping = True
             self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
             control.should_evaluate = False  # it may take longer than the notice
-        wanted = keeper.wanted and not last_of_epoch  # otherwise at the epoch's end
-        if wanted or keeper.stopping or step >= state.max_steps:
+        wanted = coordinator.wanted and not last_of_epoch  # otherwise at the epoch's end
+        if wanted or coordinator.stopping or step >= state.max_steps:
             self._save_too(step, control)
         self._random = devices.random_state() if control.should_evaluate else None
 
@@ -226,17 +226,17 @@ class TransformersCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.session.board.pulse.beat()
+        self.session.board.heartbeat.beat()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
-        keeper = self._begun()
-        if keeper.checkpoints is not None and keeper.checkpoints.busy_with == state.global_step:
-            keeper.checkpoints.settle()
-        if keeper.wanted:
-            keeper.due_since()
+        coordinator = self._begun()
+        if coordinator.checkpoints is not None and coordinator.checkpoints.busy_with == state.global_step:
+            coordinator.checkpoints.settle()
+        if coordinator.wanted:
+            coordinator.due_since()
             self._save_too(state.global_step, control)
         self._random = devices.random_state() if control.should_evaluate else None
 
@@ -244,16 +244,16 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Uploads the checkpoint, now that this rank's files are complete; after a stop request it ends."""
-        keeper = self._begun()
+        coordinator = self._begun()
         if state.best_global_step == self._ours:
             self._ours = None
-        if keeper.stopping:
+        if coordinator.stopping:
             try:
-                keeper.ends.interrupted()
+                coordinator.ends.interrupted()
             finally:
                 self._close()
-        if keeper.wanted:
-            keeper.send()
+        if coordinator.wanted:
+            coordinator.send()
 
     def on_log(
         self,
@@ -263,7 +263,7 @@ class TransformersCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if logs and "loss" in logs and self.keeper is not None:
+        if logs and "loss" in logs and self.coordinator is not None:
             epoch = None if state.epoch is None else int(state.epoch)
             self._meter.line(
                 state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
@@ -333,12 +333,12 @@ class TransformersCallback(TrainerCallback):
         )
 
     def _begun(self) -> _Keeper:
-        if self.keeper is None:
+        if self.coordinator is None:
             raise ConfigurationError(
                 "TransformersCallback was not asked where to go on: call "
                 "trainer.train(resume_from_checkpoint=spot.resume(trainer))"
             )
-        return self.keeper
+        return self.coordinator
 
     def _require_whole(self, model: torch.nn.Module | None, optimizer: Any) -> None:
         """Raises ConfigurationError unless the Trainer's checkpoints hold all that is trained."""
@@ -378,12 +378,12 @@ class TransformersCallback(TrainerCallback):
             )
             log.event("advice", about="learning-rate", text=text)
 
-    def _make_beside(self, args: TrainingArguments, state: TrainerState) -> Beside | None:
+    def _make_beside(self, args: TrainingArguments, state: TrainerState) -> BackgroundMonitor | None:
         """Returns None if no step is left. Raises ConfigurationError if a profile would end after the run."""
         if state.global_step >= state.max_steps:
             return None
         try:
-            return Beside(
+            return BackgroundMonitor(
                 self.session, start=state.global_step, total_steps=state.max_steps, device=args.device
             )
         except ConfigurationError:
@@ -401,12 +401,12 @@ class TransformersCallback(TrainerCallback):
         return Path(self._args.output_dir or ".").resolve() / f"checkpoint-{step}"
 
     def _link(self, folder: Path) -> None:
-        keeper = self._begun()
-        keeper.meet()  # other ranks may still be writing
+        coordinator = self._begun()
+        coordinator.meet()  # other ranks may still be writing
         if self.session.world.first_here:
-            written = self._folder(keeper.step)
+            written = self._folder(coordinator.step)
             link_tree(written, folder)
-            if self._ours == keeper.step:
+            if self._ours == coordinator.step:
                 shutil.rmtree(written, ignore_errors=True)
 
     def _shared(self) -> dict[str, Any]:
@@ -425,7 +425,7 @@ class TransformersCallback(TrainerCallback):
         self._restored = {} if new_rank else own
 
 
-class _Keeper(FolderKeeper):
+class _Keeper(FolderCoordinator):
     """Coordinator whose saves wait until the Trainer has written its files."""
 
     wanted = False
@@ -445,7 +445,7 @@ class _Keeper(FolderKeeper):
         self.wanted = False
         super().save(since=self._since)
 
-    def _save_last(self, checkpoints: Checkpointer) -> None:
+    def _save_last(self, checkpoints: CheckpointManager) -> None:
         """Saves the last checkpoint if the Trainer wrote one: not after an early end by a callback."""
         self.meet()  # rank 0 may still delete it if another one is the best
         if self._target(self.step).is_dir():

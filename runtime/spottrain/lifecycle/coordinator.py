@@ -18,23 +18,23 @@ from typing import Any, Final, NoReturn
 
 from spottrain.checkpoint.final_weights import FinalWeights, most_bytes, require_room
 from spottrain.checkpoint.head.owner import Claim
-from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.plain_state import MODEL
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.selection import Restored
-from spottrain.checkpoint.upload import Here, Process, Transfer
+from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, Transfer
 from spottrain.contract import Env, Outcome
 from spottrain.core import log
 from spottrain.core.container import memory
-from spottrain.distributed.control_channel import Control, connect, hear, say
-from spottrain.distributed.stop_agreement import Agreement, alone, led
+from spottrain.distributed.control_channel import ControlChannel, connect, hear, say
+from spottrain.distributed.stop_agreement import StopAgreement, alone, led
 from spottrain.errors import OutOfMemory, PeerLost, RunError
 from spottrain.lifecycle import restart_request
-from spottrain.lifecycle.early_end import Ends
-from spottrain.lifecycle.notice_budget import Budget
-from spottrain.lifecycle.rebalance import Advice
-from spottrain.lifecycle.save_interval import Cadence, Observed, auto_seconds
+from spottrain.lifecycle.early_end import EarlyEnd
+from spottrain.lifecycle.notice_budget import NoticeBudget
+from spottrain.lifecycle.rebalance import RebalanceAdvice
+from spottrain.lifecycle.save_interval import Observed, SaveInterval, auto_seconds
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect_all
 from spottrain.storage.base import Cancelled
@@ -64,37 +64,37 @@ class TrainingState:
     """Shared tensors of which only rank 0 has correct values: paths, or path prefixes that end in a dot."""
 
 
-class Keeper:
+class Coordinator:
     """Saves, restores and stops one rank's training. `step`: optimizer steps done, counted by the loop."""
 
     def __init__(self, session: Session, state: TrainingState, *, total_steps: int | None = None) -> None:
         self.session = session
         self.state = state
         self.total_steps = total_steps
-        self.checkpoints: Checkpointer | None = None
-        self.control: Control | None = None
-        self.agreement: Agreement = alone(lambda: session.interruption.stopping)
+        self.checkpoints: CheckpointManager | None = None
+        self.control: ControlChannel | None = None
+        self.agreement: StopAgreement = alone(lambda: session.preemption.stopping)
         self.trained = 0.0
         """Seconds of training of all attempts so far."""
-        self._cadence = Cadence(session.run.interval, self._auto_seconds)
-        self._advice = Advice(lambda: session.interruption.advised)
+        self._cadence = SaveInterval(session.run.interval, self._auto_seconds)
+        self._advice = RebalanceAdvice(lambda: session.preemption.advised)
         self._stall: float | None = None
         self._steps_here = 0
         self._step_seconds = 0.0
         self._stepped: float | None = None
         self._skipped_for: int | None = None
-        self._budget: Budget | None = None
+        self._budget: NoticeBudget | None = None
         """The budget that was logged last."""
         self._warning = session.board.facts.warning
         """Warning of the session, such as a launcher that kills early."""
         self._connect()
         if session.store is not None:
-            self.checkpoints = Checkpointer(
+            self.checkpoints = CheckpointManager(
                 session, session.store, transfer=self._transfer, control=self.control
             )
             self.checkpoints.saver.of_first = state.of_first
             self.checkpoints.on_durable = self._tell_budget
-        self.ends = Ends(session, self.checkpoints, self.take, self.close)
+        self.ends = EarlyEnd(session, self.checkpoints, self.take, self.close)
         session.unfinished = self._left
         session.broken = self._broken
         protect_all()
@@ -112,7 +112,7 @@ class Keeper:
         session = self.session
         if self.checkpoints is None:
             log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
-            session.interruption.let_end(self.ends.unchanged)
+            session.preemption.let_end(self.ends.unchanged)
             self._started()
             return False
         claim = self.checkpoints.claim()
@@ -121,7 +121,7 @@ class Keeper:
             self.ends.done_already(
                 self.checkpoints.final_uri, trained, total=total, wanted=self.total_steps or 0
             )
-        session.interruption.let_end(self.ends.unchanged)
+        session.preemption.let_end(self.ends.unchanged)
         session.board.update(state="Restoring")
         found = self._restore(self.checkpoints, claim)
         if found is not None:
@@ -131,7 +131,7 @@ class Keeper:
                 durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step
             )
         session.cache_ready()
-        session.interruption.let_end(self.ends.unchanged)
+        session.preemption.let_end(self.ends.unchanged)
         self._started()
         return found is not None
 
@@ -157,7 +157,11 @@ class Keeper:
 
     def _transfer(self) -> Transfer:
         assert self.session.store is not None
-        return Process(self.session.run.where) if hasattr(os, "memfd_create") else Here(self.session.store)
+        return (
+            ProcessTransfer(self.session.run.where)
+            if hasattr(os, "memfd_create")
+            else InProcessTransfer(self.session.store)
+        )
 
     # --- between steps ------------------------------------------------------------------------------
     def boundary(self, step: int) -> bool:
@@ -173,7 +177,7 @@ class Keeper:
         if orders.save:
             self.save()
         if orders.stop:
-            self.session.interruption.stop_by(self.agreement.stop_deadline, self.agreement.stop_reason)
+            self.session.preemption.stop_by(self.agreement.stop_deadline, self.agreement.stop_reason)
         return orders.stop
 
     @property
@@ -233,7 +237,7 @@ class Keeper:
         if self.session.world.first:
             log.event("saving", step=self.step, stall=self._stall, best=best or None)
         self.session.board.update(stall_seconds=self._stall)
-        self.session.board.pulse.beat()
+        self.session.board.heartbeat.beat()
         self._stepped = time.perf_counter()
         return save
 
@@ -262,10 +266,10 @@ class Keeper:
 
     def _tell_budget(self) -> None:
         assert self.checkpoints is not None
-        saver, grace = self.checkpoints.saver, self.session.interruption.grace
+        saver, grace = self.checkpoints.saver, self.session.preemption.grace
         if saver.bandwidth is None:
             return
-        budget = Budget(
+        budget = NoticeBudget(
             bytes=saver.bytes,
             bandwidth=saver.bandwidth,
             step_seconds=self._step_seconds,
@@ -295,11 +299,11 @@ class Keeper:
 
         The first rank of each other pod also reports an advice to save.
         """
-        told, interruption, world = float("inf"), self.session.interruption, self.session.world
+        told, preemption, world = float("inf"), self.session.preemption, self.session.world
         while True:
-            if interruption.stopping and interruption.deadline < told:
-                told = interruption.deadline
-                self.agreement.request_stop(told, interruption.source)
+            if preemption.stopping and preemption.deadline < told:
+                told = preemption.deadline
+                self.agreement.request_stop(told, preemption.source)
             if world.first_here and not world.first and (advised := self._advice.take()) is not None:
                 assert self.control is not None
                 with contextlib.suppress(PeerLost):  # the training thread notices it
@@ -341,7 +345,7 @@ class Keeper:
         `weights` returns the tensors by name; all ranks call it. `beside`: names of tensors that are not the
         model's own. Returns the URI and the digest of the weights.
         """
-        self.session.interruption.let_end(None)
+        self.session.preemption.let_end(None)
         uri = ""
         self._wait_for_store()
         if self.checkpoints is not None:
@@ -364,7 +368,7 @@ class Keeper:
         self.close()
         log.event("done", step=self.step, digest=digest, output=uri or None)
         session = self.session
-        session.interruption.let_end(
+        session.preemption.let_end(
             lambda: session.end_now(Outcome.DONE, session.summary(), reason=session.reason_done)
         )
         return uri, digest
@@ -392,17 +396,17 @@ class Keeper:
         return str(hear(self.control, "final")["digest"])
 
     # --- what depends on the kind of checkpoint -----------------------------------------------------
-    def _restore(self, checkpoints: Checkpointer, claim: Claim) -> Restored | None:
+    def _restore(self, checkpoints: CheckpointManager, claim: Claim) -> Restored | None:
         return checkpoints.restore(claim, self.state.want)
 
-    def _prepare(self, checkpoints: Checkpointer) -> None:
+    def _prepare(self, checkpoints: CheckpointManager) -> None:
         """Allocates, after the first step, what the first save needs."""
         shared = self.state.shared()
         if self.session.world.first:
             require_room(shared.get(MODEL, {}), memory())
         checkpoints.saver.prepare(shared, self.state.own())
 
-    def _save_last(self, checkpoints: Checkpointer) -> None:
+    def _save_last(self, checkpoints: CheckpointManager) -> None:
         checkpoints.save_now(self.take)
 
     def _left(self) -> None:
@@ -427,4 +431,4 @@ class Keeper:
         if self.checkpoints is not None:
             self.checkpoints.saver.close()
         if self.control is not None:
-            self.control.close(min(10.0, max(self.session.interruption.seconds_left(), 0.1)))
+            self.control.close(min(10.0, max(self.session.preemption.seconds_left(), 0.1)))

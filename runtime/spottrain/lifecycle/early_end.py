@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.save import Save
 from spottrain.contract import Outcome, Reason
 from spottrain.errors import RunError, StoreError
@@ -44,13 +44,13 @@ def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
     )
 
 
-class Ends:
+class EarlyEnd:
     """`take` copies the state at the current step; `close` disconnects from the other ranks."""
 
     def __init__(
         self,
         session: Session,
-        checkpoints: Checkpointer | None,
+        checkpoints: CheckpointManager | None,
         take: Callable[[], Save],
         close: Callable[[], None],
     ) -> None:
@@ -98,7 +98,7 @@ class Ends:
     def give_up(self) -> None:
         """Waits a limited time for an upload in progress, then releases HEAD."""
         if self._checkpoints is not None:
-            self._checkpoints.settle(min(SETTLE_SECONDS, self._session.interruption.seconds_left()))
+            self._checkpoints.settle(min(SETTLE_SECONDS, self._session.preemption.seconds_left()))
             self._checkpoints.release()
 
     # --- by another thread ----------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Ends:
             except StoreError as error:
                 board.save_failed(str(error))
                 lost = str(error)
-        durable_seconds = time.time() - (session.interruption.signalled_at or time.time())
+        durable_seconds = time.time() - (session.preemption.signalled_at or time.time())
         self.give_up()
         self._close()
         if board.facts.lost_steps:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from spottrain.core import log
-from spottrain.core.progress import Board
+from spottrain.core.progress import ProgressBoard
 
 LOOK_SECONDS: Final = 1.0
 SLACK_SECONDS: Final = 2.0
@@ -54,7 +54,9 @@ class HangWatchdog:
     `look` runs periodically in the watching thread, and once when the first step is done.
     """
 
-    def __init__(self, board: Board, dumps: Dumps, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, board: ProgressBoard, dumps: Dumps, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._board = board
         self._dumps = dumps
         self._clock = clock
@@ -68,8 +70,8 @@ class HangWatchdog:
             self._look()
 
     def _look(self) -> None:
-        pulse, facts, now = self._board.pulse, self._board.facts, self._clock()
-        last, limit = pulse.last, pulse.limit(facts.state)
+        heartbeat, facts, now = self._board.heartbeat, self._board.facts, self._clock()
+        last, limit = heartbeat.last, heartbeat.limit(facts.state)
         if self._armed is not None and now >= self._armed.at:  # Python was blocked until now
             self._tell_late(self._armed, last, now)
             self._armed = None
@@ -88,7 +90,7 @@ class HangWatchdog:
     def words(self) -> str:
         """Returns nearly the text of the log line, for a stack dump to which no line can be added."""
         facts = self._board.facts
-        limit = self._board.pulse.allowed
+        limit = self._board.heartbeat.allowed
         return f"watching for event=stalled: step={facts.step} state={facts.state} limit={limit:.3f}"
 
     def _tell_late(self, armed: _Armed, last: float, now: float) -> None:
@@ -137,10 +139,10 @@ class Faulthandler:
                 text = text[os.write(STDERR, text) :]
 
 
-def watch(board: Board) -> None:
+def watch(board: ProgressBoard) -> None:
     """Starts the watchdog in a thread."""
     it = HangWatchdog(board, Faulthandler())
-    board.pulse.on_begin = it.look  # the second step may already hang with the lock
+    board.heartbeat.on_begin = it.look  # the second step may already hang with the lock
     threading.Thread(target=_watch, args=[it], name="spottrain-stalled", daemon=True).start()
 
 

@@ -24,7 +24,7 @@ from spottrain.contract import EXIT_CODE_OF, Env, Outcome, Reason, TerminationMe
 from spottrain.core import log, run_config
 from spottrain.core.preemption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_time
 from spottrain.lifecycle import termination_message
-from spottrain.lifecycle.log_capture.outputs import MARK, Outputs, seconds_for_logs
+from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, seconds_for_logs
 from spottrain.lifecycle.restart_request import Again
 from spottrain.lifecycle.topology import Gang, reserve_port, threads_of_each
 
@@ -113,7 +113,7 @@ class Launcher:
         env: Mapping[str, str],
         *,
         born: float,
-        outputs: Outputs | None = None,
+        outputs: CapturedOutputs | None = None,
     ) -> None:
         self._gang = gang
         self._outputs = outputs

@@ -17,7 +17,7 @@ FULL_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class NoticeBudget:
     """`bytes`: of this rank's part; `bandwidth`: of its uploads, in bytes per second; `grace`: seconds."""
 
     bytes: int

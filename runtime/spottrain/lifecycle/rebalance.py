@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Advice:
+class RebalanceAdvice:
     """`read` returns the time in the file, in Unix seconds; None if there is none."""
 
     def __init__(self, read: Callable[[], float | None]) -> None:

@@ -47,7 +47,7 @@ def _lead(gang: Gang, name: bytes, stopping: Callable[[], bool]) -> bool:
     there = _There(gang.workers, name)
     server = _listen(gang.port + 1, gang.workers)
     # It runs until the process ends: a pod that lost its connection before GO connects again.
-    threading.Thread(target=_welcome, args=[server, there], name="spottrain-muster", daemon=True).start()
+    threading.Thread(target=_welcome, args=[server, there], name="spottrain-rendezvous", daemon=True).start()
     told = time.monotonic()
     while not there.all_came.wait(LOOK_SECONDS):
         if stopping():

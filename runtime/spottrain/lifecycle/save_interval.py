@@ -58,7 +58,7 @@ def auto_seconds(*, stall: float | None, upload: float | None, observed: Observe
     return min(max(best, upload or 0.0, LEAST_SECONDS), MOST_SECONDS)
 
 
-class Cadence:
+class SaveInterval:
     """Counts from the start of the last save, or from the start of the run.
 
     `seconds`: returns the current `auto` interval; called only if the interval is `auto`.

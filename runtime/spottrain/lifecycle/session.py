@@ -41,7 +41,7 @@ from spottrain.contract import (
     TerminationMessage,
 )
 from spottrain.core import log, progress, run_config
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.core.process_start import process_start
 from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.profile_window import not_made
@@ -49,7 +49,7 @@ from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle import hang_watchdog, parent_signals, termination_message
 from spottrain.lifecycle.gpu_faults import fault_behind
-from spottrain.lifecycle.log_capture.outputs import MARK, Outputs, keep, seconds_for_logs
+from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, keep, seconds_for_logs
 from spottrain.storage.base import Store
 from spottrain.storage.open import open_store
 from spottrain.storage.outage import Outage, PatientStore, Silence, watch
@@ -78,7 +78,7 @@ class Session:
     attempt: int = 0
     """0 before `prepare`. In a run outside Kubernetes only rank 0 knows it; other ranks have 1."""
 
-    def __init__(self, env: Mapping[str, str], interruption: Interruption | None = None) -> None:
+    def __init__(self, env: Mapping[str, str], preemption: Preemption | None = None) -> None:
         self.env = env
         self.world = World()
         with contextlib.suppress(ConfigurationError):  # `prepare` raises it
@@ -86,7 +86,7 @@ class Session:
         if self.world.distributed:
             log.rank = self.world.rank
         self.born = process_start()
-        self.board = progress.Board()
+        self.board = progress.ProgressBoard()
         self.owns_process = False
         """Whether the process ends with this session."""
         self.completed = False
@@ -114,9 +114,9 @@ class Session:
         self._fetching: threading.Thread | None = None
         self._last_words = threading.Lock()
         self._words_since = self._begin_of_words()
-        self.interruption = interruption or install(env)
-        self.interruption.forced = self._forced
-        self.interruption.let_end(self.end_idle)
+        self.preemption = preemption or install(env)
+        self.preemption.forced = self._forced
+        self.preemption.let_end(self.end_idle)
 
     def prepare(self, script: str) -> None:
         """Reads the environment and probes the store: bad settings end the run early. Raises RunError."""
@@ -135,7 +135,7 @@ class Session:
             port = progress.serve(self.board, self.run.progress_port, self._stop)
             log.event("progress-served", port=port)
         self._use_cache_dir()
-        self.board.pulse.timeout = self.run.hang_timeout
+        self.board.heartbeat.timeout = self.run.hang_timeout
         hang_watchdog.watch(self.board)
         self.attempt = self.run.attempt or 1
         if self.run.checkpoint_uri:
@@ -151,7 +151,7 @@ class Session:
             attempt=self.attempt,
             world=self.world.size if self.world.distributed else None,
             checkpoints=self.run.checkpoint_uri or "none: an interruption loses the run",
-            grace=self.interruption.grace,
+            grace=self.preemption.grace,
         )
 
     # --- a store that does not answer -------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Session:
 
     def _give_store_up(self, silence: Silence) -> None:
         """Ends the process to free the node; the next start tries the store again."""
-        if self.interruption.stopping or self.completed or self.message is not None:
+        if self.preemption.stopping or self.completed or self.message is not None:
             return  # it is ending already, in another way
         facts = self.board.facts
         lost = (
@@ -201,7 +201,7 @@ class Session:
         """Accepts the operator's stop order, sent in case PID 1 lost the signal before it had a handler."""
         meant = bool(order.podUID) and order.podUID == self.env.get(Env.POD_UID)
         if meant:
-            self.interruption.stop_by(order.deadline, "operator")
+            self.preemption.stop_by(order.deadline, "operator")
         return meant
 
     def end(
@@ -214,7 +214,7 @@ class Session:
 
     def leave_in_time(self, code: int) -> None:
         """Ends the process before SIGKILL, or after a grace period, if the script does not end by itself."""
-        moment = min(self.interruption.forced_exit_at, time.time() + self.interruption.grace)
+        moment = min(self.preemption.forced_exit_at, time.time() + self.preemption.grace)
 
         def wait() -> None:
             time.sleep(max(0.0, moment - time.time()))
@@ -250,9 +250,9 @@ class Session:
     def _was_told_to_stop(self) -> bool:
         """Whether a stop arrives soon: a signal to the group may kill a child just before it arrives here."""
         give_up = time.monotonic() + GROUP_SIGNAL_SECONDS
-        while not self.interruption.stopping and time.monotonic() < give_up:
+        while not self.preemption.stopping and time.monotonic() < give_up:
             time.sleep(0.01)
-        return self.interruption.stopping
+        return self.preemption.stopping
 
     def _end_broken(self, then: str) -> None:
         if self.completed:
@@ -285,7 +285,7 @@ class Session:
             return self.conclude(Outcome.DONE, self.summary(), reason=self.reason_done)
         if self.unfinished is None:
             return self._end_untrained()
-        if self.interruption.stopping:
+        if self.preemption.stopping:
             self._end_broken(" The script ended itself then.")
         self.unfinished()
         return self.conclude(
@@ -309,7 +309,7 @@ class Session:
     def must_leave(self, code: int) -> bool:
         """Whether the interpreter's shutdown would take too long: it may wait for peers and threads."""
         peerless = self.world.distributed and code != ExitCode.DONE
-        return self.interruption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
+        return self.preemption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
 
     def conclude(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
@@ -325,7 +325,7 @@ class Session:
                     outcome,
                     text,
                     reason=reason,
-                    signalled_at=self.interruption.signalled_at,
+                    signalled_at=self.preemption.signalled_at,
                     durable_seconds=durable_seconds,
                 )
                 termination_message.tell_launcher(self.env, self.message.outcome)
@@ -345,7 +345,7 @@ class Session:
 
     def close_at_end(self, trackers: Closes) -> None:
         """Closes the trackers at the end of the run, whatever the outcome."""
-        left = self.interruption.seconds_left
+        left = self.preemption.seconds_left
         self.at_end.append(lambda outcome: trackers.close(outcome, within=left()))
 
     def _write(self, message: TerminationMessage) -> None:
@@ -394,7 +394,7 @@ class Session:
     def _forget_words_of_last_round(self) -> None:
         """Deletes the message of the last round when torchrun restarts all ranks; not during a stop."""
         path = self.env.get(Env.TERMINATION_MESSAGE)
-        again = self.env.get(RESTARTS, "0") != "0" and not self.interruption.stopping
+        again = self.env.get(RESTARTS, "0") != "0" and not self.preemption.stopping
         if path and again and self.world.first_here:
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
@@ -473,7 +473,7 @@ class Session:
 
 
 _current: Session | None = None
-_outputs: Outputs | None = None
+_outputs: CapturedOutputs | None = None
 """Set in a process that our launcher did not start."""
 
 
@@ -486,7 +486,7 @@ def current() -> Session:
         see_out(_current)
         _keep_outputs(_current)
         _current.prepare(sys.argv[0])
-    _current.interruption.take_back(_current.end_idle)
+    _current.preemption.take_back(_current.end_idle)
     return _current
 
 
@@ -507,7 +507,7 @@ def _keep_outputs(session: Session) -> None:
 def _finish_outputs() -> None:
     """Stores the remaining output before the process ends, when the log capture process may be killed."""
     if _outputs is not None and _current is not None:
-        _outputs.finish(seconds_for_logs(_current.interruption.deadline))
+        _outputs.finish(seconds_for_logs(_current.preemption.deadline))
 
 
 def use(session: Session) -> None:
@@ -531,18 +531,18 @@ def uses_spottrain(script: str) -> bool:
     return any(getattr(module, "__dict__", {}).get("spottrain") is package for module in others)
 
 
-def install(env: Mapping[str, str]) -> Interruption:
+def install(env: Mapping[str, str]) -> Preemption:
     """Installs the signal handlers, with the grace period limited by the parent process."""
     grace = parent_signals.grace_within(
         run_config.grace_seconds(env), env, parent_signals.command_of(os.getppid())
     )
-    interruption = Interruption(
+    preemption = Preemption(
         grace=grace,
         deadline_file=run_config.deadline_file(env),
         save_advised_file=run_config.save_advised_file(env),
     )
-    interruption.install()
-    return interruption
+    preemption.install()
+    return preemption
 
 
 def show(error: BaseException, usual: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from spottrain.lifecycle.session import Session, current, existing, see_out
 def interruptible() -> Iterator[Session | None]:
     """Yields the session of this process, if it has one or a stop may end it during the block."""
     known = existing()
-    if (known is not None and not known.interruption.given_back) or not _nobody_hears_signals():
+    if (known is not None and not known.preemption.given_back) or not _nobody_hears_signals():
         yield known
         return
     # With a checkpoint URI the operator expects a trainer that responds, however long a download takes.
@@ -34,7 +34,7 @@ def interruptible() -> Iterator[Session | None]:
     session = None if managed else Session(os.environ)
     try:
         session = session or current()
-        session.interruption.let_end(partial(_end, session))
+        session.preemption.let_end(partial(_end, session))
         yield session
     except RunError:
         if session is not None and not managed:
@@ -42,7 +42,7 @@ def interruptible() -> Iterator[Session | None]:
         raise
     finally:
         if made := session or existing():  # also if the environment was invalid
-            made.interruption.give_back()
+            made.preemption.give_back()
 
 
 def _end(session: Session) -> NoReturn:

@@ -31,7 +31,7 @@ from spottrain.storage.base import (
 from spottrain.storage.requests import SLICE, RequestBody, tried
 from spottrain.storage.s3_client import Connection, clients
 from spottrain.storage.s3_errors import FAILURES, RequestTarget, translate
-from spottrain.storage.s3_upload import Bucket, Manner, Upload, checksum
+from spottrain.storage.s3_upload import Bucket, Upload, UploadOptions, checksum
 
 WRITE_ID: Final = "spottrain-write"
 """User metadata key that identifies the writer of an object."""
@@ -69,7 +69,9 @@ class S3Store:
         )
         self._clients = clients(reach, self.uri)
         self._encryption = _encryption(kms_key)
-        self._manner = Manner(chunk_bytes=chunk_bytes, connections=connections, tries=tries, pause=pause)
+        self._manner = UploadOptions(
+            chunk_bytes=chunk_bytes, connections=connections, tries=tries, pause=pause
+        )
 
     @property
     def uri(self) -> str:

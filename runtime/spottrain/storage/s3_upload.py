@@ -47,7 +47,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manner:
+class UploadOptions:
     chunk_bytes: int
     connections: int
     tries: int
@@ -61,7 +61,7 @@ class Upload:
     key: str
     body: memoryview
     write_id: str
-    manner: Manner
+    manner: UploadOptions
     cancelled: Callable[[], bool]
     options: dict[str, Any]
     """Metadata and encryption of the new object."""

@@ -168,8 +168,8 @@ def parts(
     """Yields the micro-batches of a pass over `loader`, grouped into optimizer steps. All ranks must iterate.
 
     All micro-batches of a step are held in memory, on the loader's device. A micro-batch that counts 0 is
-    left out, because its mean is 0 / 0. A rank that runs out of data early goes on with fillers, so that all
-    ranks reach each exchange. If nothing of a step counts on any rank, the step has one filler, as with
+    left out, because its mean is 0 / 0. A rank that runs out of data early continues with fillers, so that
+    all ranks reach each exchange. If nothing of a step counts on any rank, the step has one filler, as with
     `Trainer`. Then gradients are zero, the position moves on, and momentum and weight decay act.
 
     A filler has weight 0. It is a micro-batch of this rank that counts in the step, else the first of the

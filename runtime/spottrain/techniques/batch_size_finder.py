@@ -23,8 +23,8 @@ from spottrain.data.source import source
 from spottrain.distributed import process_group
 from spottrain.distributed.world import World
 from spottrain.techniques.activation_checkpointing import Policy
-from spottrain.techniques.memory_fit import Fitting
-from spottrain.techniques.oom_history import Shortages
+from spottrain.techniques.memory_fit import MemoryFit
+from spottrain.techniques.oom_history import OOMHistory
 from spottrain.techniques.precision import Precision
 
 
@@ -103,7 +103,7 @@ def find_batch_size(
         collate=collate,
         pin_memory=False,
     )
-    fitting = Fitting(
+    fitting = MemoryFit(
         settings,
         model=model,
         optimizer=optimizer,
@@ -112,7 +112,7 @@ def find_batch_size(
         precision=precision or Precision(name="fp32"),
         device=device,
         world=world,
-        shortages=Shortages(store=None, job_uid=""),  # a custom loop ends when it runs out of memory
+        shortages=OOMHistory(store=None, job_uid=""),  # a custom loop ends when it runs out of memory
     )
     if isinstance(checkpointing, Policy):
         fitting.policy = checkpointing

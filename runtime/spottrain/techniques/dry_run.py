@@ -115,9 +115,7 @@ def _reshard(model: torch.nn.Module) -> None:
     """
     sharded: list[Any] = [module for module in model.modules() if hasattr(module, "reset_iter_state")]
     for module in sharded:
-        with contextlib.suppress(
-            RuntimeError, AttributeError
-        ):  # not a root, or no pass has reached it yet
+        with contextlib.suppress(RuntimeError, AttributeError):  # not a root, or no pass has reached it yet
             module.reset_iter_state()
 
 

@@ -253,7 +253,7 @@ def attach(
         min_compression_rate: a matrix is compressed only if it gets smaller by this factor.
         precision: name of the training's number format (`Amp(...).precision.name`); powerSGD refuses fp16.
             None with powerSGD: an advice is logged.
-        around: wraps torch's hook before it is registered, such as `diagnostics.step_timer.Split.timed`.
+        around: wraps torch's hook before it is registered, such as `diagnostics.step_timer.StepTimer.timed`.
 
     Returns:
         The compression, whose state belongs into the checkpoint.

@@ -27,7 +27,7 @@ from spottrain.techniques import activation_checkpointing, batch_size_trials
 from spottrain.techniques.activation_checkpointing import Policy
 from spottrain.techniques.dry_run import release
 from spottrain.techniques.memory import StepMemory, memory_of
-from spottrain.techniques.oom_history import Shortages
+from spottrain.techniques.oom_history import OOMHistory
 from spottrain.techniques.precision import Precision
 
 GROWN: Final = 1.1
@@ -49,7 +49,7 @@ def policy_of(wanted: ActivationCheckpointing) -> Policy:
             return Policy.of(word)
 
 
-class Fitting:
+class MemoryFit:
     """Memory fit of one training. `loss_of(model, batch)` returns the mean loss over the batch."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Fitting:
         precision: Precision,
         device: torch.device,
         world: World,
-        shortages: Shortages,
+        shortages: OOMHistory,
     ) -> None:
         self._model, self._optimizer, self._loss_of = model, optimizer, loss_of
         self._precision, self._device, self._world = precision, device, world

@@ -20,7 +20,7 @@ from spottrain.storage.base import AlreadyExists, Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shortages:
+class OOMHistory:
     """The record of one job. store: None without a checkpoint URI; then nothing is recorded."""
 
     store: Store | None

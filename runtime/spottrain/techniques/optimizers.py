@@ -3,8 +3,8 @@
     optimizer = optimizers.make("adamw", model.parameters(), learning_rate=3e-4, weight_decay=0.1)
     optimizer = optimizers.rebuilt(optimizer, "sgd", learning_rate=0.1, momentum=0.9)
 
-Facts of torch 2.15: Without `fused=`, AdamW and SGD use foreach kernels on a GPU and a loop over parameters on
-a CPU. Fused kernels, one launch for many tensors, are opt-in. torch reports an unsupported device or dtype
+Facts of torch 2.15: Without `fused=`, AdamW and SGD use foreach kernels on a GPU and a loop over parameters
+on a CPU. Fused kernels, one launch for many tensors, are opt-in. torch reports an unsupported device or dtype
 only at the first step, so `make` tries a step on a tensor of one element for each device and dtype. Adafactor
 has no fused kernel. Fused and unfused kernels differ in the last bits. So the choice is in the parameter
 groups, and a checkpoint's choice holds after a resume. `zero_grad` sets gradients to None by default (since
@@ -132,8 +132,8 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     """Makes the manifest's optimizer over the parameter groups of the script's optimizer, in their order.
 
     If the kind stays the same, options of the script that are not given again stay; else only `maximize`.
-    Each group keeps the ratio of its rate to the script's rate. If the kind stays the same, it also keeps each
-    setting that differs from the script's default; else only a weight decay of 0 (biases and norms) and
+    Each group keeps the ratio of its rate to the script's rate. If the kind stays the same, it also keeps
+    each setting that differs from the script's default; else only a weight decay of 0 (biases and norms) and
     `maximize`. Fused kernels are chosen as in `make`, but not if the script's optimizer has fused=False,
     foreach or differentiable. Make torch schedules after this call: they reference their optimizer.
 

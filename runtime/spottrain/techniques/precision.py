@@ -55,7 +55,7 @@ def facts_of(device: torch.device) -> DeviceFacts:
         ampere = torch.cuda.get_device_capability(device) >= AMPERE
         rocm = torch.version.hip is not None
         name = torch.cuda.get_device_name(device)
-        with torch.cuda.device(device):  # torch answers for the current one (torch 2.15)
+        with torch.cuda.device(device):  # torch checks the current one (torch 2.15)
             tf32 = torch.cuda.is_tf32_supported()
         return DeviceFacts(type="cuda", name=name, bf16=ampere or rocm, tf32=tf32)
     has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
@@ -122,8 +122,8 @@ def choose(
     """Chooses a format. With "auto" and several ranks, all must call it.
 
     "auto" is bf16 if the hardware of all ranks has it, else fp16 if all are GPUs, else fp32. All ranks get
-    the same format, because otherwise scaled and unscaled gradients would be averaged. A format that the device
-    is slow in is used, with an advice in the log.
+    the same format, because otherwise scaled and unscaled gradients would be averaged. If the device is slow
+    in the wanted format, it is still chosen, and an advice is logged. The needs of fp16 are logged too.
 
     Args:
         wanted: "auto", "bf16", "fp16", "fp32" or "tf32".

@@ -50,7 +50,7 @@ TAG: Final = "spottrain.run"
 
 
 class Tracker(Protocol):
-    """A tracker. All calls come from one thread, `begin` first. Its exceptions are logged, and training goes on."""
+    """A tracker. All calls come from one thread, `begin` first. Exceptions are logged, not raised."""
 
     name: str
 
@@ -259,7 +259,7 @@ class _Line:
 
 
 class Once:
-    """Drops values that were logged before. It tracks steps by name: loss and evaluation come in separate calls."""
+    """Drops values that were logged before; by name, as loss and evaluation come in separate calls."""
 
     def __init__(self, floor: int = 0, last: Mapping[str, int] | None = None) -> None:
         self._floor = floor

@@ -17,7 +17,7 @@ import torch
 
 from spottrain.core import device as devices
 from spottrain.data import Dataset, Plan, Position, load
-from spottrain.data.worker_memory import Room
+from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.process_group import Earliest, of_first, total
 from spottrain.distributed.world import World
 
@@ -51,7 +51,7 @@ class Evaluation:
     collate: Callable[[list[Any]], Any] | None
     weight: Callable[[Any], float] | None = None
     """Returns the number of items that a batch's mean loss covers; None: its samples."""
-    room: Room | None = None
+    room: WorkerMemoryLimit | None = None
     """Checks whether the memory suffices for `workers`; None: no check."""
     world: World = field(default_factory=World)
     until: Callable[[], float] = lambda: math.inf

@@ -1,4 +1,4 @@
-"""`Judge`: when to evaluate, what to save as the best checkpoint, and when to stop early."""
+"""`EvaluationSchedule`: when to evaluate, what to save as the best checkpoint, and when to stop early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from spottrain.core import log
 from spottrain.distributed import process_group
-from spottrain.lifecycle.coordinator import Keeper
+from spottrain.lifecycle.coordinator import Coordinator
 from spottrain.lifecycle.session import Session
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
@@ -20,7 +20,7 @@ from spottrain.training.best_checkpoint import Best
 from spottrain.training.evaluation import Evaluation
 
 
-class Judge:
+class EvaluationSchedule:
     """Evaluates every `every` optimizer steps, and at the end.
 
     `evaluation`: None without an evaluation set; then nothing is evaluated. `ema`: evaluated in place of the
@@ -71,7 +71,7 @@ class Judge:
         due = step % self.every == 0 or step == self.total_steps
         return self.evaluation is not None and step > 0 and due and self.evaluated != step
 
-    def judge(self, step: int, keeper: Keeper) -> bool:
+    def judge(self, step: int, coordinator: Coordinator) -> bool:
         """Evaluates if due. Returns whether it did, even if a stop cut it short."""
         if self.evaluation is None or not self.due(step):
             return False
@@ -80,34 +80,34 @@ class Judge:
         process_group.give_buffers(self._model, self._session.world)
         # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
         with nullcontext() if self.ema is None else self.ema.applied():
-            values = self.evaluation.run(self._model, lambda: self._session.interruption.stopping)
+            values = self.evaluation.run(self._model, lambda: self._session.preemption.stopping)
         self.cut = values is None and self._session.world.distributed
         if self.cut:  # all ranks stop here, also those without a request of their own
-            self._session.interruption.stop_by(self.evaluation.deadline, "another rank")
+            self._session.preemption.stop_by(self.evaluation.deadline, "another rank")
         if values is not None:
-            self._note(step, values, keeper, began)
+            self._note(step, values, coordinator, began)
         self._session.board.update(state="Training")
         return True
 
-    def _note(self, step: int, values: dict[str, float], keeper: Keeper, began: float) -> None:
+    def _note(self, step: int, values: dict[str, float], coordinator: Coordinator, began: float) -> None:
         self.evaluated = step
         if self.stopping is not None:  # before the save of the best, which holds its state
             self.stopping.note(step, values)
-        self._note_best(values["loss"], step, keeper)
+        self._note_best(values["loss"], step, coordinator)
         shown = {f"eval_{name}": f"{value:.9g}" for name, value in values.items()}
         if self._session.world.first:
             log.event("evaluated", step=step, **shown, seconds=time.perf_counter() - began)
         self._told(step, {f"eval_{name}": value for name, value in values.items()})
 
-    def _note_best(self, loss: float, step: int, keeper: Keeper) -> None:
+    def _note_best(self, loss: float, step: int, coordinator: Coordinator) -> None:
         """Saves the best so far, unless an upload is under way: then the last best one stays."""
         wanted = self.best.note(loss) and self._session.run.keep_best and step < self.total_steps
         if not wanted:
             return
         assert self.evaluation is not None
-        busy = torch.tensor(float(keeper.busy), device=self.evaluation.device)
+        busy = torch.tensor(float(coordinator.busy), device=self.evaluation.device)
         if not float(process_group.total(busy, self._session.world)):
-            self.best.keep(loss, lambda: keeper.save(best=True))
+            self.best.keep(loss, lambda: coordinator.save(best=True))
 
     # --- state --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

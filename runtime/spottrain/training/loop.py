@@ -19,15 +19,15 @@ from spottrain.contract import Outcome
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.data.sampler import Cursor
-from spottrain.diagnostics.background import Beside
+from spottrain.diagnostics.background import BackgroundMonitor
 from spottrain.distributed import process_group
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
-from spottrain.lifecycle.coordinator import Keeper
+from spottrain.lifecycle.coordinator import Coordinator
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect
 from spottrain.training import job_settings
-from spottrain.training.metrics_log import Meter, require_finite
+from spottrain.training.metrics_log import MetricsLog, require_finite
 
 COUNTING: Final = ("advance", "state_dict", "load_state_dict")
 STATEFUL: Final = COUNTING[1:]
@@ -205,8 +205,8 @@ class Loop:
     In a `with` statement an exception releases HEAD, and the loss of another rank is reported as such.
     """
 
-    keeper: Keeper
-    _beside: Beside | None = None
+    coordinator: Coordinator
+    _beside: BackgroundMonitor | None = None
     """Set after the restore, if steps are left."""
 
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
@@ -353,8 +353,8 @@ class Loop:
 
         Each read is also a heartbeat. `step_completed` stops by itself and needs no check.
         """
-        self.session.board.pulse.beat()
-        return self.session.interruption.stopping
+        self.session.board.heartbeat.beat()
+        return self.session.preemption.stopping
 
     def step_completed(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
         """Counts an optimizer step, and saves if due. Call it after each optimizer (and scheduler) step.
@@ -376,7 +376,7 @@ class Loop:
             TrainingFailed: the loss is NaN or infinite.
         """
         self._require_open()
-        self.session.interruption.let_end(None)  # from here on there is work to lose
+        self.session.preemption.let_end(None)  # from here on there is work to lose
         if self.done:
             self._close()  # a profile is still being stored
             raise ConfigurationError(
@@ -386,7 +386,7 @@ class Loop:
         try:
             self._require_position()
             self._count(loss, samples)
-            stop = self.keeper.boundary(self._step)
+            stop = self.coordinator.boundary(self._step)
         except RunError as error:  # it ends the run, and without `with` HEAD is released only here
             self._give_up(error)
             raise
@@ -447,7 +447,7 @@ class Loop:
         if self.session.world.distributed:
             return
         if self.should_stop:
-            self.session.interruption.let_end(None)
+            self.session.preemption.let_end(None)
             if self._partial is not None:
                 self._partial.restore()
                 if self._ahead is not None:
@@ -562,7 +562,7 @@ class Loop:
         if ended_early is None and not why and self.max_steps is not None and not self.done:
             self._tell_short(self.max_steps)
         try:
-            return self.keeper.finish(self._final, self._names_beside())[0]
+            return self.coordinator.finish(self._final, self._names_beside())[0]
         finally:
             self._close()
 
@@ -609,21 +609,21 @@ class Loop:
     def _note_move(self, *_: Any) -> None:
         self._moved = True
 
-    def _begin(self, keeper: Keeper) -> None:
+    def _begin(self, coordinator: Coordinator) -> None:
         session = self.session
-        self.keeper = keeper
+        self.coordinator = coordinator
         for each in self._optimizers_of_torch():
             each.register_step_pre_hook(self._note_move)
         session.board.update(total_steps=self.max_steps or 0, step=0)
         job_settings.advise(session, ("max_steps",))
         try:
-            keeper.begin()
+            coordinator.begin()
             if not self.done:
                 self._beside = self._make_beside()
         except BaseException as error:
             self._give_up(error)
             raise
-        self._meter = Meter(
+        self._meter = MetricsLog(
             session.board,
             born=session.born,
             total_steps=self.max_steps,
@@ -641,7 +641,7 @@ class Loop:
             "passes": self._passes,
             "epoch": self._epoch,
             "epoch_began": self._epoch_began,
-            "trained": self.keeper.trained,
+            "trained": self.coordinator.trained,
             "data": self._data.state() if self._data.shared else None,
         }
 
@@ -659,7 +659,7 @@ class Loop:
         self._epoch, self._epoch_began = saved.get("epoch", 0), saved.get("epoch_began", self._step)
         self._goes_on = self._step > 0
         self._saved_ahead = [] if new_rank else own.get("ahead", [])
-        self.keeper.trained = saved["trained"]
+        self.coordinator.trained = saved["trained"]
         devices.set_random_state(own["random"])
         if new_rank:
             log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
@@ -679,16 +679,16 @@ class Loop:
         if self.session.world.first:
             log.event("advice", about="max-steps", text=text)
 
-    def _make_beside(self) -> Beside:
+    def _make_beside(self) -> BackgroundMonitor:
         """Raises ConfigurationError if the window of a profile ends after the run."""
         first = next(self._module().parameters(), None)
         device = None if first is None else first.device
-        return Beside(self.session, start=self._step, total_steps=self.max_steps, device=device)
+        return BackgroundMonitor(self.session, start=self._step, total_steps=self.max_steps, device=device)
 
     def _interrupted(self) -> NoReturn:
         self._ended = True
         try:
-            self.keeper.ends.interrupted()
+            self.coordinator.ends.interrupted()
         finally:  # only now: notice is short, and the checkpoint comes first
             self._close()
 
@@ -727,8 +727,8 @@ class Loop:
     def _give_up(self, error: BaseException | None) -> None:
         self._ended = True
         if error is not None and (lost := self._peer_lost(error)) is not None:
-            self.keeper.end_without(lost)
+            self.coordinator.end_without(lost)
         if error is not None:
             self.session.broken_by_stop(error)
-        self.keeper.ends.give_up()
+        self.coordinator.ends.give_up()
         self._close()

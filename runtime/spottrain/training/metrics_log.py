@@ -1,4 +1,4 @@
-"""`Meter`: logs a line every `log_every` steps, and updates the progress board at every step.
+"""`MetricsLog`: logs a line every `log_every` steps, and updates the progress board at every step.
 
 The loss stays on its device until it is logged: reading it makes the host wait for the device.
 """
@@ -12,19 +12,19 @@ from collections.abc import Callable
 import torch
 
 from spottrain.core import log
-from spottrain.core.progress import Board
+from spottrain.core.progress import ProgressBoard
 from spottrain.data import Step
 from spottrain.distributed.process_group import total
 from spottrain.distributed.world import World
 from spottrain.errors import TrainingFailed
 
 
-class Meter:
+class MetricsLog:
     """`born`: start of the process in Unix seconds. `told`: called with the step and figures of each line."""
 
     def __init__(
         self,
-        board: Board,
+        board: ProgressBoard,
         *,
         born: float,
         total_steps: int | None,

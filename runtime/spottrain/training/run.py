@@ -23,7 +23,7 @@ from spottrain.core import log
 from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import Box
 from spottrain.errors import ConfigurationError
-from spottrain.lifecycle.coordinator import Keeper, TrainingState
+from spottrain.lifecycle.coordinator import Coordinator, TrainingState
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
@@ -122,7 +122,7 @@ class Run(Loop):
                 *(plain_state.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
             ),
         )
-        self._begin(Keeper(session, state, total_steps=self.max_steps))
+        self._begin(Coordinator(session, state, total_steps=self.max_steps))
 
     @property
     def _loose(self) -> dict[str, torch.nn.Parameter]:

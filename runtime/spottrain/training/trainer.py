@@ -31,11 +31,11 @@ from spottrain.core.training_spec import (
 )
 from spottrain.data import Batches, Dataset, Stream
 from spottrain.data.source import size_of, source
-from spottrain.data.worker_memory import Room
+from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.diagnostics.trainer_watch import TrainerMonitor
 from spottrain.distributed import process_group
 from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
-from spottrain.lifecycle.coordinator import Keeper, TrainingState
+from spottrain.lifecycle.coordinator import Coordinator, TrainingState
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import accumulation, compilation, gradient_compression, schedules
 from spottrain.techniques import precision as precisions
@@ -43,15 +43,15 @@ from spottrain.techniques.dry_run import rehearsal
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
 from spottrain.techniques.gradient_compression import Compression
-from spottrain.techniques.memory_fit import Fitting
-from spottrain.techniques.oom_history import Shortages
+from spottrain.techniques.memory_fit import MemoryFit
+from spottrain.techniques.oom_history import OOMHistory
 from spottrain.techniques.trackers import Tracker, Trackers
 from spottrain.training import components, optimizer_setup
 from spottrain.training.components import require_kinds, require_own_parameters, require_positive
 from spottrain.training.data_parallel import Replica, clip
 from spottrain.training.evaluation import Evaluation
-from spottrain.training.evaluation_schedule import Judge
-from spottrain.training.metrics_log import Meter, require_finite
+from spottrain.training.evaluation_schedule import EvaluationSchedule
+from spottrain.training.metrics_log import MetricsLog, require_finite
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -143,7 +143,7 @@ class Trainer:
 
     watch: TrainerMonitor
     """Set from the first step of an attempt on."""
-    _meter: Meter
+    _meter: MetricsLog
     _replica: Replica
     _cold: bool
     """Whether this rank must compile before its first collective."""
@@ -262,7 +262,7 @@ class Trainer:
 
     def _judge_by(self, eval_set: Dataset | None, collate: Any, eval_every: int | None) -> None:
         evaluates, more = eval_set is not None, self.metrics is not None
-        self.judge = Judge(
+        self.judge = EvaluationSchedule(
             None if eval_set is None else self._make_evaluation(eval_set, collate),
             model=self.model,
             every=eval_every or self.batches.steps_per_epoch or self.total_steps,
@@ -288,20 +288,20 @@ class Trainer:
         """
         if self.session.completed:
             raise ConfigurationError("fit() was called a second time: a run trains once; make it two scripts")
-        self.keeper = Keeper(self.session, self.checkpoint_state(), total_steps=self.total_steps)
+        self.coordinator = Coordinator(self.session, self.checkpoint_state(), total_steps=self.total_steps)
         with closing(iter(self.batches)) as steps:  # closed last: worker shutdown is slow
             try:
                 self._begin()
                 if not self._train(steps):
-                    self.keeper.ends.interrupted()
+                    self.coordinator.ends.interrupted()
                 return self._finish()
             except PeerLost as error:
-                self.keeper.end_without(error)
+                self.coordinator.end_without(error)
             except BaseException as error:
                 if (lost := self._meaning_of(error)) is not None:
-                    self.keeper.end_without(lost)
+                    self.coordinator.end_without(lost)
                 self.session.broken_by_stop(error)
-                self.keeper.ends.give_up()
+                self.coordinator.ends.give_up()
                 raise
             finally:  # only now: notice is short, and the checkpoint comes first
                 self._close()
@@ -313,7 +313,7 @@ class Trainer:
 
     def _begin(self) -> None:
         self.session.board.update(total_steps=self.total_steps, step=0)
-        if not self.keeper.begin() and self.session.world.distributed:
+        if not self.coordinator.begin() and self.session.world.distributed:
             devices.seed_rank(self.session.world.rank)
         self.trackers.begin(components.run_id(self.session), self.step)
         self.session.board.update(state="Compiling" if self.settings.compile else "Training")
@@ -323,7 +323,7 @@ class Trainer:
 
     def _train(self, steps: Stream) -> bool:
         """Makes optimizer steps. Returns True at the end of training, False on a stop request."""
-        stopping, world = self.session.interruption, self.session.world
+        stopping, world = self.session.preemption, self.session.world
         self._assemble()
         buffers, watch = devices.saved_buffers(self.model), self.watch
         self._judge()
@@ -421,8 +421,8 @@ class Trainer:
         """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
         if not self.batches.workers or not self._meter.began or self.session.world.distributed:
             return get()
-        stopping = self.session.interruption
-        stopping.let_end(self.keeper.ends.between_steps, after=POLL_SHARE)
+        stopping = self.session.preemption
+        stopping.let_end(self.coordinator.ends.between_steps, after=POLL_SHARE)
         # A stream is read under its own random state, so the training's is kept for a save meanwhile.
         self.waiting = None if isinstance(self.batches, Batches) else devices.random_state()
         found = get()
@@ -437,19 +437,19 @@ class Trainer:
     def _judge(self) -> None:
         if self.judge.due(self.step):
             self._use_findings()
-        if self.judge.judge(self.step, self.keeper):
+        if self.judge.judge(self.step, self.coordinator):
             self._meter.restart()
             self.watch.split.restart()
 
     def _boundary(self) -> bool:
         with self.watch.split.checkpoint():
-            self._stopped = self.keeper.boundary(self.step)
+            self._stopped = self.coordinator.boundary(self.step)
         return self._stopped
 
     def _finish(self) -> Result:
         last = float(process_group.total(self.last_loss.clone(), self.session.world))
         self.session.board.update(ended_early=self.judge.enough)
-        uri, final = self.keeper.finish(self._weights, outside_parameters.beside(self.model))
+        uri, final = self.coordinator.finish(self._weights, outside_parameters.beside(self.model))
         process_group.leave()
         return Result(
             step=self.step,
@@ -493,7 +493,7 @@ class Trainer:
             "data": None if self.batches.per_rank else self.batches.state_dict(),
             "progress": {
                 "step": self.step,
-                "trained": self.keeper.trained,
+                "trained": self.coordinator.trained,
                 "trackers": self.trackers.state_dict(),
                 "micro_batch_size": self.fitting.size,
                 "micro_batch_room": self.fitting.room,
@@ -529,7 +529,7 @@ class Trainer:
         self._load_techniques(tree, own, new_rank)
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
-        self.step, self.keeper.trained = progress["step"], progress["trained"]
+        self.step, self.coordinator.trained = progress["step"], progress["trained"]
         self.judge.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.fitting.before = progress.get("micro_batch_size")
@@ -578,8 +578,8 @@ class Trainer:
         """The script's loss, called with the model alone, without its extras."""
         return self.loss(outside_parameters.inner(model), batch)
 
-    def _make_fitting(self) -> Fitting:
-        return Fitting(
+    def _make_fitting(self) -> MemoryFit:
+        return MemoryFit(
             self.settings,
             model=self.model,
             optimizer=self.optimizer,
@@ -588,7 +588,7 @@ class Trainer:
             precision=self.precision,
             device=self.device,
             world=self.session.world,
-            shortages=Shortages(store=self.session.store, job_uid=self.session.run.job_uid),
+            shortages=OOMHistory(store=self.session.store, job_uid=self.session.run.job_uid),
         )
 
     def _make_evaluation(self, eval_set: Dataset, collate: Any) -> Evaluation:
@@ -610,14 +610,14 @@ class Trainer:
             workers=workers if isinstance(workers, int) else 0,
             collate=collate,
             weight=self.loss_weight,
-            room=Room(eval_set, collate, name="eval_set", ranks=session.world.local_size),
+            room=WorkerMemoryLimit(eval_set, collate, name="eval_set", ranks=session.world.local_size),
             world=session.world,
-            until=lambda: session.interruption.deadline,  # infinite without a stop request
-            alive=session.board.pulse.beat,
+            until=lambda: session.preemption.deadline,  # infinite without a stop request
+            alive=session.board.heartbeat.beat,
         )
 
-    def _make_meter(self) -> Meter:
-        return Meter(
+    def _make_meter(self) -> MetricsLog:
+        return MetricsLog(
             self.session.board,
             born=self.session.born,
             total_steps=self.total_steps,
@@ -668,7 +668,7 @@ class Trainer:
                 batch = self.fitting.sample(size, start=start)
                 if count(batch):
                     return batch
-                self.session.board.pulse.beat()  # the search may be long
+                self.session.board.heartbeat.beat()  # the search may be long
             return None
 
         made = spare if isinstance(batches, Batches) else None

@@ -24,7 +24,7 @@ import traceback
 from typing import Any, Final
 
 from spottrain.lifecycle.log_capture.relay import Relay, Stream
-from spottrain.lifecycle.log_capture.uploader import Shelf
+from spottrain.lifecycle.log_capture.uploader import LogUploader
 from spottrain.storage.open import open_store
 
 STDOUT: Final = 1
@@ -50,7 +50,7 @@ def main(fd: int) -> None:
     shelf = _shelf(plan, streams)
     relay = Relay(streams, shelf.add)
     shelf.start()
-    threading.Thread(target=_run, args=[relay], name="scribe-relay", daemon=True).start()
+    threading.Thread(target=_run, args=[relay], name="log-relay", daemon=True).start()
     if said := words.readline():
         seconds = float(json.loads(said)["finish"])
         until = time.monotonic() + seconds - SAY_SECONDS
@@ -77,14 +77,14 @@ def _run(relay: Relay) -> None:
         os._exit(1)
 
 
-def _shelf(plan: dict[str, Any], streams: list[Stream]) -> Shelf:
+def _shelf(plan: dict[str, Any], streams: list[Stream]) -> LogUploader:
     ranks = sorted({stream.rank for stream in streams})
 
     def say(line: str) -> None:
         with contextlib.suppress(OSError):
             os.write(STDOUT, line.encode())
 
-    return Shelf(lambda: open_store(**plan["store"]), ranks, attempt=plan["attempt"], say=say)
+    return LogUploader(lambda: open_store(**plan["store"]), ranks, attempt=plan["attempt"], say=say)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class _Pipes:
     err: int
 
 
-class Outputs:
+class CapturedOutputs:
     """Captures the ranks' output. `where`: arguments of `open_store`. `attempt`: None without a number."""
 
     def __init__(self, ranks: Sequence[int], where: Mapping[str, Any], attempt: int | None) -> None:
@@ -95,7 +95,7 @@ class Outputs:
 
     def watch(self) -> None:
         """Replaces a dead log capture process from a thread, if nothing else waits for children."""
-        threading.Thread(target=self._watch, name="spottrain-scribe", daemon=True).start()
+        threading.Thread(target=self._watch, name="spottrain-log-capture", daemon=True).start()
 
     def _watch(self) -> None:
         while self._relay is None:
@@ -113,7 +113,7 @@ class Outputs:
             if self._deaths >= TRIES:
                 raise OSError("too many have died")
             self._start()
-            log.event("scribe-died", deaths=self._deaths, next="another one is started")
+            log.event("log-capture-died", deaths=self._deaths, next="another one is started")
         except OSError as error:
             self._pass_on_here()
             log.event("logs-not-kept", why=str(error), next="the output is passed on, and no more stored")
@@ -196,7 +196,9 @@ class Outputs:
         return ends | {source for _, source, _ in self._streams} | set(self._usual)
 
 
-def keep(env: Mapping[str, str], ranks: Sequence[int], script: str, *, parent: bool) -> Outputs | None:
+def keep(
+    env: Mapping[str, str], ranks: Sequence[int], script: str, *, parent: bool
+) -> CapturedOutputs | None:
     """Starts log capture. Returns None if it is disabled or impossible; `prepare` reports a bad environment.
 
     `parent`: whether this is the parent of the ranks, not a rank itself. With PID 1 all processes of a
@@ -213,7 +215,7 @@ def keep(env: Mapping[str, str], ranks: Sequence[int], script: str, *, parent: b
         log.event("logs-not-kept", why=why, remedy="start the script by spottrain run")
         return None
     try:
-        return Outputs(ranks, run.where, run.attempt)
+        return CapturedOutputs(ranks, run.where, run.attempt)
     except OSError as error:
         log.event("logs-not-kept", why=str(error))
         return None

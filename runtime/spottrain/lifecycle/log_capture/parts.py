@@ -38,7 +38,7 @@ class LogPart:
     """Number of failed tries."""
 
 
-class Book:
+class RankLog:
     """One rank's output. Times are seconds of one clock; `gap(bytes)` and `full(bytes)` return log lines."""
 
     def __init__(

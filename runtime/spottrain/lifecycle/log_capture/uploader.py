@@ -14,14 +14,14 @@ from typing import Final
 
 from spottrain.contract import LOGS_PREFIX, log_key, part_of_log
 from spottrain.core import log
-from spottrain.lifecycle.log_capture.parts import Book, Limits, LogPart
+from spottrain.lifecycle.log_capture.parts import Limits, LogPart, RankLog
 from spottrain.storage.base import AlreadyExists, Store
 
 LOOK_SECONDS: Final = 0.5
 """Seconds between two checks for parts to send."""
 
 
-class Shelf:
+class LogUploader:
     """Uploads parts in threads. `open_store` is called in a thread, when there is something to store.
 
     `say` prints a line to the log. `attempt`: None if it has no number; then it is one more than the last
@@ -42,7 +42,7 @@ class Shelf:
         self._attempt = attempt
         self._say = say
         self._clock = clock
-        self._books = {rank: Book(_gap, _full(rank), limits) for rank in ranks}
+        self._books = {rank: RankLog(_gap, _full(rank), limits) for rank in ranks}
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Store | None = None
@@ -57,7 +57,7 @@ class Shelf:
             self._say(line)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="scribe-shelf", daemon=True).start()
+        threading.Thread(target=self._run, name="log-uploader", daemon=True).start()
 
     def hurry(self) -> None:
         """Sends everything available, however little."""
@@ -106,7 +106,7 @@ class Shelf:
 
     def _send_aside(self, rank: int, *parts: LogPart) -> threading.Thread:
         """Sends parts in a new thread, so that a blocked upload does not delay other ranks."""
-        thread = threading.Thread(target=self._send_all, args=[rank, parts], name="scribe-send", daemon=True)
+        thread = threading.Thread(target=self._send_all, args=[rank, parts], name="log-send", daemon=True)
         with self._turn:
             self._sending.add(thread)
         thread.start()

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from spottrain.checkpoint import staging_buffer as arenas
 from spottrain.checkpoint.layout import ALIGNMENT, SAFETENSORS, Layout, divide, plan, signature
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.staging_buffer import Arena, require_memory
+from spottrain.checkpoint.staging_buffer import StagingBuffer, require_memory
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.checkpoint.upload import Here
+from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.core.container import ContainerMemory
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
@@ -151,7 +151,7 @@ def test_what_only_rank_0_has_right_is_its_own_by_path_or_by_how_the_path_begins
 @given(leaf_lists)
 def test_what_is_filled_in_equals_what_it_was_filled_from(specs: Any) -> None:
     found = leaves(*specs)
-    arena = Arena(all_of(found, shard_bytes=64))
+    arena = StagingBuffer(all_of(found, shard_bytes=64))
     for turn in range(2):
         if turn:
             found = [Leaf(path=leaf.path, tensor=(leaf.tensor == 0).to(leaf.tensor.dtype)) for leaf in found]
@@ -165,7 +165,7 @@ def test_what_is_filled_in_equals_what_it_was_filled_from(specs: Any) -> None:
 def test_a_snapshot_is_not_touched_by_what_happens_next() -> None:
     weight = torch.ones(3)
     found = [Leaf(path="w", tensor=weight)]
-    arena = Arena(all_of(found))
+    arena = StagingBuffer(all_of(found))
     arena.fill(found)
     weight += 1
     at = arena.layout.places[0].offset
@@ -181,7 +181,7 @@ def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.Mon
         return copy(self, source, non_blocking)
 
     found = leaves((torch.float32, [3]))
-    arena = Arena(all_of(found))
+    arena = StagingBuffer(all_of(found))
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
     arena.fill(found)
     assert behind == [False]
@@ -189,16 +189,16 @@ def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.Mon
 
 def test_the_first_copy_waits_until_the_memory_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, order = threading.Event(), list[str]()
-    touch = Arena._touch
+    touch = StagingBuffer._touch
 
-    def slowly(self: Arena, start: int, length: int) -> None:
+    def slowly(self: StagingBuffer, start: int, length: int) -> None:
         assert gate.wait(10), "nobody opened the gate"
         order.append("resident")
         touch(self, start, length)
 
-    monkeypatch.setattr(Arena, "_touch", slowly)
+    monkeypatch.setattr(StagingBuffer, "_touch", slowly)
     found = leaves((torch.float32, [3]))
-    arena = Arena(all_of(found))
+    arena = StagingBuffer(all_of(found))
     threading.Timer(0.05, gate.set).start()
     arena.fill(found)
     order.append("filled")
@@ -209,7 +209,7 @@ def test_the_first_copy_waits_until_the_memory_is_there(monkeypatch: pytest.Monk
 def test_an_older_kernel_s_memory_is_made_resident_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "MADV_POPULATE_WRITE", 12345)
     found = leaves((torch.float32, [3000]))
-    arena = Arena(all_of(found))
+    arena = StagingBuffer(all_of(found))
     arena.fill(found)
     at = arena.layout.places[0].offset
     body = bytearray(arena.map[at : at + 12000])
@@ -223,7 +223,7 @@ def test_the_memory_of_a_layout_that_fits_no_more_is_given_back() -> None:
 
     before = mine()
     found = leaves((torch.float32, [3]))
-    arena = Arena(all_of(found))
+    arena = StagingBuffer(all_of(found))
     arena.fill(found)
     assert mine() > before
     del arena
@@ -251,9 +251,9 @@ def test_the_ranks_of_a_pod_need_their_copies_at_once_and_the_memory_given_up_be
     asked: list[int] = []
     monkeypatch.setattr(arenas, "require_memory", asked.append)
     layout = all_of(leaves((torch.float32, [3000])))
-    assert Arena(layout, ranks_here=4, freed=2 * mmap.PAGESIZE).size == layout.bytes
+    assert StagingBuffer(layout, ranks_here=4, freed=2 * mmap.PAGESIZE).size == layout.bytes
     world = World(rank=9, size=16, local_rank=1, local_size=8)
-    saver = Saver(world, None, lambda: Here(FolderStore(tmp_path)))
+    saver = Saver(world, None, lambda: InProcessTransfer(FolderStore(tmp_path)))
     saver.prepare({}, {"t": torch.ones(1000)})
     before = saver.bytes
     saver.prepare({}, {"t": torch.ones(3000)})

@@ -16,12 +16,12 @@ import torch
 from spottrain.checkpoint import manager, saver
 from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
 from spottrain.checkpoint.layout import plan
-from spottrain.checkpoint.manager import Checkpointer, seconds_for_running
+from spottrain.checkpoint.manager import CheckpointManager, seconds_for_running
 from spottrain.checkpoint.reader import read_manifest, read_trees
 from spottrain.checkpoint.save import Save
-from spottrain.checkpoint.upload import Here
+from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
 from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 from spottrain.lifecycle.session import Session
@@ -66,17 +66,17 @@ class Faulty(FolderStore):
             raise StoreUnavailable(f"no answer for {name}")
 
 
-def make(folder: Path, faults: dict[str, int] | None = None) -> tuple[Checkpointer, Faulty]:
+def make(folder: Path, faults: dict[str, int] | None = None) -> tuple[CheckpointManager, Faulty]:
     store = Faulty(folder, faults or {})
-    session = Session({}, Interruption(grace=30.0))
+    session = Session({}, Preemption(grace=30.0))
     session.run = RunConfig.from_env({Env.JOB_UID: "u"}, script="train.py")
     session.attempt = 1
-    it = Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=0.01)
+    it = CheckpointManager(session, store, transfer=lambda: InProcessTransfer(store), watch_seconds=0.01)
     it.claim()
     return it, store
 
 
-def taking(it: Checkpointer, step: int, tensors: int = 1) -> Callable[[], Save]:
+def taking(it: CheckpointManager, step: int, tensors: int = 1) -> Callable[[], Save]:
     def take() -> Save:
         tree = {f"t{n}": torch.full((4,), float(n)) for n in range(tensors)}
         return it.saver.snapshot(tree, {"random": [1, 2]}, step)
@@ -108,7 +108,7 @@ def test_a_second_try_before_the_end_repeats_only_what_failed_and_copies_nothing
         taken.append(1)
         return taking(it, 5, tensors=3)()
 
-    it.context.interruption._note_signal(15)
+    it.context.preemption._note_signal(15)
     it.save_before_end(take, 5)
     assert it.context.board.facts.durable_step == 5
     assert len(taken) == 1 and len({key.rpartition("/")[0] for key in store.tried}) == 1
@@ -122,7 +122,7 @@ def test_what_is_there_although_the_store_said_that_it_failed_is_not_in_the_way_
 ) -> None:
     it, store = make(tmp_path)
     store.lost_answers = 2
-    it.context.interruption._note_signal(15)
+    it.context.preemption._note_signal(15)
     it.save_before_end(taking(it, 5, tensors=3), 5)
     assert it.context.board.facts.durable_step == 5
     key = it.context.board.facts.key
@@ -228,7 +228,7 @@ def test_the_state_is_copied_only_when_the_upload_under_way_has_settled(tmp_path
 
     store.gate.clear()
     it.start(taking(it, 4)())
-    it.context.interruption._note_signal(15)
+    it.context.preemption._note_signal(15)
     threading.Timer(0.1, store.gate.set).start()
     it.save_before_end(take, 5)
     assert seen == [None] and it.context.board.facts.durable_step == 5
@@ -239,7 +239,7 @@ def test_of_an_upload_of_this_very_step_no_second_copy_is_made(tmp_path: Path) -
     it, store = make(tmp_path)
     store.gate.clear()
     it.start(taking(it, 5)())
-    it.context.interruption._note_signal(15)
+    it.context.preemption._note_signal(15)
     threading.Timer(0.1, store.gate.set).start()
     it.save_before_end(lambda: pytest.fail("it was copied"), 5)
     assert it.context.board.facts.saves == 1
@@ -270,7 +270,7 @@ def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path) -> None:
     it.save_now(taking(it, 5, tensors=3))
     it.release()
     it.context.attempt = 2
-    successor = Checkpointer(it.context, store, transfer=lambda: Here(store))
+    successor = CheckpointManager(it.context, store, transfer=lambda: InProcessTransfer(store))
     found = successor.restore(successor.claim())
     assert found is not None
     assert found.entry.step == 5 and found.own == {"random": [1, 2]} and not found.new_rank
@@ -289,7 +289,7 @@ def test_a_folder_of_a_library_is_saved_and_restored(tmp_path: Path) -> None:
     it.save_now(lambda: it.saver.folder(written, {"step": 5}, {"mine": 1}, 5))
     it.release()
     it.context.attempt = 2
-    successor = Checkpointer(it.context, store, transfer=lambda: Here(store))
+    successor = CheckpointManager(it.context, store, transfer=lambda: InProcessTransfer(store))
     found = successor.restore_folder(successor.claim(), lambda step: tmp_path / f"read-{step}")
     assert found is not None and found.shared == {"step": 5} and found.own == {"mine": 1}
     assert (tmp_path / "read-5" / "a.bin").read_bytes() == b"a" * 1000
@@ -332,7 +332,7 @@ def test_head_is_asked_for_as_long_as_the_notice_lasts(tmp_path: Path) -> None:
 
     it._owner.commit, it._owner.release = noted_commit, noted_release  # type: ignore[method-assign]
     it.save_now(taking(it, 4))
-    it.context.interruption._note_signal(15)
+    it.context.preemption._note_signal(15)
     it.save_before_end(taking(it, 5), 5)
     it.release()
     usual, *before_end = patiences
@@ -375,7 +375,7 @@ def test_a_committed_save_is_over_before_what_it_replaces_is_deleted(
     it.start(save)
     assert deleting.wait(30), "step 1 falls out of HEAD"
     assert save.finished.wait(30) and it.busy_with is None, "it is durable, and uses no notice up any more"
-    it.context.interruption._note_signal(15)
+    it.context.preemption._note_signal(15)
     it.save_before_end(taking(it, 5), 5)
     assert it.context.board.facts.durable_step == 5, "nor does the one at the end wait for a deletion"
     it.release()
@@ -386,14 +386,16 @@ def test_what_a_commit_in_a_notice_replaces_is_deleted_by_the_successor(tmp_path
     it, store = make(tmp_path)
     for step in (1, 2, 3):
         it.save_now(taking(it, step))
-    it.context.interruption._note_signal(15)
+    it.context.preemption._note_signal(15)
     it.save_before_end(taking(it, 4), 4)
     it.release()
     steps = {key.split("-")[1] for key in store.list("checkpoints/")}
     assert steps == {f"s00000000{n}" for n in (1, 2, 3, 4)}
-    session = Session({}, Interruption(grace=30.0))
+    session = Session({}, Preemption(grace=30.0))
     session.run, session.attempt = it.context.run, 2
-    successor = Checkpointer(session, store, transfer=lambda: Here(store), watch_seconds=0.01)
+    successor = CheckpointManager(
+        session, store, transfer=lambda: InProcessTransfer(store), watch_seconds=0.01
+    )
     successor.claim()
     give_up = time.monotonic() + 30
     while len({key.split("-")[1] for key in store.list("checkpoints/")}) > 3:

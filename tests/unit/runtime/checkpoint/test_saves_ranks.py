@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from spottrain.checkpoint import manager
-from spottrain.checkpoint.manager import Checkpointer
+from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.selection import Restored
-from spottrain.checkpoint.upload import Here
+from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
-from spottrain.distributed.control_channel import Control
+from spottrain.distributed.control_channel import ControlChannel
 from spottrain.errors import CheckpointError, PeerLost, StoreUnavailable, TrainingFailed
 from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Cancelled, never
@@ -59,20 +59,20 @@ class Failing(FolderStore):
 class Pair:
     """Two ranks. What one attempt does, both do at once."""
 
-    def __init__(self, controls: list[Control], root: Path, attempt: int = 1) -> None:
+    def __init__(self, controls: list[ControlChannel], root: Path, attempt: int = 1) -> None:
         self.root = root
         self.stores = [Failing(root) for _ in controls]
         self.ranks = [self._rank(*each, attempt) for each in zip(controls, self.stores, strict=True)]
         self.claims = self.both(lambda it: it.claim())
 
-    def _rank(self, control: Control, store: Failing, attempt: int) -> Checkpointer:
-        session = Session({}, Interruption(grace=30.0))
+    def _rank(self, control: ControlChannel, store: Failing, attempt: int) -> CheckpointManager:
+        session = Session({}, Preemption(grace=30.0))
         session.world = control.world
         session.run = RunConfig.from_env({Env.JOB_UID: "u"}, script="train.py")
         session.attempt = attempt
-        return Checkpointer(session, store, transfer=lambda: Here(store), control=control)
+        return CheckpointManager(session, store, transfer=lambda: InProcessTransfer(store), control=control)
 
-    def both(self, act: Callable[[Checkpointer], Any]) -> list[Any]:
+    def both(self, act: Callable[[CheckpointManager], Any]) -> list[Any]:
         with ThreadPoolExecutor(2) as pool:
             return [future.result(SECONDS) for future in [pool.submit(act, it) for it in self.ranks]]
 
@@ -86,7 +86,7 @@ class Pair:
         return {path.name: path for path in self.root.glob(f"checkpoints/*-s{step:09d}-*/*.safetensors")}
 
 
-def taking(it: Checkpointer, step: int) -> Callable[[], Save]:
+def taking(it: CheckpointManager, step: int) -> Callable[[], Save]:
     def take() -> Save:
         shared = {"a": torch.full((40,), float(step)), "b": torch.ones(39), "step": step}
         own = {"random": torch.full((3,), it.context.world.rank)}
@@ -153,7 +153,7 @@ def test_when_rank_0_cannot_save_the_other_hears_of_it(pair: Pair) -> None:
 def test_before_the_end_both_try_again_and_only_what_failed_is_sent_again(pair: Pair, failing: int) -> None:
     pair.stores[failing].fails = 2
     for it in pair.ranks:
-        it.context.interruption._note_signal(15)
+        it.context.preemption._note_signal(15)
     pair.both(lambda it: it.save_before_end(taking(it, 5), 5))
     assert durable(pair) == [5, 5]
     names = ["r00000-00.safetensors", "r00001-00.safetensors"]
@@ -196,7 +196,7 @@ def test_when_all_are_damaged_for_one_rank_all_ranks_say_so(pair: Pair) -> None:
 
 
 def test_a_save_that_rank_0_gives_up_is_sent_on_by_nobody_and_the_newer_one_is_made(pair: Pair) -> None:
-    def begun(it: Checkpointer) -> Save:
+    def begun(it: CheckpointManager) -> Save:
         save = taking(it, 5)()
         it.start(save)
         return save
@@ -226,7 +226,7 @@ BESIDES: dict[str, dict[str, torch.Tensor]] = {
 def test_ranks_with_other_tensors_make_no_checkpoint_together(pair: Pair, difference: str) -> None:
     states = [{"a": torch.ones(3), "b": torch.ones(4)}, BESIDES[difference]]
 
-    def taken(it: Checkpointer) -> None:
+    def taken(it: CheckpointManager) -> None:
         it.save_now(lambda: it.saver.snapshot(states[it.context.world.rank], {}, 5))
 
     with ThreadPoolExecutor(2) as pool:
@@ -244,7 +244,7 @@ def test_ranks_with_other_tensors_make_no_checkpoint_together(pair: Pair, differ
 def test_weights_of_one_rank_that_are_no_numbers_are_saved_by_none(pair: Pair) -> None:
     state = {"model": {"first": torch.ones(40), "second": torch.full((39,), float("nan"))}}
 
-    def taken(it: Checkpointer) -> None:
+    def taken(it: CheckpointManager) -> None:
         it.save_now(lambda: it.saver.snapshot(state, {}, 5))
 
     with ThreadPoolExecutor(2) as pool:

@@ -22,9 +22,9 @@ from spottrain import errors
 from spottrain.checkpoint import staging_buffer as arenas
 from spottrain.checkpoint.layout import Layout, plan
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.staging_buffer import Arena
+from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.checkpoint.upload import Here, Process, UploaderDied, UploadItem
+from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, UploaderDied, UploadItem
 from spottrain.checkpoint.upload_process import Uploader
 from spottrain.contract import CHUNK_BYTES
 from spottrain.distributed.world import World
@@ -37,8 +37,8 @@ SECONDS = 30.0
 
 
 @contextmanager
-def process(root: Path, **more: Any) -> Iterator[Process]:
-    it = Process({"uri": str(root), **more})
+def process(root: Path, **more: Any) -> Iterator[ProcessTransfer]:
+    it = ProcessTransfer({"uri": str(root), **more})
     try:
         yield it
     finally:
@@ -46,9 +46,9 @@ def process(root: Path, **more: Any) -> Iterator[Process]:
         it._process.wait(SECONDS)  # by itself, because its socket is closed
 
 
-def filled(numbers: int = 1000) -> tuple[Arena, Layout, bytes]:
+def filled(numbers: int = 1000) -> tuple[StagingBuffer, Layout, bytes]:
     leaves = [Leaf(path="t", tensor=torch.arange(float(numbers)))]
-    arena = Arena(plan(leaves, [0]))
+    arena = StagingBuffer(plan(leaves, [0]))
     arena.fill(leaves)
     return arena, arena.layout, bytes(arena.map[: arena.layout.bytes])
 
@@ -120,7 +120,7 @@ def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload(tmp_path: Pat
     arena, _, _ = filled()
     with process(tmp_path, endpoint=None) as _:
         pass
-    it = Process({"uri": "ftp://nowhere"})
+    it = ProcessTransfer({"uri": "ftp://nowhere"})
     it.share(arena)
     with pytest.raises(errors.ConfigurationError, match="'ftp://nowhere' is not understood"):
         it.put([UploadItem(key="a", bytes=1)], never)
@@ -166,7 +166,7 @@ def test_a_trainer_that_changes_its_folder_sends_the_files_that_it_sees(
 def test_of_a_state_that_has_grown_the_old_memory_goes_before_the_new_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive = weakref.WeakSet[Arena]()
+    alive = weakref.WeakSet[StagingBuffer]()
     counts: list[int] = []
 
     def required(needed: int) -> None:
@@ -186,10 +186,10 @@ def test_of_a_state_that_has_grown_the_old_memory_goes_before_the_new_is_made(
 
 # --- how it ends --------------------------------------------------------------------------------------
 def test_one_that_dies_is_noticed_and_the_next_save_has_another(tmp_path: Path) -> None:
-    started: list[Process] = []
+    started: list[ProcessTransfer] = []
 
-    def start() -> Process:
-        started.append(Process({"uri": str(tmp_path / "store")}))
+    def start() -> ProcessTransfer:
+        started.append(ProcessTransfer({"uri": str(tmp_path / "store")}))
         return started[-1]
 
     saver = Saver(World(), None, start)
@@ -211,10 +211,10 @@ def test_one_that_dies_is_noticed_and_the_next_save_has_another(tmp_path: Path) 
 
 def test_what_one_that_died_had_sent_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
     files = [UploadItem(key="checkpoints/a", bytes=100), UploadItem(key="checkpoints/b", bytes=100)]
-    started: list[Process] = []
+    started: list[ProcessTransfer] = []
 
-    def start() -> Process:
-        started.append(Process({"uri": str(tmp_path / "store")}))
+    def start() -> ProcessTransfer:
+        started.append(ProcessTransfer({"uri": str(tmp_path / "store")}))
         return started[-1]
 
     saver = Saver(World(), None, start)
@@ -327,7 +327,7 @@ def test_a_second_try_sends_only_what_is_missing() -> None:
 def test_without_a_process_the_same_is_sent(tmp_path: Path) -> None:
     arena, layout, memory = filled()
     (tmp_path / "file").write_bytes(b"of a library")
-    here = Here(FolderStore(tmp_path / "store"))
+    here = InProcessTransfer(FolderStore(tmp_path / "store"))
     here.share(arena)
     shard = layout.shards[0]
     files = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import Progress
-from spottrain.core.heartbeat import FLOOR_SECONDS, LAST_STEPS, TIMES, Pulse
-from spottrain.core.progress import Board
+from spottrain.core.heartbeat import FLOOR_SECONDS, LAST_STEPS, TIMES, Heartbeat
+from spottrain.core.progress import ProgressBoard
 from spottrain.lifecycle.hang_watchdog import SLACK_SECONDS, HangWatchdog
 
 
@@ -41,71 +41,71 @@ class Dumps:
             self.made.append("by the timer")
 
 
-def stepping(pulse: Pulse, clock: Clock, steps: int, seconds: float) -> None:
+def stepping(heartbeat: Heartbeat, clock: Clock, steps: int, seconds: float) -> None:
     for _ in range(steps):
         clock.now += seconds
-        pulse.stepped()
+        heartbeat.stepped()
 
 
 # --- the limit ------------------------------------------------------------------------------------------
 def test_until_the_first_step_is_done_no_limit_holds() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
-    pulse.timeout = 5.0
+    heartbeat = Heartbeat(clock)
+    heartbeat.timeout = 5.0
     clock.now += 10_000
     for state in ("Starting", "Gated", "Restoring", "Compiling", "Training", "Evaluating"):
-        assert pulse.limit(state) is None
-    pulse.stepped()
-    assert pulse.limit("Training") == pulse.limit("Evaluating") == 5.0
+        assert heartbeat.limit(state) is None
+    heartbeat.stepped()
+    assert heartbeat.limit("Training") == heartbeat.limit("Evaluating") == 5.0
 
 
 @pytest.mark.parametrize("state", ["Gated", "Restoring", "Saving", "Done"])
 def test_a_limit_holds_only_while_it_trains_or_evaluates(state: str) -> None:
-    pulse = Pulse(Clock())
-    pulse.stepped()
-    assert pulse.limit(state) is None
+    heartbeat = Heartbeat(Clock())
+    heartbeat.stepped()
+    assert heartbeat.limit(state) is None
 
 
 def test_the_measured_limit_is_a_multiple_of_the_slowest_step_but_the_first_and_has_a_floor() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
-    stepping(pulse, clock, 1, 500.0)
-    assert pulse.limit("Training") == FLOOR_SECONDS, "the first was a compilation"
-    stepping(pulse, clock, 1, 40.0)
-    stepping(pulse, clock, 1, 1.0)
-    assert pulse.limit("Training") == TIMES * 40.0
-    pulse.timeout = 7.0
-    assert pulse.limit("Training") == 7.0, "what is set by hand wins"
+    heartbeat = Heartbeat(clock)
+    stepping(heartbeat, clock, 1, 500.0)
+    assert heartbeat.limit("Training") == FLOOR_SECONDS, "the first was a compilation"
+    stepping(heartbeat, clock, 1, 40.0)
+    stepping(heartbeat, clock, 1, 1.0)
+    assert heartbeat.limit("Training") == TIMES * 40.0
+    heartbeat.timeout = 7.0
+    assert heartbeat.limit("Training") == 7.0, "what is set by hand wins"
 
 
 def test_a_slow_step_is_forgotten_only_after_a_hundred_others() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
-    stepping(pulse, clock, LAST_STEPS - 2, 1.0)
-    stepping(pulse, clock, 1, 50.0)
-    stepping(pulse, clock, LAST_STEPS, 1.0)
-    assert pulse.limit("Training") == TIMES * 50.0
-    stepping(pulse, clock, LAST_STEPS, 1.0)
-    assert pulse.limit("Training") == FLOOR_SECONDS
+    heartbeat = Heartbeat(clock)
+    stepping(heartbeat, clock, LAST_STEPS - 2, 1.0)
+    stepping(heartbeat, clock, 1, 50.0)
+    stepping(heartbeat, clock, LAST_STEPS, 1.0)
+    assert heartbeat.limit("Training") == TIMES * 50.0
+    stepping(heartbeat, clock, LAST_STEPS, 1.0)
+    assert heartbeat.limit("Training") == FLOOR_SECONDS
 
 
 def test_what_is_no_step_is_a_sign_of_life_all_the_same() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
-    stepping(pulse, clock, 2, 1.0)
+    heartbeat = Heartbeat(clock)
+    stepping(heartbeat, clock, 2, 1.0)
     clock.now += 30.0
-    assert pulse.idle == 30.0
-    pulse.beat()
-    assert pulse.idle == 0.0
-    stepping(pulse, clock, 1, 25.0)
-    assert pulse.limit("Training") == TIMES * 25.0, "a step lasts from the last sign of life"
+    assert heartbeat.idle == 30.0
+    heartbeat.beat()
+    assert heartbeat.idle == 0.0
+    stepping(heartbeat, clock, 1, 25.0)
+    assert heartbeat.limit("Training") == TIMES * 25.0, "a step lasts from the last sign of life"
 
 
 # --- the board ------------------------------------------------------------------------------------------
-def made(timeout: float | None = 60.0) -> tuple[Board, Clock, Dumps, HangWatchdog]:
-    board, clock = Board(attempt=1), Clock()
-    board.pulse = Pulse(clock)
-    board.pulse.timeout = timeout
+def made(timeout: float | None = 60.0) -> tuple[ProgressBoard, Clock, Dumps, HangWatchdog]:
+    board, clock = ProgressBoard(attempt=1), Clock()
+    board.heartbeat = Heartbeat(clock)
+    board.heartbeat.timeout = timeout
     dumps = Dumps(clock)
     return board, clock, dumps, HangWatchdog(board, dumps, clock)
 
@@ -175,7 +175,7 @@ def test_a_hang_right_after_steps_that_nobody_looked_at_is_told_once_and_from_th
 
 def test_the_first_step_has_the_watch_look_at_once() -> None:
     board, clock, dumps, watch = made()
-    board.pulse.on_begin = watch.look
+    board.heartbeat.on_begin = watch.look
     board.stepped(1)
     assert dumps.at == clock.now + 60.0 + SLACK_SECONDS
     clock.now += 1.0

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import WAITING_FOR_STORE, Progress
-from spottrain.core.progress import Board, serve
+from spottrain.core.progress import ProgressBoard, serve
 
 
-class Slow(Board):
+class Slow(ProgressBoard):
     """Answers when the test says so."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Slow(Board):
         return super().progress()
 
 
-def served(board: Board) -> int:
+def served(board: ProgressBoard) -> int:
     port = serve(board, 0)
     assert port is not None
     return port
@@ -77,7 +77,7 @@ def test_an_answer_that_cannot_be_made_is_one_line(capfd: pytest.CaptureFixture[
 
 
 def test_while_the_store_is_waited_for_that_is_the_state_whatever_comes_after() -> None:
-    board = Board()
+    board = ProgressBoard()
     changes: list[dict[str, Any]] = [
         {"state": "Gated"},
         {"waiting_for": "s3://b at x", "waits": True},

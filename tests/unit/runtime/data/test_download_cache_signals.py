@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 
 from tests.unit.runtime.data.test_download_cache import Process
 
@@ -130,9 +130,9 @@ def heard() -> Iterator[list[int]]:
 
 
 def test_a_signal_that_comes_just_before_they_are_given_back_is_passed_on(heard: list[int]) -> None:
-    interruption = Interruption(grace=30.0)
-    interruption.install()
+    preemption = Preemption(grace=30.0)
+    preemption.install()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert interruption.stopping and heard == []
-    interruption.give_back()
+    assert preemption.stopping and heard == []
+    preemption.give_back()
     assert heard == [signal.SIGTERM]

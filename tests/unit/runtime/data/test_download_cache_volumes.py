@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import spottrain
 from spottrain.contract import Env
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.data import cache_locks, download_cache, durable_folder, mounts
 from spottrain.errors import ConfigurationError, DataCacheFull
 from spottrain.lifecycle import session as session_module
@@ -304,7 +304,7 @@ def test_a_volume_that_renames_no_folders_is_told_before_anything_is_downloaded(
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Session:
     """This process' session; its first step is done, so that a limit holds."""
-    session = Session({}, Interruption(grace=30.0))
+    session = Session({}, Preemption(grace=30.0))
     session.board.stepped(1)
     monkeypatch.setattr(session_module, "_current", session)
     return session

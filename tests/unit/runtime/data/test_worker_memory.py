@@ -18,7 +18,7 @@ from spottrain.core.training_spec import Training
 from spottrain.data import Batches, Plan, StreamBatches, loader, worker_memory
 from spottrain.data.worker_copies import Copy
 from spottrain.data.worker_count import TRIAL_STEPS
-from spottrain.data.worker_memory import FORKED, Room
+from spottrain.data.worker_memory import FORKED, WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.training import components
 from spottrain.training.evaluation import Evaluation
@@ -45,13 +45,13 @@ def advice(capfd: pytest.CaptureFixture[str]) -> list[str]:
 def test_as_many_workers_as_have_room_beside_what_is_there_and_the_other_ranks(
     size: float, ranks: int, workers: int
 ) -> None:
-    assert Room(WORDS, ranks=ranks, memory=left(size * EACH)).most(6) == workers
+    assert WorkerMemoryLimit(WORDS, ranks=ranks, memory=left(size * EACH)).most(6) == workers
 
 
 def test_fewer_workers_are_told_with_the_figure_the_cause_and_the_way_out(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    asked = Room(WORDS, memory=left(2.5 * EACH))
+    asked = WorkerMemoryLimit(WORDS, memory=left(2.5 * EACH))
     assert [asked.most(6), asked.most(6)] == [2, 2]
     (text,) = advice(capfd)
     assert text.startswith(
@@ -64,12 +64,12 @@ def test_fewer_workers_are_told_with_the_figure_the_cause_and_the_way_out(
 
 
 def test_where_not_even_one_has_room_there_is_none(capfd: pytest.CaptureFixture[str]) -> None:
-    assert Room(WORDS, memory=left(0)).most(3) == 0
+    assert WorkerMemoryLimit(WORDS, memory=left(0)).most(3) == 0
     assert advice(capfd)[0].startswith("no loader worker instead of 3")
 
 
 def test_a_given_number_is_kept_and_what_will_happen_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
-    asked = Room(WORDS, name="eval_set", ranks=2, memory=left(2.5 * EACH))
+    asked = WorkerMemoryLimit(WORDS, name="eval_set", ranks=2, memory=left(2.5 * EACH))
     asked.warn(4)
     asked.warn(4)
     (text,) = advice(capfd)
@@ -86,30 +86,30 @@ def test_what_may_be_shared_lowers_no_number_and_is_told_as_a_range(
         return Copy(bytes=500 * MIB, least=100 * MIB, method=method)
 
     monkeypatch.setattr(worker_memory, "copy_of", unsure)
-    assert Room(WORDS, memory=left(600 * MIB)).most(4) == 4 and not advice(capfd)
-    Room(WORDS, memory=left(600 * MIB)).warn(4)
+    assert WorkerMemoryLimit(WORDS, memory=left(600 * MIB)).most(4) == 4 and not advice(capfd)
+    WorkerMemoryLimit(WORDS, memory=left(600 * MIB)).warn(4)
     (text,) = advice(capfd)
     assert "the kernel may kill this process" in text and "a copy of 0.10 GiB to 0.49 GiB" in text
-    assert Room(WORDS, memory=left(400 * MIB)).most(4) == 3
+    assert WorkerMemoryLimit(WORDS, memory=left(400 * MIB)).most(4) == 3
     assert advice(capfd)[0].startswith(
         "3 loader worker(s) instead of 4: 4 worker(s) will take about 2.03 GiB"
     )
 
 
 def test_what_fits_is_not_worth_a_word(capfd: pytest.CaptureFixture[str]) -> None:
-    asked = Room(WORDS, memory=left(6.1 * EACH))
+    asked = WorkerMemoryLimit(WORDS, memory=left(6.1 * EACH))
     asked.warn(6)
     assert asked.most(6) == 6 and asked.most(0) == 0 and advice(capfd) == []
 
 
 def test_an_array_of_any_size_has_room(capfd: pytest.CaptureFixture[str]) -> None:
-    asked = Room(numpy.zeros((1000, 1000)), memory=left(2 * FORKED))
+    asked = WorkerMemoryLimit(numpy.zeros((1000, 1000)), memory=left(2 * FORKED))
     assert asked.most(1) == 1 and advice(capfd) == []
 
 
 def test_workers_that_are_started_anew_are_sent_arrays_too(capfd: pytest.CaptureFixture[str]) -> None:
     held = numpy.zeros(GIB // 8)
-    assert Room(held, memory=left(3 * GIB), context="spawn").most(4) == 2
+    assert WorkerMemoryLimit(held, memory=left(3 * GIB), context="spawn").most(4) == 2
     (text,) = advice(capfd)
     assert "each is sent train_set, about 1.00 GiB, because workers are started by spawn" in text
     assert "keep the samples in one torch tensor, or have each worker open the files itself" in text
@@ -119,13 +119,13 @@ def test_without_workers_nothing_is_looked_at() -> None:
     def never() -> ContainerMemory:
         raise AssertionError("asked")
 
-    Room(WORDS, memory=never).warn(0)
+    WorkerMemoryLimit(WORDS, memory=never).warn(0)
 
 
 def test_where_the_memory_is_not_known_it_is_said_once_and_nothing_is_changed(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    asked = Room(WORDS, memory=lambda: None)
+    asked = WorkerMemoryLimit(WORDS, memory=lambda: None)
     asked.warn(4)
     assert asked.most(6) == 6
     assert capfd.readouterr().out.count("event=loader-memory") == 1
@@ -138,7 +138,7 @@ def test_a_set_that_cannot_be_estimated_ends_no_training(
         raise RuntimeError("changed size during iteration")
 
     monkeypatch.setattr(worker_memory, "copy_of", broken)
-    assert Room(WORDS, memory=left(0)).most(6) == 6
+    assert WorkerMemoryLimit(WORDS, memory=left(0)).most(6) == 6
     assert "RuntimeError: changed size during iteration" in capfd.readouterr().out
 
 
@@ -168,7 +168,7 @@ def test_the_number_that_is_found_is_held_against_the_memory(capfd: pytest.Captu
         workers="auto",
         cores=8,
         clock=slow.clock,
-        room=Room(slow, memory=left(2.5 * EACH)),
+        room=WorkerMemoryLimit(slow, memory=left(2.5 * EACH)),
     )
     for step, found in islice(batches, TRIAL_STEPS + 2):
         list(found)
@@ -247,7 +247,7 @@ def test_workers_that_stay_for_the_next_pass_are_not_counted_twice(
     at_first = left(1.5 * EACH)
     monkeypatch.setattr(worker_memory, "memory_here", lambda: at_first())
     made = loader(WORDS[:8], batch_size=4, num_workers=1, persistent_workers=True, world=World())
-    made._room = Room(WORDS)
+    made._room = WorkerMemoryLimit(WORDS)
     for _ in made:
         made.advance()
     at_first = left(MIB)  # with the copy of the worker, which is there
@@ -267,7 +267,7 @@ def test_so_is_that_of_an_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
         autocast=lambda: torch.no_grad(),
         workers=1,
         collate=None,
-        room=Room(WORDS, name="eval_set"),
+        room=WorkerMemoryLimit(WORDS, name="eval_set"),
     )
     assert evaluation.run(torch.nn.Linear(1, 1), lambda: False) == {"loss": 0.0}
     assert "the Python objects in eval_set" in advice(capfd)[0]
@@ -277,7 +277,7 @@ def test_so_is_that_of_an_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
 def test_an_evaluation_has_as_many_workers_as_were_found_for_the_training_and_as_fit(
     found: int, has: int
 ) -> None:
-    evaluation: Any = SimpleNamespace(workers=0, room=Room(WORDS, memory=left(2.5 * EACH)))
+    evaluation: Any = SimpleNamespace(workers=0, room=WorkerMemoryLimit(WORDS, memory=left(2.5 * EACH)))
     components.use_findings(evaluation, micro_batch_size=None, workers=found)
     assert evaluation.workers == has
 

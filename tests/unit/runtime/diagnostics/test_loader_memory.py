@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.core.container import ContainerMemory
-from spottrain.core.progress import Board
+from spottrain.core.progress import ProgressBoard
 from spottrain.diagnostics.loader_memory import AHEAD, LoaderMemory, Look, private_bytes, warning
 
 GIB = 2**30
@@ -162,7 +162,7 @@ def test_where_linux_does_not_say_it_is_told_once_that_nothing_is_measured(
 
 
 def test_what_they_hold_is_a_metric_once_there_are_workers() -> None:
-    board = Board()
+    board = ProgressBoard()
     assert "spottrain_loader_private_bytes" not in board.metrics()
     board.update(loader_bytes=4096)
     assert (

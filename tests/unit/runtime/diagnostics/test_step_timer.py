@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.diagnostics.step_timer import PENDING, RECENT, EventMarks, Seconds, Shares, Split
+from spottrain.diagnostics.step_timer import PENDING, RECENT, EventMarks, Seconds, Shares, StepTimer
 
 CPU = torch.device("cpu")
 
@@ -57,14 +57,14 @@ class Event:
         raise AssertionError("the host was made to wait for the device")
 
 
-def in_phase(split: Split, clock: Clock, phase: str, seconds: float) -> None:
+def in_phase(split: StepTimer, clock: Clock, phase: str, seconds: float) -> None:
     with getattr(split, phase)():
         clock.pass_(seconds)
 
 
 def test_each_phase_gets_its_seconds_and_the_rest_is_other() -> None:
     clock = Clock()
-    split = Split(CPU, clock=clock)
+    split = StepTimer(CPU, clock=clock)
     for number, phase in enumerate(("data", "h2d", "compute", "communication", "checkpoint"), 1):
         in_phase(split, clock, phase, number)
     clock.pass_(5)
@@ -78,7 +78,7 @@ def test_each_phase_gets_its_seconds_and_the_rest_is_other() -> None:
 
 def test_a_phase_inside_another_counts_once() -> None:
     clock = Clock()
-    split = Split(CPU, clock=clock)
+    split = StepTimer(CPU, clock=clock)
     with split.compute():
         clock.pass_(1)
         in_phase(split, clock, "communication", 10)
@@ -89,7 +89,7 @@ def test_a_phase_inside_another_counts_once() -> None:
 
 def test_an_exception_ends_its_phase() -> None:
     clock = Clock()
-    split = Split(CPU, clock=clock)
+    split = StepTimer(CPU, clock=clock)
     with pytest.raises(StopIteration), split.data():
         clock.pass_(1)
         raise StopIteration
@@ -100,7 +100,7 @@ def test_an_exception_ends_its_phase() -> None:
 
 def test_what_lies_between_steps_belongs_to_the_next_one_unless_it_is_forgotten() -> None:
     clock = Clock()
-    split = Split(CPU, clock=clock)
+    split = StepTimer(CPU, clock=clock)
     split.step_done()
     clock.pass_(3)
     split.step_done()
@@ -115,7 +115,7 @@ def test_what_lies_between_steps_belongs_to_the_next_one_unless_it_is_forgotten(
 
 def test_a_window_is_what_came_since_the_last_one() -> None:
     clock = Clock()
-    split = Split(CPU, clock=clock)
+    split = StepTimer(CPU, clock=clock)
     for seconds in (1.0, 2.0, 3.0):
         in_phase(split, clock, "compute", seconds)
         split.step_done()
@@ -126,14 +126,14 @@ def test_a_window_is_what_came_since_the_last_one() -> None:
 
 
 def test_before_the_first_step_nothing_is_known() -> None:
-    assert Split(CPU).whole() == Shares()
+    assert StepTimer(CPU).whole() == Shares()
     assert set(Shares().shares.values()) == {0.0}
     assert Shares().step_seconds == Shares().own_seconds == 0
 
 
 def test_communication_is_what_backward_takes_after_the_last_bucket_was_handed_over() -> None:
     clock = Clock()
-    split = Split(CPU, clock=clock)
+    split = StepTimer(CPU, clock=clock)
     hook = split.timed(lambda state, bucket: clock.pass_(bucket))
     for buckets in ([0.0, 0.5], []):  # the second micro-batch exchanges nothing
         with split.backward():
@@ -147,7 +147,7 @@ def test_communication_is_what_backward_takes_after_the_last_bucket_was_handed_o
 
 def test_the_trend_keeps_the_utilisation_of_the_last_steps() -> None:
     clock = Clock()
-    split = Split(CPU, clock=clock)
+    split = StepTimer(CPU, clock=clock)
     for number in range(RECENT + 1):
         in_phase(split, clock, "compute", number)
         in_phase(split, clock, "data", RECENT - number)
@@ -158,7 +158,7 @@ def test_the_trend_keeps_the_utilisation_of_the_last_steps() -> None:
 
 def test_events_are_read_when_the_device_got_there_and_not_before() -> None:
     device = Device()
-    split = Split(CPU, marks=EventMarks(device.event))
+    split = StepTimer(CPU, marks=EventMarks(device.event))
     for _ in range(3):
         with split.data():
             device.now += 1
@@ -174,7 +174,7 @@ def test_events_are_read_when_the_device_got_there_and_not_before() -> None:
 
 def test_steps_that_nobody_can_read_do_not_pile_up() -> None:
     device = Device()
-    split = Split(CPU, marks=EventMarks(device.event))
+    split = StepTimer(CPU, marks=EventMarks(device.event))
     for _ in range(PENDING + 5):
         split.step_done()
     device.get_there()
@@ -186,4 +186,4 @@ def test_ddp_takes_a_timed_hook() -> None:
     from torch.nn.parallel.distributed import DistributedDataParallel
 
     check: Callable[[Any, Any], None] = DistributedDataParallel._check_comm_hook
-    check(object.__new__(DistributedDataParallel), Split(CPU).timed())
+    check(object.__new__(DistributedDataParallel), StepTimer(CPU).timed())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from spottrain.distributed.connections import ADDRESS_KEY
-from spottrain.distributed.control_channel import MOST_NAMES, Control, connect
+from spottrain.distributed.control_channel import MOST_NAMES, ControlChannel, connect
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
@@ -47,8 +47,10 @@ def world(rank: int, size: int) -> World:
     return World(rank=rank, size=size, local_rank=rank, local_size=size)
 
 
-def connected(size: int, book: Book, on_lost: Callable[[PeerLost], None] | None = None) -> list[Control]:
-    def join(rank: int) -> Control:
+def connected(
+    size: int, book: Book, on_lost: Callable[[PeerLost], None] | None = None
+) -> list[ControlChannel]:
+    def join(rank: int) -> ControlChannel:
         return connect(world(rank, size), host="127.0.0.1", book=book, timeout=SECONDS, on_lost=on_lost)
 
     with ThreadPoolExecutor(size) as pool:
@@ -56,14 +58,14 @@ def connected(size: int, book: Book, on_lost: Callable[[PeerLost], None] | None 
 
 
 @contextlib.contextmanager
-def gang(size: int, on_lost: Callable[[PeerLost], None] | None = None) -> Iterator[list[Control]]:
+def gang(size: int, on_lost: Callable[[PeerLost], None] | None = None) -> Iterator[list[ControlChannel]]:
     controls = connected(size, Book(), on_lost)
     yield controls
     for control in reversed(controls):  # rank 0 leaves last
         control.close(timeout=SECONDS)
 
 
-def vanish(control: Control) -> None:
+def vanish(control: ControlChannel) -> None:
     """What the others see of a rank that was killed."""
     for link in control._links.values():
         link.shut()

@@ -13,7 +13,7 @@ from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, Shard
 from spottrain.checkpoint.reader import fetch_folder, read_files
 from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.upload import Here
+from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.core import device
 from spottrain.distributed.world import World
 from spottrain.integrations.folder_checkpoints import link_tree, packed, unpacked
@@ -42,7 +42,7 @@ FILES = {"model.bin": b"m" * 1000, "deep/er/state.json": b"{}", "empty": b""}
 
 def _save(store: FolderStore, folder: Path) -> Manifest:
     """By one rank, as `checkpointer` does it."""
-    saver = Saver(World(), None, lambda: Here(store))
+    saver = Saver(World(), None, lambda: InProcessTransfer(store))
     save = saver.folder(folder, {"trained": 1.5}, {"random": b"r"}, 7)
     found: list[Manifest] = []
 

@@ -9,9 +9,9 @@ SCRIPT = """
 import os, signal, time
 early = lambda: os.kill(os.getpid(), signal.SIGTERM)
 os.register_at_fork(after_in_child=early)  # before ours: as soon as there is a child
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 
-interruption = Interruption(grace=30.0)
+interruption = Preemption(grace=30.0)
 interruption.install()
 before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 child = os.fork()

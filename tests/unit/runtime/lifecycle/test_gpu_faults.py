@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.errors import PeerLost
 from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.gpu_faults import lost_gpu
@@ -88,7 +88,7 @@ def test_a_launch_failure_of_a_gpu_that_is_lost_is_a_fault_of_the_node(
 
 def last_words(tmp_path: Path, error: BaseException) -> TerminationMessage:
     path = tmp_path / "message"
-    session = Session({str(Env.TERMINATION_MESSAGE): str(path)}, Interruption(grace=30.0))
+    session = Session({str(Env.TERMINATION_MESSAGE): str(path)}, Preemption(grace=30.0))
     assert session.fail(error, "train.py") == ExitCode.FAILED
     found = TerminationMessage.from_json(path.read_text())
     assert found is not None

@@ -7,14 +7,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import log_key, part_of_log
-from spottrain.lifecycle.log_capture.parts import Book, Limits, LogPart
+from spottrain.lifecycle.log_capture.parts import Limits, LogPart, RankLog
 
 
-def book(**limits: Any) -> Book:
-    return Book(lambda n: f"<{n} missing>\n", lambda n: f"<{n} kept>\n", Limits(**limits))
+def book(**limits: Any) -> RankLog:
+    return RankLog(lambda n: f"<{n} missing>\n", lambda n: f"<{n} kept>\n", Limits(**limits))
 
 
-def bodies(it: Book, now: float) -> list[bytes]:
+def bodies(it: RankLog, now: float) -> list[bytes]:
     """Of all that is due, each stored at once."""
     found = []
     it.turn(now)

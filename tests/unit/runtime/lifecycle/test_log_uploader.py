@@ -11,7 +11,7 @@ from spottrain.cli.checkpoints import main
 from spottrain.contract import log_key
 from spottrain.errors import StoreDenied, StoreUnavailable
 from spottrain.lifecycle.log_capture.parts import Limits
-from spottrain.lifecycle.log_capture.uploader import Shelf
+from spottrain.lifecycle.log_capture.uploader import LogUploader
 from spottrain.storage.base import Body
 from spottrain.storage.local import FolderStore
 
@@ -56,7 +56,7 @@ class Scene:
         self.store = Faulty(folder)
         self.clock = Clock()
         self.said: list[str] = []
-        self.shelf = Shelf(
+        self.shelf = LogUploader(
             lambda: self.store,
             ranks,
             attempt=attempt,

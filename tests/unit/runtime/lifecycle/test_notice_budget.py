@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, FULL_SHARE, MARGIN, Budget
+from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, FULL_SHARE, MARGIN, NoticeBudget
 
 
-def budget(**more: float) -> Budget:
+def budget(**more: float) -> NoticeBudget:
     basis = {"bytes": 10**9, "bandwidth": 1e8, "step_seconds": 0.5, "copy_seconds": 0.25, "grace": 30.0}
-    return Budget(**{**basis, **more})  # type: ignore[arg-type]
+    return NoticeBudget(**{**basis, **more})  # type: ignore[arg-type]
 
 
 def test_the_budget_is_a_step_a_copy_an_upload_with_a_margin_and_a_commit() -> None:

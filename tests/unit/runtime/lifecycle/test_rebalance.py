@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.core.preemption import Interruption
+from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import Interval
-from spottrain.lifecycle.rebalance import Advice
-from spottrain.lifecycle.save_interval import Cadence
+from spottrain.lifecycle.rebalance import RebalanceAdvice
+from spottrain.lifecycle.save_interval import SaveInterval
 
 
 class File:
@@ -20,7 +20,7 @@ class File:
 
 def test_each_new_time_is_taken_once() -> None:
     file = File()
-    advice = Advice(file)
+    advice = RebalanceAdvice(file)
     advice.begin()
     assert advice.take() is None
     file.value = 5.0
@@ -31,7 +31,7 @@ def test_each_new_time_is_taken_once() -> None:
 
 def test_what_stands_there_when_the_training_begins_is_not_new() -> None:
     file = File()
-    advice = Advice(file)
+    advice = RebalanceAdvice(file)
     file.value = 5.0
     assert advice.take() is None, "nothing was trained yet"
     advice.begin()
@@ -41,7 +41,7 @@ def test_what_stands_there_when_the_training_begins_is_not_new() -> None:
 
 
 def test_what_another_pod_was_advised_counts_too_once() -> None:
-    advice = Advice(File())
+    advice = RebalanceAdvice(File())
     advice.begin()
     advice.tell(7.0)
     assert [advice.take(), advice.take()] == [7.0, None]
@@ -49,7 +49,7 @@ def test_what_another_pod_was_advised_counts_too_once() -> None:
 
 def test_two_pods_that_are_advised_at_once_make_one_save() -> None:
     file = File()
-    advice = Advice(file)
+    advice = RebalanceAdvice(file)
     advice.begin()
     advice.tell(7.0)
     file.value = 8.0
@@ -71,20 +71,20 @@ def test_two_pods_that_are_advised_at_once_make_one_save() -> None:
 def test_a_save_younger_than_a_tenth_of_the_interval_makes_another_one_needless(
     interval: str, steps: int, seconds: float, fresh: bool
 ) -> None:
-    cadence = Cadence(Interval.parse(interval), seconds=lambda: 100.0)
+    cadence = SaveInterval(Interval.parse(interval), seconds=lambda: 100.0)
     assert cadence.fresh(steps=steps, seconds=seconds) is fresh
 
 
 def test_what_is_no_time_is_no_advice(tmp_path: Path) -> None:
     file = tmp_path / "save-advised"
-    interruption = Interruption(grace=30.0, save_advised_file=file)
+    preemption = Preemption(grace=30.0, save_advised_file=file)
     for text in ("", "soon", "2026-03-0"):
         file.write_text(text)
-        interruption._read_files()
-        assert interruption.advised is None
+        preemption._read_files()
+        assert preemption.advised is None
     file.write_text("2026-03-01T12:00:00Z\n")
-    interruption._read_files()
-    assert interruption.advised == 1772366400.0
+    preemption._read_files()
+    assert preemption.advised == 1772366400.0
     file.unlink()
-    interruption._read_files()
-    assert interruption.advised == 1772366400.0 and not interruption.stopping
+    preemption._read_files()
+    assert preemption.advised == 1772366400.0 and not preemption.stopping

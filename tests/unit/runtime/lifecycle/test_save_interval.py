@@ -14,8 +14,8 @@ from spottrain.lifecycle.save_interval import (
     LEAST_SECONDS,
     MOST_SECONDS,
     PRIOR_SECONDS,
-    Cadence,
     Observed,
+    SaveInterval,
     auto_seconds,
     young,
 )
@@ -29,7 +29,7 @@ class Clock:
 
 
 def test_a_save_that_was_not_started_is_due_until_it_is() -> None:
-    cadence = Cadence(Interval.parse("5steps"))
+    cadence = SaveInterval(Interval.parse("5steps"))
     assert not cadence.due(4)
     assert cadence.due(5) and cadence.due(6)
     cadence.started(6)
@@ -38,7 +38,7 @@ def test_a_save_that_was_not_started_is_due_until_it_is() -> None:
 
 def test_a_save_that_failed_is_tried_again_long_before_a_long_interval() -> None:
     clock = Clock()
-    cadence = Cadence(Interval.parse("1h"), clock=clock)
+    cadence = SaveInterval(Interval.parse("1h"), clock=clock)
     cadence.started(7)
     clock.now += AGAIN_SECONDS - 1
     assert not cadence.due(8, failed=True)
@@ -47,17 +47,17 @@ def test_a_save_that_failed_is_tried_again_long_before_a_long_interval() -> None
 
 
 def test_an_interval_of_steps_tells_the_next_step_and_one_of_time_does_not() -> None:
-    cadence = Cadence(Interval.parse("5steps"))
+    cadence = SaveInterval(Interval.parse("5steps"))
     assert cadence.next_step == 5
     cadence.started(7)
     assert cadence.next_step == 12
-    assert Cadence(Interval.parse("10m")).next_step is None
-    assert Cadence(Interval.parse("auto")).next_step is None
+    assert SaveInterval(Interval.parse("10m")).next_step is None
+    assert SaveInterval(Interval.parse("auto")).next_step is None
 
 
 def test_auto_asks_for_its_seconds_each_time_and_needs_a_step_to_save() -> None:
     clock, seconds = Clock(), [60.0]
-    cadence = Cadence(Interval.parse("auto"), lambda: seconds[0], clock)
+    cadence = SaveInterval(Interval.parse("auto"), lambda: seconds[0], clock)
     cadence.started(7)
     clock.now += 60
     assert not cadence.due(7), "there is nothing new to save"

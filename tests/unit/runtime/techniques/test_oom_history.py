@@ -9,7 +9,7 @@ import pytest
 from spottrain.errors import StoreUnavailable
 from spottrain.storage.base import Store
 from spottrain.storage.open import open_store
-from spottrain.techniques.oom_history import Shortages
+from spottrain.techniques.oom_history import OOMHistory
 
 
 @pytest.fixture
@@ -18,11 +18,11 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_least_of_what_was_too_large_counts(store: Store) -> None:
-    job = Shortages(store=store, job_uid="local-my train")
+    job = OOMHistory(store=store, job_uid="local-my train")
     assert job.least() is None
     assert job.note(8, rank=1) and job.note(32) and job.least() == 8
     assert job.note(8, rank=0), "two ranks may run out in the same step"
-    assert job.note(4) and Shortages(store=store, job_uid="local-my train").least() == 4
+    assert job.note(4) and OOMHistory(store=store, job_uid="local-my train").least() == 4
     (first,) = (key for key in store.list("out-of-memory/") if key.endswith("/000000008.json"))
     found = store.get(first)
     assert found is not None
@@ -30,19 +30,19 @@ def test_the_least_of_what_was_too_large_counts(store: Store) -> None:
 
 
 def test_another_job_knows_nothing_of_it(store: Store) -> None:
-    Shortages(store=store, job_uid="A").note(8)
-    assert Shortages(store=store, job_uid="B").least() is None
+    OOMHistory(store=store, job_uid="A").note(8)
+    assert OOMHistory(store=store, job_uid="B").least() is None
 
 
 def test_without_a_store_nothing_is_kept() -> None:
-    job = Shortages(store=None, job_uid="A")
+    job = OOMHistory(store=None, job_uid="A")
     assert job.least() is None and not job.note(8)
 
 
 def test_what_the_store_does_not_take_or_does_not_show_is_not_relied_on(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = Shortages(store=store, job_uid="A")
+    job = OOMHistory(store=store, job_uid="A")
     monkeypatch.setattr(type(store), "list", lambda self, prefix: [])
     assert not job.note(8)
 
