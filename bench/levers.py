@@ -120,9 +120,9 @@ def child(steps: int, warm: int) -> None:
     trainer = Timed(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True),
-        train_set=samples,
-        loss=gpt["loss"],
-        batch_size=BATCH,
+        train_dataset=samples,
+        loss_fn=gpt["loss"],
+        global_batch_size=BATCH,
         max_steps=steps + warm,
         schedule="constant",
         log_every=1000,

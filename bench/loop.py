@@ -115,10 +115,10 @@ def ours(turns: Turns) -> None:
     spottrain.Trainer(
         model=model,
         optimizer=optimizer,
-        train_set=samples,
-        loss=in_turns,
+        train_dataset=samples,
+        loss_fn=in_turns,
         max_steps=1_000_000,
-        batch_size=BATCH,
+        global_batch_size=BATCH,
         micro_batch_size=MICRO,
         clip_grad_norm=1.0,
         schedule="constant",

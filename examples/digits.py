@@ -30,11 +30,11 @@ def accuracy(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Ten
 spottrain.Trainer(
     model=model,
     optimizer=torch.optim.Adam(model.parameters()),
-    train_set=torch.utils.data.TensorDataset(images[:-297], digits[:-297]),
-    eval_set=held_out,
-    loss=loss,
+    train_dataset=torch.utils.data.TensorDataset(images[:-297], digits[:-297]),
+    eval_dataset=held_out,
+    loss_fn=loss,
     metrics=accuracy,
     epochs=5,
-    batch_size=32,
+    global_batch_size=32,
     schedule="constant",
 ).fit()

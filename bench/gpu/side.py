@@ -99,9 +99,9 @@ def ours(shape: Shape, steps: Steps, options: argparse.Namespace) -> int:
     trainer = Timed(
         model=model,
         optimizer=adamw(model, torch.cuda.is_available()),
-        train_set=Windows(shape, options.batch * 8),
-        loss=loss_of,
-        batch_size=options.batch,
+        train_dataset=Windows(shape, options.batch * 8),
+        loss_fn=loss_of,
+        global_batch_size=options.batch,
         micro_batch_size=options.micro,
         clip_grad_norm=1.0,
         schedule="constant",

@@ -1,7 +1,7 @@
 """spottrain: the in-container training runtime, also imported on a laptop (`import spottrain`).
 
     spottrain.seed(1)
-    trainer = spottrain.Trainer(model=model, optimizer=adam, train_set=dataset, loss=loss, max_steps=1000)
+    trainer = spottrain.Trainer(model=model, optimizer=adam, train_dataset=data, loss_fn=loss, max_steps=1000)
     trainer.fit()
 
 Names are imported on first use, so `import spottrain` does not import torch. The operator imports

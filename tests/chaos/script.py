@@ -60,12 +60,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 trainer = Watched(
     model=model,
     optimizer=optimizer,
-    train_set=Augmented(),
-    eval_set=Augmented() if ORDER.evaluation else None,
+    train_dataset=Augmented(),
+    eval_dataset=Augmented() if ORDER.evaluation else None,
     eval_every=9,
-    loss=loss,
+    loss_fn=loss,
     max_steps=ORDER.steps,
-    batch_size=ORDER.batch,
+    global_batch_size=ORDER.batch,
     micro_batch_size=ORDER.micro,
     schedule=(
         torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 20)
@@ -74,7 +74,7 @@ trainer = Watched(
     ),
     clip_grad_norm=1.0,
     log_every=10,
-    workers=ORDER.workers,
+    num_workers=ORDER.workers,
     drop_last=ORDER.drop_last,
     deterministic=True,
 )

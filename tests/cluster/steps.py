@@ -40,7 +40,8 @@ def loss(model, batch):
     return torch.nn.functional.mse_loss(model(x), y)
 
 trainer = spottrain.Trainer(
-    model=model, optimizer=torch.optim.AdamW(model.parameters()), train_set=Sums(), loss=loss, log_every=1,
+    model=model, optimizer=torch.optim.AdamW(model.parameters()), train_dataset=Sums(), loss_fn=loss,
+    log_every=1,
 )
 trainer.fit()
 """

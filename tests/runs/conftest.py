@@ -55,13 +55,13 @@ model = Model()
 trainer = spottrain.Trainer(
     model=model,
     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-    train_set=Augmented(),
-    eval_set=Augmented() if "EVAL" in os.environ else None,
-    loss=loss,
+    train_dataset=Augmented(),
+    eval_dataset=Augmented() if "EVAL" in os.environ else None,
+    loss_fn=loss,
     max_steps=24,
-    batch_size=8,
+    global_batch_size=8,
     log_every=1,
-    workers=int(os.environ.get("WORKERS", "0")),
+    num_workers=int(os.environ.get("WORKERS", "0")),
     drop_last="DROP_LAST" in os.environ,
     deterministic=True,
 )

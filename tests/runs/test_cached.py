@@ -1,4 +1,4 @@
-"""`spottrain.cached` in a run: it waits before any Trainer exists, beats the heartbeat, and ends at SIGTERM."""
+"""`spottrain.cached` in a run: waits before any Trainer exists, keeps the heartbeat, and ends at SIGTERM."""
 
 from __future__ import annotations
 

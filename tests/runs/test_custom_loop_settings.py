@@ -52,18 +52,18 @@ ASKING = (
     + """\
 spottrain.seed(1)
 s = spottrain.job_settings(
-    batch_size=4, micro_batch_size=4, precision="fp32", clip_grad_norm=None, optimizer=None,
+    global_batch_size=4, micro_batch_size=4, precision="fp32", clip_grad_norm=None, optimizer=None,
     learning_rate_scaling=None, schedule="cosine", warmup_steps=2, max_steps=20, ema_decay=None,
-    activation_checkpointing="none", workers=0, prefetch_factor=None,
+    activation_checkpointing="none", num_workers=0, prefetch_factor=None,
 )
 optimizer = s.make_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01), model)
 scheduler = s.make_scheduler(optimizer, total_steps=s.max_steps)
 spottrain.techniques.activation_checkpointing.apply(model, s.activation_checkpointing)
 amp = spottrain.techniques.Amp(s.precision, "cpu")
 ema = spottrain.techniques.EMA(model, decay=s.ema_decay) if s.ema_decay else None
-windows = s.batch_size // s.micro_batch_size
+windows = s.global_batch_size // s.micro_batch_size
 loader = spottrain.data.loader(
-    dataset, batch_size=s.micro_batch_size, accumulation=windows, num_workers=s.workers,
+    dataset, batch_size=s.micro_batch_size, accumulation=windows, num_workers=s.num_workers,
     prefetch_factor=s.prefetch_factor,
 )
 run = spottrain.Run(
@@ -117,10 +117,10 @@ def test_the_manifest_reaches_a_loop_of_ones_own_wins_and_is_told(lab: Lab) -> N
     assert "USED SGD bf16 2 1.5 0.5" in run.log
     for line in (
         "event=override setting=precision manifest=bf16 script=fp32",
-        "event=override setting=batch_size manifest=8 script=4",
+        "event=override setting=global_batch_size manifest=8 script=4",
         "event=override setting=clip_grad_norm manifest=1.500",
         "event=override setting=schedule manifest=constant script=cosine",
-        "event=override setting=workers manifest=auto script=0",
+        "event=override setting=num_workers manifest=auto script=0",
     ):
         assert line in run.log, line
     rates = [float(line.split(" lr=")[1].split()[0]) for line in run.log.splitlines() if " lr=" in line]
@@ -194,7 +194,7 @@ def test_the_manifest_ends_a_loop_with_a_later_end_of_its_own_at_its_last_step(l
 
 
 def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
-    run = lab.run(HEAD + "spottrain.job_settings(batch_size=4).ema_decay\n")
+    run = lab.run(HEAD + "spottrain.job_settings(global_batch_size=4).ema_decay\n")
     assert run.end() == ExitCode.FAILED
     assert "was not asked for ema_decay: name it in the call" in run.message.message
 
@@ -202,8 +202,8 @@ def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("bath_size=4", "job_settings(bath_size=...) is not a setting; the settings are batch_size,"),
-        ("batch_size='4'", "job_settings(batch_size='4'): must be a whole number"),
+        ("bath_size=4", "job_settings(bath_size=...) is not a setting; the settings are global_batch_size,"),
+        ("global_batch_size='4'", "job_settings(global_batch_size='4'): must be a whole number"),
         ("compile_mode='max-autotune'", "says how to compile, and compile is not true"),
     ],
 )
@@ -239,10 +239,10 @@ def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> No
 
 def test_an_interrupted_loop_stores_the_profile_that_it_has_made(lab: Lab) -> None:
     stopping = PLAIN.replace(
-        "    run.advance",
+        "    run.step_completed",
         "    if run.global_step == 9: os.kill(os.getpid(), signal.SIGTERM)\n"
         "    while run.global_step == 9 and not run.should_stop: time.sleep(0.01)\n"
-        "    run.advance",
+        "    run.step_completed",
     )
     run = lab.run(stopping, env={PROFILE: WINDOW.to_json()})
     assert run.end() == ExitCode.INTERRUPTED, run.log
@@ -299,7 +299,7 @@ def test_the_commands_flags_win_over_a_window_of_the_script(tmp_path: Path) -> N
 # --- early stopping -------------------------------------------------------------------------------------
 STOPPING = PLAIN.replace(
     "run = spottrain.Run(",
-    "stopping = spottrain.EarlyStopping(patience=1)\nguard = spottrain.Run(extra={'stopping': stopping}, ",
+    "stopping = spottrain.EarlyStopping(patience=1)\nrun = spottrain.Run(extra={'stopping': stopping}, ",
 ).replace(
     "    run.step_completed(loss=loss)\n",
     "    reason = stopping.note(run.global_step + 1, {'loss': 1.0})\n"
@@ -330,7 +330,7 @@ def test_every_rank_stops_by_the_first_ones_figure(lab: Lab) -> None:
         "run = spottrain.Run(",
         "stopping = spottrain.EarlyStopping(patience=2)\nextra = {'stopping': stopping}\n"
         "run = spottrain.Run(",
-    ).replace("run.finish()", "print('STOPPED', run.global_step)\nguard.finish()")
+    ).replace("run.finish()", "print('STOPPED', run.global_step)\nrun.finish()")
     script = script.replace(
         "    run.step_completed(loss=loss)\n",
         "    run.step_completed(loss=loss)\n"

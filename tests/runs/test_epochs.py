@@ -325,8 +325,9 @@ def loss(model, batch):
 
 
 trainer = spottrain.Trainer(
-    model=model, optimizer=optimizer, train_set=Noisy(), eval_set=Noisy(), loss=loss, epochs=4, batch_size=8,
-    log_every=1, schedule="cosine", deterministic=True, workers=WORKERS,
+    model=model, optimizer=optimizer, train_dataset=Noisy(), eval_dataset=Noisy(), loss_fn=loss,
+    epochs=4, global_batch_size=8,
+    log_every=1, schedule="cosine", deterministic=True, num_workers=WORKERS,
 )
 trainer.fit()
 """

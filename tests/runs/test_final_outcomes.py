@@ -122,10 +122,10 @@ data = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
 spottrain.Trainer(
     model=model,
     optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-    train_set=data,
-    loss=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
+    train_dataset=data,
+    loss_fn=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
     max_steps=3,
-    batch_size=4,
+    global_batch_size=4,
 ).fit()
 """
 

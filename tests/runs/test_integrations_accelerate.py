@@ -222,7 +222,7 @@ BAD = {
     "a prepared loader": (
         "model, loader = accelerator.prepare(model, torch.utils.data.DataLoader(Noisy()))\n"
         "AccelerateRun(accelerator, data=loader)\n",
-        "Run(data=...) is a loader that Accelerate has prepared",
+        "AccelerateRun(data=...) is a loader that Accelerate has prepared",
     ),
     "weights that are not stored": (
         "loss = torch.nn.Bilinear(4, 1, 1)\n"

@@ -118,7 +118,7 @@ def crowded(room: str) -> str:
         "class Augmented", "WORDS = [f'word {n}' * 9 for n in range(100_000)]\n\nclass Augmented"
     )
     script = script.replace("    def __len__(self):", "    words = WORDS\n    def __len__(self):", 1)
-    script = script.replace("train_set=Augmented(),", "train_set=Held(),")
+    script = script.replace("train_dataset=Augmented(),", "train_dataset=Held(),")
     return script.replace("class Model", HELD.replace("{room}", room) + "\n\nclass Model", 1)
 
 
@@ -147,7 +147,7 @@ def run(lab: Lab, room: str, **more: Any) -> str:
 def test_a_given_number_runs_and_is_warned_of_before_its_workers_start(lab: Lab) -> None:
     log = run(lab, "10 * 2**20", env={"WORKERS": "2"})
     assert 'event=advice about=data text="2 worker(s) will take about 0.0' in log
-    assert "the Python objects in train_set" in log and "training.data.workers) to 0" in log
+    assert "the Python objects in train_dataset" in log and "training.data.workers) to 0" in log
     assert log.index("event=advice about=data") < log.index("event=first-step")
     assert log.count("event=advice about=data") == 1
 
@@ -173,7 +173,9 @@ def test_of_the_number_that_is_found_there_are_as_many_as_fit_in_training_and_ev
     lab: Lab, left: str, workers: int
 ) -> None:
     script = (
-        crowded(left).replace("class Model", JUDGED, 1).replace("eval_set=Augmented()", "eval_set=Judged()")
+        crowded(left)
+        .replace("class Model", JUDGED, 1)
+        .replace("eval_dataset=Augmented()", "eval_dataset=Judged()")
     )
     it = lab.run(
         script=script,

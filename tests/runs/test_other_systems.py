@@ -42,12 +42,12 @@ def loss(model, batch):
 spottrain.Trainer(
     model=model,
     optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-    train_set=data,
-    loss=loss,
+    train_dataset=data,
+    loss_fn=loss,
     max_steps=30,
-    batch_size=4,
+    global_batch_size=4,
     log_every=1,
-    workers=1,
+    num_workers=1,
 ).fit()
 """
 

@@ -30,7 +30,7 @@ SHORT = (
         "        raise torch.OutOfMemoryError('CUDA out of memory (as a test says it)')\n"
         "    time.sleep(PAUSE)\n",
     )
-    .replace("    batch_size=8,\n", "    batch_size=16,\n")
+    .replace("    global_batch_size=8,\n", "    global_batch_size=16,\n")
 )
 """Each rank's share is 8 samples. From step `AT` on ranks `SHORT` have room for `FITS` at a time."""
 PLAIN = {"FITS": "999"}

@@ -62,8 +62,9 @@ given = {"optimizer": torch.optim.AdamW(trained, lr=0.05)}
 if "named" in CASE:
     given = {"optimizer": "adamw", "learning_rate": 0.05}
 trainer = spottrain.Trainer(
-    model=model, **given, train_set=Numbers(), eval_set=Numbers(), loss=function, extra=extra, max_steps=24,
-    batch_size=8, micro_batch_size=2, log_every=1, clip_grad_norm=0.5, deterministic=True,
+    model=model, **given, train_dataset=Numbers(), eval_dataset=Numbers(), loss_fn=function,
+    extra=extra, max_steps=24,
+    global_batch_size=8, micro_batch_size=2, log_every=1, clip_grad_norm=0.5, deterministic=True,
 )
 trainer.fit()
 """

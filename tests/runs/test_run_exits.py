@@ -91,9 +91,9 @@ def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str],
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("eval_set=[]", "eval_set=...) is empty"),
-        ("eval_set=iter([1])", "Trainer(eval_set=...) is a list_iterator without len() or [i]"),
-        ("batch_size='8'", "Trainer(batch_size='8'): must be a whole number"),
+        ("eval_dataset=[]", "eval_dataset=...) is empty"),
+        ("eval_dataset=iter([1])", "Trainer(eval_dataset=...) is a list_iterator without len() or [i]"),
+        ("global_batch_size='8'", "Trainer(global_batch_size='8'): must be a whole number"),
         ("log_every=0", "log_every=0): must be at least 1"),
         ("log_every='10'", "Trainer(log_every='10'): must be a whole number"),
         ("eval_every=-1", "eval_every=-1): must be at least 1"),
@@ -128,7 +128,7 @@ def test_the_manifest_wins_over_the_script_and_says_so(lab: Lab) -> None:
     assert run.end() == ExitCode.DONE, run.log
     assert max(run.losses) == 3
     assert "event=override setting=max_steps manifest=3 script=24" in run.log
-    assert "event=override setting=batch_size manifest=4 script=8" in run.log
+    assert "event=override setting=global_batch_size manifest=4 script=8" in run.log
 
 
 def test_a_periodic_save_that_fails_does_not_end_the_training_and_is_told(lab: Lab) -> None:

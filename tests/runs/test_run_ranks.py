@@ -60,10 +60,10 @@ if "SHARD" in os.environ:
 trainer = spottrain.Trainer(
     model=model,
     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-    train_set=Numbers(),
-    loss=loss,
+    train_dataset=Numbers(),
+    loss_fn=loss,
     max_steps=20,
-    batch_size=8,
+    global_batch_size=8,
     micro_batch_size=2,
     log_every=1,
     drop_last=True,

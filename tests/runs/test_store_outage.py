@@ -214,9 +214,9 @@ model = torch.nn.Linear(1, 1)
 spottrain.Trainer(
     model=model,
     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-    train_set=[(torch.ones(1), torch.ones(1))] * 8,
-    loss=lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(),
+    train_dataset=[(torch.ones(1), torch.ones(1))] * 8,
+    loss_fn=lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(),
     max_steps=4,
-    batch_size=2,
+    global_batch_size=2,
 ).fit()
 """

@@ -188,10 +188,10 @@ apply(model, Policy.of(os.environ["WANTED"]))
 trainer = spottrain.Trainer(
     model=model,
     optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
-    train_set=[torch.full((8,), i / 10) for i in range(20)],
-    loss=lambda model, batch: model(batch).square().mean(),
+    train_dataset=[torch.full((8,), i / 10) for i in range(20)],
+    loss_fn=lambda model, batch: model(batch).square().mean(),
     max_steps=int(os.environ.get("STEPS", "8")),
-    batch_size=4,
+    global_batch_size=4,
     deterministic=True,
 )
 print("digest", trainer.fit().digest)

@@ -341,7 +341,9 @@ from spottrain.techniques import Amp, precision
 
 GPUS = json.loads(os.environ["GPUS"])
 name = GPUS[world.rank]
-has = precision.Facts(type="cpu" if name == "CPU" else "cuda", name=name, bf16=name == "A10G", tf32=False)
+has = precision.DeviceFacts(
+    type="cpu" if name == "CPU" else "cuda", name=name, bf16=name == "A10G", tf32=False
+)
 precision.facts_of = lambda device: has
 
 
@@ -351,10 +353,10 @@ def trainer(wanted):
     return spottrain.Trainer(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        train_set=[torch.full((4,), float(i)) for i in range(16)],
-        loss=lambda model, batch: model(batch).float().square().mean(),
+        train_dataset=[torch.full((4,), float(i)) for i in range(16)],
+        loss_fn=lambda model, batch: model(batch).float().square().mean(),
         max_steps=2,
-        batch_size=4,
+        global_batch_size=4,
         precision=wanted,
     )
 

@@ -105,7 +105,7 @@ def test_trackers_of_the_manifest_show_one_run_over_an_attempt_that_was_killed(l
     shown = accumulated(lab.folder / "tb" / "uid-store")
     assert [event.step for event in shown.Scalars("loss")] == list(range(1, 25))
     (run,) = client.search_runs([experiment])
-    assert run.data.params["batch_size"] == "8" and run.data.params["precision"] == "fp32"
+    assert run.data.params["global_batch_size"] == "8" and run.data.params["precision"] == "fp32"
     assert logged() == list(range(1, 25))
 
 

@@ -39,7 +39,7 @@ def test_what_does_not_improve_ends_early_and_is_done(lab: Lab) -> None:
 def test_early_stopping_without_an_evaluation_is_refused_before_the_first_step(lab: Lab) -> None:
     it = run(lab, {"earlyStopping": {"patience": 1}})
     assert it.end() == ExitCode.BAD_CONFIGURATION and not it.losses
-    assert "there is no eval_set" in it.message.message
+    assert "there is no eval_dataset" in it.message.message
 
 
 def test_an_unknown_metric_is_refused_before_the_first_step(lab: Lab) -> None:

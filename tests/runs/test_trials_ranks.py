@@ -100,7 +100,7 @@ def holds(policy):
 
 
 policy = activation_checkpointing.least(holds)
-activation_checkpointing.apply(model, activations.Policy())
+activation_checkpointing.apply(model, activation_checkpointing.Policy())
 say(
     size=size,
     agreed=agreed(size, world, torch.device("cpu")),

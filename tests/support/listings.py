@@ -265,10 +265,10 @@ model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
 trainer = spottrain.Trainer(
     model=model,
     optimizer=Adam(model.parameters(), lr=0.1),
-    train_set=Numbered(),
-    loss=loss,
+    train_dataset=Numbered(),
+    loss_fn=loss,
     max_steps=8,
-    batch_size=2,
+    global_batch_size=2,
     precision="fp16",
 )
 trainer.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)

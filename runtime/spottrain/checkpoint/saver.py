@@ -260,7 +260,8 @@ class Saver:
             self._transfer = self._new_transfer()
             if self._arena is not None:
                 self._transfer.share(self._arena)
-            sent = self._transfer.put([replace(file, again=True) for file in files], cancelled)
+            files = [replace(file, again=True) for file in files]
+            sent = self._transfer.put(files, cancelled)
         size = sum(each.bytes for each in sent.values())
         if size and not any(file.again for file in files):  # in a retry some objects exist already
             self.bandwidth = size / max(time.perf_counter() - began, 1e-6)

@@ -24,7 +24,7 @@ from spottrain.errors import ConfigurationError
 _MANIFEST_NAME: Final[Mapping[str, str]] = {
     "precision": "precision",
     "micro_batch_size": "microBatchSize",
-    "batch_size": "globalBatchSize",
+    "global_batch_size": "globalBatchSize",
     "compile": "compile",
     "compile_mode": "compileMode",
     "activation_checkpointing": "activationCheckpointing",
@@ -38,7 +38,7 @@ _MANIFEST_NAME: Final[Mapping[str, str]] = {
     "ema_decay": "emaDecay",
     "gradient_compression": "gradientCompression",
     "early_stopping": "earlyStopping",
-    "workers": "data.workers",
+    "num_workers": "data.workers",
     "prefetch_factor": "data.prefetchFactor",
     "pin_memory": "data.pinMemory",
     "drop_last": "data.dropLast",
@@ -59,14 +59,14 @@ OFF: Final[Mapping[str, Any]] = {
 }
 """Meaning of None, for settings of which None is not a value."""
 NEEDED: Final = (
-    "batch_size",
+    "global_batch_size",
     "precision",
     "compile",
     "compile_mode",
     "seed",
     "deterministic",
     "drop_last",
-    "workers",
+    "num_workers",
 )
 """Settings that must not be None."""
 
@@ -75,7 +75,7 @@ NEEDED: Final = (
 class Settings:
     """Fields are named like the arguments of `Trainer`."""
 
-    batch_size: int = 32
+    global_batch_size: int = 32
     micro_batch_size: int | Literal["auto"] | None = None
     """None: the batch size, so no accumulation."""
     max_steps: int | None = None
@@ -95,7 +95,7 @@ class Settings:
     ema_decay: float | None = None
     gradient_compression: str = "none"
     early_stopping: EarlyStoppingSpec | None = None
-    workers: int | Literal["auto"] = 0
+    num_workers: int | Literal["auto"] = 0
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     """None: true if there is a GPU."""
@@ -123,7 +123,7 @@ class Settings:
         if steps_per_epoch is None:
             if self.max_steps is None:
                 raise ConfigurationError(
-                    "how long an epoch is cannot be known of this train_set: give Trainer max_steps, or "
+                    "how long an epoch is cannot be known of this train_dataset: give Trainer max_steps, or "
                     "steps_per_epoch"
                 )
             return self.max_steps

@@ -20,8 +20,8 @@ def resumable(loader: Any, *, ranks: int) -> Any:
     name = type(loader).__name__
     if not hasattr(loader, "__iter__"):
         raise ConfigurationError(
-            f"train_set is a {name}, which cannot be iterated over; give a map-style dataset (len and [i]) "
-            "or a loader of micro-batches with state_dict() and load_state_dict(), such as torchdata's "
+            f"train_dataset is a {name}, which cannot be iterated over; give a map-style dataset (len and "
+            "[i]) or a loader of micro-batches with state_dict() and load_state_dict(), such as torchdata's "
             "StatefulDataLoader"
         )
     if isinstance(loader, Streaming) and loader.ranks is None:
@@ -30,26 +30,27 @@ def resumable(loader: Any, *, ranks: int) -> Any:
         return loader
     if _counts_samples(loader):
         raise ConfigurationError(
-            f"train_set is a {name}, which makes no batches; give it to a DataLoader, and that as train_set"
+            f"train_dataset is a {name}, which makes no batches; give it to a DataLoader, and that as "
+            "train_dataset"
         )
     if _counts_samples(getattr(loader, "dataset", None)):
         return Streaming(loader, ranks=ranks)
     if hasattr(loader, "advance"):
         raise ConfigurationError(
-            f"train_set is a {name}, which is for a loop of one's own: it counts what advance() tells it; "
+            f"train_dataset is a {name}, which is for custom loops: it counts what advance() tells it; "
             "give its dataset instead"
         )
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return loader
     raise ConfigurationError(
-        f"train_set is a {name} without state_dict(), so it cannot go on where it was; {_instead(loader)}"
+        f"train_dataset is a {name} without state_dict(), so it cannot go on where it was; {_instead(loader)}"
     )
 
 
 def _instead(loader: Any) -> str:
     dataset = getattr(loader, "dataset", None)
     if hasattr(dataset, "__getitem__") and not isinstance(dataset, torch.utils.data.IterableDataset):
-        return "give its dataset as train_set, and its workers and collate_fn as workers and collate"
+        return "give its dataset as train_dataset, and its workers and collate_fn as workers and collate"
     return (
         "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping, which after a resume "
         "fetches again what was used of the pass"
@@ -174,7 +175,7 @@ class Streaming(_Around):
         if not _counts_samples(getattr(loader, "dataset", None)):
             raise ConfigurationError(
                 f"Streaming({type(loader).__name__}): its dataset has no state_dict(num_samples, "
-                "from_beginning); give the loader itself as train_set"
+                "from_beginning); give the loader itself as train_dataset"
             )
         self.loader, self.ranks = loader, ranks
         self._samples = 0

@@ -170,7 +170,7 @@ class StreamBatches:
             CheckpointError: the state is of another kind of data, rank, number of ranks or batch size.
         """
         if state is None or "stream" not in state:
-            raise _incompatible("it was made with a map-style train_set, and now it is a stream")
+            raise _incompatible("it was made with a map-style train_dataset, and now it is a stream")
         self._refuse_other(state)
         place = _Place(epoch=state["epoch"], steps=state["steps"], over=state["over"])
         self._base = state["stream"].get("loader", _MISSING), place
@@ -183,7 +183,7 @@ class StreamBatches:
             raise _incompatible(
                 f"its position is that of rank {state['rank']} of {state['ranks']}, and this is rank "
                 f"{self.rank} of {self.ranks}; {_name(self.loader)} keeps one position for each rank, so go "
-                f"on with {state['ranks']} rank(s), or use a map-style train_set or an elastic stream"
+                f"on with {state['ranks']} rank(s), or use a map-style train_dataset or an elastic stream"
             )
         if state["accumulation"] * state["ranks"] != self.accumulation * self.ranks and state["behind"]:
             raise _incompatible(
@@ -274,8 +274,8 @@ class StreamBatches:
         """Handles the end of a pass at the end of a step: begins the next pass."""
         if empty > 1:
             raise ConfigurationError(
-                f"{_name(self.loader)} (train_set) gave rank {self.rank} no batch in a whole pass: give it "
-                "data, and see that drop_last leaves some"
+                f"{_name(self.loader)} (train_dataset) gave rank {self.rank} no batch in a whole pass: give "
+                "it data, and see that drop_last leaves some"
             )
         if place.steps:
             self._refuse_end(place, 0)
@@ -295,7 +295,7 @@ class StreamBatches:
         if self.ranks > 1:
             fits += " or less, as many as every rank has, or divide the data evenly"
         raise ConfigurationError(
-            f"{_name(self.loader)} (train_set) of rank {self.rank} of {self.ranks} ended after {had} "
+            f"{_name(self.loader)} (train_dataset) of rank {self.rank} of {self.ranks} ended after {had} "
             f"micro-batches, {needed}: give {fits}"
         )
 

@@ -87,7 +87,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.size == 0:
-            raise ConfigurationError("the training set is empty: give Trainer(train_set=...) samples")
+            raise ConfigurationError("the training set is empty: give Trainer(train_dataset=...) samples")
         if self.batch_size < 1 or self.micro_batch_size < 1:
             raise ConfigurationError(
                 f"batch size {self.batch_size} and micro-batch size {self.micro_batch_size}: at least 1 each"
@@ -217,7 +217,7 @@ class Plan:
         """
         if state is None or state.get("size") != self.size:
             raise CheckpointError(
-                f"the checkpoint was made with {_amount(state)}, and train_set now has "
+                f"the checkpoint was made with {_amount(state)}, and train_dataset now has "
                 f"{self.size}; the position in an epoch would mean other samples. "
                 "Give it the same data, or use another checkpoint URI",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,

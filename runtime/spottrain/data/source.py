@@ -1,4 +1,4 @@
-"""Makes a `Source` from the argument of `Trainer(train_set=...)`."""
+"""Makes a `Source` from the argument of `Trainer(train_dataset=...)`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spottrain.errors import ConfigurationError
 
 
 def source(
-    train_set: Any,
+    train_dataset: Any,
     world: World,
     *,
     batch_size: int,
@@ -34,9 +34,9 @@ def source(
     Raises ConfigurationError, also if the batch sizes do not divide evenly.
     """
     micro = micro_batch_size or max(batch_size // world.size, 1)
-    if not hasattr(train_set, "__getitem__") and hasattr(train_set, "__iter__"):
+    if not hasattr(train_dataset, "__getitem__") and hasattr(train_dataset, "__iter__"):
         return StreamBatches(
-            train_set,
+            train_dataset,
             accumulation=_accumulation(batch_size, micro, world.size),
             steps_per_epoch=steps_per_epoch,
             seed=seed,
@@ -45,7 +45,7 @@ def source(
             local_ranks=world.local_size,
         )
     plan = Plan(
-        size=size_of(train_set, "train_set"),
+        size=size_of(train_dataset, "train_dataset"),
         batch_size=batch_size,
         micro_batch_size=micro,
         seed=seed,
@@ -55,14 +55,14 @@ def source(
         ranks=world.size,
     )
     return Batches(
-        train_set,
+        train_dataset,
         plan,
         workers=workers,
         collate=collate,
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
         cores=cores(local_ranks=world.local_size),
-        room=WorkerMemoryLimit(train_set, collate, ranks=world.local_size),
+        room=WorkerMemoryLimit(train_dataset, collate, ranks=world.local_size),
     )
 
 
@@ -71,7 +71,7 @@ def size_of(dataset: Any, name: str) -> int:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigurationError(
             f"Trainer({name}=...) is a {type(dataset).__name__} without len() or [i]; give it a map-style "
-            "dataset, or, for train_set, a loader that can go on where it was (see spottrain.data)"
+            "dataset, or, for train_dataset, a loader that can go on where it was (see spottrain.data)"
         )
     return len(dataset)
 

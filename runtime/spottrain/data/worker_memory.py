@@ -36,7 +36,7 @@ class WorkerMemoryLimit:
     def __init__(
         self,
         *held: Any,
-        name: str = "train_set",
+        name: str = "train_dataset",
         ranks: int = 1,
         context: Any = None,
         memory: Callable[[], ContainerMemory | None] | None = None,

@@ -139,7 +139,8 @@ class LightningCallback(pl.Callback):
             session.board.update(step=step, start_step=step)
         elif step != coordinator.step:
             raise ConfigurationError(
-                f"the training begins at step {step}, and the newest checkpoint is of step {coordinator.step}: "
+                f"the training begins at step {step}, and the newest checkpoint is of step "
+                f"{coordinator.step}: "
                 "call trainer.fit(model, ckpt_path=spot.resume())"
             )
         coordinator.total_steps = trainer.max_steps if trainer.max_steps > 0 else None

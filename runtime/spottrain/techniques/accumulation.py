@@ -182,7 +182,7 @@ def parts(
     Args:
         loader: yields this rank's batches.
         size: micro-batches per optimizer step; the last step may have fewer.
-        model: the model as it is called, wrapped or not; None: ranks are not synchronised.
+        model: the model as it is called, wrapped or not; None: `sync` of each micro-batch does nothing.
         count: batch -> number of items its loss is the mean over; None: all micro-batches count the same.
         world: rank and number of ranks; None: those of torch's process group.
         device: where the sum over ranks is computed; a GPU if the process group has only NCCL.

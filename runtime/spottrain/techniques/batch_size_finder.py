@@ -2,7 +2,7 @@
 
 It does the same as `Trainer` (see `memory_fit`).
 
-    found = find_batch_size(model, optimizer, dataset, loss, batch_size=256)
+    found = find_batch_size(model, optimizer, dataset, loss, global_batch_size=256)
     size, windows = found.micro_batch_size, found.accumulation
     loader = spottrain.data.loader(dataset, batch_size=size, accumulation=windows)
 """
@@ -46,7 +46,7 @@ def find_batch_size(
     dataset: Any,
     loss: Callable[[torch.nn.Module, Any], torch.Tensor],
     *,
-    batch_size: int,
+    global_batch_size: int,
     micro_batch_size: int | Literal["auto"] | None = AUTO,
     checkpointing: Policy | str | int | None = "none",
     precision: Precision | None = None,
@@ -64,7 +64,7 @@ def find_batch_size(
         optimizer: optimizer of the model.
         dataset: map-style dataset; its first samples are tried.
         loss: (model, batch) -> scalar tensor.
-        batch_size: samples of one optimizer step over all ranks.
+        global_batch_size: samples of one optimizer step over all ranks.
         micro_batch_size: samples per rank and forward pass; "auto": found by trials; None: the rank's share
             of a step at once.
         checkpointing: policy of activation checkpointing, its name, or k for every k-th block; None: none.
@@ -80,20 +80,20 @@ def find_batch_size(
         ConfigurationError: nothing fits, or an argument is not valid.
     """
     world = World.from_env(os.environ) if world is None else world
-    share = batch_size // world.size
+    share = global_batch_size // world.size
     device = next(model.parameters()).device
     process_group.join(world, device)
     sized, given = micro_batch_size == AUTO, isinstance(checkpointing, Policy)
     size = None if micro_batch_size is None or sized else int(micro_batch_size)
     settings = Settings(
-        batch_size=batch_size,
+        global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
         activation_checkpointing=activation_checkpointing("none" if given else checkpointing),
     )
     batches = source(
         dataset,
         world,
-        batch_size=batch_size,
+        batch_size=global_batch_size,
         micro_batch_size=size,
         seed=0,
         shuffle=False,

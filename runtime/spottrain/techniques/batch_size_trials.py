@@ -242,7 +242,8 @@ class Trial:
         if not self._together and any_sharded(model):
             raise ConfigurationError(
                 "the ranks of a model that is sharded by FSDP2 wait for each other in a trial: give it "
-                "memory=Together(memory_of(device), world), on all ranks, or set microBatchSize to a number"
+                "memory=MemoryOfAllRanks(memory_of(device), world), on all ranks, or set microBatchSize to a "
+                "number"
             )
         self.model, self.optimizer = model, optimizer
         self.loss_of, self.batch_of = loss_of, batch_of

@@ -1,7 +1,7 @@
 """Early stopping: ends training at a target, or without improvement. Uses neither a clock nor torch.
 
     stopping = EarlyStopping(metric="accuracy", mode="max", patience=5, target=0.99)
-    stopping.require(evaluates=eval_set is not None)
+    stopping.require(evaluates=eval_dataset is not None)
     ...
     if reason := stopping.note(step, values): break      # on every rank, with the same `values`
 
@@ -85,8 +85,8 @@ class EarlyStopping:
         """
         if not evaluates:
             raise ConfigurationError(
-                f"early stopping waits for the {self.metric} of an evaluation, and there is no eval_set: "
-                "give Trainer(eval_set=...), or leave early stopping out"
+                f"early stopping waits for the {self.metric} of an evaluation, and there is no eval_dataset: "
+                "give Trainer(eval_dataset=...), or leave early stopping out"
             )
         if metrics is not None:
             self._require_known(metrics)

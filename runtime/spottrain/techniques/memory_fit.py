@@ -83,7 +83,7 @@ class MemoryFit:
         if (self._sized or self.policy.auto) and self._batches is None:
             raise ConfigurationError(
                 "microBatchSize auto and activationCheckpointing auto try batches of their own, which takes "
-                "a map-style train_set: give a size and a policy, or a dataset in place of the loader"
+                "a map-style train_dataset: give a size and a policy, or a dataset in place of the loader"
             )
 
     def fit(self) -> None:

@@ -22,13 +22,13 @@ from spottrain.training.evaluation import Evaluation
 
 
 def tell_what_cannot_act(settings: Settings, source: Source) -> None:
-    """Warns of settings that have no effect with this train_set or schedule."""
-    loading = ("workers", "prefetch_factor", "pin_memory", "drop_last")
+    """Warns of settings that have no effect with this train_dataset or schedule."""
+    loading = ("num_workers", "prefetch_factor", "pin_memory", "drop_last")
     given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
     if given and not isinstance(source, Batches):
-        text = f"{', '.join(given)} cannot act: train_set is a loader, which has settings of its own"
+        text = f"{', '.join(given)} cannot act: train_dataset is a loader, which has settings of its own"
         log.event("advice", about="data", text=text)
-    if settings.prefetch_factor and not settings.workers and isinstance(source, Batches):
+    if settings.prefetch_factor and not settings.num_workers and isinstance(source, Batches):
         text = "prefetch_factor cannot act: it is how far loader workers are ahead, and there are none"
         log.event("advice", about="data", text=text)
     warm_ups = [name for name in WARM_UPS if getattr(settings, name)]

@@ -1,7 +1,7 @@
 """`spec.training` for custom loops: the settings that a loop applies, and those that it ignores.
 
-    s = spottrain.job_settings(batch_size=32, precision="fp32", ema_decay=None)
-    loader = spottrain.data.loader(dataset, batch_size=s.batch_size)
+    s = spottrain.job_settings(global_batch_size=32, precision="fp32", ema_decay=None)
+    loader = spottrain.data.loader(dataset, batch_size=s.micro_batch_size)
 
 Names and rules are those of `Trainer` (`core.training_settings.resolve`): the manifest wins, and each
 override is logged. Naming a setting declares that the loop applies it. Other settings of the manifest are
@@ -64,7 +64,7 @@ class JobSettings:
         )
 
     def __repr__(self) -> str:
-        return f"Arguments({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self._asked))})"
+        return f"JobSettings({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self._asked))})"
 
     def make_optimizer(
         self,
@@ -174,10 +174,10 @@ def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
 
 def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> None:
     """Raises ConfigurationError for sizes that a loop would silently get wrong."""
-    if "learning_rate_scaling" in own and "batch_size" not in own:
+    if "learning_rate_scaling" in own and "global_batch_size" not in own:
         raise ConfigurationError(
             "job_settings(learning_rate_scaling=...) is by the batch size, which is not named: name "
-            "it too, with the script's own value (batch_size=...)"
+            "it too, with the script's own value (global_batch_size=...)"
         )
     size = found.micro_batch_size
     if size == AUTO and own["micro_batch_size"] != AUTO:
@@ -186,10 +186,10 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
             f"{own['micro_batch_size']!r}, so it tries none: set a number, or have the loop find it by "
             "spottrain.techniques.find_batch_size(...) and say job_settings(micro_batch_size='auto')"
         )
-    if isinstance(size, int) and "batch_size" in own and found.batch_size % (size * world.size):
+    if isinstance(size, int) and "global_batch_size" in own and found.global_batch_size % (size * world.size):
         ranks = f"{world.size} ranks x " if world.distributed else ""
         raise ConfigurationError(
-            f"globalBatchSize {found.batch_size} (batch_size, of all ranks) is no multiple of {ranks}"
+            f"globalBatchSize {found.global_batch_size} (global_batch_size) is no multiple of {ranks}"
             f"microBatchSize {size}: the loop would leave out the rest of each step"
         )
 

@@ -70,7 +70,7 @@ class Result:
     loss: float
     """Loss of the last optimizer step, over all ranks."""
     best: float | None
-    """Lowest evaluation loss; None without an eval_set."""
+    """Lowest evaluation loss; None without an eval_dataset."""
     digest: str
     """SHA-256 of the final weights (`checkpoint.final_weights.digest`)."""
     output_uri: str
@@ -80,7 +80,7 @@ class Result:
 
 
 class Trainer:
-    """Trains `model` on `train_set`, and resumes from the last checkpoint after an interruption.
+    """Trains `model` on `train_dataset`, and resumes from the last checkpoint after an interruption.
 
     With several ranks (`spottrain run --nproc`, torchrun) a plain model is trained with DDP, and a model
     that `spottrain.shard` was called on with FSDP2. `spec.training` of the manifest wins over the arguments.
@@ -88,22 +88,23 @@ class Trainer:
     Args:
         model: any torch module; moved to the device.
         optimizer: an optimizer over the model's parameters, or its name: "adamw", "sgd" or "adafactor".
-        train_set: a map-style dataset (`len`, `[i]`), or a loader of this rank's micro-batches that can
+        train_dataset: a map-style dataset (`len`, `[i]`), or a loader of this rank's micro-batches that can
             resume (torchdata's StatefulDataLoader; see `spottrain.data`).
-        loss: called as loss(model, batch) on each micro-batch. Returns a scalar tensor, the mean over the
-            samples of the batch.
-        eval_set: a map-style dataset.
+        loss_fn: called as loss_fn(model, batch) on each micro-batch. Returns a scalar tensor, the mean over
+            the samples of the batch.
+        eval_dataset: a map-style dataset.
         loss_weight: called as loss_weight(batch). Returns the number of items, such as tokens, that the
             mean loss covers, if it differs from sample to sample.
         metrics: called as metrics(model, batch), in evaluation only. Returns further means by name.
         extra: further modules that are trained or have buffers, by name, such as a loss with weights. They
             are saved, averaged by EMA, and stored with the final weights as `extra.<name>...`; their
-            gradients are averaged over ranks. A `loss` or `metrics` that is a module is added by itself.
+            gradients are averaged over ranks. A `loss_fn` or `metrics` that is a module is added by itself.
             Single parameters of the optimizer that are not the model's are saved as `loose.<number>`,
             unless their module also has buffers, which is an error.
         max_steps: optimizer steps of the whole training. With `epochs`, whichever ends first.
-        epochs: passes over `train_set`.
-        batch_size: samples of one optimizer step over all ranks; a multiple of ranks x micro_batch_size.
+        epochs: passes over `train_dataset`.
+        global_batch_size: samples of one optimizer step over all ranks; a multiple of ranks x
+            micro_batch_size.
         micro_batch_size: samples of one forward pass; None: no accumulation; "auto": the largest that fits.
         learning_rate: for an optimizer given by name.
         learning_rate_scaling: rule that scales the learning rate by the batch size.
@@ -123,13 +124,13 @@ class Trainer:
         early_stopping: a `spottrain.EarlyStopping`, or its patience in evaluations.
         eval_every: optimizer steps between evaluations; None: once per epoch. The end is always evaluated.
         log_every: optimizer steps between two log lines.
-        workers: loader processes per rank; "auto": by the duration of the first steps.
+        num_workers: loader processes per rank; "auto": by the duration of the first steps.
         prefetch_factor: as in torch's DataLoader.
         pin_memory: as in torch's DataLoader; None: on a GPU.
-        collate: collate_fn of torch's DataLoader.
-        shuffle: whether to shuffle `train_set` in each epoch.
+        collate_fn: as of torch's DataLoader.
+        shuffle: whether to shuffle `train_dataset` in each epoch.
         drop_last: whether to leave out an epoch's last batch if it is smaller.
-        steps_per_epoch: of a `train_set` that is a loader; required with several ranks.
+        steps_per_epoch: of a `train_dataset` that is a loader; required with several ranks.
         profile: window of steps to profile.
         trackers: experiment trackers of `spottrain.techniques.trackers`.
         seed: seed of the sample order; None: the seed of `spottrain.seed()`.
@@ -153,15 +154,15 @@ class Trainer:
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | str,
-        train_set: Any,
-        loss: Loss,
-        eval_set: Dataset | None = None,
+        train_dataset: Any,
+        loss_fn: Loss,
+        eval_dataset: Dataset | None = None,
         loss_weight: Callable[[Any], float] | None = None,
         metrics: Metrics | None = None,
         extra: Mapping[str, torch.nn.Module] | None = None,
         max_steps: int | None = None,
         epochs: int | None = None,
-        batch_size: int = 32,
+        global_batch_size: int = 32,
         micro_batch_size: int | str | None = None,
         learning_rate: float | None = None,
         learning_rate_scaling: LearningRateScaling | None = None,
@@ -179,10 +180,10 @@ class Trainer:
         early_stopping: EarlyStopping | int | None = None,
         eval_every: int | None = None,
         log_every: int = 10,
-        workers: int | str = 0,
+        num_workers: int | str = 0,
         prefetch_factor: int | None = None,
         pin_memory: bool | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         steps_per_epoch: int | None = None,
@@ -199,16 +200,21 @@ class Trainer:
         self.settings = resolve(self.session.run.training, **script)
         require_positive(log_every=log_every, eval_every=eval_every)
         require_kinds(model, optimizer)
-        self.loss, self.metrics, self.loss_weight, self.log_every = loss, metrics, loss_weight, log_every
-        whole = outside_parameters.of_trainer(model, optimizer, extra, {"loss": loss, "metrics": metrics})
+        self.loss_fn, self.metrics, self.loss_weight, self.log_every = (
+            loss_fn,
+            metrics,
+            loss_weight,
+            log_every,
+        )
+        whole = outside_parameters.of_trainer(model, optimizer, extra, {"loss": loss_fn, "metrics": metrics})
         self._place(whole, optimizer, learning_rate, device)
-        self._feed(train_set, shuffle=shuffle, collate=collate, steps_per_epoch=steps_per_epoch)
+        self._feed(train_dataset, shuffle=shuffle, collate=collate_fn, steps_per_epoch=steps_per_epoch)
         self.fitting = self._make_fitting()
         self.trackers = Trackers(
             components.trackers(trackers, self.settings, self.session), world=self.session.world
         )
         self.session.close_at_end(self.trackers)
-        self._judge_by(eval_set, collate, eval_every)
+        self._judge_by(eval_dataset, collate_fn, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
         """The random state, while the loop waits for data."""
@@ -240,17 +246,17 @@ class Trainer:
         self.scaler = self.precision.scaler(self.device)
         self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
 
-    def _feed(self, train_set: Any, **loading: Any) -> None:
+    def _feed(self, train_dataset: Any, **loading: Any) -> None:
         """Makes the batches, and what depends on their number."""
         settings = self.settings
         self.batches = source(
-            train_set,
+            train_dataset,
             self.session.world,
-            batch_size=settings.batch_size,
+            batch_size=settings.global_batch_size,
             micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
             seed=settings.seed,
             drop_last=settings.drop_last,
-            workers=settings.workers,
+            workers=settings.num_workers,
             pin_memory=components.pinned(settings, self.device),
             prefetch_factor=settings.prefetch_factor,
             **loading,
@@ -260,10 +266,10 @@ class Trainer:
         self.total_steps = settings.total_steps(per_epoch)
         self.schedule = optimizer_setup.schedule(self.optimizer, settings, self.total_steps, per_epoch)
 
-    def _judge_by(self, eval_set: Dataset | None, collate: Any, eval_every: int | None) -> None:
-        evaluates, more = eval_set is not None, self.metrics is not None
+    def _judge_by(self, eval_dataset: Dataset | None, collate: Any, eval_every: int | None) -> None:
+        evaluates, more = eval_dataset is not None, self.metrics is not None
         self.judge = EvaluationSchedule(
-            None if eval_set is None else self._make_evaluation(eval_set, collate),
+            None if eval_dataset is None else self._make_evaluation(eval_dataset, collate),
             model=self.model,
             every=eval_every or self.batches.steps_per_epoch or self.total_steps,
             total_steps=self.total_steps,
@@ -381,7 +387,7 @@ class Trainer:
             with split.h2d():
                 batch = devices.to_device(batch, self.device)
             with split.compute(), self.precision.autocast(self.device):
-                part = self.loss(self._compiled, batch) * share
+                part = self.loss_fn(self._compiled, batch) * share
             with split.backward():  # DDP and FSDP take the mean over ranks
                 self.scaler.scale(part * size).backward()  # type: ignore[no-untyped-call]
         return part.detach()
@@ -576,7 +582,7 @@ class Trainer:
 
     def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """The script's loss, called with the model alone, without its extras."""
-        return self.loss(outside_parameters.inner(model), batch)
+        return self.loss_fn(outside_parameters.inner(model), batch)
 
     def _make_fitting(self) -> MemoryFit:
         return MemoryFit(
@@ -591,26 +597,28 @@ class Trainer:
             shortages=OOMHistory(store=self.session.store, job_uid=self.session.run.job_uid),
         )
 
-    def _make_evaluation(self, eval_set: Dataset, collate: Any) -> Evaluation:
-        if not size_of(eval_set, "eval_set"):
-            raise ConfigurationError("Trainer(eval_set=...) is empty: give it samples, or leave it out")
+    def _make_evaluation(self, eval_dataset: Dataset, collate: Any) -> Evaluation:
+        if not size_of(eval_dataset, "eval_dataset"):
+            raise ConfigurationError("Trainer(eval_dataset=...) is empty: give it samples, or leave it out")
         settings, session, metrics = self.settings, self.session, self.metrics
-        micro, workers = settings.micro_batch_size, settings.workers
+        micro, workers = settings.micro_batch_size, settings.num_workers
 
         def measure(model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
             more = metrics(outside_parameters.inner(model), batch) if metrics else {}
             return {"loss": self._loss_of(model, batch), **more}
 
         return Evaluation(
-            dataset=eval_set,
+            dataset=eval_dataset,
             measure=measure,
-            batch_size=micro if isinstance(micro, int) else settings.batch_size // session.world.size,
+            batch_size=micro if isinstance(micro, int) else settings.global_batch_size // session.world.size,
             device=self.device,
             autocast=lambda: self.precision.autocast(self.device),
             workers=workers if isinstance(workers, int) else 0,
             collate=collate,
             weight=self.loss_weight,
-            room=WorkerMemoryLimit(eval_set, collate, name="eval_set", ranks=session.world.local_size),
+            room=WorkerMemoryLimit(
+                eval_dataset, collate, name="eval_dataset", ranks=session.world.local_size
+            ),
             world=session.world,
             until=lambda: session.preemption.deadline,  # infinite without a stop request
             alive=session.board.heartbeat.beat,
@@ -680,7 +688,7 @@ class Trainer:
 
         def step() -> None:
             with self.precision.autocast(self.device):
-                loss = self.loss(self._compiled, batch)
+                loss = self.loss_fn(self._compiled, batch)
             loss.backward()  # type: ignore[no-untyped-call]
 
         with rehearsal(self.model):  # self.model includes its extras
@@ -692,7 +700,7 @@ class Trainer:
             components.use_findings(
                 self.judge.evaluation,
                 micro_batch_size=self.fitting.size,
-                workers=self.batches.workers if self.settings.workers == AUTO else None,
+                workers=self.batches.workers if self.settings.num_workers == AUTO else None,
             )
 
     def _meaning_of(self, error: BaseException) -> RunError | None:

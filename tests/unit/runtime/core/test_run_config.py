@@ -22,7 +22,7 @@ IN_A_POD: dict[str, str] = {
     Env.CHECKPOINT_URI: "s3://b/p",
 }
 ARGUMENTS: dict[str, Any] = {
-    "batch_size": 8,
+    "global_batch_size": 8,
     "micro_batch_size": None,
     "max_steps": 10,
     "epochs": None,

@@ -21,7 +21,7 @@ from spottrain.errors import ConfigurationError
 
 def settings(manifest: str = "{}", **more: Any) -> Settings:
     arguments: dict[str, Any] = {
-        "batch_size": 32,
+        "global_batch_size": 32,
         "micro_batch_size": None,
         "max_steps": 100,
         "epochs": None,
@@ -37,16 +37,16 @@ def settings(manifest: str = "{}", **more: Any) -> Settings:
 
 def test_without_a_manifest_the_script_s_arguments_hold(capsys: pytest.CaptureFixture[str]) -> None:
     it = settings(micro_batch_size=4, precision="bf16")
-    assert (it.batch_size, it.micro_batch_size, it.precision, it.max_steps) == (32, 4, "bf16", 100)
+    assert (it.global_batch_size, it.micro_batch_size, it.precision, it.max_steps) == (32, 4, "bf16", 100)
     assert "override" not in capsys.readouterr().out
 
 
 def test_the_manifest_wins_and_each_change_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     it = settings('{"globalBatchSize": 64, "precision": "fp32", "deterministic": true}')
-    assert (it.batch_size, it.deterministic) == (64, True)
+    assert (it.global_batch_size, it.deterministic) == (64, True)
     told = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert told == [
-        "event=override setting=batch_size manifest=64 script=32",
+        "event=override setting=global_batch_size manifest=64 script=32",
         "event=override setting=deterministic manifest=True script=False",
     ], "what is equal is no change"
 
@@ -75,16 +75,16 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
     [
         ({"max_steps": None}, "the training has no end: give Trainer max_steps or epochs, or set"),
         ({"precision": "fp8"}, r"Trainer\(precision='fp8'\): must be auto, bf16, fp16, fp32 or tf32"),
-        ({"batch_size": 0}, r"Trainer\(batch_size=0\): must be a whole number, at least 1"),
+        ({"global_batch_size": 0}, r"Trainer\(global_batch_size=0\): must be a whole number, at least 1"),
         ({"micro_batch_size": 0}, r"Trainer\(micro_batch_size=0\): must be .*, at least 1, or auto"),
         ({"epochs": -1}, r"Trainer\(epochs=-1\): must be a whole number, at least 1"),
         ({"warmup_steps": -1}, r"Trainer\(warmup_steps=-1\): must be a whole number, at least 0"),
         ({"clip_grad_norm": 0.0}, r"Trainer\(clip_grad_norm=0.0\): must be a number above 0"),
         ({"clip_grad_norm": float("nan")}, r"Trainer\(clip_grad_norm=nan\): must be a number above 0"),
-        ({"batch_size": "32"}, r"Trainer\(batch_size='32'\): must be a whole number"),
-        ({"batch_size": 32.0}, r"Trainer\(batch_size=32.0\): must be a whole number"),
-        ({"batch_size": True}, r"Trainer\(batch_size=True\): must be a whole number"),
-        ({"batch_size": None}, r"Trainer\(batch_size=None\): leave it out, or give a value"),
+        ({"global_batch_size": "32"}, r"Trainer\(global_batch_size='32'\): must be a whole number"),
+        ({"global_batch_size": 32.0}, r"Trainer\(global_batch_size=32.0\): must be a whole number"),
+        ({"global_batch_size": True}, r"Trainer\(global_batch_size=True\): must be a whole number"),
+        ({"global_batch_size": None}, r"Trainer\(global_batch_size=None\): leave it out, or give a value"),
         ({"micro_batch_size": 0.5}, r"Trainer\(micro_batch_size=0.5\): must be a whole number"),
         ({"max_steps": "ten"}, r"Trainer\(max_steps='ten'\): must be a whole number"),
         ({"epochs": 1.5}, r"Trainer\(epochs=1.5\): must be a whole number"),
@@ -101,7 +101,7 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
         ({"compile_mode": "fast"}, r"must be default, reduce-overhead or max-autotune"),
         ({"deterministic": 1}, r"Trainer\(deterministic=1\): must be true or false"),
         ({"precision": None}, r"Trainer\(precision=None\): leave it out"),
-        ({"workers": -1}, r"Trainer\(workers=-1\): must be a whole number, at least 0, or auto"),
+        ({"num_workers": -1}, r"Trainer\(num_workers=-1\): must be a whole number, at least 0, or auto"),
         ({"activation_checkpointing": "some"}, "must be none, all, auto, a number k"),
         ({"activation_checkpointing": 0}, "must be none, all, auto, a number k"),
         ({"early_stopping": 0}, "must be a spottrain.EarlyStopping, or the patience"),
@@ -146,8 +146,8 @@ def test_fp16_with_power_sgd_is_refused_whoever_says_the_one_or_the_other(
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    it = settings(batch_size=numpy.int64(8), clip_grad_norm=numpy.float32(1))
-    assert (it.batch_size, it.clip_grad_norm) == (8, 1.0)
+    it = settings(global_batch_size=numpy.int64(8), clip_grad_norm=numpy.float32(1))
+    assert (it.global_batch_size, it.clip_grad_norm) == (8, 1.0)
     assert settings(clip_grad_norm=1).clip_grad_norm == 1
 
 
@@ -183,7 +183,7 @@ def test_parts_that_a_script_makes_may_have_numbers_of_numpy() -> None:
 
 def test_a_manifest_s_parts_win_whole_and_are_told_in_one_word(capsys: pytest.CaptureFixture[str]) -> None:
     it = settings('{"earlyStopping": {"patience": 3}, "data": {"workers": 2}}', early_stopping=5)
-    assert it.early_stopping == EarlyStoppingSpec(patience=3) and (it.workers, it.drop_last) == (2, False)
+    assert it.early_stopping == EarlyStoppingSpec(patience=3) and (it.num_workers, it.drop_last) == (2, False)
     lines = capsys.readouterr().out.splitlines()
     assert any("setting=early_stopping" in line and "patience=3" in line for line in lines)
 
@@ -204,6 +204,6 @@ def test_how_to_compile_without_compile_is_refused_where_the_script_says_it() ->
 
 def test_a_loop_of_ones_own_takes_what_it_names_and_needs_no_end(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = Training.from_json('{"globalBatchSize": 64, "precision": "bf16"}')
-    it = resolve(manifest, of_loop=True, batch_size=32)
-    assert (it.batch_size, it.precision, it.max_steps) == (64, "fp32", None)
+    it = resolve(manifest, of_loop=True, global_batch_size=32)
+    assert (it.global_batch_size, it.precision, it.max_steps) == (64, "fp32", None)
     assert "setting=precision" not in capsys.readouterr().out

@@ -282,7 +282,7 @@ def test_an_elastic_stream_goes_on_with_another_number_of_ranks() -> None:
         ),
         (DataLoader(Numbers(4)), "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping"),
         (7, "is a int, which cannot be iterated over; give a map-style dataset"),
-        (loader(list(range(4)), world=World()), "is a Loader, which is for a loop of one's own"),
+        (loader(list(range(4)), world=World()), "is a Loader, which is for custom loops"),
     ],
 )
 def test_what_is_no_stream(given: Any, says: str) -> None:
@@ -303,11 +303,13 @@ def test_a_state_that_the_loader_does_not_take() -> None:
 def test_a_position_of_the_other_kind_of_data() -> None:
     batches = Batches(list(range(9)), Plan(size=9, batch_size=3, micro_batch_size=3))
     source = StreamBatches(Watched())
-    with pytest.raises(CheckpointError, match="made with a stream instead of a map-style set, and train_set"):
+    with pytest.raises(
+        CheckpointError, match="made with a stream instead of a map-style set, and train_dataset"
+    ):
         batches.load_state_dict(source.state_dict())
-    with pytest.raises(CheckpointError, match="made with a map-style train_set, and now it is a stream"):
+    with pytest.raises(CheckpointError, match="made with a map-style train_dataset, and now it is a stream"):
         source.load_state_dict(batches.state_dict())
     with pytest.raises(CheckpointError, match="made with a stream"):
         batches.load_state_dict(None)
-    with pytest.raises(CheckpointError, match="made with a map-style train_set"):
+    with pytest.raises(CheckpointError, match="made with a map-style train_dataset"):
         source.load_state_dict(None)

@@ -106,7 +106,7 @@ def test_the_shares_of_a_step_add_up_to_one_though_its_last_part_is_smaller() ->
 
 def test_other_data_at_the_resume_is_refused() -> None:
     state = make().state_dict() | {"size": 14}
-    with pytest.raises(CheckpointError, match="made with 14 training samples, and train_set now has 13"):
+    with pytest.raises(CheckpointError, match="made with 14 training samples, and train_dataset now has 13"):
         make().load_state_dict(state)
 
 

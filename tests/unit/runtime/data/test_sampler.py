@@ -149,7 +149,7 @@ def test_the_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_other_data_at_the_resume_is_refused() -> None:
     sampler = BatchSampler(10, batch_size=2, world=World())
-    with pytest.raises(CheckpointError, match="made with 10 training samples, and train_set now has 12"):
+    with pytest.raises(CheckpointError, match="made with 10 training samples, and train_dataset now has 12"):
         BatchSampler(12, batch_size=2, world=World()).load_state_dict(sampler.state_dict())
 
 

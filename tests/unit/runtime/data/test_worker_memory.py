@@ -58,7 +58,7 @@ def test_fewer_workers_are_told_with_the_figure_the_cause_and_the_way_out(
         "2 loader worker(s) instead of 6: 6 worker(s) will take about 0.16 GiB, and of the"
     )
     assert "the container's limit of 4.00 GiB 0.07 GiB are left" in text
-    assert "a copy of about 0.01 GiB of the Python objects in train_set, because a fork copies" in text
+    assert "a copy of about 0.01 GiB of the Python objects in train_dataset, because a fork copies" in text
     assert "keep the samples in one numpy array or torch tensor, a memory map or an Arrow table" in text
     assert text.endswith("or raise resources.limits.memory by about 0.09 GiB")
 
@@ -69,13 +69,13 @@ def test_where_not_even_one_has_room_there_is_none(capfd: pytest.CaptureFixture[
 
 
 def test_a_given_number_is_kept_and_what_will_happen_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
-    asked = WorkerMemoryLimit(WORDS, name="eval_set", ranks=2, memory=left(2.5 * EACH))
+    asked = WorkerMemoryLimit(WORDS, name="eval_dataset", ranks=2, memory=left(2.5 * EACH))
     asked.warn(4)
     asked.warn(4)
     (text,) = advice(capfd)
     assert text.startswith("4 worker(s) in each of 2 ranks will take about 0.22 GiB")
     assert "the kernel will kill this process or a worker when the memory is used up" in text
-    assert "of the Python objects in eval_set" in text
+    assert "of the Python objects in eval_dataset" in text
     assert text.endswith("or set workers (training.data.workers) to 1")
 
 
@@ -111,7 +111,7 @@ def test_workers_that_are_started_anew_are_sent_arrays_too(capfd: pytest.Capture
     held = numpy.zeros(GIB // 8)
     assert WorkerMemoryLimit(held, memory=left(3 * GIB), context="spawn").most(4) == 2
     (text,) = advice(capfd)
-    assert "each is sent train_set, about 1.00 GiB, because workers are started by spawn" in text
+    assert "each is sent train_dataset, about 1.00 GiB, because workers are started by spawn" in text
     assert "keep the samples in one torch tensor, or have each worker open the files itself" in text
 
 
@@ -267,10 +267,10 @@ def test_so_is_that_of_an_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
         autocast=lambda: torch.no_grad(),
         workers=1,
         collate=None,
-        room=WorkerMemoryLimit(WORDS, name="eval_set"),
+        room=WorkerMemoryLimit(WORDS, name="eval_dataset"),
     )
     assert evaluation.run(torch.nn.Linear(1, 1), lambda: False) == {"loss": 0.0}
-    assert "the Python objects in eval_set" in advice(capfd)[0]
+    assert "the Python objects in eval_dataset" in advice(capfd)[0]
 
 
 @pytest.mark.parametrize(("found", "has"), [(6, 2), (1, 1), (0, 0)])
@@ -290,4 +290,5 @@ def told(settings: Settings, capfd: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_prefetch_factor_without_workers_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     settings = resolve(Training(), max_steps=1, seed=0, prefetch_factor=4)
     assert "prefetch_factor cannot act" in told(settings, capfd)[0]
-    assert told(replace(settings, workers=2), capfd) == told(replace(settings, workers="auto"), capfd) == []
+    for workers in (2, "auto"):
+        assert told(replace(settings, num_workers=workers), capfd) == []

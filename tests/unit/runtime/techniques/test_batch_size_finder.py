@@ -42,7 +42,7 @@ def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **more: Any) -> Any:
-    return find_batch_size(model, optimizer, DATASET, loss, batch_size=32, world=World(), **more)
+    return find_batch_size(model, optimizer, DATASET, loss, global_batch_size=32, world=World(), **more)
 
 
 def test_the_largest_micro_batch_that_fits_is_found_and_the_trials_leave_no_trace() -> None:

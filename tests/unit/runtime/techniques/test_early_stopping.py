@@ -126,7 +126,7 @@ def test_an_unknown_metric_is_refused_at_the_first_evaluation_with_those_there_a
 
 def test_a_metric_that_never_comes_is_refused_before_the_first_step() -> None:
     stopping = EarlyStopping(patience=3)
-    with pytest.raises(ConfigurationError, match="there is no eval_set"):
+    with pytest.raises(ConfigurationError, match="there is no eval_dataset"):
         stopping.require(evaluates=False)
     with pytest.raises(ConfigurationError, match="gives accuracy: name one"):
         stopping.require(evaluates=True, metrics=["accuracy"])

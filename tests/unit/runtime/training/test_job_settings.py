@@ -160,7 +160,12 @@ def test_every_setting_has_a_row() -> None:
 
 # --- the learning rate ----------------------------------------------------------------------------------
 Named = dict[str, Any]
-RATED: Named = {"optimizer": None, "learning_rate_scaling": None, "schedule": "constant", "batch_size": 4}
+RATED: Named = {
+    "optimizer": None,
+    "learning_rate_scaling": None,
+    "schedule": "constant",
+    "global_batch_size": 4,
+}
 
 
 def rated(manifest: Named, rate: float = 0.1) -> tuple[torch.optim.Optimizer, Any]:
@@ -234,21 +239,21 @@ def test_a_scheduler_made_before_make_optimizer_is_left_as_it_is_or_refused() ->
 @pytest.mark.parametrize(
     ("manifest", "ranks", "own", "says"),
     [
-        ({}, 1, {"learning_rate_scaling": None}, r"name it too, .*\(batch_size=...\)"),
+        ({}, 1, {"learning_rate_scaling": None}, r"name it too, .*\(global_batch_size=...\)"),
         (
             {"globalBatchSize": 100},
             1,
-            {"batch_size": 64, "micro_batch_size": 32},
+            {"global_batch_size": 64, "micro_batch_size": 32},
             "globalBatchSize 100 .* is no multiple of microBatchSize 32",
         ),
         (
             {"globalBatchSize": 96},
             2,
-            {"batch_size": 64, "micro_batch_size": 32},
+            {"global_batch_size": 64, "micro_batch_size": 32},
             "no multiple of 2 ranks x microBatchSize 32",
         ),
         ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}, "spottrain.techniques.find_batch_size"),
-        ({}, 1, {"workers": None}, r"job_settings\(workers=None\): leave it out, or give a value"),
+        ({}, 1, {"num_workers": None}, r"job_settings\(num_workers=None\): leave it out, or give a value"),
     ],
 )
 def test_what_does_not_fit_together_is_one_sentence(
@@ -259,7 +264,7 @@ def test_what_does_not_fit_together_is_one_sentence(
 
 
 def test_a_loop_that_tries_sizes_may_be_told_to_or_be_told_one() -> None:
-    own: Named = {"batch_size": 64, "micro_batch_size": "auto"}
+    own: Named = {"global_batch_size": 64, "micro_batch_size": "auto"}
     assert arguments({"microBatchSize": "auto"}, **own).micro_batch_size == "auto"
     assert arguments({"microBatchSize": 16}, **own).micro_batch_size == 16
 
@@ -314,8 +319,8 @@ def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> 
         "model": torch.nn.Linear(2, 1),
         "optimizer": "sgd",
         "learning_rate": 0.1,
-        "train_set": [torch.zeros(2)] * 32,
-        "loss": print,
+        "train_dataset": [torch.zeros(2)] * 32,
+        "loss_fn": print,
         "max_steps": 2,
         "session": SimpleNamespace(store=None, **vars(session({}))),
     }
