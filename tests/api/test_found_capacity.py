@@ -15,6 +15,9 @@ SPOT = {"eks.amazonaws.com/capacityType": "SPOT"}
 
 @pytest.fixture
 def spot_node(kube: Kube) -> Iterator[str]:
+    """The only node: scenes leave theirs, some under a notice, and each new pod avoids those."""
+    for left in kube.call("GET", "/api/v1/nodes")["items"]:
+        kube.call("DELETE", f"/api/v1/nodes/{left['metadata']['name']}")
     name = "spot-node"
     spec = {"providerID": "aws:///us-east-1a/i-0123"}
     kube.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": SPOT}, "spec": spec})

@@ -32,7 +32,7 @@ def shared_parts(plain: Mapping[str, Any], leaf: Leaf) -> dict[str, str]:
     }
 
 
-def of_guard(plain: Mapping[str, Any]) -> dict[str, Any]:
+def of_run(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The shared part of a Run's state, under the names that a Trainer's has."""
     objects, progress = plain["objects"], plain["progress"]
     return {

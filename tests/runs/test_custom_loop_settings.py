@@ -255,7 +255,7 @@ def profiled(folder: Path, script: str, *flags: str) -> Launched:
     return Launched(folder, command, **{Env.CHECKPOINT_URI: ""})
 
 
-def test_the_command_profiles_a_loop_under_a_guard(tmp_path: Path) -> None:
+def test_the_command_profiles_a_custom_loop(tmp_path: Path) -> None:
     run = done(profiled(tmp_path, PLAIN, "--wait", "1", "--warmup", "1", "--active", "2"))
     (own,) = (tmp_path / "profiles").iterdir()
     assert len(traces(own)) == 1 and run.message.step == 4

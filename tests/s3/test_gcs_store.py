@@ -25,13 +25,12 @@ from spottrain.storage.base import (
     Cancelled,
     KeyMissing,
     Object,
-    PreconditionFailed,
     Truncated,
 )
 from spottrain.storage.gcs import GCSStore
 from spottrain.storage.open import open_store
 
-from tests.support import gcsserver
+from tests.support import gcsserver, storepromises
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment, error
 from tests.support.gcsserver import GcsServer
 
@@ -129,20 +128,11 @@ def test_what_was_put_is_read_listed_and_deleted_below_the_prefix(direct: GCSSto
 
 
 def test_put_if_absent_refuses_what_exists(direct: GCSStore) -> None:
-    etag = direct.put_if_absent("k", b"1")
-    with pytest.raises(AlreadyExists):
-        direct.put_if_absent("k", b"2")
-    assert direct.get("k") == Object(body=b"1", etag=etag)
+    storepromises.put_if_absent_refuses_what_exists(direct)
 
 
 def test_put_if_match_wants_the_very_generation_and_never_creates(direct: GCSStore) -> None:
-    first = direct.put_if_absent("k", b"1")
-    second = direct.put_if_match("k", b"2", first)
-    with pytest.raises(PreconditionFailed):
-        direct.put_if_match("k", b"3", first)
-    with pytest.raises(KeyMissing):
-        direct.put_if_match("other", b"3", second)
-    assert direct.get("k") == Object(body=b"2", etag=second)
+    storepromises.put_if_match_wants_the_very_etag_and_never_creates(direct)
 
 
 @pytest.mark.parametrize("body", [b"", SMALL, BODY], ids=["empty", "small", "large"])

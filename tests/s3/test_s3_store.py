@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable, StoreUnsuitable
-from spottrain.storage.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.storage.base import AlreadyExists, Object
 from spottrain.storage.open import open_store
 from spottrain.storage.s3 import S3Store
 
-from tests.support import s3server
+from tests.support import s3server, storepromises
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment
 from tests.support.s3server import S3Server
 
@@ -63,20 +63,11 @@ def test_a_slice_of_a_large_buffer_arrives_whole(s3: S3Store) -> None:
 
 
 def test_put_if_absent_refuses_what_exists(s3: S3Store) -> None:
-    etag = s3.put_if_absent("k", b"1")
-    with pytest.raises(AlreadyExists):
-        s3.put_if_absent("k", b"2")
-    assert s3.get("k") == Object(body=b"1", etag=etag)
+    storepromises.put_if_absent_refuses_what_exists(s3)
 
 
 def test_put_if_match_wants_the_very_etag_and_never_creates(s3: S3Store) -> None:
-    first = s3.put_if_absent("k", b"1")
-    second = s3.put_if_match("k", b"2", first)
-    with pytest.raises(PreconditionFailed):
-        s3.put_if_match("k", b"3", first)
-    with pytest.raises(KeyMissing):
-        s3.put_if_match("other", b"3", second)
-    assert s3.get("k") == Object(body=b"2", etag=second)
+    storepromises.put_if_match_wants_the_very_etag_and_never_creates(s3)
 
 
 def test_lists_and_deletes_go_on_beyond_one_page(s3: S3Store, server: S3Server, bucket: str) -> None:

@@ -225,7 +225,7 @@ def _checked_parts(name: str, value: Any) -> Any:
             continue
         raw = list(item) if isinstance(item, tuple) else item
         if words := problem(f"{_MANIFEST_NAME[name]}.{field_name}", raw):
-            kind = type(value).__name__
+            kind = type(value).__name__.removesuffix("Spec")  # as scripts call it
             raise ConfigurationError(f"Trainer({name}={kind}({field_name}={item!r})): must be {words}")
     return replace(value, **given)
 

@@ -36,7 +36,7 @@ from spottrain.training.loop import STATEFUL, Loop
 ONLY: Final = "main"
 """Name of a single optimizer."""
 SCALER: Final = "scaler"
-LEVERS: Final = (EMA, EarlyStopping, Compression, Trackers)
+TECHNIQUES: Final = (EMA, EarlyStopping, Compression, Trackers)
 """Techniques that the manifest may switch on or off between two attempts."""
 
 
@@ -210,7 +210,7 @@ class Run(Loop):
         for kind in ("optimizers", "loose"):
             self._require_same_names(tree[kind], getattr(self, f"_{kind}"))
         self._require_same_names(self._wanted(tree["modules"]), self._modules)
-        new = self._new_levers(tree["objects"])
+        new = self._new_techniques(tree["objects"])
         for name, parameter in self._loose.items():
             self._require(_copied(parameter, tree["loose"][name], name))
         self._require(plain_state.load_model(self._model, tree[plain_state.MODEL]))
@@ -241,12 +241,12 @@ class Run(Loop):
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise self._incompatible(f"its {name} does not fit ({error})") from error
 
-    def _new_levers(self, saved: Mapping[str, Any]) -> set[str]:
+    def _new_techniques(self, saved: Mapping[str, Any]) -> set[str]:
         """Names of techniques that the checkpoint lacks. Raises CheckpointError if it lacks anything else."""
         new = {
             name
             for name, each in self._objects.items()
-            if name not in saved and (isinstance(each, LEVERS) or _is_scaler(name))
+            if name not in saved and (isinstance(each, TECHNIQUES) or _is_scaler(name))
         }
         known = {name: each for name, each in self._objects.items() if name not in new}
         self._require_same_names(self._wanted(saved), known)

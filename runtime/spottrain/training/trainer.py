@@ -200,12 +200,8 @@ class Trainer:
         self.settings = resolve(self.session.run.training, **script)
         require_positive(log_every=log_every, eval_every=eval_every)
         require_kinds(model, optimizer)
-        self.loss_fn, self.metrics, self.loss_weight, self.log_every = (
-            loss_fn,
-            metrics,
-            loss_weight,
-            log_every,
-        )
+        self.loss_fn, self.loss_weight = loss_fn, loss_weight
+        self.metrics, self.log_every = metrics, log_every
         whole = outside_parameters.of_trainer(model, optimizer, extra, {"loss": loss_fn, "metrics": metrics})
         self._place(whole, optimizer, learning_rate, device)
         self._feed(train_dataset, shuffle=shuffle, collate=collate_fn, steps_per_epoch=steps_per_epoch)

@@ -146,11 +146,9 @@ def _event(event: Mapping[str, Any], name: str) -> list[Finding]:
     common = {"source": source, "action": kind, "id": id, "acknowledge": id if alone else ""}
     if at is None:
         return [NodeEnding(**common, after=BEGUN_SECONDS)]
-    return (
-        [NodeEnding(**common, at=at)]
-        if kind == _PREEMPT
-        else [NodeEnding(**common, at=at, lead=LEAD_SECONDS)]
-    )
+    if kind == _PREEMPT:
+        return [NodeEnding(**common, at=at)]
+    return [NodeEnding(**common, at=at, lead=LEAD_SECONDS)]
 
 
 def _texts(value: object) -> list[str]:

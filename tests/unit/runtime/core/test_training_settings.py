@@ -120,7 +120,7 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
             {"activation_checkpointing": ActivationCheckpointing(policy="evry")},
             r"ActivationCheckpointing\(policy='evry'\)\): must be none, every",
         ),
-        ({"early_stopping": spottrain.EarlyStopping(patience=1.5)}, r"EarlyStoppingSpec\(patience=1.5\)\)"),  # type: ignore[arg-type]
+        ({"early_stopping": spottrain.EarlyStopping(patience=1.5)}, r"EarlyStopping\(patience=1.5\)\)"),  # type: ignore[arg-type]
     ],
 )
 def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], says: str) -> None:

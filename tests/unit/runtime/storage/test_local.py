@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.storage.base import AlreadyExists, KeyMissing, Object, PreconditionFailed
+from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed
 from spottrain.storage.local import FolderStore
 from spottrain.storage.open import open_store
+
+from tests.support import storepromises
 
 
 @pytest.fixture
@@ -122,20 +124,11 @@ def test_what_was_put_is_read_listed_and_deleted(folder: FolderStore) -> None:
 
 
 def test_put_if_absent_refuses_what_exists(folder: FolderStore) -> None:
-    etag = folder.put_if_absent("k", b"1")
-    with pytest.raises(AlreadyExists):
-        folder.put_if_absent("k", b"2")
-    assert folder.get("k") == Object(body=b"1", etag=etag)
+    storepromises.put_if_absent_refuses_what_exists(folder)
 
 
 def test_put_if_match_wants_the_very_etag_and_never_creates(folder: FolderStore) -> None:
-    first = folder.put_if_absent("k", b"1")
-    second = folder.put_if_match("k", b"2", first)
-    with pytest.raises(PreconditionFailed):
-        folder.put_if_match("k", b"3", first)
-    with pytest.raises(KeyMissing):
-        folder.put_if_match("other", b"3", second)
-    assert folder.get("k") == Object(body=b"2", etag=second)
+    storepromises.put_if_match_wants_the_very_etag_and_never_creates(folder)
 
 
 def test_a_refused_write_leaves_no_temporary_file(folder: FolderStore, tmp_path: Path) -> None:

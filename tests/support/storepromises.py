@@ -1,0 +1,23 @@
+"""What every store promises of conditional writes, whichever it is: the stores' own tests call these."""
+
+from __future__ import annotations
+
+import pytest
+from spottrain.storage.base import AlreadyExists, KeyMissing, Object, PreconditionFailed, Store
+
+
+def put_if_absent_refuses_what_exists(store: Store) -> None:
+    etag = store.put_if_absent("k", b"1")
+    with pytest.raises(AlreadyExists):
+        store.put_if_absent("k", b"2")
+    assert store.get("k") == Object(body=b"1", etag=etag)
+
+
+def put_if_match_wants_the_very_etag_and_never_creates(store: Store) -> None:
+    first = store.put_if_absent("k", b"1")
+    second = store.put_if_match("k", b"2", first)
+    with pytest.raises(PreconditionFailed):
+        store.put_if_match("k", b"3", first)
+    with pytest.raises(KeyMissing):
+        store.put_if_match("other", b"3", second)
+    assert store.get("k") == Object(body=b"2", etag=second)
