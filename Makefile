@@ -8,7 +8,7 @@ PY := .venv/bin/python
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
-	bench-head bench-levers bench-gpu bench-diagnosis bench-notice test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
+	bench-head bench-techniques bench-gpu bench-diagnosis bench-notice test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,10 +90,10 @@ bench-restart: .venv/.synced ## what a restart costs, cold and with the compile 
 bench-loop: .venv/.synced ## overhead of our training loop over a bare hand-written one: 10 interleaved pairs
 	$(PY) bench/loop.py
 
-bench-levers: .venv/.synced ## time and memory of each lever of the training loop, on a CPU
-	$(PY) bench/levers.py
+bench-techniques: .venv/.synced ## time and memory of each technique of the training loop, on a CPU
+	$(PY) bench/techniques.py
 
-bench-gpu: .venv/.synced ## every lever on a GPU, and the 124M GPT beside a hand-written loop
+bench-gpu: .venv/.synced ## every technique on a GPU, and the 124M GPT beside a hand-written loop
 	$(PY) -m bench.gpu
 
 bench-diagnosis: .venv/.synced ## how often the verdict on what is slow is right, and what it costs

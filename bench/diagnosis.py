@@ -5,7 +5,7 @@
 Verdicts: each fixture of tests/support/slowtrainings.py, a real small training that is slow for one known
 reason, is played with several seeds (other sizes, other pauses), and judged by what was measured of it.
 
-Overhead: one small GPT in one process on one core trains in turns of TURN steps, with the split and without
+Overhead: one small GPT in one process on one core trains in turns of TURN steps, with a StepTimer and without
 it; which of a pair begins alternates. overhead_percent is the median over the pairs of turns, with its 95 %
 interval (by bootstrap). marks_us is what the marks of one step take by themselves, phases empty, and
 marks_percent that of a step: the same overhead without the noise of the machine.
@@ -94,13 +94,13 @@ class GPT(torch.nn.Module):
 
 
 class Loop:
-    """One model, trained by the same statements with the split and without."""
+    """One model, trained by the same statements with a StepTimer and without."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
         self.model = GPT()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.split = StepTimer(torch.device("cpu"))
+        self.timer = StepTimer(torch.device("cpu"))
 
     def batch(self) -> torch.Tensor:
         return torch.randint(VOCABULARY, (MICRO, CONTEXT + 1))
@@ -118,35 +118,35 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
 
     def marked(self) -> None:
-        split = self.split
+        timer = self.timer
         for _ in range(ACCUMULATED):
-            with split.data():
+            with timer.data():
                 batch = self.batch()
-            with split.h2d():
+            with timer.h2d():
                 pass
-            with split.compute():
+            with timer.compute():
                 loss = self.loss(batch)
-            with split.backward():
+            with timer.backward():
                 loss.backward()  # type: ignore[no-untyped-call]
-        with split.compute():
+        with timer.compute():
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        with split.checkpoint():
+        with timer.checkpoint():
             pass
-        split.step_done()
+        timer.step_done()
 
     def marks(self) -> None:
         """As often as in `marked`, with nothing in them."""
-        split = self.split
+        timer = self.timer
         for _ in range(ACCUMULATED):
-            for phase in (split.data, split.h2d, split.compute, split.backward):
+            for phase in (timer.data, timer.h2d, timer.compute, timer.backward):
                 with phase():
                     pass
-        with split.compute():
+        with timer.compute():
             pass
-        with split.checkpoint():
+        with timer.checkpoint():
             pass
-        split.step_done()
+        timer.step_done()
 
 
 def seconds_of(step: Callable[[], None], times: int) -> float:
@@ -162,14 +162,14 @@ def overhead(turns: int) -> dict[str, Any]:
     loop = Loop()
     seconds_of(loop.bare, WARM)
     settle_memory()  # as Trainer does
-    loop.split.restart()
+    loop.timer.restart()
     ratios, bare = [], []
     for number in range(turns):
         order = (loop.bare, loop.marked) if number % 2 else (loop.marked, loop.bare)
         taken = {step.__name__: seconds_of(step, TURN) for step in order}
         ratios.append(100 * (taken["marked"] / taken["bare"] - 1))
         bare.append(taken["bare"])
-        loop.split.restart()
+        loop.timer.restart()
     gc.unfreeze()  # else the interpreter's end finds leaks
     low, high = interval(ratios)
     marks, step = min(seconds_of(loop.marks, 200) for _ in range(20)), min(bare)

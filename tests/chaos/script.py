@@ -23,9 +23,9 @@ spottrain.seed(3)
 class Watched(spottrain.Trainer):
     """Records the state wherever a checkpoint of it could be made."""
 
-    def _judge(self) -> None:
-        super()._judge()
-        if self.judge.due(self.step):  # a stop has cut it short
+    def _evaluate(self) -> None:
+        super()._evaluate()
+        if self.evaluations.due(self.step):  # a stop has cut it short
             return
         state = self.checkpoint_state()
         shared, own = Flattened(state.shared()), Flattened(state.own())

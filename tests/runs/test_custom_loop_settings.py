@@ -1,4 +1,4 @@
-"""The levers, the manifest and a profile in loops that are not `Trainer`'s: real processes under `Run`."""
+"""The techniques, the manifest and a profile in custom loops: real processes under `Run`."""
 
 from __future__ import annotations
 

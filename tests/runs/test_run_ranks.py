@@ -76,7 +76,7 @@ NOISE = {"NOISE": "0.1"}
 """Random numbers in the data and in the model: they are each rank's own."""
 SLOW = {"PAUSE": "0.02"}
 KINDS = {"DDP": {}, "FSDP2": {"SHARD": "1"}}
-LEVERS = {
+TECHNIQUES = {
     "DDP": {"emaDecay": 0.9, "gradientCompression": "bf16", "microBatchSize": "auto"},
     "FSDP2": {
         "emaDecay": 0.9,
@@ -125,13 +125,13 @@ def logged(losses: dict[int, str]) -> list[float]:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("levers", [False, True], ids=["plain", "levers"])
+@pytest.mark.parametrize("techniques", [False, True], ids=["plain", "techniques"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_numbers(
-    lab: Lab, kind: str, levers: bool
+    lab: Lab, kind: str, techniques: bool
 ) -> None:
     env = NOISE | KINDS[kind]
-    env |= {Env.TRAINING: json.dumps(LEVERS[kind])} if levers else {}
+    env |= {Env.TRAINING: json.dumps(TECHNIQUES[kind])} if techniques else {}
     plain = lab.ranks(2, SCRIPT, at="plain", attempt=1, env=env)
     assert ends(plain) == [ExitCode.DONE] * 2, plain[0].log + plain[1].log
     first = lab.ranks(2, SCRIPT, attempt=1, env=env | SLOW)

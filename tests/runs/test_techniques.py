@@ -1,4 +1,4 @@
-"""Levers under what people train with: DDP, FSDP2, torch.compile, transformers, two ranks, real memory."""
+"""Techniques with what people use: DDP, FSDP2, torch.compile, transformers, two ranks, real memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levers with a state, given to a `Run`: interrupted and resumed they are as if never interrupted, also
+"""Techniques with a state, given to a `Run`: interrupted and resumed they are as if never interrupted, also
 when a sharded run of two ranks goes on with one."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Levers on two real processes with gloo: what each rank finds is printed as one line and judged here."""
+"""Techniques on two real processes with gloo: what each rank finds is printed as one line and judged here."""
 
 from __future__ import annotations
 

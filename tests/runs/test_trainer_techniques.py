@@ -1,4 +1,4 @@
-"""Levers by the manifest, in whole runs of `Trainer`."""
+"""Techniques by the manifest, in whole runs of `Trainer`."""
 
 from __future__ import annotations
 

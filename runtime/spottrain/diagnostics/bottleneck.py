@@ -189,9 +189,9 @@ def _stalled(facts: Measurements) -> Verdict | None:
         (share("checkpoint"), _checkpoint),
         (compiling, _recompiling),
     ]
-    size, judge = max(stalls, key=lambda each: each[0])
+    size, verdict_on = max(stalls, key=lambda each: each[0])
     if size >= STALL:
-        return judge(facts, size)
+        return verdict_on(facts, size)
     return _recompiling(facts, compiling) if facts.compilations >= RECOMPILED else None
 
 
@@ -304,8 +304,8 @@ def _bound(facts: Measurements) -> Verdict | None:
         return None
     share = facts.shares.share("compute")
     parts = [(roof.memory, _memory), (roof.launch, _launch), (roof.arithmetic, _compute)]
-    size, judge = max(parts, key=lambda each: each[0])
-    return judge(facts, share * size / roof.total, size / roof.total)
+    size, verdict_on = max(parts, key=lambda each: each[0])
+    return verdict_on(facts, share * size / roof.total, size / roof.total)
 
 
 def _memory(facts: Measurements, size: float, part: float) -> Verdict:

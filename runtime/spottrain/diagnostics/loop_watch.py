@@ -3,9 +3,9 @@
 watch = Watch(device, precision="bf16", use=InUse(workers=4), world=world)
 for ...:
     with watch.counting():              # counts a single step; no effect in the others
-        with watch.split.data(): ...    # the phases, as in `step_timer`
+        with watch.timer.data(): ...    # the phases, as in `step_timer`
         ...
-    watch.step_done()                   # in place of split.step_done()
+    watch.step_done()                   # in place of timer.step_done()
     if step % log_every == 0:
         watch.look()                    # on all ranks after the same step
 watch.close()
@@ -81,7 +81,7 @@ class Watch:
         sampler: GPUMonitor | None = None,
     ) -> None:
         self._sampler = sampler or GPUMonitor(device)
-        self.split = StepTimer(device, clock=clock, restarted=self._sampler.restarted)
+        self.timer = StepTimer(device, clock=clock, restarted=self._sampler.restarted)
         self.work: Work | None = None
         """Work of the counted step; None before it."""
         self.figures = Figures()
@@ -108,22 +108,22 @@ class Watch:
         self._steps += 1
         if self._counting:
             self._counting = False
-            self.split.restart()
+            self.timer.restart()
             return
-        self.split.step_done()
+        self.timer.step_done()
         self._sampler.stepped()
         if self._steps == SETTLED:
-            self.split.window()
+            self.timer.window()
             self._sampler.settled()
             self._compiled = compilations()
 
     def facts(self) -> Measurements:
         """Returns measurements since the last `look`. A collective if there are several ranks."""
-        return self._facts(self.split.window(clear=False))
+        return self._facts(self.timer.window(clear=False))
 
     def alone(self) -> Measurements:
         """Returns measurements of this rank alone, without a collective."""
-        return self._facts(self.split.window(clear=False), together=False)
+        return self._facts(self.timer.window(clear=False), together=False)
 
     def look(self) -> Verdict | None:
         """Diagnoses the steps since the last call. A collective if there are several ranks.
@@ -133,12 +133,12 @@ class Watch:
         Returns:
             The bottleneck; None if the window is shorter than `bottleneck.LEAST` seconds, or without data.
         """
-        shares = self.split.window(clear=False)
+        shares = self.timer.window(clear=False)
         facts = self._facts(shares)
         verdict, words = diagnose(facts), advice(facts)
         if shares.seconds.total < LEAST:
             return None
-        self.split.window()
+        self.timer.window()
         self._compiled = compilations()
         self.figures = Figures(
             shares=shares,

@@ -148,18 +148,18 @@ class _Step(Generic[M]):
 class _Phase:
     """Reusable context manager; one made from a generator costs three times as much."""
 
-    __slots__ = ("_number", "_split")
+    __slots__ = ("_number", "_timer")
 
-    def __init__(self, split: StepTimer, number: int) -> None:
-        self._split, self._number = split, number
+    def __init__(self, timer: StepTimer, number: int) -> None:
+        self._timer, self._number = timer, number
 
     def __enter__(self) -> None:
-        self._split._enter(self._number)
+        self._timer._enter(self._number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._split._leave()
+        self._timer._leave()
 
 
 class _Backward(_Phase):
@@ -168,7 +168,7 @@ class _Backward(_Phase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._split._leave_backward()
+        self._timer._leave_backward()
 
 
 class StepTimer:
@@ -234,7 +234,7 @@ class StepTimer:
         return self._checkpoint
 
     def timed(self, hook: Callable[[Any, Any], Any] | None = None) -> Callable[[Any, Any], Any]:
-        """Returns a DDP communication hook: `ddp.register_comm_hook(state, split.timed(hook))`.
+        """Returns a DDP communication hook: `ddp.register_comm_hook(state, timer.timed(hook))`.
 
         DDP calls the hook for each bucket with complete gradients, and `backward` returns when all buckets
         are reduced. After the last call no gradient is left to compute, so the rest of `backward` waits for

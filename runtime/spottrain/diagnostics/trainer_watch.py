@@ -49,14 +49,14 @@ class TrainerMonitor:
         model: torch.nn.Module,
         loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
         source: Source,
-        fitting: MemoryFit,
+        memory_fit: MemoryFit,
         precision: Precision,
         device: torch.device,
         start: int,
         total_steps: int,
     ) -> None:
         self._settings, self._session = settings, session
-        self._model, self._loss_of, self._source, self._fitting = model, loss_of, source, fitting
+        self._model, self._loss_of, self._source, self._memory_fit = model, loss_of, source, memory_fit
         self._precision, self._device = precision, device
         self._sharded = any_sharded(model)
         self._watch = loop_watch.Watch(
@@ -66,7 +66,7 @@ class TrainerMonitor:
             world=session.world,
             sampler=sampled(device, session.board),
         )
-        self.split = self._watch.split
+        self.timer = self._watch.timer
         self._steps = 0
         self._profiler = profiler.of_run(
             session,
@@ -84,7 +84,7 @@ class TrainerMonitor:
         was_on = self._profiler.on
         self._profiler.step()
         if was_on and not self._profiler.on:
-            self.split.restart()  # writing the trace took seconds
+            self.timer.restart()  # writing the trace took seconds
         self._steps += 1
         if self._steps == SETTLED:
             self._advise_on_recomputation()
@@ -105,7 +105,7 @@ class TrainerMonitor:
             self._memory.close()
         self._profiler.close()
         self._watch.close()
-        shares = self.split.whole()
+        shares = self.timer.whole()
         if shares.steps and self._session.world.first:
             parts = {name: f"{share:.3f}" for name, share in shares.shares.items()}
             log.event("time", steps=shares.steps, step_seconds=shares.step_seconds, **parts)
@@ -122,7 +122,7 @@ class TrainerMonitor:
             flops_per_step=None if found.step_flops is None else float(found.step_flops),
             verdict="" if found.verdict is None else str(found.verdict.name),
         )
-        self.split.restart()
+        self.timer.restart()
 
     def _count(self) -> Work:
         """Returns the work of an optimizer step. It repeats one micro-batch, and then restores all state.
@@ -143,7 +143,7 @@ class TrainerMonitor:
     def _counted(self, source: Batches) -> Work:
         plan = source.plan
         apart = max(1, len(source.dataset) // plan.micro_batch_size)  # all lengths of a sorted set
-        batch = to_device(self._fitting.sample(plan.micro_batch_size, apart=apart), self._device)
+        batch = to_device(self._memory_fit.sample(plan.micro_batch_size, apart=apart), self._device)
         with rehearsal(self._model), counted(machine(self._device, self._precision.name)) as work:
             with self._precision.autocast(self._device):
                 loss = self._loss_of(self._model, batch)

@@ -63,7 +63,7 @@ class LightningCallback(pl.Callback):
         """Whether the run resumed from our checkpoint and its first epoch is not over."""
         self._metrics: dict[str, torch.Tensor] = {}
         """Metrics of a validation before the checkpoint, for schedulers that step at the epoch's end."""
-        self._beside: BackgroundMonitor | None = None
+        self._monitor: BackgroundMonitor | None = None
 
     # --- public ---------------------------------------------------------------------------------------
     def resume(self) -> str | None:
@@ -146,7 +146,7 @@ class LightningCallback(pl.Callback):
         coordinator.total_steps = trainer.max_steps if trainer.max_steps > 0 else None
         total = _expected_steps(trainer)
         session.board.update(total_steps=total or 0, state="Training")
-        self._meter = MetricsLog(
+        self._metrics_log = MetricsLog(
             session.board,
             born=session.born,
             total_steps=total,
@@ -156,7 +156,7 @@ class LightningCallback(pl.Callback):
         job_settings.advise(session, ("max_steps",))
         if total is None or step < total:
             device = trainer.strategy.root_device
-            self._beside = BackgroundMonitor(session, start=step, total_steps=total, device=device)
+            self._monitor = BackgroundMonitor(session, start=step, total_steps=total, device=device)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -182,9 +182,9 @@ class LightningCallback(pl.Callback):
             return  # a micro-batch
         for loader in _counting(trainer):
             loader.advance(1)
-        self._meter.note(step, lambda: _loss(outputs), rate=_rate(trainer), epoch=trainer.current_epoch)
-        if self._beside is not None:
-            self._beside.step()
+        self._metrics_log.note(step, lambda: _loss(outputs), rate=_rate(trainer), epoch=trainer.current_epoch)
+        if self._monitor is not None:
+            self._monitor.step()
         if coordinator.boundary(step):
             try:
                 coordinator.ends.interrupted()
@@ -259,8 +259,8 @@ class LightningCallback(pl.Callback):
             self._close()
 
     def _close(self) -> None:
-        if self._beside is not None:
-            self._beside.close()
+        if self._monitor is not None:
+            self._monitor.close()
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""

@@ -63,7 +63,7 @@ class TransformersCallback(TrainerCallback):
         self._args: TrainingArguments | None = None
         self._ours: int | None = None
         """Step of a checkpoint that only this callback requested."""
-        self._beside: BackgroundMonitor | None = None
+        self._monitor: BackgroundMonitor | None = None
         self._evaluated: int | None = None
         """Step of the last evaluation."""
         self._trainer: Trainer | None = None
@@ -161,7 +161,7 @@ class TransformersCallback(TrainerCallback):
         session = self.session
         coordinator.total_steps = state.max_steps
         session.board.update(total_steps=state.max_steps, state="Training")
-        self._meter = MetricsLog(
+        self._metrics_log = MetricsLog(
             session.board,
             born=session.born,
             total_steps=state.max_steps,
@@ -169,7 +169,7 @@ class TransformersCallback(TrainerCallback):
             world=session.world,
         )
         job_settings.advise(session, ("max_steps",))
-        self._beside = self._make_beside(args, state)
+        self._monitor = self._make_monitor(args, state)
         if coordinator.restored is not None:
             self._make_up(args, state, control)
 
@@ -202,9 +202,11 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         coordinator, step = self._begun(), state.global_step
-        self._meter.count(step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
-        if self._beside is not None:
-            self._beside.step()
+        self._metrics_log.count(
+            step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        )
+        if self._monitor is not None:
+            self._monitor.step()
         last_of_epoch = state.epoch is not None and float(state.epoch).is_integer()
         if coordinator.boundary(step):
             coordinator.stopping = True
@@ -265,7 +267,7 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         if logs and "loss" in logs and self.coordinator is not None:
             epoch = None if state.epoch is None else int(state.epoch)
-            self._meter.line(
+            self._metrics_log.line(
                 state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
             )
 
@@ -361,8 +363,8 @@ class TransformersCallback(TrainerCallback):
             self._close()
 
     def _close(self) -> None:
-        if self._beside is not None:
-            self._beside.close()
+        if self._monitor is not None:
+            self._monitor.close()
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
@@ -378,7 +380,7 @@ class TransformersCallback(TrainerCallback):
             )
             log.event("advice", about="learning-rate", text=text)
 
-    def _make_beside(self, args: TrainingArguments, state: TrainerState) -> BackgroundMonitor | None:
+    def _make_monitor(self, args: TrainingArguments, state: TrainerState) -> BackgroundMonitor | None:
         """Returns None if no step is left. Raises ConfigurationError if a profile would end after the run."""
         if state.global_step >= state.max_steps:
             return None

@@ -7,7 +7,7 @@
 It trades computation for memory: one more forward pass of the checkpointed blocks, so at most +33 % FLOPs.
 The share of a step depends on the rest of the model. Counted on GPT-2 (12 layers, batch 1 x 128): +23.1 % for
 all blocks, +11.6 % for every 2nd, +7.7 % for every 3rd, as its head over 50257 tokens is not recomputed.
-With a vocabulary of 256: +33.3, +16.6 and +11.1 % (`bench/levers.py --flops`).
+With a vocabulary of 256: +33.3, +16.6 and +11.1 % (`bench/techniques.py --flops`).
 """
 
 from __future__ import annotations

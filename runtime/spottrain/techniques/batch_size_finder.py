@@ -103,7 +103,7 @@ def find_batch_size(
         collate=collate,
         pin_memory=False,
     )
-    fitting = MemoryFit(
+    memory_fit = MemoryFit(
         settings,
         model=model,
         optimizer=optimizer,
@@ -112,10 +112,10 @@ def find_batch_size(
         precision=precision or Precision(name="fp32"),
         device=device,
         world=world,
-        shortages=OOMHistory(store=None, job_uid=""),  # a custom loop ends when it runs out of memory
+        oom_history=OOMHistory(store=None, job_uid=""),  # a custom loop ends when it runs out of memory
     )
     if isinstance(checkpointing, Policy):
-        fitting.policy = checkpointing
-    fitting.fit()
-    found = fitting.size or size or share
-    return Fit(micro_batch_size=found, accumulation=share // found, policy=fitting.policy)
+        memory_fit.policy = checkpointing
+    memory_fit.fit()
+    found = memory_fit.size or size or share
+    return Fit(micro_batch_size=found, accumulation=share // found, policy=memory_fit.policy)

@@ -127,12 +127,12 @@ class EarlyStopping:
         value = float(values[self.metric])
         if self.agree is not None:
             value = self.agree(value)
-        self.reason = self._judge(step, value)
+        self.reason = self._reason(step, value)
         if self.reason is not None:
             log.event("early-stopping", step=step, why=self.reason)
         return self.reason
 
-    def _judge(self, step: int, value: float) -> str | None:
+    def _reason(self, step: int, value: float) -> str | None:
         if not math.isfinite(value) and self.stop_on_nan:
             known = self.best is not None
             best = f"; the best is {self.best:.9g} of step {self.best_step}" if known else ""

@@ -63,19 +63,19 @@ class MemoryFit:
         precision: Precision,
         device: torch.device,
         world: World,
-        shortages: OOMHistory,
+        oom_history: OOMHistory,
     ) -> None:
         self._model, self._optimizer, self._loss_of = model, optimizer, loss_of
         self._precision, self._device, self._world = precision, device, world
-        self._shortages = shortages
+        self._oom_history = oom_history
         self.policy = policy_of(settings.activation_checkpointing)
         self._sized = settings.micro_batch_size == AUTO
         self._exact = settings.deterministic
-        self.before: int | None = None
+        self.saved_size: int | None = None
         """Micro-batch size of the previous attempt. It is kept if it fits, to keep the order of sums."""
-        self.room: int | None = None
+        self.memory_limit: int | None = None
         """Memory limit in bytes of the rank with the least, if the size is found by trial."""
-        self.room_before: int | None = None
+        self.saved_memory_limit: int | None = None
         self._fitted = False
         self._tried: Policy | None = None
         """The policy on trial."""
@@ -145,7 +145,7 @@ class MemoryFit:
         except ConfigurationError as nothing:
             return nothing
         rank = self._world.rank
-        if not self._shortages.note(size, rank=rank, ranks=self._world.size, share=self._share, step=step):
+        if not self._oom_history.note(size, rank=rank, ranks=self._world.size, share=self._share, step=step):
             text = f"no checkpoint URI to keep it in, or no answer: set microBatchSize to {smaller} or less"
             log.event("advice", about="memory", micro_batch_size=size, text=text)
             return None
@@ -171,7 +171,7 @@ class MemoryFit:
         return None if tried == activation_checkpointing.STEPS[-1] else tried
 
     def _without(self, policy: Policy) -> RunError | None:
-        if not self._shortages.note_policy(str(policy), rank=self._world.rank, ranks=self._world.size):
+        if not self._oom_history.note_policy(str(policy), rank=self._world.rank, ranks=self._world.size):
             text = "no checkpoint URI to keep it in, or no answer: name a policy of activation checkpointing"
             log.event("advice", about="memory", policy=policy, text=text)
             return None
@@ -182,7 +182,7 @@ class MemoryFit:
 
     def _untried(self) -> list[Policy]:
         """Returns policies whose trials have not run out of memory in this job. All ranks must call it."""
-        known = self._shortages.policies() if self._world.first else set()
+        known = self._oom_history.policies() if self._world.first else set()
         last = max(
             (i + 1 for i, each in enumerate(activation_checkpointing.STEPS) if str(each) in known), default=0
         )
@@ -204,7 +204,7 @@ class MemoryFit:
 
     def _most(self) -> int:
         """Returns the largest size that has not run out of memory in this job. All ranks must call it."""
-        known = self._shortages.least() if self._world.first else None
+        known = self._oom_history.least() if self._world.first else None
         least = process_group.earliest(float(known or math.inf), self._world, self._device)
         if least > self._share:
             return self._share
@@ -243,22 +243,24 @@ class MemoryFit:
 
     def _largest(self, share: int, most: int) -> int:
         trial = self._trial()
-        self.room = batch_size_trials.agreed(trial.memory.limit, self._world, self._device)
-        fitting = self.before is not None and share % self.before == 0 and self.before <= most
-        if self.before is not None and fitting and not self._grown:
-            mine = batch_size_trials.fits(trial, self.before, trial.clear)
+        self.memory_limit = batch_size_trials.agreed(trial.memory.limit, self._world, self._device)
+        allowed = self.saved_size is not None and share % self.saved_size == 0 and self.saved_size <= most
+        if self.saved_size is not None and allowed and not self._grown:
+            mine = batch_size_trials.fits(trial, self.saved_size, trial.clear)
             if batch_size_trials.agreed(int(mine), self._world, self._device):
-                log.event("batch-size", micro_batch_size=self.before, share=share, source="the checkpoint")
-                return self.before
+                log.event(
+                    "batch-size", micro_batch_size=self.saved_size, share=share, source="the checkpoint"
+                )
+                return self.saved_size
         found = batch_size_trials.find(trial, share, largest=most, clear=trial.clear)
         return batch_size_trials.agreed(found, self._world, self._device)
 
     @property
     def _grown(self) -> bool:
         """Whether there is more memory than in the previous attempt, and the order of sums may change."""
-        if self._exact or self.room is None or self.room_before is None:
+        if self._exact or self.memory_limit is None or self.saved_memory_limit is None:
             return False
-        return self.room > GROWN * self.room_before
+        return self.memory_limit > GROWN * self.saved_memory_limit
 
     def _trial(self) -> batch_size_trials.Trial:
         memory: StepMemory = memory_of(self._device, ranks=self._world.local_size)

@@ -44,7 +44,7 @@ class EvaluationSchedule:
         self.best = Best()
         self.evaluated = 0
         """Step of the last complete evaluation; one that a stop cut short is repeated."""
-        self.cut = False
+        self.interrupted = False
         """Whether a stop cut an evaluation short on all ranks."""
         self._model, self._session, self._told = model, session, told
         if stopping is not None:
@@ -53,7 +53,7 @@ class EvaluationSchedule:
                 log.event("advice", about="early-stopping", text=doubt)
 
     @property
-    def enough(self) -> str:
+    def stop_reason(self) -> str:
         """Why training ends before its last step; "" if it does not."""
         return (self.stopping.reason or "") if self.stopping is not None else ""
 
@@ -71,7 +71,7 @@ class EvaluationSchedule:
         due = step % self.every == 0 or step == self.total_steps
         return self.evaluation is not None and step > 0 and due and self.evaluated != step
 
-    def judge(self, step: int, coordinator: Coordinator) -> bool:
+    def evaluate(self, step: int, coordinator: Coordinator) -> bool:
         """Evaluates if due. Returns whether it did, even if a stop cut it short."""
         if self.evaluation is None or not self.due(step):
             return False
@@ -81,8 +81,8 @@ class EvaluationSchedule:
         # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
         with nullcontext() if self.ema is None else self.ema.applied():
             values = self.evaluation.run(self._model, lambda: self._session.preemption.stopping)
-        self.cut = values is None and self._session.world.distributed
-        if self.cut:  # all ranks stop here, also those without a request of their own
+        self.interrupted = values is None and self._session.world.distributed
+        if self.interrupted:  # all ranks stop here, also those without a request of their own
             self._session.preemption.stop_by(self.evaluation.deadline, "another rank")
         if values is not None:
             self._note(step, values, coordinator, began)

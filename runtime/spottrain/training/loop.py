@@ -206,7 +206,7 @@ class Loop:
     """
 
     coordinator: Coordinator
-    _beside: BackgroundMonitor | None = None
+    _monitor: BackgroundMonitor | None = None
     """Set after the restore, if steps are left."""
 
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
@@ -427,15 +427,15 @@ class Loop:
         self._data.advance()
         self._partial = None
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        self._meter.note(
+        self._metrics_log.note(
             self._step,
             self._read_loss,
             rate=self._rate(),
             samples=self._data.samples if samples is None else samples,
             epoch=epoch,
         )
-        if self._beside is not None:
-            self._beside.step()
+        if self._monitor is not None:
+            self._monitor.step()
 
     def poll(self) -> None:
         """Stops within a step if requested. Call it before each micro-batch of a step that has several.
@@ -619,11 +619,11 @@ class Loop:
         try:
             coordinator.begin()
             if not self.done:
-                self._beside = self._make_beside()
+                self._monitor = self._make_monitor()
         except BaseException as error:
             self._give_up(error)
             raise
-        self._meter = MetricsLog(
+        self._metrics_log = MetricsLog(
             session.board,
             born=session.born,
             total_steps=self.max_steps,
@@ -679,7 +679,7 @@ class Loop:
         if self.session.world.first:
             log.event("advice", about="max-steps", text=text)
 
-    def _make_beside(self) -> BackgroundMonitor:
+    def _make_monitor(self) -> BackgroundMonitor:
         """Raises ConfigurationError if the window of a profile ends after the run."""
         first = next(self._module().parameters(), None)
         device = None if first is None else first.device
@@ -694,8 +694,8 @@ class Loop:
 
     def _close(self) -> None:
         """Ends the diagnostics; may run twice."""
-        if self._beside is not None:
-            self._beside.close()
+        if self._monitor is not None:
+            self._monitor.close()
 
     def _read_loss(self) -> float | None:
         """Raises TrainingFailed if the loss is NaN or infinite: such a state is not saved."""

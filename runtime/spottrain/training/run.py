@@ -362,12 +362,12 @@ def _tell_dropped(name: str) -> None:
     log.event("override", setting=name, checkpoint="there", script="none")
 
 
-def _begin_anew(name: str, lever: Any) -> None:
-    if _is_scaler(name) and not lever.state_dict():
+def _begin_anew(name: str, technique: Any) -> None:
+    if _is_scaler(name) and not technique.state_dict():
         return  # disabled
     log.event("override", setting=name, checkpoint="none", script="begins anew")
-    if isinstance(lever, EMA):  # it holds the weights from before the restore
-        lever.begin()
+    if isinstance(technique, EMA):  # it holds the weights from before the restore
+        technique.begin()
 
 
 def _has_own(each: Any) -> bool:

@@ -144,7 +144,7 @@ class Trainer:
 
     watch: TrainerMonitor
     """Set from the first step of an attempt on."""
-    _meter: MetricsLog
+    _metrics_log: MetricsLog
     _replica: Replica
     _cold: bool
     """Whether this rank must compile before its first collective."""
@@ -205,12 +205,12 @@ class Trainer:
         whole = outside_parameters.of_trainer(model, optimizer, extra, {"loss": loss_fn, "metrics": metrics})
         self._place(whole, optimizer, learning_rate, device)
         self._feed(train_dataset, shuffle=shuffle, collate=collate_fn, steps_per_epoch=steps_per_epoch)
-        self.fitting = self._make_fitting()
+        self.memory_fit = self._make_memory_fit()
         self.trackers = Trackers(
             components.trackers(trackers, self.settings, self.session), world=self.session.world
         )
         self.session.close_at_end(self.trackers)
-        self._judge_by(eval_dataset, collate_fn, eval_every)
+        self._schedule_evaluations(eval_dataset, collate_fn, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
         """The random state, while the loop waits for data."""
@@ -262,9 +262,11 @@ class Trainer:
         self.total_steps = settings.total_steps(per_epoch)
         self.schedule = optimizer_setup.schedule(self.optimizer, settings, self.total_steps, per_epoch)
 
-    def _judge_by(self, eval_dataset: Dataset | None, collate: Any, eval_every: int | None) -> None:
+    def _schedule_evaluations(
+        self, eval_dataset: Dataset | None, collate: Any, eval_every: int | None
+    ) -> None:
         evaluates, more = eval_dataset is not None, self.metrics is not None
-        self.judge = EvaluationSchedule(
+        self.evaluations = EvaluationSchedule(
             None if eval_dataset is None else self._make_evaluation(eval_dataset, collate),
             model=self.model,
             every=eval_every or self.batches.steps_per_epoch or self.total_steps,
@@ -319,19 +321,19 @@ class Trainer:
             devices.seed_rank(self.session.world.rank)
         self.trackers.begin(components.run_id(self.session), self.step)
         self.session.board.update(state="Compiling" if self.settings.compile else "Training")
-        self.fitting.fit()
+        self.memory_fit.fit()
         self._use_findings()
-        self.judge.require()
+        self.evaluations.require()
 
     def _train(self, steps: Stream) -> bool:
         """Makes optimizer steps. Returns True at the end of training, False on a stop request."""
         stopping, world = self.session.preemption, self.session.world
         self._assemble()
         buffers, watch = devices.saved_buffers(self.model), self.watch
-        self._judge()
+        self._evaluate()
         while self.step < self.total_steps and not self._over:
             self.intact = True
-            with watch.split.data():
+            with watch.timer.data():
                 step, micro_batches = self._awaited(lambda: next(steps))
             self._replica.give_buffers()
             several = len(step.shares) > 1 or self.settings.micro_batch_size == AUTO
@@ -344,14 +346,14 @@ class Trainer:
                         return False
                     loss += self._pass(batch, share, last=number == len(step.shares))
             except Exception as error:
-                failed = self.fitting.lacks_memory(error)
+                failed = self.memory_fit.lacks_memory(error)
                 if not failed:
                     self._drop(before)
                     self.intact |= before is not None
                     raise
             if failed:  # outside `except`, no frame holds tensors any more
                 self._drop(before)
-                self.fitting.shrink()
+                self.memory_fit.shrink()
                 self._weighing = self._make_weighing()  # its spare micro-batch was larger
                 continue
             stopping.let_end(None)  # from here on there is work to lose
@@ -359,38 +361,38 @@ class Trainer:
             self.step += 1
             self.batches.done(step)
             self.last_loss = loss
-            if not self._meter.began:
+            if not self._metrics_log.began:
                 devices.settle_memory()
-                watch.split.restart()
-            self._meter.tell(self.step, step, loss, self.schedule.rate)
+                watch.timer.restart()
+            self._metrics_log.tell(self.step, step, loss, self.schedule.rate)
             if moved:
                 self.schedule.after_step()
             watch.step_done()
             self.intact = True
-            self._judge()
+            self._evaluate()
             if self._over or self._boundary():
                 break
-        return not self.judge.cut and not self._stopped and not self.judge.due(self.step)
+        return not self.evaluations.interrupted and not self._stopped and not self.evaluations.due(self.step)
 
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
         """Runs forward and backward of one micro-batch. Returns its part of the step's loss."""
-        split, size = self.watch.split, self.session.world.size
+        timer, size = self.watch.timer, self.session.world.size
         self.intact = False
         if self._cold:
             self._compile_first(batch)
             self._cold = False
         with accumulation.sync(self._replica.outer, last=last):
-            with split.h2d():
+            with timer.h2d():
                 batch = devices.to_device(batch, self.device)
-            with split.compute(), self.precision.autocast(self.device):
+            with timer.compute(), self.precision.autocast(self.device):
                 part = self.loss_fn(self._compiled, batch) * share
-            with split.backward():  # DDP and FSDP take the mean over ranks
+            with timer.backward():  # DDP and FSDP take the mean over ranks
                 self.scaler.scale(part * size).backward()  # type: ignore[no-untyped-call]
         return part.detach()
 
     def _update(self) -> bool:
         """Makes one optimizer step with the accumulated gradients. Returns whether the weights changed."""
-        with self.watch.split.compute():
+        with self.watch.timer.compute():
             self._replica.average_gradients()
             if self.settings.clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
@@ -410,7 +412,7 @@ class Trainer:
 
     def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
         def fetch() -> tuple[Any, float] | None:
-            with self.watch.split.data():
+            with self.watch.timer.data():
                 return next(micro_batches, None)
 
         if self._weighing is not None:
@@ -421,7 +423,7 @@ class Trainer:
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
         """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
-        if not self.batches.workers or not self._meter.began or self.session.world.distributed:
+        if not self.batches.workers or not self._metrics_log.began or self.session.world.distributed:
             return get()
         stopping = self.session.preemption
         stopping.let_end(self.coordinator.ends.between_steps, after=POLL_SHARE)
@@ -434,32 +436,32 @@ class Trainer:
 
     @property
     def _over(self) -> bool:
-        return self.judge.cut or bool(self.judge.enough)
+        return self.evaluations.interrupted or bool(self.evaluations.stop_reason)
 
-    def _judge(self) -> None:
-        if self.judge.due(self.step):
+    def _evaluate(self) -> None:
+        if self.evaluations.due(self.step):
             self._use_findings()
-        if self.judge.judge(self.step, self.coordinator):
-            self._meter.restart()
-            self.watch.split.restart()
+        if self.evaluations.evaluate(self.step, self.coordinator):
+            self._metrics_log.restart()
+            self.watch.timer.restart()
 
     def _boundary(self) -> bool:
-        with self.watch.split.checkpoint():
+        with self.watch.timer.checkpoint():
             self._stopped = self.coordinator.boundary(self.step)
         return self._stopped
 
     def _finish(self) -> Result:
         last = float(process_group.total(self.last_loss.clone(), self.session.world))
-        self.session.board.update(ended_early=self.judge.enough)
+        self.session.board.update(ended_early=self.evaluations.stop_reason)
         uri, final = self.coordinator.finish(self._weights, outside_parameters.beside(self.model))
         process_group.leave()
         return Result(
             step=self.step,
             loss=last,
-            best=self.judge.best.loss,
+            best=self.evaluations.best.loss,
             digest=final,
             output_uri=uri,
-            ended_early=self.judge.enough,
+            ended_early=self.evaluations.stop_reason,
         )
 
     def _weights(self) -> dict[str, Any]:
@@ -497,9 +499,9 @@ class Trainer:
                 "step": self.step,
                 "trained": self.coordinator.trained,
                 "trackers": self.trackers.state_dict(),
-                "micro_batch_size": self.fitting.size,
-                "micro_batch_room": self.fitting.room,
-                **self.judge.state_dict(),
+                "micro_batch_size": self.memory_fit.size,
+                "micro_batch_room": self.memory_fit.memory_limit,
+                **self.evaluations.state_dict(),
             },
         }
 
@@ -532,10 +534,10 @@ class Trainer:
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
         self.step, self.coordinator.trained = progress["step"], progress["trained"]
-        self.judge.load_state_dict(progress)
+        self.evaluations.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
-        self.fitting.before = progress.get("micro_batch_size")
-        self.fitting.room_before = progress.get("micro_batch_room")
+        self.memory_fit.saved_size = progress.get("micro_batch_size")
+        self.memory_fit.saved_memory_limit = progress.get("micro_batch_room")
         if new_rank:
             log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
             devices.seed_rank(self.session.world.rank)
@@ -574,13 +576,13 @@ class Trainer:
         if settings.compile:
             self._compiled = compilation.compiled(self._replica.outer, settings.compile_mode)
         self._cold = settings.compile and world.distributed
-        self._meter = self._make_meter()
+        self._metrics_log = self._make_metrics_log()
 
     def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """The script's loss, called with the model alone, without its extras."""
         return self.loss_fn(outside_parameters.inner(model), batch)
 
-    def _make_fitting(self) -> MemoryFit:
+    def _make_memory_fit(self) -> MemoryFit:
         return MemoryFit(
             self.settings,
             model=self.model,
@@ -590,7 +592,7 @@ class Trainer:
             precision=self.precision,
             device=self.device,
             world=self.session.world,
-            shortages=OOMHistory(store=self.session.store, job_uid=self.session.run.job_uid),
+            oom_history=OOMHistory(store=self.session.store, job_uid=self.session.run.job_uid),
         )
 
     def _make_evaluation(self, eval_dataset: Dataset, collate: Any) -> Evaluation:
@@ -620,7 +622,7 @@ class Trainer:
             alive=session.board.heartbeat.beat,
         )
 
-    def _make_meter(self) -> MetricsLog:
+    def _make_metrics_log(self) -> MetricsLog:
         return MetricsLog(
             self.session.board,
             born=self.session.born,
@@ -637,7 +639,7 @@ class Trainer:
             model=self.model,
             loss_of=self._loss_of,
             source=self.batches,
-            fitting=self.fitting,
+            memory_fit=self.memory_fit,
             precision=self.precision,
             device=self.device,
             start=self.step,
@@ -647,7 +649,7 @@ class Trainer:
     def _compress_gradients(self) -> Compression:
         """Sets how ranks exchange gradients, and times it."""
         outer, kind = self._replica.outer, self.settings.gradient_compression
-        around: Callable[..., Any] = self.watch.split.timed
+        around: Callable[..., Any] = self.watch.timer.timed
         if kind == "none" and isinstance(outer, DistributedDataParallel):
             outer.register_comm_hook(None, around())
         return gradient_compression.attach(
@@ -669,7 +671,7 @@ class Trainer:
             assert isinstance(batches, Batches)
             size = batches.plan.micro_batch_size
             for start in range(0, len(batches.dataset), size):
-                batch = self.fitting.sample(size, start=start)
+                batch = self.memory_fit.sample(size, start=start)
                 if count(batch):
                     return batch
                 self.session.board.heartbeat.beat()  # the search may be long
@@ -692,15 +694,15 @@ class Trainer:
 
     def _use_findings(self) -> None:
         """Passes sizes found by trial to the evaluation."""
-        if self.judge.evaluation is not None:
+        if self.evaluations.evaluation is not None:
             components.use_findings(
-                self.judge.evaluation,
-                micro_batch_size=self.fitting.size,
+                self.evaluations.evaluation,
+                micro_batch_size=self.memory_fit.size,
                 workers=self.batches.workers if self.settings.num_workers == AUTO else None,
             )
 
     def _meaning_of(self, error: BaseException) -> RunError | None:
         """Returns the RunError behind `error`: out of memory or a lost peer; None for any other."""
-        if self.step < self.total_steps and (short := self.fitting.out_of_memory(error, self.step)):
+        if self.step < self.total_steps and (short := self.memory_fit.out_of_memory(error, self.step)):
             return short
         return process_group.peer_lost(error, self.session.world, self.session.peer_gone)

@@ -22,11 +22,11 @@ class Loop:
         self.model = torch.nn.Linear(4, 4)
 
     def step(self, *, data: float = 0.0, compute: float = 0.0) -> None:
-        split = self.watch.split
+        timer = self.watch.timer
         with self.watch.counting():
-            with split.data():
+            with timer.data():
                 self.now += data
-            with split.compute():
+            with timer.compute():
                 self.now += compute
                 self.model(torch.ones(2, 4)).sum().backward()
         self.watch.step_done()

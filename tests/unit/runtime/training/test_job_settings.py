@@ -1,4 +1,4 @@
-"""docs/own-loop.md, "Every lever": each cell of the table is tried, with a manifest and without."""
+"""docs/own-loop.md, "Every technique": each cell of the table is tried, with a manifest and without."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ MANIFEST = {
 
 
 def section() -> str:
-    return DOCS.read_text().split("### Every lever")[1].split("\n\n## ")[0]
+    return DOCS.read_text().split("### Every technique")[1].split("\n\n## ")[0]
 
 
 def rows() -> dict[str, tuple[str, list[str]]]:
-    """Of each lever: what is named, and the statements."""
+    """Of each technique: what is named, and the statements."""
     lines = section().splitlines()
     cells = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
     found = {}
-    for lever, named, use in cells[1:]:
+    for technique, named, use in cells[1:]:
         words = CODE.search(named)
         uses = [each for each in CODE.findall(use) if "(" in each or "=" in each]
-        found[lever.strip()] = (words[1] if words else "", uses)
+        found[technique.strip()] = (words[1] if words else "", uses)
     return found
 
 
@@ -116,9 +116,9 @@ def test_what_follows_a_step_is_told_its_number_and_is_in_what_advance_saves() -
 
 
 @pytest.mark.parametrize("manifest", [{}, MANIFEST], ids=["the script's own", "the manifest's"])
-@pytest.mark.parametrize("lever", rows())
-def test_three_lines_of_each_lever_do_what_they_say(lever: str, manifest: dict[str, Any]) -> None:
-    named, uses = rows()[lever]
+@pytest.mark.parametrize("technique", rows())
+def test_three_lines_of_each_technique_do_what_they_say(technique: str, manifest: dict[str, Any]) -> None:
+    named, uses = rows()[technique]
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in "ab"))
     dataset = [torch.randn(4) for _ in range(128)]
 

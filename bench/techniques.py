@@ -1,9 +1,9 @@
-"""What each lever costs and saves in time and memory on a CPU, on the GPT of examples/: `make bench-levers`.
+"""Measures time and memory of each technique on a CPU, with the GPT of examples/: `make bench-techniques`.
 
-    python bench/levers.py --rounds 2 --steps 8
-    python bench/levers.py --flops              # that part alone, half a minute
+    python bench/techniques.py --rounds 2 --steps 8
+    python bench/techniques.py --flops              # that part alone, half a minute
 
-Each lever is a process of its own (two, where ranks exchange gradients) that trains the same GPT with
+Each technique is a process of its own (two, where ranks exchange gradients) that trains the same GPT with
 `spottrain.Trainer`, in rounds, so that what the machine does to one it does to all; the first steps (which
 compile, and open files) are not timed. Memory is the most that was resident, less what was before the model
 was made. A CPU's figures say nothing about a GPU: nothing in the README rests on them.
@@ -12,8 +12,8 @@ What a CPU cannot show is printed as left out, with the reason. The arithmetic t
 adds is counted (FlopCounterMode, no time is measured), on the same GPT and on transformers' GPT-2 with random
 weights, each with its own vocabulary and one of 256.
 
-The last line is JSON: by lever the seconds of a step (median over rounds of the median step) and MiB, and
-both as ratios to the lever's `base` (plain; for gradient compression, two ranks without it); for
+The last line is JSON: by technique the seconds of a step (median over rounds of the median step) and MiB, and
+both as ratios to the technique's `base` (plain; for gradient compression, two ranks without it); for
 microBatchSize auto the size that was found, and what the trial took: seconds to the first step, less those of
 plain.
 """
@@ -44,7 +44,7 @@ GPT2_WORDS: Final = 50257
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lever:
+class Technique:
     training: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
     base: str = PLAIN
@@ -59,26 +59,26 @@ def every(number: int) -> dict[str, Any]:
 
 
 ADAMW: Final = {"optimizer": {"name": "adamw", "learningRate": 3e-4}}
-LEVERS: Final[dict[str, Lever]] = {
-    PLAIN: Lever(),
-    "bf16": Lever(training={"precision": "bf16"}),
-    "fp16": Lever(training={"precision": "fp16"}, warm=1, most=2),  # a CPU takes seconds for a step of it
-    "accumulation 4": Lever(training={"microBatchSize": BATCH // 4}),
-    "microBatchSize auto": Lever(training={"microBatchSize": "auto"}),
-    "activation checkpointing, every 3rd": Lever(training=every(3)),
-    "activation checkpointing, every 2nd": Lever(training=every(2)),
-    "activation checkpointing, all": Lever(training={"activationCheckpointing": {"policy": "all"}}),
-    "compile": Lever(training={"compile": True}),
-    "fused AdamW": Lever(training=ADAMW),
-    "sgd": Lever(training={"optimizer": {"name": "sgd", "learningRate": 0.1}}),
-    "adafactor": Lever(training={"optimizer": {"name": "adafactor", "learningRate": 0.01}}),
-    "average of the weights": Lever(training={"emaDecay": 0.999}),
-    "clipping": Lever(training={"clipGradNorm": 1.0}),
-    "2 loader workers": Lever(training={"data": {"workers": 2}}),
-    TWO: Lever(ranks=2),
-    "2 ranks, gradients in bf16": Lever(training={"gradientCompression": "bf16"}, ranks=2, base=TWO),
+TECHNIQUES: Final[dict[str, Technique]] = {
+    PLAIN: Technique(),
+    "bf16": Technique(training={"precision": "bf16"}),
+    "fp16": Technique(training={"precision": "fp16"}, warm=1, most=2),  # a CPU takes seconds for a step of it
+    "accumulation 4": Technique(training={"microBatchSize": BATCH // 4}),
+    "microBatchSize auto": Technique(training={"microBatchSize": "auto"}),
+    "activation checkpointing, every 3rd": Technique(training=every(3)),
+    "activation checkpointing, every 2nd": Technique(training=every(2)),
+    "activation checkpointing, all": Technique(training={"activationCheckpointing": {"policy": "all"}}),
+    "compile": Technique(training={"compile": True}),
+    "fused AdamW": Technique(training=ADAMW),
+    "sgd": Technique(training={"optimizer": {"name": "sgd", "learningRate": 0.1}}),
+    "adafactor": Technique(training={"optimizer": {"name": "adafactor", "learningRate": 0.01}}),
+    "average of the weights": Technique(training={"emaDecay": 0.999}),
+    "clipping": Technique(training={"clipGradNorm": 1.0}),
+    "2 loader workers": Technique(training={"data": {"workers": 2}}),
+    TWO: Technique(ranks=2),
+    "2 ranks, gradients in bf16": Technique(training={"gradientCompression": "bf16"}, ranks=2, base=TWO),
     # bf16, compile, every 2nd, accumulation, fused AdamW, average, clipping, workers
-    "all that go together": Lever(
+    "all that go together": Technique(
         training={
             "precision": "bf16",
             "compile": True,
@@ -113,9 +113,9 @@ def child(steps: int, warm: int) -> None:
     times: list[float] = []
 
     class Timed(spottrain.Trainer):
-        def _judge(self) -> None:
+        def _evaluate(self) -> None:
             times.append(time.perf_counter())
-            super()._judge()
+            super()._evaluate()
 
     trainer = Timed(
         model=model,
@@ -157,21 +157,28 @@ def resident(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
-def measured(lever: Lever, steps: int) -> dict[str, float]:
+def measured(technique: Technique, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
         env = os.environ | {
             "SPOTTRAIN_CHECKPOINT_URI": f"{folder}/checkpoints",
             "SPOTTRAIN_CHECKPOINT_INTERVAL": "1h",
-            "SPOTTRAIN_TRAINING": json.dumps(lever.training),
+            "SPOTTRAIN_TRAINING": json.dumps(technique.training),
             "OMP_NUM_THREADS": "1",
             "ANSWER": str(answer),
         }
-        script = [__file__, "--child", "--steps", str(min(steps, lever.most)), "--warm", str(lever.warm)]
-        launcher = ["-m", "spottrain", "run", "--nproc", str(lever.ranks)] if lever.ranks > 1 else []
+        script = [
+            __file__,
+            "--child",
+            "--steps",
+            str(min(steps, technique.most)),
+            "--warm",
+            str(technique.warm),
+        ]
+        launcher = ["-m", "spottrain", "run", "--nproc", str(technique.ranks)] if technique.ranks > 1 else []
         done = subprocess.run([sys.executable, *launcher, *script], env=env, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{lever}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+            raise SystemExit(f"{technique}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
         found: dict[str, float] = json.loads(answer.read_text())
     return found
 
@@ -228,27 +235,27 @@ def main() -> None:
         return child(options.steps, options.warm)
     told: dict[str, Any] = {"device": "cpu", "processor": platform.machine(), "threads": 1}
     if not options.flops:
-        told |= {"levers": compared(options.rounds, options.steps), "left_out": LEFT_OUT}
+        told |= {"techniques": compared(options.rounds, options.steps), "left_out": LEFT_OUT}
     print(json.dumps(told | {"percent_more_flops": flops()}))
 
 
 def compared(times: int, steps: int) -> dict[str, dict[str, Any]]:
     for name, why in LEFT_OUT.items():
         print(f"{name}: left out, {why}")
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in LEVERS}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in TECHNIQUES}
     for number in range(times):
-        for name, lever in LEVERS.items():
-            rounds[name].append(found := measured(lever, steps))
+        for name, technique in TECHNIQUES.items():
+            rounds[name].append(found := measured(technique, steps))
             line = f"round {number + 1} {name}: {found['seconds']:.4f} s, {found['bytes'] / 2**20:.0f} MiB"
             print(line, flush=True)
-    return {name: figures(name, rounds) for name in LEVERS}
+    return {name: figures(name, rounds) for name in TECHNIQUES}
 
 
 def figures(name: str, rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     def middle(of: str, key: str) -> float:
         return statistics.median(each[key] for each in rounds[of])
 
-    base, seconds = LEVERS[name].base, [each["seconds"] for each in rounds[name]]
+    base, seconds = TECHNIQUES[name].base, [each["seconds"] for each in rounds[name]]
     found: dict[str, Any] = {
         "seconds": round(middle(name, "seconds"), 4),
         "seconds_least_most": [round(min(seconds), 4), round(max(seconds), 4)],
@@ -257,7 +264,7 @@ def figures(name: str, rounds: dict[str, list[dict[str, float]]]) -> dict[str, A
         "time_over_base": round(middle(name, "seconds") / middle(base, "seconds"), 3),
         "memory_over_base": round(middle(name, "bytes") / middle(base, "bytes"), 3),
     }
-    if LEVERS[name].training.get("microBatchSize") == "auto":
+    if TECHNIQUES[name].training.get("microBatchSize") == "auto":
         trial = middle(name, "begin") - middle(PLAIN, "begin")
         found |= {"micro_batch_size": middle(name, "micro"), "trial_seconds": round(trial, 2)}
     return found
