@@ -4,6 +4,6 @@ handlers, resync, caches   the state from watches and LISTs
 work_queue, reconcile      which job is reconciled, and when
 observe, plan, follow, apply   one reconcile of one job; plan and follow are pure
 progress, discovery        polls of trainers, and features of the cluster
-memory                     per-process state beyond the caches
+memory                     per-process state beyond the caches; stores what an observation has learned
 service                    starts and connects the components
 """

@@ -43,7 +43,7 @@ from spottrain_operator.api.views import pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.observe import fetch_job
+from spottrain_operator.control.observe import read_job
 from spottrain_operator.errors import ApiError, Conflict, Incomplete
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
@@ -167,12 +167,22 @@ async def _write_status(job: Job, plan: Plan, hands: Hands) -> None:
     except ApiError as error:
         if error.status not in (404, 409):
             raise
-        await fetch_job(key, hands.caches, hands.cluster)
+        await _read_again(key, hands)
         raise Conflict(f"{key} has changed: {error}") from error
     hands.caches.jobs.put(Job.parse(raw))
     _count_endings(job, plan)
     words = about(key, attempt=plan.status.attempt, reason=str(plan.reason))
     logger.info("%s: %s: %s", key, plan.reason, plan.message, extra=words)
+
+
+async def _read_again(key: JobKey, hands: Hands) -> Job | None:
+    """Brings the cached job up to date."""
+    job = await read_job(key, hands.cluster)
+    if job is None:
+        hands.caches.jobs.drop(key)
+        return None
+    hands.caches.jobs.put(job)
+    return hands.caches.jobs.get(key)
 
 
 def _count_endings(job: Job, plan: Plan) -> None:
@@ -185,7 +195,7 @@ def _count_endings(job: Job, plan: Plan) -> None:
 
 async def _confirm(job: Job, hands: Hands) -> None:
     """Raises Conflict if the job has changed. Needed where a pod is created without a status write."""
-    live = await fetch_job(job.key, hands.caches, hands.cluster)
+    live = await _read_again(job.key, hands)
     if live is None or live.deleting or live.status.attempt != job.status.attempt or live.status.terminal:
         raise Conflict(f"{job.key} has changed")
 
@@ -365,7 +375,7 @@ async def _hold(key: JobKey, on: bool, hands: Hands) -> bool:
             if on and job is not None and error.status not in (0, 429):  # it blocks all pods; report why
                 hands.memory.refusals[key] = _refusal(error, job.generation, hands.now)
             raise
-        await fetch_job(key, hands.caches, hands.cluster)
+        await _read_again(key, hands)
         return True
     hands.caches.jobs.put(Job.parse(raw))
     return on

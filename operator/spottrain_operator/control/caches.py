@@ -8,8 +8,8 @@ fresh LIST does not contain.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, PodView
@@ -39,6 +39,16 @@ class JobCache:
 
     def __iter__(self) -> Iterator[Job]:
         return iter(tuple(self._jobs.values()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """The result of a LIST of one job's pods."""
+
+    pods: tuple[PodView, ...]
+    """The newest known state of each pod, sorted by attempt."""
+    gone: tuple[PodView, ...]
+    """Pods that the cache held before the LIST, and that do not exist any more."""
 
 
 class PodCache:
@@ -82,13 +92,10 @@ class PodCache:
         """Returns deleted jobs of the same name that still have pods in the cache."""
         return tuple(life for life in self._lives.get((key.namespace, key.name), ()) if life != key)
 
-    def replace(self, key: JobKey, pods: Iterable[PodView]) -> None:
-        """Replaces one job's pods with a live LIST; pods that it does not contain are gone."""
-        live = {pod.uid: pod for pod in pods}
-        for old in self.of(key):
-            if old.uid not in live:
-                self.drop(old)
-        for pod in live.values():
+    def update(self, listed: Listed) -> None:
+        for pod in listed.gone:
+            self.drop(pod)
+        for pod in listed.pods:
             self.put(pod)
 
     def jobs_on(self, node: str) -> set[JobKey]:

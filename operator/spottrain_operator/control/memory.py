@@ -6,14 +6,54 @@ timeout starts again where a pod may have waited for a volume.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING
-from spottrain_operator.api.observed import PodEvents, PodView, Refusal, Sample, Silence
+from spottrain_operator.api.observed import (
+    NodeView,
+    Observed,
+    PodEvents,
+    PodView,
+    Refusal,
+    Sample,
+    Silence,
+)
 from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.control.caches import Caches, Listed
+from spottrain_operator.io.logs import about
 from spottrain_operator.names import Condition
+from spottrain_operator.policies import claims
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventsRead:
+    """The Events of a pod at the time they were read."""
+
+    at: datetime
+    events: PodEvents
+    ended: bool
+    """Whether the pod had ended by then."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """What an observation read from the API server in addition to its Observed, for `remember`."""
+
+    lists: tuple[Listed, ...] = ()
+    """LISTs of the job's pods, or of deleted jobs of its name."""
+    nodes: tuple[NodeView, ...] = ()
+    """Nodes that the cache did not have."""
+    events: Mapping[str, EventsRead]
+    """By pod UID."""
+    events_error: str | None = None
+    """Why Events could not be read, naming the pod; "": they were; None: no Events were requested."""
 
 
 class Memory:
@@ -36,11 +76,11 @@ class Memory:
         """Jobs whose group could not be created; retried after the next discovery."""
         self.unread: dict[JobKey, set[str]] = {}
         """Names of claims that could not be read in the last reconcile; each is logged once."""
-        self.heard: dict[JobKey, dict[str, tuple[datetime, PodEvents, bool]]] = {}
-        """By pod UID: when its Events were read, what they say, and whether it had ended by then."""
-        self.deaf = False
+        self.events: dict[JobKey, Mapping[str, EventsRead]] = {}
+        """By pod UID."""
+        self.events_failed = False
         """Whether the last attempt to read Events failed, which is logged once."""
-        self._told: dict[JobKey, dict[str, datetime]] = {}
+        self._told: dict[JobKey, Mapping[str, datetime]] = {}
         self._volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
         self._admitted: dict[JobKey, int] = {}
 
@@ -60,16 +100,11 @@ class Memory:
         """Returns by pod UID when its deadline annotation was first seen, or could not be written."""
         before = self._told.get(key, {})
         seen = (pod for pod in pods if pod.notice is not None or pod.uid in before)
-        told = {pod.uid: before.get(pod.uid, now) for pod in seen}
-        if told:
-            self._told[key] = told
-        else:
-            self._told.pop(key, None)
-        return told
+        return {pod.uid: before.get(pod.uid, now) for pod in seen}
 
     def not_told(self, pod: PodView, now: datetime) -> None:
         """Records that the deadline could not be annotated; the DELETE does not wait for a retry."""
-        self._told.setdefault(pod.job, {}).setdefault(pod.uid, now)
+        self._told[pod.job] = {pod.uid: now, **self._told.get(pod.job, {})}
 
     def volume_wait(self, key: JobKey, waits: bool, now: datetime) -> datetime | None:
         """Returns until when a pod of the job may have waited for a volume.
@@ -77,10 +112,21 @@ class Memory:
         The wait ended between the last reconcile that saw it and the first that does not.
         """
         last, waited = self._volume_waits.get(key, (None, False))
-        if not (waits or waited):
-            return last
-        self._volume_waits[key] = (now, waits)
-        return now
+        return now if waits or waited else last
+
+    def keep(self, o: Observed, learned: Learned) -> None:
+        """Stores what the next observation of this job needs."""
+        key, unread = o.job.key, _unread(o)
+        self.began = o.watched_since
+        _put(self.events, key, learned.events)
+        if learned.events_error is not None:
+            self.events_failed = bool(learned.events_error)
+        _put(self.unread, key, set(unread))
+        _put(self._told, key, o.told)
+        if o.volume_wait is not None:
+            self._volume_waits[key] = (o.volume_wait, claims.wait_for_volume(o))
+        if o.refusal is None:
+            self.refusals.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
         for table in (
@@ -88,7 +134,7 @@ class Memory:
             self.samples,
             self.silences,
             self.unread,
-            self.heard,
+            self.events,
             self._told,
             self._admitted,
             self._volume_waits,
@@ -96,3 +142,32 @@ class Memory:
             table.pop(key, None)
         self.ungrouped.discard(key)
         self.cleanup_refused.pop(key.uid, None)
+
+
+def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> None:
+    """Stores in caches and memory what an observation has read, and logs each new failure once."""
+    key = o.job.key
+    for listed in learned.lists:
+        caches.pods.update(listed)
+    for node in learned.nodes:
+        caches.nodes.put(node)
+    if learned.events_error and not memory.events_failed:
+        logger.warning("%s: %s", key, learned.events_error, extra=about(key))
+    for name, why in _unread(o).items():
+        if name not in memory.unread.get(key, ()):
+            words = "%s: PersistentVolumeClaim %s cannot be read: %s"
+            logger.warning(words, key, name, why, extra=about(key))
+    memory.keep(o, learned)
+
+
+def _unread(o: Observed) -> dict[str, str]:
+    """Returns the names of claims that could not be read, with the errors."""
+    return {name: claim.unread for name, claim in o.claims.items() if claim is not None and claim.unread}
+
+
+def _put(table: dict[JobKey, Any], key: JobKey, value: Sized) -> None:
+    """Stores a value; an empty one is removed."""
+    if value:
+        table[key] = value
+    else:
+        table.pop(key, None)

@@ -1,12 +1,12 @@
-"""Builds an Observed from the caches; queries the API server where they may be stale."""
+"""Builds an Observed from caches and memory, which it only reads; queries the API server where they may be
+stale."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import (
@@ -14,44 +14,41 @@ from spottrain_operator.api.observed import (
     Limits,
     NodeView,
     Observed,
-    PodEvents,
     PodView,
 )
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
-from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.caches import Caches, Listed
+from spottrain_operator.control.memory import EventsRead, Learned, Memory
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.io.logs import about
 from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
 from spottrain_operator.policies import avoid, claims, pins, starting
 from spottrain_operator.policies.avoid import may_be_in_vain
 
-logger = logging.getLogger(__name__)
-EVENTS_AT_ONCE = 8
+NEVER: Final = datetime.min.replace(tzinfo=UTC)
+EVENTS_AT_ONCE: Final = 8
 """Maximum number of pods of a job whose Events are read in one reconcile."""
 
 
-async def find_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
-    """Returns the job from the cache, else from the API server: a pod's event may precede its job's."""
-    return caches.jobs.get(key) or await fetch_job(key, caches, cluster)
-
-
-async def fetch_job(key: JobKey, caches: Caches, cluster: Cluster) -> Job | None:
+async def read_job(key: JobKey, cluster: Cluster) -> Job | None:
+    """Returns the job as the API server has it; None where it is gone or another one has its name."""
     raw = await cluster.get_job(key.namespace, key.name) if key.name else None
     job = Job.parse(raw) if raw is not None else None
-    if job is None or job.key != key:
-        caches.jobs.drop(key)
-        return None
-    caches.jobs.put(job)
-    return caches.jobs.get(key)
+    return job if job is not None and job.key == key else None
 
 
-async def live_pods(key: JobKey, caches: Caches, cluster: Cluster) -> tuple[PodView, ...]:
+async def list_pods(key: JobKey, caches: Caches, cluster: Cluster) -> Listed:
+    """Lists a job's pods. A watch event that came meanwhile may be newer than the response."""
+    before = caches.pods.of(key)
     raws = await cluster.list_pods(key.namespace, f"{JOB_UID_LABEL}={key.uid}")
-    caches.pods.replace(key, [v for raw in raws if (v := pod_view(raw)) is not None and v.job == key])
-    return caches.pods.of(key)
+    live = {v.uid: v for raw in raws if (v := pod_view(raw)) is not None and v.job == key}
+    gone = {pod.uid: pod for pod in before if pod.uid not in live}
+    for pod in caches.pods.of(key):
+        old = live.get(pod.uid)
+        if pod.uid not in gone and (old is None or old.resource_version < pod.resource_version):
+            live[pod.uid] = pod
+    return Listed(pods=tuple(sorted(live.values(), key=lambda p: p.attempt)), gone=tuple(gone.values()))
 
 
 async def observe(
@@ -64,14 +61,15 @@ async def observe(
     pools: Mapping[str, Pool],
     limits: Limits,
     now: datetime,
-) -> Observed:
-    memory.began = memory.began or now
-    every = caches.pods.of(job.key)
-    if _seems_lost(job, every):
-        every = await live_pods(job.key, caches, cluster)
+) -> tuple[Observed, Learned]:
+    """Returns the observation, and what was learned beyond it. Changes neither the caches nor the memory."""
+    own = [await list_pods(job.key, caches, cluster)] if _seems_lost(job, caches.pods.of(job.key)) else []
+    every = own[0].pods if own else caches.pods.of(job.key)
     pods = tuple(p for p in every if not p.stray)
     current = [p for p in pods if p.attempt == job.status.attempt]
-    predecessors = await _predecessors(job, caches, cluster)
+    others = await _deleted_jobs_pods(job, caches, cluster)
+    predecessors = tuple(pod for listed in others for pod in listed.pods)
+    nodes, fetched = await _nodes(job, (*pods, *predecessors), caches, cluster)
     cleanup = await _cleanup(job, cluster)
     observed = Observed(
         now=now,
@@ -79,13 +77,13 @@ async def observe(
         pods=pods,
         strays=tuple(p for p in every if p.stray),
         predecessors=predecessors,
-        nodes=await _nodes(job, (*pods, *predecessors), caches, cluster),
+        nodes=nodes,
         default_pool=default_pool,
         pools=pools,
         admitted=memory.admitted(job),
         sample=memory.samples.get(job.key),
         silence=memory.silences.get(job.key),
-        watched_since=memory.began,
+        watched_since=memory.began or now,
         told=memory.told(job.key, current, now),
         cleaning=cleanup is not None,
         cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
@@ -96,67 +94,59 @@ async def observe(
         found=caches.nodes.found | memory.node_pools,
         limits=limits,
     )
-    observed = replace(observed, heard=await _heard(observed, cluster, memory))
-    found = {name: await _claim(job.key, name, cluster, memory) for name in claims.wanted(observed)}
-    return _remembered(replace(observed, claims=found), current, memory)
+    events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
+    observed = replace(observed, heard={uid: read.events for uid, read in events.items()})
+    found = {name: await _claim(job.key, name, cluster) for name in claims.wanted(observed)}
+    observed = _remembered(replace(observed, claims=found), current, memory)
+    lists = (*own, *others)
+    return observed, Learned(lists=lists, nodes=fetched, events=events, events_error=error)
 
 
-async def _heard(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, PodEvents]:
+async def _events(
+    o: Observed, before: Mapping[str, EventsRead], cluster: Cluster
+) -> tuple[dict[str, EventsRead], str | None]:
     """Reads the Events of pods that do not start. Where that fails, the last result is kept.
 
     The least recently read pods come first, and only some per reconcile: a gang may have a thousand.
+
+    Returns:
+        The Events by pod UID, and the error (see `Learned.events_error`).
     """
-    key, alive = o.job.key, {p.uid: p.ended is not None for p in o.pods}
-    known = {
-        uid: found
-        for uid, found in memory.heard.get(key, {}).items()
-        if uid in alive and found[2] == alive[uid]  # Events read before the pod's end do not explain the end
-    }
-    o = replace(o, heard={uid: events for uid, (_, events, _) in known.items()})
-    never = (datetime.min.replace(tzinfo=UTC), None)
-    wanted = sorted(starting.asks(o), key=lambda p: known.get(p.uid, never)[0])
+    has_ended = {p.uid: p.ended is not None for p in o.pods}
+    # Events that were read before the pod's end do not explain the end.
+    known = {uid: read for uid, read in before.items() if has_ended.get(uid) is read.ended}
+    o = replace(o, heard={uid: read.events for uid, read in known.items()})
+    last = {uid: read.at for uid, read in known.items()}
+    wanted = sorted(starting.asks(o), key=lambda p: last.get(p.uid, NEVER))
+    error = None
     for pod in wanted[:EVENTS_AT_ONCE]:
-        if known.get(pod.uid, never)[0] > o.now - starting.QUIET:
+        if last.get(pod.uid, NEVER) > o.now - starting.QUIET:
             continue
         try:
             raws = await cluster.pod_events(pod.namespace, pod.uid)
-        except ApiError as error:
-            if not memory.deaf:
-                logger.warning(
-                    "%s: Events of pod %s cannot be read: %s", key, pod.name, error, extra=about(key)
-                )
-            memory.deaf = True
-            break
-        memory.deaf = False
-        known[pod.uid] = (o.now, pod_events(raws, pod.trainer), alive[pod.uid])
-    memory.heard.pop(key, None)
-    if known:
-        memory.heard[key] = known
-    return {uid: events for uid, (_, events, _) in known.items()}
+        except ApiError as failure:
+            return known, f"Events of pod {pod.name} cannot be read: {failure}"
+        error = ""
+        known[pod.uid] = EventsRead(at=o.now, events=pod_events(raws, pod.trainer), ended=has_ended[pod.uid])
+    return known, error
 
 
-async def _claim(key: JobKey, name: str, cluster: Cluster, memory: Memory) -> ClaimView | None:
-    """Reads a claim. A failure is logged, because it must not block notices, deletions and replacements."""
-    told = memory.unread.setdefault(key, set())
+async def _claim(key: JobKey, name: str, cluster: Cluster) -> ClaimView | None:
+    """Reads a claim. A failure is a result: it must not block notices, deletions and replacements."""
     try:
         raw = await cluster.get_claim(key.namespace, name)
     except ApiError as error:
-        if name not in told:
-            words = "%s: PersistentVolumeClaim %s cannot be read: %s"
-            logger.warning(words, key, name, error, extra=about(key))
-        told.add(name)
         return ClaimView(name=name, unread=str(error) or f"status {error.status}")
-    told.discard(name)
     return claim_view(raw) if raw is not None else None
 
 
 def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:
-    """Adds this process's memory, after dropping what pods and claims have made obsolete."""
+    """Adds what this process remembers and pods and claims have not made obsolete."""
     key, spec = o.job.key, o.job.spec
-    if spec is not None and len(current) == spec.workers and o.admitted and claims.to_make(o) is None:
-        memory.refusals.pop(key, None)  # all objects that a rejected POST was to create exist
+    made = spec is not None and len(current) == spec.workers and o.admitted and claims.to_make(o) is None
+    refusal = None if made else memory.refusals.get(key)  # made: all objects that a rejected POST was for
     volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
-    return replace(o, refusal=memory.refusals.get(key), volume_wait=volume_wait)
+    return replace(o, refusal=refusal, volume_wait=volume_wait)
 
 
 def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
@@ -175,33 +165,29 @@ async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
     return await cluster.get_pod(job.key.namespace, cleanup_name(job.key.name, job.key.uid))
 
 
-async def _predecessors(job: Job, caches: Caches, cluster: Cluster) -> tuple[PodView, ...]:
-    """Lists the pods from the API server, because a stale cache entry would block the job."""
+async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list[Listed]:
+    """Lists the pods of deleted jobs of this name, because a stale cache entry would block the job."""
     if job.status.attempt:
-        return ()
-    lives = [await live_pods(key, caches, cluster) for key in caches.pods.other_lives(job.key)]
-    return tuple(pod for pods in lives for pod in pods)
+        return []
+    return [await list_pods(key, caches, cluster) for key in caches.pods.other_lives(job.key)]
 
 
 async def _nodes(
     job: Job, pods: tuple[PodView, ...], caches: Caches, cluster: Cluster
-) -> dict[str, NodeView]:
+) -> tuple[dict[str, NodeView], tuple[NodeView, ...]]:
     """Returns the pods' nodes, those they avoid or are pinned to, earlier nodes of ranks, all with a notice.
 
-    A node counts as gone only if the API server confirms it.
+    A node counts as gone only if the API server confirms it. The second result are the nodes that the cache
+    did not have.
     """
     avoided = {name for pod in pods if may_be_in_vain(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
+    fetched = []
     for name in {p.node for p in pods if p.node} | pins.nodes_of(job) | avoid.nodes_of(job.status):
-        node = caches.nodes.get(name) or await _fetch_node(name, caches, cluster)
+        node = caches.nodes.get(name)
+        if node is None and (raw := await cluster.get_node(name)) is not None:
+            node = node_view(raw)
+            fetched.append(node)
         if node is not None:
             nodes[name] = node
-    return nodes
-
-
-async def _fetch_node(name: str, caches: Caches, cluster: Cluster) -> NodeView | None:
-    raw = await cluster.get_node(name)
-    if raw is None:
-        return None
-    caches.nodes.put(node_view(raw))
-    return caches.nodes.get(name)
+    return nodes, tuple(fetched)

@@ -1,4 +1,4 @@
-"""One reconcile of one job: observe, plan, apply."""
+"""One reconcile of one job: observe, plan, remember, apply."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.control.apply import SOON, Hands, apply
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.observe import find_job, live_pods, observe
+from spottrain_operator.control.memory import Memory, remember
+from spottrain_operator.control.observe import list_pods, observe, read_job
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Conflict, Incomplete
 from spottrain_operator.io.cluster import Cluster
@@ -36,11 +36,11 @@ class Reconciler:
 
     async def __call__(self, key: JobKey) -> timedelta | None:
         """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
-        job = await find_job(key, self.caches, self.cluster)
+        job = self.caches.jobs.get(key) or await read_job(key, self.cluster)  # pods' events may come first
         if job is None:
             await self._release_orphans(key)
             return None
-        observed = await observe(
+        observed, learned = await observe(
             job,
             caches=self.caches,
             cluster=self.cluster,
@@ -51,6 +51,7 @@ class Reconciler:
             now=self.now(),
         )
         made = self._planned(observed)
+        remember(observed, learned, self.caches, self.memory)
         hands = Hands(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
         try:
             again = await apply(job, made, hands)
@@ -78,7 +79,9 @@ class Reconciler:
     async def _release_orphans(self, key: JobKey) -> None:
         """Releases the pods of a deleted job; our finalizer would keep them for ever."""
         self.memory.forget(key)
-        held = [pod for pod in await live_pods(key, self.caches, self.cluster) if pod.holds_outcome]
+        listed = await list_pods(key, self.caches, self.cluster)
+        self.caches.pods.update(listed)
+        held = [pod for pod in listed.pods if pod.holds_outcome]
         failed = [words for words in await asyncio.gather(*map(self._release, held)) if words]
         if failed:
             raise Incomplete(f"{len(failed)} of {len(held)} pods could not be released: {failed[0]}")

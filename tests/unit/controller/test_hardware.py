@@ -11,6 +11,7 @@ from spottrain_operator.api.observed import Create, NodeView, Observed, Plan, Po
 from spottrain_operator.api.training_job import AttemptRecord, Job, RankRecord
 from spottrain_operator.api.views import node_view, pod_events, pod_view
 from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.memory import remember
 from spottrain_operator.control.observe import observe
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition
@@ -183,7 +184,7 @@ def test_a_trainer_that_is_done_is_done_whatever_its_probe_said() -> None:
 
 
 async def seen(cluster: Counting, world: World) -> Observed:
-    return await observe(
+    observed, learned = await observe(
         make_job(status=started()),
         caches=world.caches,
         cluster=cluster,
@@ -193,6 +194,8 @@ async def seen(cluster: Counting, world: World) -> Observed:
         limits=world.limits,
         now=NOW,
     )
+    remember(observed, learned, world.caches, world.memory)
+    return observed
 
 
 async def test_the_events_of_a_probed_trainer_are_read_once_it_has_ended() -> None:

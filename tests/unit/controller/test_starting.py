@@ -20,7 +20,7 @@ from spottrain_operator.api.training_job import AttemptRecord, Job, Status
 from spottrain_operator.api.views import pod_events, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.memory import Memory, remember
 from spottrain_operator.control.observe import observe
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
@@ -308,7 +308,7 @@ class Counting(FakeCluster):
 
 
 async def looked(cluster: FakeCluster, world: Any, seconds: float) -> Observed:
-    return await observe(
+    observed, learned = await observe(
         failing_since(None),
         caches=world.caches,
         cluster=cluster,
@@ -318,6 +318,8 @@ async def looked(cluster: FakeCluster, world: Any, seconds: float) -> Observed:
         limits=world.limits,
         now=after(seconds),
     )
+    remember(observed, learned, world.caches, world.memory)
+    return observed
 
 
 class World:

@@ -1,0 +1,199 @@
+"""`observe` only reads: what it learns beyond its Observed is stored by `remember`, after the plan."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from spottrain_operator.api.observed import Observed, Refusal, Waiting
+from spottrain_operator.control import reconcile
+from spottrain_operator.control.memory import Learned, remember
+from spottrain_operator.control.observe import list_pods, observe
+from spottrain_operator.control.resync import resync
+from spottrain_operator.errors import ApiError
+from spottrain_operator.names import Reason
+
+from tests.builders import KEY, NOW, after, make_pod, notice
+from tests.unit.controller.test_crashes import STORIES, KeySet, Story, World
+from tests.unit.controller.test_starting import event
+from tests.unit.controller.test_waiting_for_volumes import IMMEDIATE, NO_NODES, OWN, _says, _waiting
+
+
+def _state(given: dict[str, Any]) -> list[dict[str, Any]]:
+    caches = given["caches"]
+    tables = (caches.jobs, caches.pods, caches.nodes, given["memory"])
+    return [copy.deepcopy(vars(table)) for table in tables]
+
+
+async def _twice(job: object, **given: Any) -> tuple[Observed, Learned]:
+    """Observes twice, and compares the results, and the inputs before and after."""
+    before = _state(given)
+    first, second = await observe(job, **given), await observe(job, **given)  # type: ignore[arg-type]
+    assert first == second
+    assert _state(given) == before
+    return first
+
+
+async def _observed(w: World) -> tuple[Observed, Learned]:
+    r, job = w.reconciler, w.caches.jobs.get(KEY)
+    return await _twice(
+        job,
+        caches=w.caches,
+        cluster=w.cluster,
+        memory=w.memory,
+        default_pool=r.default_pool,
+        pools=r.pools,
+        limits=r.limits,
+        now=w.cluster.now,
+    )
+
+
+async def _running(spec: dict[str, object] | None = None) -> World:
+    w = World(spec)
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    w.pass_time(30)
+    return w
+
+
+@pytest.mark.parametrize(("story", "spec", "expected"), STORIES)
+async def test_through_a_jobs_life_a_second_observation_equals_the_first_and_changes_nothing(
+    story: Story, spec: dict[str, object], expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "observe", _twice)
+    await story(World(spec))
+
+
+async def test_pods_and_nodes_that_the_caches_lack_are_read_and_remembered() -> None:
+    w = await _running()
+    (pod,) = w.caches.pods.of(KEY)
+    ghost = replace(pod, uid="ghost", name="ghost", rank=1)
+    w.caches.pods.drop(pod)
+    w.caches.pods.put(ghost)
+    w.caches.nodes.drop("node-a")
+    o, learned = await _observed(w)
+    assert o.pods == (pod,) and set(o.nodes) == {"node-a"}
+    assert learned.lists[0].gone == (ghost,) and [n.name for n in learned.nodes] == ["node-a"]
+    remember(o, learned, w.caches, w.memory)
+    assert w.caches.pods.of(KEY) == (pod,) and w.caches.nodes.get("node-a") == o.nodes["node-a"]
+    assert (await _observed(w))[1].lists == (), "nothing is missing any more"
+
+
+async def test_a_pod_whose_event_arrives_during_the_list_is_kept() -> None:
+    w = await _running()
+    (pod,) = w.caches.pods.of(KEY)
+    newer = replace(pod, resource_version=pod.resource_version + 1, unhealthy="GPU-1")
+    born = make_pod(rank=1, uid="born", resource_version=1)
+    real = w.cluster.list_pods
+
+    async def late(namespace: str, selector: str) -> list[dict[str, Any]]:
+        raws = await real(namespace, selector)
+        w.caches.pods.put(newer)
+        w.caches.pods.put(born)
+        return raws
+
+    w.cluster.list_pods = late  # type: ignore[method-assign]
+    listed = await list_pods(KEY, w.caches, w.cluster)
+    assert set(listed.pods) == {newer, born} and listed.gone == ()
+
+
+async def test_the_pods_of_deleted_jobs_of_the_same_name_are_listed() -> None:
+    w = World()
+    w.caches.pods.put(make_pod(job=replace(KEY, uid="older")))
+    await w.settle()
+    w.cluster.jobs[KEY.name].pop("status")
+    w.caches.pods.put(old := make_pod(job=replace(KEY, uid="older")))
+    job = w.caches.jobs.get(KEY)
+    assert job is not None
+    w.caches.jobs.drop(KEY)
+    w.caches.jobs.put(replace(job, status=replace(job.status, attempt=0)))
+    o, learned = await _observed(w)
+    assert o.predecessors == () and learned.lists[0].gone == (old,)
+    remember(o, learned, w.caches, w.memory)
+    assert w.caches.pods.other_lives(KEY) == ()
+
+
+async def test_when_a_deadline_was_first_seen_is_remembered() -> None:
+    w = await _running()
+    (pod,) = w.caches.pods.of(KEY)
+    w.caches.pods.drop(pod)
+    w.caches.pods.put(replace(pod, notice=notice()))
+    o, learned = await _observed(w)
+    remember(o, learned, w.caches, w.memory)
+    w.pass_time(5)
+    assert (await _observed(w))[0].told == o.told == {pod.uid: after(30)}
+
+
+async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    w = await _running()
+    (pod,) = w.caches.pods.of(KEY)
+    starting = replace(pod, phase="Pending", running_since=None, bound=NOW, waiting=Waiting(reason=""))
+    w.caches.pods.drop(pod)
+    w.caches.pods.put(starting)
+    w.cluster.told_of[pod.uid] = [event("FailedMount", "no such share", at=2)]
+    o, learned = await _observed(w)
+    remember(o, learned, w.caches, w.memory)
+    assert learned.events_error == ""
+    assert o.heard[pod.uid].trouble == Waiting(reason="FailedMount", message="no such share")
+
+    async def refuse(namespace: str, uid: str) -> list[dict[str, Any]]:
+        raise ApiError(403, "events is forbidden")
+
+    w.cluster.pod_events = refuse  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            w.pass_time(10)
+            later, learned = await _observed(w)
+            remember(later, learned, w.caches, w.memory)
+            assert later.heard == o.heard, "the last result is kept"
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{KEY}: Events of pod {pod.name} cannot be read: events is forbidden"
+    ]
+
+
+async def test_an_unreadable_claim_and_the_wait_for_its_volume_are_remembered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    w = await _waiting()
+    _says(w, IMMEDIATE)
+    await resync(w.cluster, w.caches, KeySet(), ())  # type: ignore[arg-type]
+    o, learned = await _observed(w)
+    remember(o, learned, w.caches, w.memory)
+    assert o.volume_wait == w.cluster.now
+    _says(w, NO_NODES)
+    await resync(w.cluster, w.caches, KeySet(), ())  # type: ignore[arg-type]
+    w.pass_time(5)
+    remember(*(await _observed(w)), w.caches, w.memory)
+    w.pass_time(5)
+    assert (await _observed(w))[0].volume_wait == after(5), "it may have ended at any time until then"
+    get = w.cluster.get_claim
+
+    async def refuse(namespace: str, name: str) -> dict[str, Any]:
+        raise ApiError(403, "forbidden")
+
+    w.cluster.get_claim = refuse  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            remember(*(await _observed(w)), w.caches, w.memory)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{KEY}: PersistentVolumeClaim {OWN} cannot be read: forbidden"
+    ]
+    w.cluster.get_claim = get  # type: ignore[method-assign]
+    remember(*(await _observed(w)), w.caches, w.memory)
+    assert KEY not in w.memory.unread
+
+
+async def test_a_refusal_is_forgotten_once_all_that_it_was_about_exists() -> None:
+    w = await _running()
+    refusal = Refusal(generation=1, reason=Reason.REFUSED, message="no", at=NOW, retry=after(1) - NOW)
+    w.memory.refusals[KEY] = refusal
+    o, learned = await _observed(w)
+    assert o.refusal is None and w.memory.refusals == {KEY: refusal}
+    remember(o, learned, w.caches, w.memory)
+    assert w.memory.refusals == {}
