@@ -157,7 +157,7 @@ def test_the_digest_of_what_is_left_covers_the_loss(lab: Lab) -> None:
     }
     assert digest(both) == run.digest
     exported = lab.folder / "exported"
-    assert main(["export", "--checkpoint", str(lab.folder / "store"), "--to", str(exported)]) == 0
+    assert main(["export", str(lab.folder / "store"), "--to", str(exported)]) == 0
     assert spottrain.load_weights(exported).keys() == {"weight", "bias"}
     assert digest(spottrain.load_weights(exported, "extra.head")) == digest(
         spottrain.load_weights(final, "extra.head")

@@ -107,7 +107,7 @@ def test_a_job_that_is_done_and_is_asked_for_more_steps_says_what_was_trained_an
     assert "24 steps were trained" in words.message and "40 steps are asked for now" in words.message
 
     new = str(lab.folder / "new")
-    assert main(["copy", "--checkpoint", str(lab.folder / "store"), "--to", new]) == 0
+    assert main(["copy", str(lab.folder / "store"), "--to", new]) == 0
     env: dict[str, str] = {Env.CHECKPOINT_ON_EXISTING: "resume"}
     on = lab.run(at="new", attempt=1, training='{"maxSteps": 40}', env=env)
     assert on.end() == ExitCode.DONE, on.log

@@ -76,7 +76,7 @@ def rules(client: Any) -> list[dict[str, Any]]:
 
 
 def ran(capsys: pytest.CaptureFixture[str], *words: str, command: str = "lifecycle") -> tuple[int, Any]:
-    code = main([command, "--checkpoint", URI, *words, "-o", "json"])
+    code = main([command, URI, *words, "-o", "json"])
     said = capsys.readouterr()
     return code, json.loads(said.out) if said.out else said.err
 
@@ -118,7 +118,7 @@ def test_two_runs_of_one_bucket_have_a_rule_each(
 ) -> None:
     ended(store)
     ran(capsys, "--apply")
-    main(["lifecycle", "--checkpoint", f"s3://{BUCKET}/team/run2", "--apply"])
+    main(["lifecycle", f"s3://{BUCKET}/team/run2", "--apply"])
     assert len({rule["ID"] for rule in rules(client)}) == 2
 
 
@@ -193,7 +193,7 @@ def test_too_few_days_for_the_class_and_a_store_without_rules_are_said(
     ended(store)
     code, said = ran(capsys, "--storage-class", "STANDARD_IA")
     assert code == 1 and "after 30 days or more" in said
-    assert main(["lifecycle", "--checkpoint", str(tmp_path)]) == 1
+    assert main(["lifecycle", str(tmp_path)]) == 1
     assert "is not in S3" in capsys.readouterr().err
 
 
@@ -226,7 +226,7 @@ def test_an_archived_checkpoint_says_how_to_restore_it(
     archived: str, tmp_path: Any, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     command, *rest = (word.format(tmp=tmp_path) for word in words)
-    assert main([command, "--checkpoint", URI, *rest]) == 1
+    assert main([command, URI, *rest]) == 1
     said = capsys.readouterr()
     assert "restore-object" in said.out + said.err
     assert not (tmp_path / "m").exists()

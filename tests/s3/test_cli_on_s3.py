@@ -28,7 +28,7 @@ def store(bucket: str, server: S3Server) -> S3Store:
 
 
 def ran(server: S3Server, capsys: pytest.CaptureFixture[str], uri: str, *words: str) -> tuple[int, Any]:
-    code = main([words[0], "--checkpoint", uri, "--endpoint", server.endpoint, *words[1:], "-o", "json"])
+    code = main([words[0], uri, "--endpoint", server.endpoint, *words[1:], "-o", "json"])
     said = capsys.readouterr()
     return code, json.loads(said.out) if said.out else said.err
 

@@ -19,6 +19,8 @@ DEADLINE: Final = timedelta(minutes=15)
 LOOK: Final = timedelta(seconds=5)
 """Interval of rechecking the cleanup pod, which is not watched."""
 
+DELETE: Final = "spottrain checkpoints delete {uri} --job-uid {uid}"
+
 
 def wanted(o: Observed) -> bool:
     spec = o.job.spec
@@ -41,10 +43,11 @@ def gives_up(o: Observed) -> str:
         where = f" at {shown}" if shown else ""
         return (
             f"the job's spec cannot be read ({o.job.invalid}), so its checkpoints{where} are left; "
-            "delete them with spottrain checkpoints delete"
+            f"delete them with {DELETE.format(uri=shown or 'URI', uid=o.job.key.uid)}"
         )
     uri = o.job.spec.checkpoint.uri
-    left = f"the checkpoints at {uri} are left; delete them with spottrain checkpoints delete"
+    by_hand = DELETE.format(uri=uri, uid=o.job.key.uid)
+    left = f"the checkpoints at {uri} are left; delete them with {by_hand}"
     if o.cleanup_refused:
         return f"no pod can be made to delete them ({o.cleanup_refused}): {left}"
     until = due(o)

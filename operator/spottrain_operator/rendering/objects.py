@@ -139,7 +139,7 @@ def _cleaner(job: Job) -> Json:
     """Returns the cleanup container: the trainer's access to the store, without its GPUs and command."""
     assert job.spec is not None
     checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
-    words = ["--checkpoint", checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
+    words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
     container = kept | {"name": ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}

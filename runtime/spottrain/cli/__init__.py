@@ -1,9 +1,8 @@
 """The `spottrain` command.
 
 entry, main   `spottrain run` and `spottrain profile`
-checkpoints   `spottrain checkpoints ...`: arguments; then listing, logs, verifying, pruning, copying, ...
-release       `spottrain release`
+checkpoints   `spottrain checkpoints VERB URI`: arguments; each verb has a module
 
-`checkpoints` and `release` need only the standard library and `storage/`. Without torch they run on a laptop
-and start at once. Nothing here executes what it reads.
+`checkpoints` needs only the standard library and `storage/`. Without torch it runs on a laptop and starts at
+once. Nothing here executes what it reads.
 """

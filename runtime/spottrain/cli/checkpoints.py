@@ -1,4 +1,4 @@
-"""`spottrain checkpoints COMMAND --checkpoint URI`: arguments, output, exit codes.
+"""`spottrain checkpoints VERB URI`: arguments, output, exit codes.
 
 Exit code 0: done; 1: a message says why not, or what is damaged; 2: invalid arguments.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,16 @@ from spottrain.cli.logs import logs
 from spottrain.cli.output import Answer
 from spottrain.cli.pruning import Wish, prune
 from spottrain.cli.reading import BEST, NEWEST, open_existing
+from spottrain.cli.release import release
 from spottrain.cli.storage_lifecycle import FEWEST_DAYS, Cooling, lifecycle
 from spottrain.cli.verifying import ALL, verify
 from spottrain.core.uri import is_path
-from spottrain.errors import ConfigurationError, RunError
+from spottrain.errors import RunError
 from spottrain.storage.base import Store
 from spottrain.storage.open import open_store
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(argv: list[str]) -> int:
@@ -62,90 +64,103 @@ def _show(answer: Answer, *, as_json: bool) -> None:
 
 # --- arguments ------------------------------------------------------------------------------------------
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="spottrain checkpoints", description="Looks after checkpoints.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_list(commands)
-    _add_verify(commands)
-    _add_prune(commands)
-    _add_copy(commands)
-    _add_export(commands)
-    _add_lifecycle(commands)
-    _add_delete(commands)
-    _add_logs(commands)
+    parser = argparse.ArgumentParser(
+        prog="spottrain checkpoints", description="Inspects and manages the checkpoints at a URI."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    _add_list(verbs)
+    _add_verify(verbs)
+    _add_prune(verbs)
+    _add_copy(verbs)
+    _add_export(verbs)
+    _add_release(verbs)
+    _add_delete(verbs)
+    _add_logs(verbs)
+    _add_lifecycle(verbs)
     return parser
 
 
-def _command(commands: Commands, name: str, about: str, *, required: bool = True) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=about, description=about)
-    command.add_argument(
-        "--checkpoint", required=required, metavar="URI", help="folder or s3://bucket/prefix"
+def _verb(verbs: Verbs, name: str, about: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=about, description=about)
+    verb.add_argument("uri", metavar="URI", help="folder, s3://bucket/prefix or gs://bucket/prefix")
+    verb.add_argument("--endpoint", metavar="URL", help="URL of an S3-compatible server")
+    verb.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="format of the output; default text"
     )
-    command.add_argument("--endpoint", metavar="URL", help="URL of an S3-compatible server")
-    command.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    return command
+    return verb
 
 
-def _step(text: str) -> str:
-    if text not in (NEWEST, BEST, ALL) and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no step; use a number, {NEWEST} or {BEST}")
-    return text
+def _step(*words: str) -> Callable[[str], str]:
+    """Returns a parser of `--step`: a number, or one of `words`."""
+
+    def parse(text: str) -> str:
+        if text not in words and not text.isdecimal():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a step: use a number, {' or '.join(words)}")
+        return text
+
+    return parse
 
 
-def _step_or_final(text: str) -> str:
-    return text if text == FINAL else _step(text)
+def _number(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
 
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
-    return int(text)
+    return parse
 
 
 def _file(text: str) -> Path:
     if not is_path(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is a URI; name a file of this machine")
+        raise argparse.ArgumentTypeError(f"{text!r} is a URI; name a file on this machine")
     return Path(text)
 
 
 def _store(given: argparse.Namespace) -> Store:
-    return open_existing(given.checkpoint, given.endpoint)
+    return open_existing(given.uri, given.endpoint)
 
 
-# --- the commands ---------------------------------------------------------------------------------------
-def _add_list(commands: Commands) -> None:
-    command = _command(commands, "list", "Says what is at a URI: HEAD, its checkpoints, and orphans.")
-    command.set_defaults(run=lambda given: listing(_store(given), now=time.time()))
-
-
-def _add_verify(commands: Commands) -> None:
-    command = _command(commands, "verify", "Reads checkpoints whole and holds them against their checksums.")
-    command.add_argument(
-        "--step", type=_step, default=ALL, help=f"a step, {NEWEST}, {BEST} or {ALL} (default)"
+# --- the verbs ------------------------------------------------------------------------------------------
+def _add_list(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "list", "Shows which job owns a URI, its checkpoints, and objects that none of them uses."
     )
-    command.set_defaults(run=lambda given: verify(_store(given), given.step))
+    verb.set_defaults(run=lambda given: listing(_store(given), now=time.time()))
 
 
-def _add_prune(commands: Commands) -> None:
-    command = _command(commands, "prune", "Deletes old checkpoints, or orphans, of a URI that no job uses.")
-    command.add_argument("--keep", type=_count, metavar="N", help="keep the newest N, and the best")
-    command.add_argument("--orphans", action="store_true", help="delete the objects that nothing names")
-    command.add_argument(
-        "--earlier-jobs", action="store_true", help="with --keep: what earlier jobs left, too"
+def _add_verify(verbs: Verbs) -> None:
+    verb = _verb(verbs, "verify", "Reads checkpoints in full and compares them with their checksums.")
+    about = f"a number, {NEWEST}, {BEST} or {ALL}; default {ALL}"
+    verb.add_argument("--step", type=_step(NEWEST, BEST, ALL), default=ALL, help=about)
+    verb.set_defaults(run=lambda given: verify(_store(given), given.step))
+
+
+def _add_prune(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "prune", "Deletes old checkpoints, or unused objects, at a URI that no running job owns."
     )
-    command.add_argument("--dry-run", action="store_true", help="show what would go, and change nothing")
-    command.add_argument("--yes", action="store_true", help="do not ask")
-    command.set_defaults(run=_prune)
+    verb.add_argument(
+        "--keep",
+        type=_number(1),
+        metavar="N",
+        help="keep the newest N that can be read, and the best; reads those N in full",
+    )
+    verb.add_argument(
+        "--no-verify", action="store_true", help="with --keep: check object sizes only, and read nothing"
+    )
+    verb.add_argument("--orphans", action="store_true", help="delete objects that no checkpoint uses")
+    verb.add_argument(
+        "--earlier-jobs", action="store_true", help="with --keep: also delete checkpoints of earlier jobs"
+    )
+    verb.add_argument("--dry-run", action="store_true", help="show what would be deleted, and change nothing")
+    _add_yes(verb)
+    verb.set_defaults(run=_prune)
 
 
 def _prune(given: argparse.Namespace) -> Answer:
     wish = Wish(
         keep=given.keep,
+        verify=not given.no_verify,
         orphans=given.orphans,
         earlier_jobs=given.earlier_jobs,
         dry_run=given.dry_run,
@@ -154,21 +169,18 @@ def _prune(given: argparse.Namespace) -> Answer:
     return prune(_store(given), wish)
 
 
-def _add_delete(commands: Commands) -> None:
-    command = _command(commands, "delete", "Deletes checkpoints, logs and caches of a job that has ended.")
-    command.add_argument("--job-uid", required=True, metavar="UID", help="as list shows it")
-    command.add_argument("--yes", action="store_true", help="do not ask")
-    command.set_defaults(run=lambda given: delete(_store(given), given.job_uid, sure=given.yes))
+def _add_yes(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
-def _add_copy(commands: Commands) -> None:
-    command = _command(
-        commands, "copy", "Copies a checkpoint to an empty or finished URI, to move or branch a run."
-    )
-    command.add_argument("--to", required=True, metavar="URI")
-    command.add_argument("--to-endpoint", metavar="URL", help="default: that of the source")
-    command.add_argument("--step", type=_step, default=NEWEST, help=f"a step, {NEWEST} (default) or {BEST}")
-    command.set_defaults(run=_copy)
+def _add_copy(verbs: Verbs) -> None:
+    verb = _verb(verbs, "copy", "Copies one checkpoint to another URI, to move or branch a run.")
+    about = "target: empty, or of a job that is done"
+    verb.add_argument("--to", required=True, metavar="URI", help=about)
+    verb.add_argument("--to-endpoint", metavar="URL", help="default: the source's endpoint")
+    about = f"a number, {NEWEST} or {BEST}; default {NEWEST}"
+    verb.add_argument("--step", type=_step(NEWEST, BEST), default=NEWEST, help=about)
+    verb.set_defaults(run=_copy)
 
 
 def _copy(given: argparse.Namespace) -> Answer:
@@ -176,23 +188,47 @@ def _copy(given: argparse.Namespace) -> Answer:
     return copy(source, open_store(given.to, given.to_endpoint or given.endpoint), given.step)
 
 
-def _add_export(commands: Commands) -> None:
-    command = _command(commands, "export", "Writes the model's weights as one safetensors file.")
-    command.add_argument("--to", required=True, type=_file, metavar="FILE")
-    about = f"a step, {NEWEST} (default), {BEST}, or {FINAL}: the weights that a finished run has left"
-    command.add_argument("--step", type=_step_or_final, default=NEWEST, help=about)
-    command.set_defaults(run=lambda given: export(_store(given), given.step, given.to))
-
-
-def _add_lifecycle(commands: Commands) -> None:
-    command = _command(
-        commands, "lifecycle", "Shows, or sets, the S3 rule that archives what no job reads again."
+def _add_export(verbs: Verbs) -> None:
+    verb = _verb(verbs, "export", "Writes the model's weights as one safetensors file.")
+    verb.add_argument(
+        "--to", required=True, type=_file, metavar="FILE", help="a file that does not exist yet"
     )
-    command.add_argument("--days", type=int, default=7, help="after the object's creation; default 7")
-    command.add_argument("--storage-class", choices=sorted(FEWEST_DAYS), default="GLACIER")
-    command.add_argument("--earlier-jobs", action="store_true", help="act on what earlier jobs left, too")
-    command.add_argument("--apply", action="store_true", help="tag the objects and set the rule")
-    command.set_defaults(run=_lifecycle)
+    about = f"a number, {NEWEST}, {BEST}, or {FINAL} (the weights of a finished run); default {NEWEST}"
+    verb.add_argument("--step", type=_step(NEWEST, BEST, FINAL), default=NEWEST, help=about)
+    verb.set_defaults(run=lambda given: export(_store(given), given.step, given.to))
+
+
+def _add_release(verbs: Verbs) -> None:
+    verb = _verb(verbs, "release", "Frees a URI whose owner died without releasing it.")
+    _add_yes(verb)
+    verb.set_defaults(run=lambda given: release(_store(given), sure=given.yes))
+
+
+def _add_delete(verbs: Verbs) -> None:
+    verb = _verb(verbs, "delete", "Deletes the checkpoints, logs and caches of a job that has ended.")
+    verb.add_argument("--job-uid", required=True, metavar="UID", help="the owner's UID, as list shows it")
+    _add_yes(verb)
+    verb.set_defaults(run=lambda given: delete(_store(given), given.job_uid, sure=given.yes))
+
+
+def _add_logs(verbs: Verbs) -> None:
+    verb = _verb(verbs, "logs", "Prints the stored output of a job's ranks.")
+    verb.add_argument("--attempt", type=_number(1), metavar="N", help="default: all")
+    verb.add_argument("--rank", type=_number(0), metavar="R", help="default: all")
+    verb.set_defaults(run=lambda given: logs(_store(given), attempt=given.attempt, rank=given.rank))
+
+
+def _add_lifecycle(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "lifecycle", "Shows or sets the S3 rule that archives objects no job will read again."
+    )
+    verb.add_argument("--days", type=int, default=7, help="age of an object in days; default 7")
+    verb.add_argument(
+        "--storage-class", choices=sorted(FEWEST_DAYS), default="GLACIER", help="default GLACIER"
+    )
+    verb.add_argument("--earlier-jobs", action="store_true", help="also archive checkpoints of earlier jobs")
+    verb.add_argument("--apply", action="store_true", help="tag the objects and set the rule")
+    verb.set_defaults(run=_lifecycle)
 
 
 def _lifecycle(given: argparse.Namespace) -> Answer:
@@ -203,19 +239,3 @@ def _lifecycle(given: argparse.Namespace) -> Answer:
         apply=given.apply,
     )
     return lifecycle(_store(given), cooling)
-
-
-def _add_logs(commands: Commands) -> None:
-    about = "Prints what the ranks of a job have printed, as it was kept."
-    command = _command(commands, "logs", about, required=False)
-    command.add_argument("uri", nargs="?", metavar="URI", help="in place of --checkpoint")
-    command.add_argument("--attempt", type=_count, metavar="N", help="default: all")
-    command.add_argument("--rank", type=_whole, metavar="R", help="default: all")
-    command.set_defaults(run=_logs)
-
-
-def _logs(given: argparse.Namespace) -> Answer:
-    given.checkpoint = given.uri or given.checkpoint
-    if given.checkpoint is None:
-        raise ConfigurationError("say where the logs are: spottrain checkpoints logs URI")
-    return logs(_store(given), attempt=given.attempt, rank=given.rank)

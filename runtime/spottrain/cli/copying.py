@@ -32,7 +32,7 @@ def copy(source: Store, target: Store, which: str) -> Answer:
         raise
     walker.change(Adopting(entry=replace(entry, key=key, keptAs=""), job=f"copy:{source.uri}"))
     line = (
-        f"copied step {entry.step}, {size(entry.bytes)}, to {target.uri}; a job goes on from there with "
+        f"copied step {entry.step}, {size(entry.bytes)}, to {target.uri}; a job resumes from there with "
         "checkpoint.onExisting: resume (spottrain run --on-existing resume)"
     )
     facts = {"from": source.uri, "to": target.uri, "step": entry.step, "key": key, "bytes": entry.bytes}
@@ -47,12 +47,12 @@ def _objects(source: Store, entry: Entry, target: Store, key: str) -> None:
         for shard in manifest.shards:
             sums = target.upload(key + shard.name, shards.whole(shard))
             if manifest.chunk_bytes == CHUNK_BYTES and shard.bytes and tuple(sums) != shard.chunks:
-                raise Damaged(f"{shard.name} changed on its way")
+                raise Damaged(f"{shard.name} was stored with other checksums than it was read with")
     except Damaged as error:
         raise CheckpointError(
-            f"step {entry.step} cannot be copied: {error}. Nothing was left at the target. Choose another "
-            "--step (spottrain checkpoints verify says which are whole); where the source's job runs, it may "
-            "have pruned this one meanwhile",
+            f"step {entry.step} cannot be copied: {error}. Nothing was left at the target. A running job may "
+            "have pruned this checkpoint meanwhile. Choose another --step; spottrain checkpoints verify "
+            f"{source.uri} shows which are intact",
             reason=Reason.CHECKPOINT_DAMAGED,
         ) from error
     target.put_if_absent(key + MANIFEST_NAME, text)

@@ -30,7 +30,8 @@ def delete(store: Store, job_uid: str, *, sure: bool = False) -> Answer:
     keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
     walker = Walker(store)
     if walker.read() is None:
-        return Answer(facts={"uri": store.uri, "objects": 0}, lines=[f"there is no HEAD at {store.uri}"])
+        text = f"nothing to delete: there is no HEAD object at {store.uri}"
+        return Answer(facts={"uri": store.uri, "objects": 0}, lines=[text])
     confirm(f"delete all checkpoints of job UID {job_uid} at {store.uri}?", sure=sure)
     walker.change(Deleting(job_uid=job_uid))
     head = head_of(store)

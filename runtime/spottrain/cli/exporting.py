@@ -80,8 +80,8 @@ def _exported(target: Path, of: str, step: int, write: Callable[[BinaryIO], int]
 
 def _damaged(what: str, error: Damaged) -> CheckpointError:
     return CheckpointError(
-        f"{what} cannot be exported: {error}; choose another --step (spottrain checkpoints verify says which "
-        "are whole)",
+        f"{what} cannot be exported: {error}; choose another --step (spottrain checkpoints verify URI shows "
+        "which are intact)",
         reason=Reason.CHECKPOINT_DAMAGED,
     )
 
@@ -202,7 +202,7 @@ def _final_of(store: Store) -> _FinalWeights | None:
             f"{FINAL_PREFIX}{MANIFEST_NAME} at {store.uri} does not name the files of the final weights: "
             "another version of spottrain wrote it, or it is damaged. "
             f"If {FINAL_PREFIX}{WEIGHTS_FILE} is there, copy it as it is; or export a checkpoint: "
-            "--step N (spottrain checkpoints list shows them)"
+            "--step N (spottrain checkpoints list URI shows them)"
         ) from error
 
 

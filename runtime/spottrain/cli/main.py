@@ -37,13 +37,8 @@ Outside Kubernetes: Ctrl-C saves; the same command goes on."""
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] in (["release"], ["checkpoints"]):
-        release_signals()
-    if words[:1] == ["release"]:
-        from spottrain.cli import release
-
-        return release.main(words[1:])
     if words[:1] == ["checkpoints"]:
+        release_signals()
         from spottrain.cli import checkpoints
 
         return checkpoints.main(words[1:])
@@ -97,10 +92,7 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
     about = "run a training script and profile some of its steps"
     profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
-    commands.add_parser(
-        "checkpoints", help="list, verify, prune, copy, export, delete; logs; storage lifecycle"
-    )
-    commands.add_parser("release", help="free a checkpoint URI whose owner is gone")
+    commands.add_parser("checkpoints", help="inspect and manage checkpoints: list, verify, prune, copy, ...")
     names = _add_flags(run)
     profile.add_flags(profiled)
     _add_flags(profiled)

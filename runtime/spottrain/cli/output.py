@@ -52,4 +52,4 @@ def confirm(question: str, *, sure: bool) -> None:
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
-    raise ConfigurationError("nothing was changed; --yes says that it is meant, --dry-run shows what it is")
+    raise ConfigurationError("nothing was changed, because nobody confirmed it; --yes confirms it in advance")

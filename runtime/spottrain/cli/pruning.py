@@ -1,4 +1,7 @@
-"""`spottrain checkpoints prune`: removes old checkpoints from HEAD, and deletes objects no HEAD names."""
+"""`spottrain checkpoints prune`: removes old checkpoints from HEAD, and deletes unused objects.
+
+It reads what it keeps before it deletes anything, so that N readable checkpoints remain, if there are N.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from spottrain.checkpoint.head.owner import Walker
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.cli.listing import Inventory, look
 from spottrain.cli.output import Answer, confirm, size
+from spottrain.cli.reading import NO_HEAD
+from spottrain.cli.verifying import OK, problems_of
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.core.text import counted
 from spottrain.errors import ConfigurationError
@@ -21,6 +26,8 @@ from spottrain.storage.base import Store
 class Wish:
     keep: int | None = None
     """None: HEAD stays as it is."""
+    verify: bool = True
+    """Read the kept checkpoints in full. False: compare object sizes only."""
     orphans: bool = False
     earlier_jobs: bool = False
     dry_run: bool = False
@@ -30,15 +37,19 @@ class Wish:
 def prune(store: Store, wish: Wish) -> Answer:
     """Prunes: HEAD first, then only what that change dropped. Raises ConfigurationError while a job runs."""
     if wish.keep is None and not wish.orphans:
-        raise ConfigurationError("say what shall go: --keep N, --orphans, or both")
+        raise ConfigurationError("nothing to prune was named; give --keep N, --orphans, or both")
     seen = look(store)
     if seen.head is None:
-        raise ConfigurationError(f"there is no HEAD at {store.uri}; check the URI")
+        raise ConfigurationError(NO_HEAD.format(store.uri))
     require_idle(seen.head)
-    doomed = _doomed(seen, seen.head, wish)
+    doomed, bad = _doomed(store, seen, seen.head, wish)
     orphans = seen.orphans if wish.orphans else ()
-    lines = _lines(seen, doomed, orphans, "would delete" if wish.dry_run else "to delete")
+    lines = [f"stays, but does not count: {key} ({why})" for key, why in bad.items()]
+    lines += _lines(seen, doomed, orphans, "would delete" if wish.dry_run else "to delete")
+    if doomed and not wish.verify:
+        lines.append("the checkpoints to keep were checked by object sizes only, not read")
     facts = _facts(store, seen, doomed, orphans)
+    facts["notCounted"] = bad
     if wish.dry_run or not (doomed or wish.orphans):
         return Answer(facts=facts | {"deleted": False}, lines=lines)
     confirm("\n".join([*lines, "Delete?"]), sure=wish.sure)
@@ -48,12 +59,37 @@ def prune(store: Store, wish: Wish) -> Answer:
     return Answer(facts=facts | {"deleted": True}, lines=[*lines, "deleted"])
 
 
-def _doomed(seen: Inventory, head: Head, wish: Wish) -> tuple[Entry, ...]:
-    """Selects checkpoints to remove. An incomplete one does not count towards the number to keep."""
+def _doomed(
+    store: Store, seen: Inventory, head: Head, wish: Wish
+) -> tuple[tuple[Entry, ...], dict[str, str]]:
+    """Returns the checkpoints to remove; and by key, why a kept one does not count towards `keep`."""
     if wish.keep is None:
-        return ()
-    broken = {entry.key for entry in head.checkpoints if seen.condition(entry) == "incomplete"}
-    return prunable(head, wish.keep, earlier_jobs=wish.earlier_jobs, damaged=broken)
+        return (), {}
+    bad = _uncounted(store, seen, head, wish.keep, read=False)
+    doomed = prunable(head, wish.keep, earlier_jobs=wish.earlier_jobs, damaged=bad)
+    if doomed and wish.verify:
+        bad = _uncounted(store, seen, head, wish.keep, read=True)
+        doomed = prunable(head, wish.keep, earlier_jobs=wish.earlier_jobs, damaged=bad)
+    return doomed, bad
+
+
+def _uncounted(store: Store, seen: Inventory, head: Head, keep: int, *, read: bool) -> dict[str, str]:
+    """Returns why checkpoints cannot be used, newest first, up to the `keep`-th one that can."""
+    bad: dict[str, str] = {}
+    usable = 0
+    for entry in head.checkpoints:
+        if usable == keep:
+            break
+        if entry.keptAs:
+            continue
+        why = "incomplete" if seen.condition(entry) == "incomplete" else ""
+        if read and not why:
+            condition, problems = problems_of(store, entry)
+            why = "" if condition == OK else f"{condition}: {problems[0]}"
+        if why:
+            bad[entry.key] = why
+        usable += not why
+    return bad
 
 
 def _drop(store: Store, seen: Head, doomed: Sequence[Entry]) -> None:

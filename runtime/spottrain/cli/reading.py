@@ -17,6 +17,7 @@ from spottrain.errors import ConfigurationError
 from spottrain.storage.base import KeyMissing, Store, Truncated
 from spottrain.storage.open import open_store
 
+NO_HEAD: Final = "there is no HEAD object at {}, so no job has saved checkpoints there; check the URI"
 NEWEST: Final = "newest"
 BEST: Final = "best"
 WIDTHS: Final = {
@@ -62,7 +63,7 @@ def _absent(folder: str) -> bool:
 def head_of(store: Store) -> Head:
     head = Walker(store).read()
     if head is None:
-        raise ConfigurationError(f"there is no HEAD at {store.uri}; check the URI")
+        raise ConfigurationError(NO_HEAD.format(store.uri))
     return head
 
 

@@ -40,7 +40,7 @@ def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
     return (
         f"{done} {wanted} steps are asked for now, and a job that is done trains no more. To go on from its "
         "last checkpoint make a new job on this URI with checkpoint.onExisting: resume; without Kubernetes "
-        "copy it (spottrain checkpoints copy --to NEW) and start with --checkpoint NEW --on-existing resume."
+        "use spottrain checkpoints copy URI --to NEW, then start with --checkpoint NEW --on-existing resume."
     )
 
 

@@ -61,10 +61,10 @@ def test_then_a_pod_of_the_jobs_own_image_and_identity_deletes_the_checkpoints()
     assert [type(a) for a in made.after if not isinstance(a, Provide)] in ([Release], [Delete, Release])
     (pod,) = provided(made)
     container = pod["spec"]["containers"][0]
-    assert container["image"] == "example.com/train:1" and container["command"][:3] == [
-        "spottrain", "checkpoints", "delete",
+    assert container["image"] == "example.com/train:1" and container["command"][:4] == [
+        "spottrain", "checkpoints", "delete", "s3://bucket/run",
     ]  # fmt: skip
-    assert {"--job-uid", "uid-1", "s3://bucket/run"} <= set(container["command"])
+    assert {"--job-uid", "uid-1"} <= set(container["command"])
     assert "spottrain.io/attempt" not in pod["metadata"]["labels"], "it is no attempt"
     assert pod["spec"]["restartPolicy"] == "OnFailure" and not holds(made)
 

@@ -35,7 +35,7 @@ def require_idle(head: Head) -> None:
         raise ConfigurationError(
             f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}) runs on this URI; nothing was "
             "changed. It prunes by itself (checkpoint.keep). Wait for its end, or, where it was killed and "
-            "no pod of it is left, free the URI with spottrain release --checkpoint URI",
+            "no pod of it is left, free the URI with spottrain checkpoints release URI",
             reason=Reason.URI_IN_USE,
         )
     if head.state is HeadState.DELETED:
@@ -82,7 +82,7 @@ class Pruning:
         if head.nonce != self.seen.nonce:
             raise ConfigurationError(
                 "HEAD changed while this command was at work: another one pruned, or a job came and went; "
-                "look again with spottrain checkpoints list"
+                "look again with spottrain checkpoints list URI"
             )
         left = tuple(entry for entry in head.checkpoints if entry.key not in self.doomed)
         return replace(head, nonce=nonce, checkpoints=left) if left != head.checkpoints else None
@@ -144,7 +144,7 @@ class Adopting:
         if term_of_key(self.entry.key) != term:
             raise ConfigurationError(
                 f"the target's HEAD changed while the copy was under way; the objects at {self.entry.key} "
-                "are named by nothing (spottrain checkpoints prune --orphans removes them)"
+                "are named by nothing (spottrain checkpoints prune URI --orphans removes them)"
             )
         mark = KEPT_FOR_JOB + head.jobUID if head else ""
         old = head.checkpoints if head else ()

@@ -219,7 +219,7 @@ class Claiming:
                 f"the checkpoint URI is in use by {owner}; give this job a URI of its own, or end that one. "
                 "Where its owner was killed (out of memory, node lost) and no pod of it runs any more "
                 f"(kubectl get pods -A -l spottrain.io/job-uid={head.jobUID}), "
-                "spottrain release --checkpoint URI frees it",
+                "spottrain checkpoints release URI frees it",
                 reason=Reason.URI_IN_USE,
             )
         if self.policy.on_existing is OnExisting.FAIL:

@@ -54,7 +54,7 @@ def steps(store: Store) -> list[int]:
 
 
 def ran(store: Store, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main([words[0], "--checkpoint", store.uri, *words[1:]])
+    code = main([words[0], store.uri, *words[1:]])
     said = capsys.readouterr()
     return code, said.out, said.err
 
@@ -115,7 +115,7 @@ def test_list_of_a_uri_that_nobody_used_says_so(
     code, out, _ = ran(store, capsys, "list")
     assert code == 0 and "no HEAD" in out
     assert list((tmp_path / "run").iterdir()) == [], "who looks leaves nothing"
-    assert main(["list", "--checkpoint", str(tmp_path / "typo")]) == 1
+    assert main(["list", str(tmp_path / "typo")]) == 1
     assert "no folder" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
@@ -304,6 +304,35 @@ def test_an_incomplete_checkpoint_takes_no_place_among_the_kept(
     assert steps(store) == [7, 5]
 
 
+def test_a_checkpoint_with_damaged_content_does_not_count_towards_the_kept(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = ended(store, 3, 5, 7).checkpoints[0]
+    lose_a_byte(store, newest.key + SHARD)
+    code, out, _ = ran(store, capsys, "prune", "--keep", "1", "--yes")
+    assert code == 0 and steps(store) == [7, 5]
+    assert f"does not count: {newest.key} (DAMAGED: {SHARD}: bytes" in out and "sizes only" not in out
+
+
+def test_with_no_verify_content_is_not_read_and_the_output_says_so(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lose_a_byte(store, ended(store, 3, 5).checkpoints[0].key + SHARD)
+    _, out, _ = ran(store, capsys, "prune", "--keep", "1", "--no-verify", "--dry-run")
+    assert "would delete: step 3" in out and "checked by object sizes only, not read" in out
+    assert "would delete" not in ran(store, capsys, "prune", "--keep", "1", "--dry-run")[1]
+
+
+def test_where_nothing_can_be_read_nothing_is_deleted(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for entry in ended(store, 3, 5, 7).checkpoints:
+        lose_a_byte(store, entry.key + SHARD)
+    seen = facts(store, capsys, "prune", "--keep", "1", "--yes")
+    assert (len(seen["notCounted"]), seen["checkpoints"], seen["deleted"]) == (3, [], False)
+    assert steps(store) == [7, 5, 3]
+
+
 def test_a_prune_that_loses_to_a_claim_deletes_nothing(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +350,7 @@ def test_a_prune_that_loses_to_a_claim_deletes_nothing(
 
 def test_prune_wants_to_be_told_what_shall_go(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     ended(store, 3)
-    assert "--keep N, --orphans, or both" in ran(store, capsys, "prune", "--yes")[2]
+    assert "give --keep N, --orphans, or both" in ran(store, capsys, "prune", "--yes")[2]
     with pytest.raises(SystemExit):
         ran(store, capsys, "prune", "--keep", "0")
 

@@ -59,14 +59,14 @@ def entry(store: Store, step: int) -> Entry:
 
 
 def copied(source: Store, target: Path, *words: str) -> int:
-    return main(["copy", "--checkpoint", source.uri, "--to", str(target), *words])
+    return main(["copy", source.uri, "--to", str(target), *words])
 
 
 # --- copy -------------------------------------------------------------------------------------------
 def test_a_copy_is_whole_and_belongs_to_nobody(source: Store, tmp_path: Path) -> None:
     assert copied(source, tmp_path / "branch", "--step", "7") == 0
     target = open_store(str(tmp_path / "branch"))
-    assert main(["verify", "--checkpoint", target.uri]) == 0
+    assert main(["verify", target.uri]) == 0
     it = head(target)
     assert (it.state, it.jobUID, it.term) == ("released", "copied", 1)
     assert [(e.step, e.keptAs) for e in it.checkpoints] == [(7, "")]
@@ -91,7 +91,7 @@ def test_a_copy_into_a_finished_run_keeps_what_that_one_left(source: Store, tmp_
     old.release(done=True)
     assert copied(source, tmp_path / "old") == 0
     assert [(e.step, e.keptAs) for e in head(target).checkpoints] == [(9, ""), (100, "job:B")]
-    assert main(["verify", "--checkpoint", target.uri]) == 0
+    assert main(["verify", target.uri]) == 0
 
 
 @pytest.mark.parametrize("release", [True, False])
@@ -138,13 +138,13 @@ def test_a_copy_says_how_a_job_goes_on_from_it(
 
 
 def test_a_copy_onto_itself_is_refused(source: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["copy", "--checkpoint", source.uri, "--to", source.uri]) == 1
+    assert main(["copy", source.uri, "--to", source.uri]) == 1
     assert "the same" in capsys.readouterr().err
 
 
 # --- export -----------------------------------------------------------------------------------------
 def exported(source: Store, target: Path, *words: str) -> int:
-    return main(["export", "--checkpoint", source.uri, "--to", str(target), *words])
+    return main(["export", source.uri, "--to", str(target), *words])
 
 
 def test_an_export_has_the_plain_names_and_joins_what_several_ranks_stored(
@@ -187,7 +187,7 @@ def test_an_export_to_a_uri_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["export", "--checkpoint", source.uri, "--to", "s3://bucket/x.safetensors"])
+        main(["export", source.uri, "--to", "s3://bucket/x.safetensors"])
     assert "'s3://bucket/x.safetensors' is a URI; name a file" in capsys.readouterr().err
     assert not (tmp_path / "s3:").exists()
 

@@ -43,10 +43,10 @@ def test_another_word_is_refused_with_those_that_are_known() -> None:
     assert "(choose from 'fail', 'resume', 'fresh')" in said
 
 
-def test_an_unknown_command_is_answered_with_all_three() -> None:
+def test_an_unknown_command_is_answered_with_those_that_are_known() -> None:
     said = refusal("trian", "train.py")
     assert "'trian'" in said and said.endswith("; see spottrain --help")
-    assert all(each in said for each in ("run", "checkpoints", "release"))
+    assert all(each in said for each in ("run", "profile", "checkpoints"))
     assert refusal().endswith("required: command; see spottrain --help")
 
 
@@ -56,8 +56,8 @@ def test_the_help_shows_all_three_commands(capsys: pytest.CaptureFixture[str]) -
     assert left.value.code == 0
     out = capsys.readouterr().out
     assert "run a training script" in out
-    assert "list, verify, prune, copy, export, delete" in out
-    assert "free a checkpoint URI whose owner is gone" in out
+    assert "run a training script and profile" in out
+    assert "inspect and manage checkpoints" in out
 
 
 def test_the_help_of_run_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:

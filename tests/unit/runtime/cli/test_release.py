@@ -1,4 +1,4 @@
-"""`spottrain release`: the way out where a dead owner holds a checkpoint URI."""
+"""`spottrain checkpoints release`: the way out where a dead owner holds a checkpoint URI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Entry, HeadOwner, Identity
-from spottrain.cli.release import main, release
+from spottrain.cli.checkpoints import main
+from spottrain.cli.release import release
 from spottrain.contract import OnExisting
 from spottrain.errors import ConfigurationError, Superseded
 from spottrain.storage.base import Store
@@ -34,9 +35,9 @@ def test_another_job_may_go_on_from_what_a_dead_owner_left(store: Store) -> None
     dead = owner(store, "dead")
     dead.claim()
     commit(dead, 7)
-    with pytest.raises(ConfigurationError, match="spottrain release"):
+    with pytest.raises(ConfigurationError, match="spottrain checkpoints release URI"):
         owner(store, "next").claim()
-    assert "it keeps 1 checkpoint of" in release(store, sure=True)
+    assert "it keeps 1 checkpoint of" in release(store, sure=True).lines[0]
     claim = owner(store, "next").claim()
     assert claim is not None and [entry.step for entry in claim.resume] == [7]
 
@@ -61,17 +62,17 @@ def test_a_uri_without_head_and_one_that_is_free_are_said(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = store.uri
-    assert main(["--checkpoint", folder, "--yes"]) == 1
-    assert "there is no HEAD" in capsys.readouterr().err
+    assert main(["release", folder, "--yes"]) == 1
+    assert "there is no HEAD object" in capsys.readouterr().err
     holder = owner(store, "a")
     holder.claim()
     holder.release()
-    assert main(["--checkpoint", folder]) == 0
+    assert main(["release", folder]) == 0
     assert "released already" in capsys.readouterr().out
 
 
 def test_a_mistyped_folder_is_said_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for uri in (str(tmp_path / "typo"), f"file://{tmp_path}/typo"):
-        assert main(["--checkpoint", uri, "--yes"]) == 1
+        assert main(["release", uri, "--yes"]) == 1
         assert f"there is no folder {tmp_path}/typo; check the URI" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

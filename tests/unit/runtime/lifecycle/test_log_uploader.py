@@ -263,7 +263,7 @@ def test_logs_are_printed_in_order_and_what_is_missing_is_named(
     missing = "".join(f"[part {number} is not there]\n" for number in range(3, 10))
     uri = str(kept.folder)
     assert said(capfdbinary, uri, "--attempt", "2", "--rank", "0") == (0, f"one\ntwo\n{missing}ten\n")
-    assert said(capfdbinary, "--checkpoint", uri, "--rank", "1") == (0, "of rank 1\n")
+    assert said(capfdbinary, uri, "--rank", "1") == (0, "of rank 1\n")
     code, text = said(capfdbinary, uri)
     assert code == 0 and [line for line in text.splitlines() if "==>" in line] == [
         "==> attempt 1, rank 0 <==",
@@ -293,5 +293,6 @@ def test_a_uri_without_logs_says_where_they_come_from(
     scene.store.put("HEAD", b"{}")
     code, text = said(capfdbinary, str(scene.folder))
     assert code == 1 and "SPOTTRAIN_LOGS is keep" in text
-    code, text = said(capfdbinary)
-    assert code == 1 and "spottrain checkpoints logs URI" in text
+    with pytest.raises(SystemExit) as refused:
+        said(capfdbinary)
+    assert refused.value.code == 2 and b"required: URI" in capfdbinary.readouterr().err
