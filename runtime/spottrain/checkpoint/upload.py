@@ -9,12 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
-import os
-import select
-import signal
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +19,7 @@ from typing import Any, Final, Protocol
 from spottrain import errors
 from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.upload_process import upload
-from spottrain.core.child_process import import_path
+from spottrain.distributed.channel import start_child
 from spottrain.errors import StoreUnavailable
 from spottrain.storage import base as stores
 from spottrain.storage.base import Cancelled, Store
@@ -74,45 +69,31 @@ class ProcessTransfer:
     """Uploads in a separate process. `where`: arguments of `open_store`."""
 
     def __init__(self, where: Mapping[str, Any]) -> None:
-        self._sock, theirs = socket.socketpair()
-        # Blocked during the start: a stop must not end the new process before it ignores the signals.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "spottrain.checkpoint.upload_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": import_path()},
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+        self._process, self._link = start_child("spottrain.checkpoint.upload_process")
         self._turn = threading.Lock()
         self._number = 0
-        self._text = b""
-        self._say({"store": dict(where)})
+        self._say("store", dict(where))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def share(self, arena: StagingBuffer) -> None:
-        line = json.dumps({"arena": arena.size}).encode() + b"\n"
         with contextlib.suppress(OSError):  # the uploader died; the next put raises UploaderDied
-            socket.send_fds(self._sock, [line], [arena.fd])
+            self._link.send("arena", json.dumps(arena.size).encode(), descriptor=arena.fd)
 
     def forget(self) -> None:
         with contextlib.suppress(UploaderDied):
-            self._say({"forget": True})
+            self._say("forget", None)
 
     def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         with self._turn:
             self._number += 1
             plain = [{k: v for k, v in asdict(file).items() if v != ""} for file in files]
-            self._say({"put": self._number, "files": plain})
+            self._say("put", {"put": self._number, "files": plain})
             while (answer := self._answer()) is None or answer["put"] != self._number:
                 if cancelled():  # does not wait for the part in progress, which may take long
-                    self._say({"abandon": self._number})
+                    self._say("abandon", self._number)
                     raise Cancelled("the upload was abandoned")
         if "error" in answer:
             raise _error(answer)
@@ -120,31 +101,22 @@ class ProcessTransfer:
 
     def close(self) -> None:
         """Closes the socket, on which the process exits by itself, without waiting for it."""
-        self._sock.close()
+        self._link.socket.close()
         self._process.poll()
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, name: str, facts: Any) -> None:
         try:
-            self._sock.sendall(json.dumps(message).encode() + b"\n")
+            self._link.send(name, json.dumps(facts).encode())
         except OSError as error:
             raise self._died() from error
 
     def _answer(self) -> dict[str, Any] | None:
         """Returns the next message; None if none arrives within POLL_SECONDS."""
-        if b"\n" not in self._text:
-            if not select.select([self._sock], [], [], POLL_SECONDS)[0]:
-                return None
-            try:
-                part = self._sock.recv(1 << 20)
-            except OSError as error:
-                raise self._died() from error
-            if not part:
-                raise self._died()
-            self._text += part
-            if b"\n" not in self._text:
-                return None
-        line, _, self._text = self._text.partition(b"\n")
-        return json.loads(line)  # type: ignore[no-any-return]
+        try:
+            message = self._link.receive(POLL_SECONDS)
+        except OSError as error:
+            raise self._died() from error
+        return json.loads(message[1]) if message else None
 
     def _died(self) -> UploaderDied:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -4,9 +4,11 @@ A separate process, because uploads in the training process would compete for th
 buffer of the training process and sends from it. It does not import torch, so it starts in a fraction of a
 second.
 
-    trainer -> {"arena": bytes} and a file descriptor; {"put": number, "files": [...]}; {"abandon": number};
-               {"forget": true}
-    trainer <- {"put": number, "sent": {key: [bytes, [sha256 of each chunk]]}} or {"put": .., "error": ..}
+    trainer -> store: arguments of open_store; arena: its size, and a file descriptor; forget;
+               put: {"put": number, "files": [...]}; abandon: number
+    trainer <- put: {"put": number, "sent": {key: [bytes, [sha256 of each chunk]]}} or {"put", "error", ...}
+
+The names are those of messages on a `Link`, the rest is JSON.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ import hashlib
 import json
 import mmap
 import os
-import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from spottrain.contract import CHUNK_BYTES
+from spottrain.distributed.channel import to_parent
 from spottrain.storage.base import AlreadyExists, Store
 from spottrain.storage.open import open_store
 
@@ -130,56 +132,34 @@ def _mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
 
-def _messages(sock: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """Yields each message with the list of received file descriptors that were not yet taken."""
-    text, descriptors = b"", list[int]()
-    while True:
-        part, fds, _, _ = socket.recv_fds(sock, 1 << 20, 1)
-        if not part:
-            return
-        descriptors += fds
-        *lines, text = (text + part).split(b"\n")
-        for line in lines:
-            yield json.loads(line), descriptors
-
-
 def main(fd: int) -> None:
-    # A stop signal reaches the whole process group; this process must survive it until the last save is done.
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-    sock = socket.socket(fileno=fd)
-    turn = threading.Lock()
+    link = to_parent(fd)
 
     def say(message: dict[str, Any]) -> None:
-        with turn:
-            sock.sendall(json.dumps(message).encode() + b"\n")
+        with suppress(OSError):  # the training process has ended
+            link.send("put", json.dumps(message).encode())
 
-    messages = _messages(sock)
-    try:
-        where, _ = next(messages)
-        store = _opened(where["store"])
+    messages = ((name, json.loads(body)) for name, body in link)
+    first = next(messages, None)
+    if first is not None:
+        store = _opened(first[1])
         threading.Thread(target=_warm, args=[store], daemon=True).start()
         uploader = Uploader(store, say)
-        for message, descriptors in messages:
-            _act(uploader, message, descriptors)
-    except (OSError, StopIteration):
-        pass  # the training process has ended, and its memory with it
-    os._exit(0)
+        for name, facts in messages:
+            _act(uploader, name, facts, link.descriptors)
+    os._exit(0)  # the training process has ended, and its memory with it
 
 
-def _act(uploader: Uploader, message: dict[str, Any], descriptors: list[int]) -> None:
-    if "arena" in message:
-        uploader.share(descriptors.pop(0), message["arena"])
-    elif "forget" in message:
+def _act(uploader: Uploader, name: str, facts: Any, descriptors: list[int]) -> None:
+    if name == "arena":
+        uploader.share(descriptors.pop(0), facts)
+    elif name == "forget":
         uploader.forget()
-    elif "abandon" in message:
-        uploader.abandon(message["abandon"])
+    elif name == "abandon":
+        uploader.abandon(facts)
     else:
-        number, files = message["put"], message["files"]
         # Binds the current memory: the next message may share a buffer with another layout.
-        work = uploader.work(number, files)
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=uploader.work(facts["put"], facts["files"]), daemon=True).start()
 
 
 def _opened(where: dict[str, Any]) -> Callable[[], Store]:

@@ -1,8 +1,8 @@
 """Messages between the ranks of a gang outside of collectives, over a TCP connection of each rank to rank 0.
 
 A TCP connection, unlike a torch store, tells both sides at once that a rank is gone: see
-docs/adr/0005-agreement.md. Frames are a name and bytes; nothing in them is ever executed. Of torch only the
-default store is used: rank 0 publishes there the port that it listens on.
+docs/adr/0005-agreement.md. Of torch only the default store is used: rank 0 publishes there its port and the
+key of the handshake.
 """
 
 from __future__ import annotations
@@ -11,28 +11,30 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import selectors
 import socket
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from spottrain.core import log
-from spottrain.distributed.connections import AddressBook, Link, call, torch_book, welcome_all
+from spottrain.distributed import channel
+from spottrain.distributed.channel import LOOK_SECONDS, Link
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
+ADDRESS_KEY: Final = "spottrain/control"
+DIAL_SECONDS: Final = 20.0
 CONNECT_SECONDS: Final = 300.0
 """Seconds for all ranks to connect: the same as torch's rendezvous timeout."""
 END_SECONDS: Final = 5.0
 """Seconds for the receiving thread to read what arrived before a connection's end."""
 TELL_AFTER_SECONDS: Final = 60.0
 """Seconds of waiting after which the log says for what."""
-LOOK_SECONDS: Final = 0.2
-"""How often a wait checks its condition when no message arrives."""
 MOST_NAMES: Final = 256
 """Unread names per rank that rank 0 keeps; the oldest are dropped, such as those of an aborted save."""
 BYE: Final = "bye"
@@ -48,7 +50,7 @@ class ControlChannel:
     def __init__(
         self,
         world: World,
-        links: Iterable[Link],
+        links: Mapping[int, Link],
         *,
         on_lost: Callable[[PeerLost], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,7 +58,7 @@ class ControlChannel:
         self.world = world
         self.lost: PeerLost | None = None
         """The first rank that disconnected without `close`."""
-        self._links = {link.peer: link for link in links}
+        self._links = dict(links)
         self._open = set(self._links)
         self._left: set[int] = set()
         self._on_lost = on_lost
@@ -65,6 +67,8 @@ class ControlChannel:
         self._came = threading.Condition()
         self._inbox: dict[tuple[str, int], deque[bytes]] = {}
         self._handlers: dict[str, Callable[[int, bytes], None]] = {}
+        self._handling = threading.RLock()
+        """Held while a message is passed to its handler, so that one is passed at a time, in order."""
         myself = weakref.ref(self)
         # A forked loader worker would keep the connections open after this process has died.
         os.register_at_fork(after_in_child=lambda: _leave_to_parent(myself()))
@@ -105,8 +109,7 @@ class ControlChannel:
     def gather(self, name: str, body: bytes) -> None:
         """Any rank: sends its part of `name` to rank 0. Raises PeerLost."""
         if self.world.first:
-            if handler := self._keep(name, 0, body):
-                handler(0, body)
+            self._keep(name, 0, body)
             return
         try:
             self._links[0].send(name, body)
@@ -128,15 +131,16 @@ class ControlChannel:
             return [self._pop((name, r)) if (name, r) in self._inbox else None for r in ranks]
 
     def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:
-        """Passes each message of this name to `handler` with its rank, on the receiving thread.
+        """Passes each message of this name to `handler` with its rank, in order of arrival, one at a time.
 
-        Such messages are not kept; those that arrived earlier are passed too, on the caller's thread."""
-        with self._came:
-            self._handlers[name] = handler
-            kept = [(key[1], self._inbox.pop(key)) for key in list(self._inbox) if key[0] == name]
-        for rank, bodies in kept:
-            for body in bodies:
-                handler(rank, body)
+        Messages that have arrived already are passed at once, later ones on the receiving thread."""
+        with self._handling:
+            with self._came:
+                self._handlers[name] = handler
+                kept = [(key[1], self._inbox.pop(key)) for key in list(self._inbox) if key[0] == name]
+            for rank, bodies in kept:
+                for body in bodies:
+                    handler(rank, body)
 
     def await_loss(self, seconds: float) -> bool:
         """Returns whether a rank is lost, or gets lost within `seconds`."""
@@ -187,16 +191,18 @@ class ControlChannel:
             del self._inbox[key]
         return body
 
-    def _keep(self, name: str, rank: int, body: bytes) -> Callable[[int, bytes], None] | None:
-        """Stores a message for its reader; returns the handler instead if there is one."""
+    def _keep(self, name: str, rank: int, body: bytes) -> None:
+        """Stores a message for its reader, or passes it to its handler."""
         with self._came:
-            if handler := self._handlers.get(name):
-                return handler
-            self._inbox.setdefault((name, rank), deque()).append(body)
-            if self.world.first and len(self._inbox) > MOST_NAMES:
-                self._forget_oldest(rank)
-            self._came.notify_all()
-        return None
+            handler = self._handlers.get(name)
+            if handler is None:
+                self._inbox.setdefault((name, rank), deque()).append(body)
+                if self.world.first and len(self._inbox) > MOST_NAMES:
+                    self._forget_oldest(rank)
+                self._came.notify_all()
+        if handler is not None:
+            with self._handling:
+                handler(rank, body)
 
     def _forget_oldest(self, rank: int) -> None:
         kept = [key for key in self._inbox if key[1] == rank]
@@ -205,31 +211,29 @@ class ControlChannel:
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for link in self._links.values():
-                selector.register(link.socket, selectors.EVENT_READ, link)
+            for rank, link in self._links.items():
+                if self._take(rank):  # what came right behind the welcome
+                    selector.register(link.socket, selectors.EVENT_READ, rank)
             while selector.get_map():
                 for key, _ in selector.select():
                     if not self._take(key.data):
                         selector.unregister(key.fileobj)
 
-    def _take(self, link: Link) -> bool:
+    def _take(self, rank: int) -> bool:
         """Handles what has arrived; returns False at the connection's end."""
         try:
-            for name, body in link.receive():
-                if name == BYE:
-                    self._left.add(link.peer)
-                elif handler := self._keep(name, link.peer, body):
-                    handler(link.peer, body)
+            while (message := self._links[rank].receive(0)) is not None:
+                if message[0] == BYE:
+                    self._left.add(rank)
+                else:
+                    self._keep(message[0], rank, message[1])
         except (OSError, ValueError) as error:
-            if isinstance(error, TimeoutError) and error.errno is None:
-                return True  # nothing to read after all; an errno would mean that the host fell silent
-            self._gone(link.peer, error)
+            self._gone(rank, error)
             return False
         return True
 
     def _await_end(self, rank: int) -> None:
         """After a failed send: waits until the receiving thread has read the rest and sees the end."""
-        self._links[rank].shut()
         with self._came:
             self._wait(lambda: rank not in self._open, END_SECONDS, BYE)
 
@@ -274,6 +278,22 @@ def _leave_to_parent(control: ControlChannel | None) -> None:
             link.socket.close()
 
 
+class AddressBook(Protocol):
+    """The part of a torch Store that is needed here. Every rank can reach it."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+    def delete_key(self, key: str, /) -> bool: ...
+
+
+def _torch_book() -> AddressBook:
+    """Returns the store of torch's default process group, which must be initialized."""
+    from torch.distributed import distributed_c10d
+
+    book: AddressBook = distributed_c10d._get_default_store()
+    return book
+
+
 def connect(
     world: World,
     *,
@@ -289,7 +309,62 @@ def connect(
     if a rank does not connect within `timeout` seconds.
     """
     if world.size == 1:
-        return ControlChannel(world, [], on_lost=on_lost)
-    book = book or torch_book()
-    links = welcome_all(world, book, timeout) if world.first else [call(world, host, book, timeout)]
+        return ControlChannel(world, {}, on_lost=on_lost)
+    book = book or _torch_book()
+    links = _lead(world, book, timeout) if world.first else {0: _follow(world, host, book, timeout)}
     return ControlChannel(world, links, on_lost=on_lost)
+
+
+def _lead(world: World, book: AddressBook, timeout: float) -> dict[int, Link]:
+    until = time.monotonic() + timeout
+    token = secrets.token_hex(32)
+    meeting = channel.Meeting(world.size, token.encode())
+    all_came = False
+    try:
+        book.set(ADDRESS_KEY, json.dumps({"port": meeting.server.getsockname()[1], "token": token}))
+        all_came = meeting.wait(lambda: time.monotonic() < until)
+        if all_came:
+            # Deleted before any rank is welcomed, so the next `connect` of the same processes cannot read it.
+            book.delete_key(ADDRESS_KEY)
+            meeting.welcome()
+            return meeting.links
+    finally:
+        meeting.close(members=not all_came)
+    raise PeerLost(
+        f"of {world.size} ranks these did not connect to rank 0 within {timeout:.0f} s: "
+        f"{', '.join(map(str, meeting.missing))}. Their logs say why; between pods, a NetworkPolicy must let "
+        "all ports through, as NCCL and gloo need too"
+    )
+
+
+def _follow(world: World, host: str, book: AddressBook, timeout: float) -> Link:
+    until = time.monotonic() + timeout
+    address = json.loads(book.get(ADDRESS_KEY))
+    connection = _dial(host, int(address["port"]), min(timeout, DIAL_SECONDS))
+    try:
+        key = address["token"].encode()
+        link = channel.join(connection, key, world.rank, lambda: time.monotonic() < until)
+        if link is None:
+            raise TimeoutError("it has not answered in time")
+        return link
+    except OSError as error:
+        connection.close()
+        raise PeerLost(
+            f"rank {world.rank} had reached rank 0, which then hung up ({error}): either rank 0 is gone, or "
+            f"other ranks did not connect within {timeout:.0f} s. Rank 0's log says which"
+        ) from error
+
+
+def _dial(host: str, port: int, patience: float) -> socket.socket:
+    """Retries for a moment only: rank 0 is already listening, so a longer failure will not go away."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=max(until - time.monotonic(), 1))
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise PeerLost(
+                    f"rank 0 could not be reached at {host}:{port} ({error}): it is gone, or MASTER_ADDR "
+                    "is not the address of its host, or a NetworkPolicy closes its port"
+                ) from error
+        time.sleep(LOOK_SECONDS)

@@ -1,13 +1,13 @@
 """Forwards the ranks' output and stores a copy: `python -m spottrain.lifecycle.log_capture FD`.
 
 It is a process of its own, so that a hung trainer, its interpreter lock or a hung store cannot block the
-output. It talks to `outputs` over a socket, one JSON object per line:
+output. It talks to `outputs` over a `Link`, in JSON:
 
-    <- {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
-    <- {"finish": seconds}        no more data will be written to the pipes; store the copy in so many seconds
-    -> {"done": true}             all output is forwarded
+    <- plan: {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
+    <- finish: seconds      no more data will be written to the pipes; store the copy in so many seconds
+    -> done                 all output is forwarded
 
-Then it ends. If the socket closes without `finish`, it ends when no writer is left.
+Then it ends. If the link closes without `finish`, it ends when no writer is left.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from typing import Any, Final
 
+from spottrain.distributed.channel import to_parent
 from spottrain.lifecycle.log_capture.relay import Relay, Stream
 from spottrain.lifecycle.log_capture.uploader import LogUploader
 from spottrain.storage.open import open_store
@@ -39,20 +38,17 @@ SWITCH_SECONDS: Final = 0.0005
 
 
 def main(fd: int) -> None:
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it must outlive the writers
-        signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    link = to_parent(fd)
     sys.setswitchinterval(SWITCH_SECONDS)
-    sock = socket.socket(fileno=fd)
-    words = sock.makefile("rb")
-    plan = json.loads(words.readline())
+    messages = iter(link)
+    plan = json.loads(next(messages)[1])
     streams = [Stream(rank=rank, source=pipe, target=target) for rank, pipe, target in plan["streams"]]
     shelf = _shelf(plan, streams)
     relay = Relay(streams, shelf.add)
     shelf.start()
     threading.Thread(target=_run, args=[relay], name="log-relay", daemon=True).start()
-    if said := words.readline():
-        seconds = float(json.loads(said)["finish"])
+    if finish := next(messages, None):
+        seconds = float(json.loads(finish[1]))
         until = time.monotonic() + seconds - SAY_SECONDS
         threading.Timer(max(seconds, DRAIN_SECONDS), os._exit, [0]).start()
         relay.finish()
@@ -63,7 +59,7 @@ def main(fd: int) -> None:
             shelf.hurry()
         relay.done.wait()
     with contextlib.suppress(OSError):
-        sock.sendall(b'{"done": true}\n')
+        link.send("done")
     shelf.finish(max(0.0, min(LAST_SECONDS, until - time.monotonic())))
     os._exit(0)
 

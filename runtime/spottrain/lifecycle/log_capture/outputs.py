@@ -11,9 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import select
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,9 +21,8 @@ from typing import Any, Final
 
 from spottrain.contract import Env
 from spottrain.core import log
-from spottrain.core.child_process import import_path
-from spottrain.core.preemption import SIGNALS
 from spottrain.core.run_config import RunConfig
+from spottrain.distributed.channel import start_child
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.log_capture.relay import Relay, Stream
 
@@ -85,7 +81,7 @@ class CapturedOutputs:
     def leave_to_parent(self) -> None:
         """Closes everything in a forked child except its own output."""
         self._process.returncode = 0  # else it is reported as a forgotten child
-        self._sock.close()
+        self._link.socket.close()
         for fd in self._fds():
             os.close(fd)
 
@@ -108,7 +104,7 @@ class CapturedOutputs:
         """Replaces the log capture process after it has ended and was reaped."""
         self._deaths += 1
         self._process.poll()
-        self._sock.close()
+        self._link.socket.close()
         try:
             if self._deaths >= TRIES:
                 raise OSError("too many have died")
@@ -150,8 +146,8 @@ class CapturedOutputs:
             return
         until = time.monotonic() + seconds
         with contextlib.suppress(OSError):  # the process has died
-            self._say({"finish": seconds})
-            select.select([self._sock], [], [], DRAIN_SECONDS)
+            self._link.send("finish", json.dumps(seconds).encode())
+            self._link.receive(DRAIN_SECONDS)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
 
@@ -171,25 +167,14 @@ class CapturedOutputs:
         return end
 
     def _start(self) -> None:
-        self._sock, theirs = socket.socketpair()
-        # Blocked during the start, so that a stop cannot end the new process before it ignores the signal.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "spottrain.lifecycle.log_capture", str(theirs.fileno())],
-                pass_fds=[theirs.fileno(), *(source for _, source, _ in self._streams)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._usual[0],
-                stderr=self._usual[1],
-                env=os.environ | {"PYTHONPATH": import_path()},
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        self._say({"streams": self._streams, "store": self._where, "attempt": self._attempt})
-
-    def _say(self, message: Mapping[str, Any]) -> None:
-        self._sock.sendall(json.dumps(message).encode() + b"\n")
+        self._process, self._link = start_child(
+            "spottrain.lifecycle.log_capture",
+            pass_fds=[source for _, source, _ in self._streams],
+            stdout=self._usual[0],
+            stderr=self._usual[1],
+        )
+        plan = {"streams": self._streams, "store": self._where, "attempt": self._attempt}
+        self._link.send("plan", json.dumps(plan).encode())
 
     def _fds(self) -> set[int]:
         ends = {fd for pipes in self._pipes for fd in (pipes.out, pipes.err)}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from spottrain.lifecycle import rendezvous
+from spottrain.distributed.channel import join
 from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.topology import LOOPBACK, Gang
 
@@ -71,7 +70,8 @@ def test_a_pod_that_went_before_all_had_come_is_waited_for_again(come: Come, por
     with pytest.raises(TimeoutError):
         leader.result(timeout=0.5)  # it listens
     with socket.create_connection((LOOPBACK, port + 1), timeout=SECONDS) as brief:
-        brief.sendall(b"spottrain uid 2 1\n")
+        until = time.monotonic() + 0.5
+        assert join(brief, b"spottrain uid 2", 1, lambda: time.monotonic() < until) is None
         with pytest.raises(TimeoutError):
             leader.result(timeout=0.5)
     with pytest.raises(TimeoutError):
@@ -84,7 +84,7 @@ def test_a_pod_that_went_before_all_had_come_is_waited_for_again(come: Come, por
 
 
 @pytest.mark.parametrize(
-    "words", [b"GET / HTTP/1.1\r\n\r\n", b"\n", b"spottrain uid 2 x\n", b"x" * 5000, b""]
+    "words", [b"GET / HTTP/1.1\r\n\r\n", b"\n", b"spottrain uid 2 1\n", b"x" * 5000, b""]
 )
 def test_a_stranger_at_the_port_disturbs_nobody(come: Come, port: int, words: bytes) -> None:
     leader = come(0, workers=2)
@@ -93,33 +93,3 @@ def test_a_stranger_at_the_port_disturbs_nobody(come: Come, port: int, words: by
     with socket.create_connection((LOOPBACK, port + 1), timeout=SECONDS) as stranger:
         stranger.sendall(words)
         assert come(1, workers=2).result(timeout=SECONDS) and leader.result(timeout=SECONDS)
-
-
-def test_while_no_connection_can_be_taken_the_port_rests_between_two_tries(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """accept() fails at once where no file descriptor is free, and whoever calls stays in the queue."""
-
-    class Full:
-        accepted = 0
-
-        def accept(self) -> None:
-            self.accepted += 1
-            raise OSError(errno.EMFILE, "Too many open files")
-
-    class Enough(Exception):
-        pass
-
-    rests: list[float] = []
-
-    def rest(seconds: float) -> None:
-        rests.append(seconds)
-        if len(rests) == 3:
-            raise Enough
-
-    server: Any = Full()
-    monkeypatch.setattr("spottrain.lifecycle.rendezvous.time.sleep", rest)
-    with pytest.raises(Enough):
-        rendezvous._welcome(server, rendezvous._There(2, b"name"))
-    assert server.accepted == len(rests) == 3 and min(rests) > 0
-    assert capsys.readouterr().out.count("event=accept-failed") == 1
