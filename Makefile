@@ -5,6 +5,7 @@ SHELL := /bin/bash
 UV_VERSION := 0.13.9
 UV := $(shell command -v uv || echo .tools/bin/uv)
 PY := .venv/bin/python
+RECORD := $(PY) bench/record.py
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
@@ -78,32 +79,32 @@ sync: ## copy crds/ into the chart
 	cp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml
 
 bench-checkpoint: .venv/.synced bench/.peers ## what a save costs: stall, upload, seconds to durable, beside others
-	$(PY) bench/checkpoint.py
+	$(RECORD) checkpoint -- $(PY) bench/checkpoint.py
 
 bench/.peers: bench/peers.txt | .venv/.synced
 	$(UV) pip install --quiet --no-deps --target $@ --requirement bench/peers.txt
 	@touch $@
 
 bench-restart: .venv/.synced ## what a restart costs, cold and with the compile cache: 5 interleaved pairs
-	$(PY) bench/restart.py
+	$(RECORD) restart -- $(PY) bench/restart.py
 
 bench-loop: .venv/.synced ## overhead of our training loop over a bare hand-written one: 10 interleaved pairs
-	$(PY) bench/loop.py
+	$(RECORD) loop -- $(PY) bench/loop.py
 
 bench-techniques: .venv/.synced ## time and memory of each technique of the training loop, on a CPU
-	$(PY) bench/techniques.py
+	$(RECORD) techniques -- $(PY) bench/techniques.py
 
 bench-gpu: .venv/.synced ## every technique on a GPU, and the 124M GPT beside a hand-written loop
-	$(PY) -m bench.gpu
+	$(RECORD) gpu -- $(PY) -m bench.gpu
 
 bench-diagnosis: .venv/.synced ## how often the verdict on what is slow is right, and what it costs
-	$(PY) bench/diagnosis.py --seeds 5
+	$(RECORD) diagnosis -- $(PY) bench/diagnosis.py --seeds 5
 
 bench-notice: .venv/.synced ## notice -> the runtime knows -> durable -> next attempt, N=100 times on real nodes
-	$(PY) bench/notice.py --rounds $(or $(N),100)
+	$(RECORD) notice -- $(PY) bench/notice.py --rounds $(or $(N),100)
 
 bench-head: .venv/.synced ## 1000 races for HEAD on the real S3 server behind a fault proxy
-	$(PY) bench/head_race.py --rounds 1000
+	$(RECORD) head_race -- $(PY) bench/head_race.py --rounds 1000
 
 clean: ## remove what this checkout made (not the cluster's binaries)
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

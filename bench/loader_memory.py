@@ -2,7 +2,7 @@
 
     python bench/loader_memory.py [fork|spawn] [kind ...]
 
-Each kind in an interpreter of its own, one worker, one epoch in random order. The table is in docs/data.md.
+Each kind in an interpreter of its own, one worker, one epoch in random order. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Rows:
         return float(sum(row)) if isinstance(row, list) else float(row.sum())
 
 
-def probe(kind: str, method: str) -> None:
+def probe(kind: str, method: str) -> dict[str, float]:
     rows = Rows(KINDS[kind]())
     began = time.perf_counter()
     found = copy_of(rows, method=method)
@@ -156,17 +156,26 @@ def probe(kind: str, method: str) -> None:
     for _ in range(len(loader)):
         next(stream)
         private = private_bytes(stream._workers[0].pid) or private
-    estimate = f"{found.least / MIB:7.1f} to {found.bytes / MIB:7.1f} MiB in {took:.2f} s"
-    print(f"{method:6} {kind:8} estimated {estimate}, worker {private / MIB:7.1f} MiB", flush=True)
+    return {
+        "estimated_mib": round(found.bytes / MIB, 1),
+        "found_mib": round(private / MIB, 1),
+        "seconds": round(took, 2),
+        "estimated_least_mib": round(found.least / MIB, 1),
+    }
 
 
 def main() -> None:
     method, *kinds = sys.argv[1:] or ["fork"]
+    figures: dict[str, dict[str, float]] = {}
     if len(kinds) == 1:
-        probe(kinds[0], method)
-        return
-    for kind in kinds or KINDS:
-        subprocess.run([sys.executable, __file__, method, kind], check=False)
+        figures = {kinds[0]: probe(kinds[0], method)}
+    else:
+        for kind in kinds or KINDS:
+            command = [sys.executable, __file__, method, kind]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            print(done.stdout, end="", flush=True)
+            figures |= json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

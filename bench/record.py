@@ -1,0 +1,355 @@
+"""Runs a benchmark, keeps its figures, and writes RESULTS.md from the newest figures of each benchmark.
+
+    python bench/record.py loop -- python bench/loop.py            # as `make bench-loop` does
+    python bench/record.py loop --read out.txt -- make bench-loop  # an output that is there already
+    python bench/record.py                                         # only writes RESULTS.md anew
+
+The last line of the output must be a JSON object. It is stored in bench/results/BENCHMARK/DATE-COMMIT.json,
+with the command, the commit, the date and the machine. Commit that file and RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+RESULTS: Final = ROOT / "bench" / "results"
+PAGE: Final = ROOT / "bench" / "RESULTS.md"
+HEAD: Final = """\
+# Results
+
+Written by `bench/record.py` from the newest record of each benchmark in `bench/results/`; do not edit it.
+Older records stay in that folder. A goal stands behind its figure in parentheses; **bold** is a goal that was
+missed. `load` is the load average of the machine when the benchmark began. Where it is as high as the number
+of cores, other work ran beside it, and only ratios within one run mean something. Records with `by_hand` are
+older than the script; their commit is the one that brought the figures. Nothing here was measured on a GPU or
+in a cloud.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    title: str
+    about: str = ""
+    goals: Mapping[str, str] = field(default_factory=dict)
+    """By figure, as `bare.median` or `p99_s`: "<= 1.25", ">= 0.85" or "= 0"."""
+
+
+BENCHMARKS: Final[dict[str, Benchmark]] = {
+    "checkpoint": Benchmark(
+        title="What a save costs",
+        about="`stall`: seconds in which the training waits, beside memcpy of the same tensors and "
+        "`torch.save` to the same disk. `upload`, `download`: beside a bare boto3 client with as many "
+        "connections, as a ratio of rates. `durable`: seconds until another process could resume: ours, "
+        "`torch.distributed.checkpoint` over s3fs (`dcp`) and s3torchconnector (`s3tc`). `blocked`: how long "
+        "the training waits of that.",
+        goals={
+            "stall_over_memcpy.median": "<= 1.25",
+            "stall_over_torch_save.median": "<= 0.08",
+            "first_over_rest.median": "<= 1.1",
+            "upload_over_bare_client.median": ">= 0.85",
+            "download_over_bare_client.median": ">= 0.85",
+        },
+    ),
+    "restart": Benchmark(
+        title="What a restart costs",
+        about="Seconds of a process that starts with an empty compile cache (`cold`), and of one that "
+        "restores the cache (`warm`).",
+        goals={"warm_over_cold_compile.median": "<= 0.15"},
+    ),
+    "loop": Benchmark(
+        title="The training loop beside a bare one",
+        about="`overhead_percent` counts the pauses of Python's garbage collector, which ours shortens; "
+        "`between_pauses_percent` compares the median turns. Seconds of a step on both sides.",
+        goals={"overhead_percent": "<= 1", "between_pauses_percent": "<= 1"},
+    ),
+    "diagnosis": Benchmark(
+        title="Is the verdict on what is slow right, and what it costs",
+        about="`verdicts_right` of `verdicts` trainings that are slow for one known reason. Overhead: a loop "
+        "with its phases marked beside the same loop without.",
+        goals={"overhead_percent": "<= 2"},
+    ),
+    "techniques": Benchmark(
+        title="Techniques of the training loop, on a CPU",
+        about="Seconds of a step, and MiB above the process before the model, of the GPT of `examples/`. "
+        "Ratios are to `base`. `percent_more_flops`: what activation checkpointing computes again.",
+    ),
+    "gpu": Benchmark(title="Techniques on a GPU, and the 124M GPT beside a hand-written loop"),
+    "loader_memory": Benchmark(
+        title="Copies of the data set in loader workers",
+        about="MiB that a forked worker comes to hold: estimated before the training, and found by Linux.",
+        goals={f"{kind}.seconds": "<= 0.5" for kind in ("coco", "byimage", "pool", "dicts")},
+    ),
+    "agreement": Benchmark(
+        title="Agreement of all ranks on saves and stops",
+        about="Microseconds, the slowest rank's median, beside gloo's `all_reduce` of one element.",
+    ),
+    "notice": Benchmark(
+        title="From a spot notice to the next attempt",
+        about="Seconds, on the local cluster's two real nodes. `p50_s` and `p99_s`: from the notice until "
+        "the training process knows.",
+        goals={"p99_s": "<= 3", "saved_of_noticed": ">= 0.99", "charged_failures": "= 0"},
+    ),
+    "head_race": Benchmark(
+        title="Races of two processes for HEAD",
+        about="On the real S3 server behind a proxy that delays, drops and repeats requests.",
+        goals={"unreadable_heads": "= 0", "stale_commits": "= 0"},
+    ),
+    "head_explore": Benchmark(
+        title="States of HEAD's protocol, explored exhaustively",
+        goals={"violations": "= 0"},
+    ),
+    "chaos_runtime": Benchmark(
+        title="Random kills of training runs",
+        goals={
+            "unreadable_heads": "= 0",
+            "digest_mismatches": "= 0",
+            "saved_of_noticed": ">= 0.99",
+            "stale_commits": "= 0",
+            "wrong_ends": "= 0",
+        },
+    ),
+    "chaos_operator": Benchmark(
+        title="Random faults around the operator",
+        goals=dict.fromkeys(("duplicate_ranks", "stuck_jobs", "miscounted", "resurrected"), "= 0"),
+    ),
+}
+"""In the order of the page. Other folders of bench/results/ follow, by name."""
+
+COMPARES: Final = {
+    "<=": lambda value, limit: value <= limit,
+    ">=": lambda value, limit: value >= limit,
+    "=": lambda value, limit: value == limit,
+}
+
+
+# --- one run ----------------------------------------------------------------------------------------
+def last_figures(output: str) -> dict[str, Any]:
+    """The JSON object in the last line. Raises ValueError where that is none."""
+    lines = output.split("\n")
+    line = next((line for line in reversed(lines) if line.strip()), "")
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"the last line of the output is not a JSON object: {line[:200]!r}")
+    return found
+
+
+def check_whole(name: str, figures: Mapping[str, Any]) -> None:
+    """Raises ValueError where no figure with a goal is there: the benchmark ended early."""
+    goals = BENCHMARKS[name].goals if name in BENCHMARKS else {}
+    if goals and not set(goals) & set(paths(figures)):
+        raise ValueError(f"the last line has none of {', '.join(goals)}: did the benchmark end early?")
+
+
+def paths(figures: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from paths(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(before the first --, after it)."""
+    at = words.index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def shown_command(command: Sequence[str]) -> str:
+    return shlex.join(word.removeprefix(".venv/bin/") for word in command)
+
+
+def file_name(date: str, commit: str, taken: Iterable[str]) -> str:
+    """DATE-COMMIT.json; a second run of one commit on one day ends in -2."""
+    stem, there = f"{date[:10]}-{commit}", set(taken)
+    names = (f"{stem}{'' if number == 1 else f'-{number}'}.json" for number in range(1, len(there) + 2))
+    return next(name for name in names if name not in there)
+
+
+def run(command: Sequence[str]) -> tuple[str, int]:
+    """(standard output, exit code); the output is also shown as it comes."""
+    lines: list[str] = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        assert process.stdout
+        for line in process.stdout:
+            lines.append(line)
+            print(line, end="", flush=True)
+    return "".join(lines), process.returncode
+
+
+def commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    others = (".", ":!bench/results", ":!bench/RESULTS.md")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *others)
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changed else "")
+
+
+def machine() -> dict[str, Any]:
+    memory = Path("/proc/meminfo").read_text().partition("MemTotal:")[2].split()[0]
+    cpu = Path("/proc/cpuinfo").read_text().partition("model name")[2].partition("\n")[0].lstrip("\t :")
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(int(memory) / 2**20, 1),
+        "cpu": cpu or "unknown",
+        "torch": version("torch"),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+# --- the page ---------------------------------------------------------------------------------------
+def page(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """RESULTS.md, of the records of each benchmark."""
+    names = [name for name in BENCHMARKS if name in records]
+    names += sorted(set(records) - set(BENCHMARKS))
+    newest = [(name, max(records[name], key=lambda record: record["date"])) for name in names]
+    return "\n".join([HEAD, *(section(name, record) for name, record in newest)])
+
+
+def section(name: str, record: Mapping[str, Any]) -> str:
+    benchmark = BENCHMARKS.get(name) or Benchmark(title=name.replace("_", " ").capitalize())
+    parts = [f"## {benchmark.title}", benchmark.about, origin(record)]
+    parts += tables(record["figures"], benchmark.goals)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def origin(record: Mapping[str, Any]) -> str:
+    """Command, date, commit, machine."""
+    on = record["machine"]
+    what = f"`{record['command']}`, {record['date'][:10]}, commit {record['commit']}"
+    where = f"{on['cores']} cores, {on['memory_gib']} GiB, {on['cpu']}, torch {on['torch']}"
+    return f"{what}; {where}, load {on['load']}. {record['note']}".rstrip()
+
+
+def tables(figures: Mapping[str, Any], goals: Mapping[str, str], above: str = "") -> list[str]:
+    """A table of the figures that are alike, one of the others, and those of deeper levels."""
+    deep = {name: value for name, value in figures.items() if is_deep(value)}
+    flat = {name: value for name, value in figures.items() if name not in deep}
+    rows = alike({name: value for name, value in flat.items() if isinstance(value, Mapping)})
+    plain = {name: value for name, value in flat.items() if name not in rows}
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    found = []
+    if rows:
+        body = [
+            [name, *(cell(row.get(column), goals.get(f"{above}{name}.{column}")) for column in columns)]
+            for name, row in rows.items()
+        ]
+        found.append(table([above.rstrip(".") or "figure", *columns], body))
+    if plain:
+        body = [[name, cell(value, goals.get(f"{above}{name}"))] for name, value in plain.items()]
+        found.append(table([above.rstrip(".") or "figure", "value"], body))
+    for name, value in deep.items():
+        found += tables(value, goals, f"{above}{name}.")
+    return found
+
+
+def is_deep(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(inner, Mapping) for inner in value.values())
+
+
+def alike(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Those that begin with the same field as another one, or with a median."""
+    first = {name: next(iter(row), "") for name, row in rows.items()}
+    count = Counter([*first.values(), "median"])
+    return {name: row for name, row in rows.items() if count[first[name]] > 1}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(value: Any, goal: str | None = None) -> str:
+    said = text(value)
+    if goal is None or value is None:
+        return said
+    compare, _, limit = goal.partition(" ")
+    met = COMPARES[compare](value, float(limit))
+    return f"{said} ({goal})" if met else f"**{said}, missed ({goal})**"
+
+
+def text(value: Any) -> str:
+    """Four digits of a float, and no exponent."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        digits = max(0, 4 - len(str(int(abs(value))))) if abs(value) >= 1 else 4
+        return f"{value:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{value:.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text(inner)}" for name, inner in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(text, value))
+    return str(value).replace("|", "\\|")
+
+
+# --- the folder -------------------------------------------------------------------------------------
+def stored() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*/*.json")):
+        found.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
+    return found
+
+
+def store(record: Mapping[str, Any]) -> Path:
+    folder = RESULTS / str(record["benchmark"])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(record["date"], record["commit"], (path.name for path in folder.iterdir()))
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.usage = "record.py [BENCHMARK [--read FILE] [--note TEXT] -- COMMAND ...]"
+    parser.add_argument("benchmark", nargs="?", help="folder of bench/results/; none: only write RESULTS.md")
+    parser.add_argument("--read", type=Path, help="a file with the output of the command, which is not run")
+    parser.add_argument("--note", default="", help="a sentence for RESULTS.md")
+    words, command = split(sys.argv[1:])
+    options = parser.parse_args(words)
+    code = 0
+    if options.benchmark:
+        if not command:
+            parser.error("name the command after --")
+        record: dict[str, Any] = {
+            "benchmark": options.benchmark,
+            "command": shown_command(command),
+            "commit": commit(),
+            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+            "machine": machine(),
+            "note": options.note,
+        }
+        output, code = (options.read.read_text(), 0) if options.read else run(command)
+        try:
+            figures = last_figures(output)
+            check_whole(options.benchmark, figures)
+        except ValueError as error:
+            print(f"nothing was recorded: {error}", file=sys.stderr)
+            return code or 1
+        path = store(record | {"figures": figures})
+        print(f"recorded in {path.relative_to(ROOT)} and bench/RESULTS.md", file=sys.stderr)
+    PAGE.write_text(page(stored()))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
