@@ -240,30 +240,34 @@ RENDEZVOUS_PORT: Final = 29500
 
 def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
     """Returns a deterministic name: a crash between status write and POST can only recreate the same pod."""
-    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
-    suffix = f"-{uid_hash}-{attempt}-{rank}"
-    return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+    return _name(job, job_uid, suffix=f"-{attempt}-{rank}")
+
+
+def group_name(job: str, job_uid: str, attempt: int) -> str:
+    """Returns the name of an attempt's pod group, for schedulers and queues that start all pods or none."""
+    return pod_name(job, job_uid, attempt).removesuffix("-0")
 
 
 def cleanup_name(job: str, job_uid: str) -> str:
     """Returns the name of the pod that deletes the checkpoints of a deleted job."""
-    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
-    suffix = f"-{uid_hash}-cleanup"
-    return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+    return _name(job, job_uid, suffix="-cleanup")
 
 
 def cache_claim_name(job: str, job_uid: str) -> str:
     """Returns the name of the claim that is created for a job's data cache, for all its attempts."""
-    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
-    suffix = f"-{uid_hash}-data-cache"
-    return job.replace(".", "-")[: NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+    return _name(job, job_uid, suffix="-data-cache")
 
 
 def service_name(job: str, job_uid: str) -> str:
     """Returns the name of a gang's headless Service; it begins with a letter (RFC 1035)."""
-    uid_hash = hashlib.sha256(job_uid.encode()).hexdigest()[:5]
-    name = job.replace(".", "-")[: NAME_LIMIT - len("gang--") - len(uid_hash)].rstrip("-")
-    return f"gang-{name}-{uid_hash}"
+    return _name(job, job_uid, prefix="gang-")
+
+
+def _name(job: str, job_uid: str, *, prefix: str = "", suffix: str = "") -> str:
+    """Returns the job's name, cut to fit, with a hash of its UID: another job of this name differs."""
+    end = f"-{hashlib.sha256(job_uid.encode()).hexdigest()[:5]}{suffix}"
+    room = NAME_LIMIT - len(prefix) - len(end)
+    return prefix + job.replace(".", "-")[:room].rstrip("-") + end
 
 
 def job_label(job: str) -> str:

@@ -17,6 +17,7 @@ from spottrain_operator.agent.findings import (
     Unreadable,
     rfc3339,
 )
+from spottrain_operator.api.wire import optional_timestamp
 
 ADVICE_LIFE: Final = timedelta(hours=1)
 """Older advice is ignored."""
@@ -159,7 +160,7 @@ def pod_patch(notice: NodeNotice, pod: Pod) -> Patch | None:
     """
     if pod.ended:
         return None
-    carried = _time(pod.annotations.get(names.DEADLINE_ANNOTATION))
+    carried = optional_timestamp(pod.annotations.get(names.DEADLINE_ANNOTATION))
     if carried is not None and carried <= notice.deadline:
         return None
     annotations = {
@@ -190,7 +191,7 @@ def node_patch(told: Marks, node: Node) -> Patch | None:
 
 def _as_told_before(notice: NodeNotice, node: Node) -> NodeNotice:
     """Keeps the deadline that an earlier agent process computed for an end without a time."""
-    before = _time(node.annotations.get(names.DEADLINE_ANNOTATION))
+    before = optional_timestamp(node.annotations.get(names.DEADLINE_ANNOTATION))
     same = node.annotations.get(names.SOURCE_ANNOTATION) == notice.cause.source
     if before and same and notice.cause.at is None and notice.seen <= before < notice.deadline:
         return replace(notice, deadline=before)
@@ -222,12 +223,3 @@ def _annotations(notice: NodeNotice | None, advised: Advised | None, node: Node)
         wanted[names.SAVE_ADVISED_ANNOTATION] = rfc3339(advised.at)
     changes: dict[str, str | None] = {k: v for k, v in wanted.items() if node.annotations.get(k) != v}
     return changes | {k: None for k in _NODE_ANNOTATIONS if k in node.annotations and k not in wanted}
-
-
-def _time(text: str | None) -> datetime | None:
-    """Parses a time; None where it is invalid or has no zone."""
-    try:
-        value = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return value if value.tzinfo else None

@@ -9,11 +9,11 @@ recommendation is advice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from spottrain_operator.api.observed import Notice
-from spottrain_operator.api.wire import timestamp
+from spottrain_operator.api.wire import optional_timestamp, unix_timestamp
 
 Raw = Mapping[str, Any]
 
@@ -74,16 +74,16 @@ def notice(node: Raw) -> Notice | None:
 def _notices(node: Raw) -> Iterator[Notice]:
     meta, taints = node["metadata"], _taints(node)
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    if stamped := _time(annotations.get(KARPENTER_DEADLINE)):
+    if stamped := optional_timestamp(annotations.get(KARPENTER_DEADLINE)):
         yield Notice(deadline=stamped, source=f"Karpenter {KARPENTER_DEADLINE}")
-    elif KARPENTER_DISRUPTED in taints and (deleted := _time(meta.get("deletionTimestamp"))):
+    elif KARPENTER_DISRUPTED in taints and (deleted := optional_timestamp(meta.get("deletionTimestamp"))):
         yield Notice(deadline=deleted + KARPENTER_NOTICE, source=f"taint {KARPENTER_DISRUPTED}", seen=deleted)
     ending = next((k for k in (f"{NTH}spot-itn", f"{NTH}asg-lifecycle-termination") if k in taints), "")
-    if ending and (at := _unix(labels.get(NTH_TIME, ""))):
+    if ending and (at := unix_timestamp(labels.get(NTH_TIME, ""))):
         yield Notice(deadline=at, source=f"taint {ending}")
     for condition in node.get("status", {}).get("conditions") or ():
         given, _ = ENDING_CONDITIONS.get(condition["type"], (None, ""))
-        since = _time(condition.get("lastTransitionTime"))
+        since = optional_timestamp(condition.get("lastTransitionTime"))
         if given is not None and condition.get("status") == "True" and since is not None:
             source = f"condition {condition['type']}"
             yield Notice(deadline=since + given, source=source, seen=since)
@@ -129,7 +129,7 @@ def advice(node: Raw) -> str:
     """Returns the RFC 3339 time of a rebalance recommendation from the node termination handler, or ""."""
     if f"{NTH}rebalance-recommendation" not in _taints(node):
         return ""
-    at = _unix((node["metadata"].get("labels") or {}).get(NTH_TIME, "")) or _time(
+    at = unix_timestamp((node["metadata"].get("labels") or {}).get(NTH_TIME, "")) or optional_timestamp(
         node["metadata"].get("creationTimestamp")
     )
     return at.isoformat().replace("+00:00", "Z") if at else ""
@@ -137,18 +137,3 @@ def advice(node: Raw) -> str:
 
 def _taints(node: Raw) -> dict[str, Raw]:
     return {str(t.get("key")): t for t in node.get("spec", {}).get("taints") or ()}
-
-
-def _unix(text: str) -> datetime | None:
-    if not (text.isdigit() and len(text) <= len("9999999999")):
-        return None
-    return datetime.fromtimestamp(int(text), UTC)
-
-
-def _time(text: object) -> datetime | None:
-    """Parses a time; None where it is invalid, because anyone may write an annotation."""
-    try:
-        found = timestamp(text) if isinstance(text, str) and text else None
-    except (ValueError, OverflowError):
-        return None
-    return found if found is not None and 2000 < found.year < 3000 else None

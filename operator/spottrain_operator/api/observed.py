@@ -155,6 +155,11 @@ class NodeView:
     found: Found = NOTHING
     """Its capacity labels and platform."""
 
+    @property
+    def usable(self) -> bool:
+        """Whether new pods can run there for long: it is ready, and nothing takes it out of service."""
+        return self.ready and self.notice is None and not self.leaving
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimView:

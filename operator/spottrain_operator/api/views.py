@@ -19,7 +19,7 @@ from spottrain_operator.api.observed import (
 )
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import JobKey
-from spottrain_operator.api.wire import timestamp
+from spottrain_operator.api.wire import optional_timestamp, timestamp, unix_timestamp
 from spottrain_operator.names import (
     ATTEMPT_LABEL,
     AVOIDS_ANNOTATION,
@@ -79,12 +79,12 @@ def pod_view(raw: Raw) -> PodView | None:
         trainer=name,
         probed=bool(trainer.get("livenessProbe") or trainer.get("startupProbe")),
         others_run=_others_run(status, name),
-        deleted=_time(meta.get("deletionTimestamp")),
+        deleted=optional_timestamp(meta.get("deletionTimestamp")),
         deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
         holds_outcome=OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
         notice=_annotated_notice(meta),
         save_advised=_advice(meta),
-        running_since=_time((state.get("running") or {}).get("startedAt")),
+        running_since=optional_timestamp((state.get("running") or {}).get("startedAt")),
         bound=_bound(status),
         waiting=_why_waiting(status, name),
         ended=_ended(state),
@@ -173,7 +173,7 @@ def _waiting(status: Raw) -> Waiting | None:
 def _bound(status: Raw) -> datetime | None:
     found = _condition(status, "PodScheduled")
     since = found.get("lastTransitionTime") if found.get("status") == "True" else None
-    return _time(since) or _time(status.get("startTime"))
+    return optional_timestamp(since) or optional_timestamp(status.get("startTime"))
 
 
 SET_UP_ERRORS: Final = frozenset(
@@ -229,7 +229,7 @@ def _last_seen(event: Raw) -> datetime:
     """Returns an Event's latest time; the API has two ways to record a repeated Event."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return next((t for text in times if (t := _time(text)) is not None), LONG_AGO)
+    return next((t for text in times if (t := optional_timestamp(text)) is not None), LONG_AGO)
 
 
 def _only_slow(failed: Waiting) -> bool:
@@ -287,8 +287,8 @@ def _ended(state: Raw) -> Ended | None:
         exit_code=int(ended.get("exitCode", 0)),
         reason=ended.get("reason", ""),
         message=ended.get("message", ""),
-        started=_time(ended.get("startedAt")),
-        finished=_time(ended.get("finishedAt")),
+        started=optional_timestamp(ended.get("startedAt")),
+        finished=optional_timestamp(ended.get("finishedAt")),
     )
 
 
@@ -361,35 +361,29 @@ def claim_view(raw: Raw) -> ClaimView:
 def _advice(meta: Raw) -> str:
     """Returns the annotation unchanged, because it is passed on; "" where it is not a valid time."""
     text = (meta.get("annotations") or {}).get(SAVE_ADVISED_ANNOTATION, "")
-    return text if _time(text) is not None else ""
+    return text if optional_timestamp(text) is not None else ""
 
 
 def _annotated_notice(meta: Raw) -> Notice | None:
     annotations = meta.get("annotations") or {}
-    deadline = _time(annotations.get(DEADLINE_ANNOTATION))
+    deadline = optional_timestamp(annotations.get(DEADLINE_ANNOTATION))
     if deadline is None:
         return None
     return Notice(
         deadline=deadline,
         source=annotations.get(SOURCE_ANNOTATION, ""),
-        seen=_time(annotations.get(NOTICE_SEEN_ANNOTATION)),
+        seen=optional_timestamp(annotations.get(NOTICE_SEEN_ANNOTATION)),
     )
 
 
 def _tainted_notice(raw: Raw) -> Notice | None:
     taints: Iterable[Raw] = raw.get("spec", {}).get("taints") or ()
     taint = next((t for t in taints if t.get("key") == TERMINATING_TAINT), {})
-    seconds = taint.get("value", "")
-    if not (seconds.isdigit() and len(seconds) <= len("9999999999")):
+    deadline = unix_timestamp(taint.get("value", ""))
+    if deadline is None:
         return None
-    deadline = datetime.fromtimestamp(int(seconds), UTC)
-    return Notice(deadline=deadline, source=f"taint {TERMINATING_TAINT}", seen=_time(taint.get("timeAdded")))
-
-
-def _time(text: str | None) -> datetime | None:
-    """Parses a time; None where it is invalid, because anyone may write an annotation."""
-    try:
-        time = timestamp(text) if text else None
-    except (ValueError, OverflowError):
-        return None
-    return time if time is not None and 2000 < time.year < 3000 else None
+    return Notice(
+        deadline=deadline,
+        source=f"taint {TERMINATING_TAINT}",
+        seen=optional_timestamp(taint.get("timeAdded")),
+    )

@@ -35,6 +35,22 @@ def timestamp(text: str) -> datetime:
     return value.astimezone(UTC)
 
 
+def optional_timestamp(text: object) -> datetime | None:
+    """Parses RFC 3339; None where it is invalid or far from today, because anyone may write an annotation."""
+    try:
+        value = timestamp(text) if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
+    return value if value is not None and 2000 < value.year < 3000 else None
+
+
+def unix_timestamp(text: str) -> datetime | None:
+    """Parses whole seconds since 1970; None where it is anything else."""
+    if not (text.isdecimal() and len(text) <= len("9999999999")):
+        return None
+    return datetime.fromtimestamp(int(text), UTC)
+
+
 def rfc3339(value: datetime, *, timespec: str = "auto") -> str:
     return value.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 

@@ -53,6 +53,10 @@ def may_be_in_vain(pod: PodView) -> bool:
 
 def free_again(o: Observed, pod: PodView) -> tuple[str, ...]:
     """Returns the nodes that the pod avoids and that a replacement would not avoid."""
-    still = doomed(o, o.job.status)
-    usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
-    return tuple(name for name in pod.avoids if name in usable and name not in still)
+    still = set(doomed(o, o.job.status))
+    return tuple(name for name in pod.avoids if name in usable(o) - still)
+
+
+def usable(o: Observed) -> set[str]:
+    """Returns host names of usable nodes."""
+    return {n.hostname for n in o.nodes.values() if n.usable}

@@ -54,9 +54,9 @@ def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
     found, bad = {}, avoid.faulty(o, o.job.status) | {record.faulty_node}
     for rank in record.ranks:
         node = o.nodes.get(rank.node)
-        usable = node is not None and node.ready and node.notice is None and not node.leaving
-        usable = usable and node is not None and node.hostname not in bad
-        if node is not None and usable and o.job.spec is not None and rank.rank < o.job.spec.workers:
+        if node is None or not node.usable or node.hostname in bad or o.job.spec is None:
+            continue
+        if rank.rank < o.job.spec.workers:
             found[rank.rank] = node.hostname
     return found
 
@@ -65,9 +65,7 @@ def in_vain(o: Observed, pod: PodView) -> str:
     """Returns a sentence about why a pending pod must not stay pinned; "" where it may."""
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
-    usable = {n.hostname for n in o.nodes.values() if n.ready and n.notice is None and not n.leaving}
-    usable -= avoid.faulty(o, o.job.status)
-    if pod.pinned not in usable:
+    if pod.pinned not in avoid.usable(o) - avoid.faulty(o, o.job.status):
         return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or going"
     alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
     if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # otherwise it waits for the gang

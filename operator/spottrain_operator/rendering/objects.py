@@ -21,6 +21,7 @@ from spottrain_operator.names import (
     ROLE_TRAINER,
     cache_claim_name,
     cleanup_name,
+    group_name,
     job_label,
     service_name,
 )
@@ -89,7 +90,7 @@ def pod_group(job: Job, status: Status) -> Json | None:
     if job.spec.template["spec"].get("schedulerName") != "volcano":
         return None
     meta = {
-        "name": trainer_pod.group_name(job, status),
+        "name": group_name(job.key.name, job.key.uid, status.attempt),
         "namespace": job.key.namespace,
         "ownerReferences": [trainer_pod.owner_of(job)],
     }
@@ -102,7 +103,7 @@ def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) ->
     """Returns the group of Kubernetes' own gang scheduling; one per attempt, because it is immutable."""
     assert job.spec is not None
     meta = {
-        "name": trainer_pod.group_name(job, status),
+        "name": group_name(job.key.name, job.key.uid, status.attempt),
         "namespace": job.key.namespace,
         "labels": _labels(job),
         "ownerReferences": [trainer_pod.owner_of(job)],

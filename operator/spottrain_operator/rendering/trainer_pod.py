@@ -50,6 +50,7 @@ from spottrain_operator.names import (
     TRAINER_ANNOTATION,
     ZONE_LABEL,
     Reason,
+    group_name,
     job_label,
     pod_name,
     service_name,
@@ -124,23 +125,18 @@ def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, place), "spec": body}
 
 
-def group_name(job: Job, status: Status) -> str:
-    """Returns the name of an attempt's pod group, for schedulers and queues that start all pods or none."""
-    return pod_name(job.key.name, job.key.uid, status.attempt).removesuffix("-0")
-
-
 def _queue(job: Job, status: Status) -> tuple[Json, Json]:
     """Returns labels and annotations with which Kueue or Volcano admits an attempt's pods together."""
     assert job.spec is not None
     spec = job.spec
     if spec.template["spec"].get("schedulerName") == "volcano":
-        return {}, {"scheduling.k8s.io/group-name": group_name(job, status)}
+        return {}, {"scheduling.k8s.io/group-name": group_name(job.key.name, job.key.uid, status.attempt)}
     if not spec.queue_name:
         return {}, {}
     labels = {QUEUE_LABEL: spec.queue_name}
     if spec.workers == 1:
         return labels, {}
-    labels["kueue.x-k8s.io/pod-group-name"] = group_name(job, status)
+    labels["kueue.x-k8s.io/pod-group-name"] = group_name(job.key.name, job.key.uid, status.attempt)
     total = {"kueue.x-k8s.io/pod-group-total-count": str(spec.workers)}
     return labels, total | {"kueue.x-k8s.io/retriable-in-group": "false"}
 
@@ -231,7 +227,7 @@ def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
     body["hostname"] = pod_name(job.key.name, job.key.uid, status.attempt, place.rank)
     body["subdomain"] = service_name(job.key.name, job.key.uid)
     if place.gang_api is not None:
-        body |= native_gangs.reference(place.gang_api, group_name(job, status))
+        body |= native_gangs.reference(place.gang_api, group_name(job.key.name, job.key.uid, status.attempt))
     if not (job.spec.capacity.same_zone and place.zoned):
         return
     labels = {JOB_UID_LABEL: job.key.uid, ATTEMPT_LABEL: str(status.attempt)}
