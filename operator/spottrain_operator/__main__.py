@@ -24,7 +24,11 @@ async def run(settings: Settings) -> None:
 
 
 def main() -> int:
-    settings = Settings.from_env(os.environ)
+    try:
+        settings = Settings.from_env(os.environ)
+    except ValueError as error:
+        print(f"the operator's environment is invalid: {error}", file=sys.stderr)
+        return 2
     logs.set_up(settings.log_level)
     asyncio.run(run(settings))
     return 0  # ended by a signal; a watch that cannot recover raises, and a restart is cheap

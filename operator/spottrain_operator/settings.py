@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Final
 
 from spottrain_operator.api import wire
 from spottrain_operator.api.node_pools import Pool
@@ -14,7 +18,9 @@ from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Platform
 
 DEFAULT_POOL = Pool(name="default", platform=Platform.AUTO)
-PREFIX = "SPOTTRAIN_OPERATOR_"
+PREFIX: Final = "SPOTTRAIN_OPERATOR_"
+SHOWN: Final = 200
+"""Maximum number of characters of a value in an error message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,23 +54,21 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
-        """Parses the environment. Raises ValueError or InvalidSpec, naming what is wrong."""
-        given = {k.removeprefix(PREFIX).lower(): v for k, v in env.items() if k.startswith(PREFIX) and v}
-        values: dict[str, object] = {}
-        for name, text in given.items():
-            if name == "namespaces":
-                values[name] = tuple(n.strip() for n in text.split(",") if n.strip())
-            elif name == "default_pool":
-                values[name] = wire.decode(Pool, wire.encode(DEFAULT_POOL) | json.loads(text))
-            elif name == "pools":
-                values[name] = tuple(_named_pool(raw) for raw in json.loads(text))
-            elif name in _NUMBERS:
-                values[name] = _NUMBERS[name](text)
-            elif name == "native_gangs":
-                values[name] = _yes(text)
-            elif name == "log_level":
-                values[name] = text.upper()
-        return cls(**values)  # type: ignore[arg-type]
+        """Parses the environment; an empty value is the default. Raises ValueError, naming the variable."""
+        values: dict[str, Any] = {}
+        for variable, text in env.items():
+            if not variable.startswith(PREFIX) or not text or _SERVICE_LINK.fullmatch(f"{variable}={text}"):
+                continue
+            name = variable.removeprefix(PREFIX)
+            parse = _PARSERS.get(name)
+            if parse is None:
+                known = ", ".join(sorted(_PARSERS))
+                raise ValueError(f"{variable} is unknown; after {PREFIX} may follow: {known}")
+            try:
+                values[name.lower()] = parse(text)
+            except (InvalidSpec, ValueError) as error:
+                raise ValueError(f"{variable}={text[:SHOWN]}: {error}") from error
+        return cls(**values)
 
     @property
     def limits(self) -> Limits:
@@ -76,26 +80,81 @@ class Settings:
         )
 
 
-def _named_pool(raw: object) -> Pool:
-    pool = wire.decode(Pool, raw, "pools[]")
+def _namespaces(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _default_pool(text: str) -> Pool:
+    return wire.decode(Pool, wire.encode(DEFAULT_POOL) | _json(text, dict))
+
+
+def _pools(text: str) -> tuple[Pool, ...]:
+    return tuple(_named_pool(raw, f"[{i}]") for i, raw in enumerate(_json(text, list)))
+
+
+def _named_pool(raw: object, path: str) -> Pool:
+    pool = wire.decode(Pool, raw, path)
     if pool.where is None:
-        raise InvalidSpec(f"pools[]: {pool.name} needs a platform or a preset")
+        raise InvalidSpec(f"{path}: {pool.name} needs a platform or a preset")
     return pool
+
+
+def _json(text: str, kind: type) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it must be JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"it must be a JSON {'object' if kind is dict else 'array'}")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("it must be a whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError("it must be a number of seconds")
+    return value
 
 
 def _yes(text: str) -> bool:
     if text not in ("true", "false"):
-        raise ValueError(f"{PREFIX}NATIVE_GANGS is {text!r}: it must be true or false")
+        raise ValueError("it must be true or false")
     return text == "true"
 
 
-_NUMBERS = {
-    "workers": int,
-    "health_port": int,
-    "resync_seconds": float,
-    "progress_seconds": float,
-    "progress_write_seconds": float,
-    "deadline_margin_seconds": float,
-    "dead_slack_seconds": float,
-    "runtime_patience_seconds": float,
+def _level(text: str) -> str:
+    levels = logging.getLevelNamesMapping()
+    if text.upper() not in levels:
+        raise ValueError(f"it must be one of {', '.join(levels)}")
+    return text.upper()
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "NAMESPACES": _namespaces,
+    "DEFAULT_POOL": _default_pool,
+    "POOLS": _pools,
+    "NATIVE_GANGS": _yes,
+    "WORKERS": _whole,
+    "RESYNC_SECONDS": _seconds,
+    "PROGRESS_SECONDS": _seconds,
+    "PROGRESS_WRITE_SECONDS": _seconds,
+    "DEADLINE_MARGIN_SECONDS": _seconds,
+    "DEAD_SLACK_SECONDS": _seconds,
+    "RUNTIME_PATIENCE_SECONDS": _seconds,
+    "HEALTH_PORT": _whole,
+    "LOG_LEVEL": _level,
 }
+_SERVICE_LINK: Final = re.compile(
+    rf"{PREFIX}(\w+_)?"
+    r"(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=(tcp|udp|sctp)://.*)"
+)
+"""Variables that the kubelet adds for Services whose name begins with spottrain-operator."""

@@ -37,6 +37,8 @@ STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
 SELECTORS = {"pods": POD_SELECTOR, "deployments": OPERATOR_SELECTOR}
 PAGE = 500
+SHOWN = 100
+"""Maximum number of bytes of an unusable response in an error message."""
 TIMEOUT = 30.0
 """Seconds for one request; after a timeout the work queue retries."""
 
@@ -124,15 +126,13 @@ class KubeCluster:
         return await self._get(f"/api/v1/namespaces/{namespace}/{CLAIMS}/{quote(name, safe='')}")
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
-        page = await self._call("GET", _pods(namespace), query={"labelSelector": selector})
-        items: list[Json] = page["items"]
+        items, _ = await self._page(_pods(namespace), {"labelSelector": selector})
         return items
 
     async def pod_events(self, namespace: str, uid: str) -> list[Json]:
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(PAGE)}
-        page = await self._call("GET", f"/api/v1/namespaces/{namespace}/events", query=query)
-        found: list[Json] = page["items"]
-        return found
+        items, _ = await self._page(f"/api/v1/namespaces/{namespace}/events", query)
+        return items
 
     async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
         for path in _collections(kind, namespaces):
@@ -140,12 +140,11 @@ class KubeCluster:
             if kind in SELECTORS:
                 query["labelSelector"] = SELECTORS[kind]
             while True:
-                page = await self._call("GET", path, query=query)
-                for item in page["items"]:
+                items, query["continue"] = await self._page(path, query)
+                for item in items:
                     yield item
-                if not (more := page["metadata"].get("continue")):
+                if not query["continue"]:
                     break
-                query["continue"] = more
 
     async def served(self, group: str) -> Json | None:
         return await self._get(f"/apis/{group}")
@@ -211,6 +210,14 @@ class KubeCluster:
         query = {"fieldManager": FIELD_MANAGER, **(query or {})}
         return await self._call("PATCH", path, query=query, body=body, kind=kind)
 
+    async def _page(self, path: str, query: dict[str, str]) -> tuple[list[Json], str]:
+        """Returns one page of a LIST, and the token of the next page; "": it was the last."""
+        page = await self._call("GET", path, query=query)
+        items = page["items"] or [] if "items" in page else None
+        if not isinstance(items, list):
+            raise ApiError(0, f"GET {path}: the response is not a list of objects")
+        return items, (page.get("metadata") or {}).get("continue") or ""
+
     async def _get(self, path: str) -> Json | None:
         try:
             return await self._call("GET", path)
@@ -259,6 +266,8 @@ def _parsed(status: int, body: bytes) -> Json:
         if not 400 <= status < 500:
             raise
         answer = None
+    if not isinstance(answer, dict) and status < 400:
+        raise ValueError(f"the response is not a JSON object but {body[:SHOWN]!r}")
     return answer if isinstance(answer, dict) else {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.aio import client
 from spottrain.contract import Outcome, Progress, Stop
+from spottrain_operator.__main__ import main
 from spottrain_operator.api import wire
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Sample, Silence
@@ -24,8 +27,10 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.progress import Poller
+from spottrain_operator.control.resync import resync
 from spottrain_operator.control.work_queue import WorkQueue
-from spottrain_operator.errors import InvalidSpec
+from spottrain_operator.errors import ApiError, InvalidSpec
+from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import TRAINER_ANNOTATION, Platform
 from spottrain_operator.policies.cause import word_of
 from spottrain_operator.rendering import trainer_pod
@@ -45,6 +50,7 @@ from tests.builders import (
     started,
     told,
 )
+from tests.support.loopback import on_loopback
 from tests.unit.controller.test_interruptions import pod as raw_pod
 
 
@@ -159,8 +165,94 @@ def test_settings_come_from_the_environment() -> None:
     settings = Settings.from_env(env)
     assert settings.namespaces == ("a", "b") and settings.workers == 3 and settings.resync_seconds == 300
     assert settings.default_pool == Pool(name="default", platform=Platform.GKE, node_selector={"x": "y"})
-    with pytest.raises(InvalidSpec, match="platform"):
-        Settings.from_env({"SPOTTRAIN_OPERATOR_DEFAULT_POOL": '{"platform": "OCI"}'})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("DEFAULT_POOL", '{"platform": "OCI"}', "platform: 'OCI' is not a valid Platform"),
+        ("DEFAULT_POOL", "[]", "it must be a JSON object"),
+        ("DEFAULT_POOL", "null", "it must be a JSON object"),
+        ("DEFAULT_POOL", "{", "it must be JSON: "),
+        ("DEFAULT_POOL", '{"nodeSelector": 5}', "nodeSelector must be dict, not int"),
+        ("POOLS", "5", "it must be a JSON array"),
+        ("POOLS", '{"name": "a"}', "it must be a JSON array"),
+        ("POOLS", '["a"]', r"\[0\] must be a mapping, not str"),
+        ("POOLS", '[{"name": "a"}]', r"\[0\]: a needs a platform or a preset"),
+        ("WORKERS", "many", "it must be a whole number"),
+        ("RESYNC_SECONDS", "nan", "it must be a number of seconds"),
+        ("LOG_LEVEL", "chatty", "it must be one of .*INFO"),
+        ("RESYNC", "7", "is unknown; after SPOTTRAIN_OPERATOR_ may follow: .*RESYNC_SECONDS"),
+        ("PORT", "8080", "is unknown"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_the_name_of_its_variable(name: str, value: str, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^SPOTTRAIN_OPERATOR_{name}.*{words}"):
+        Settings.from_env({f"SPOTTRAIN_OPERATOR_{name}": value})
+
+
+def test_the_operator_does_not_start_with_a_wrong_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_OPERATOR_WORKERS", "many")
+    assert main() == 2
+    assert capsys.readouterr().err == (
+        "the operator's environment is invalid: SPOTTRAIN_OPERATOR_WORKERS=many: it must be a whole number\n"
+    )
+
+
+def test_variables_that_the_kubelet_adds_for_a_service_are_no_settings() -> None:
+    links = {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT": "tcp://10.0.0.1:80",
+        "PORT_80_TCP": "tcp://10.0.0.1:80",
+        "PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    env = {f"SPOTTRAIN_OPERATOR_{x}{name}": value for x in ("", "METRICS_") for name, value in links.items()}
+    assert Settings.from_env(env) == Settings()
+
+
+# --- the API server ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("body", ["[]", "null", "5", '"no"'])
+async def test_a_response_that_is_no_object_counts_as_none(body: str) -> None:
+    async with _answering(body) as cluster:
+        with pytest.raises(
+            ApiError, match=r"GET /apis/.*: ValueError the response is not a JSON object"
+        ) as no:
+            await cluster.get_job("ns", "job")
+        assert no.value.status == 0
+
+
+@pytest.mark.parametrize("body", ["", "{}", '{"kind": "Status", "status": "Success"}', '{"items": 5}', "[]"])
+async def test_a_list_without_items_fails_the_resync_with_an_error_of_the_api(body: str) -> None:
+    async with _answering(body) as cluster:
+        with pytest.raises(ApiError, match="GET /api/v1/nodes: ") as no:
+            await resync(cluster, Caches(), WorkQueue(), ())
+        assert no.value.status == 0
+
+
+async def test_an_empty_list_may_be_null() -> None:
+    async with _answering('{"metadata": {}, "items": null}') as cluster:
+        assert await cluster.list_pods("ns", "a=b") == []
+
+
+@asynccontextmanager
+async def _answering(body: str) -> AsyncIterator[KubeCluster]:
+    """An API server that always answers 200 with this body."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=body)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with on_loopback(app) as url:
+        cluster = KubeCluster(client.ApiClient(client.Configuration(host=url)))
+        try:
+            yield cluster
+        finally:
+            await cluster.close()
 
 
 # --- progress -----------------------------------------------------------------------------------------
