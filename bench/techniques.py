@@ -74,7 +74,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {
     "adafactor": Technique(training={"optimizer": {"name": "adafactor", "learningRate": 0.01}}),
     "average of the weights": Technique(training={"emaDecay": 0.999}),
     "clipping": Technique(training={"clipGradNorm": 1.0}),
-    "2 loader workers": Technique(training={"data": {"workers": 2}}),
+    "2 loader workers": Technique(training={"data": {"numWorkers": 2}}),
     TWO: Technique(ranks=2),
     "2 ranks, gradients in bf16": Technique(training={"gradientCompression": "bf16"}, ranks=2, base=TWO),
     # bf16, compile, every 2nd, accumulation, fused AdamW, average, clipping, workers
@@ -85,7 +85,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {
             "microBatchSize": BATCH // 4,
             "emaDecay": 0.999,
             "clipGradNorm": 1.0,
-            "data": {"workers": 2},
+            "data": {"numWorkers": 2},
             **every(2),
             **ADAMW,
         }

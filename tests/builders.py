@@ -77,7 +77,7 @@ def started(attempt: int = 1, **more: Any) -> Status:
         AttemptRecord(
             number=number,
             pod=pod_name(KEY.name, KEY.uid, number),
-            capacity_type="spot",
+            capacity_type="Spot",
             started=NOW - timedelta(minutes=10),
             node="node-a" if number == attempt else "node-z",
             cause="" if number == attempt else "SpotNotice",

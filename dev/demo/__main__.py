@@ -89,8 +89,8 @@ def job(target: Target, name: str, run: str, *, node: str | None = None) -> Raw:
     spec["training"] |= {"maxSteps": STEPS, "deterministic": True, "seed": 7}
     spec["checkpoint"] |= {"uri": f"{target.uri}/{run}/{name}", "interval": "20s"}
     spec["checkpoint"] |= {"endpoint": target.endpoint} if target.endpoint else {}
-    spec["checkpoint"] |= {"credentialsSecret": target.secret} if target.secret else {}
-    spec["capacity"] = {"type": "spot", "pools": [local_pool(node) if node else target.pool]}
+    spec["checkpoint"] |= {"credentialsSecretRef": {"name": target.secret}} if target.secret else {}
+    spec["capacity"] = {"type": "Spot", "pools": [local_pool(node) if node else target.pool]}
     return manifest
 
 

@@ -81,7 +81,7 @@ INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 class Platform(StrEnum):
     """`spec.capacity.pools[].platform`: determines how long before its end a spot node gets a notice."""
 
-    AUTO = "auto"
+    AUTO = "Auto"
     """Detected from the nodes, as are the labels of spot nodes."""
 
     AWS = "AWS"

@@ -39,7 +39,7 @@ class Env(StrEnum):
     CHECKPOINT_KMS_KEY = "SPOTTRAIN_CHECKPOINT_KMS_KEY"
     """ID or ARN of the KMS key for checkpoints on S3 (SSE-KMS); `default`: the account's own key."""
     CHECKPOINT_ON_EXISTING = "SPOTTRAIN_CHECKPOINT_ON_EXISTING"
-    """`OnExisting`: what to do when another job has released HEAD of this URI."""
+    """`OnExisting`, in any case: what to do when another job has released HEAD of this URI."""
     KNOWN_DURABLE_STEP = "SPOTTRAIN_KNOWN_DURABLE_STEP"
     """Last step that the operator knows to be durable; absent if there is none. If set, a run must resume."""
     GATE_UNTIL = "SPOTTRAIN_GATE_UNTIL"
@@ -132,9 +132,9 @@ EXIT_CODE_OF: Final[dict[Outcome, ExitCode]] = {
 class OnExisting(StrEnum):
     """`spec.checkpoint.onExisting`: what a job does if another job has released HEAD of its URI."""
 
-    FAIL = "fail"
-    RESUME = "resume"
-    FRESH = "fresh"
+    FAIL = "Fail"
+    RESUME = "Resume"
+    FRESH = "Fresh"
 
 
 class CompileCacheMode(StrEnum):
@@ -163,7 +163,7 @@ class Reason(StrEnum):
     STORE_UNSUITABLE = "StoreUnsuitable"
     """The store does not support conditional PUT."""
     URI_IN_USE = "CheckpointURIInUse"
-    """Another job owns HEAD of this URI; or another job has released it and onExisting is `fail`."""
+    """Another job owns HEAD of this URI; or another job has released it and onExisting is `Fail`."""
     CHECKPOINT_MISSING = "CheckpointMissing"
     """The operator knows of a durable step, but HEAD is absent or lists no readable checkpoint."""
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
@@ -247,7 +247,7 @@ class TerminationMessage:
     """What the user should change although the run goes on, such as a grace period too short for a save."""
     ignoredSettings: str = ""
     """Fields of spec.training that are set but that the script's loop does not apply, comma-separated:
-    `emaDecay,data.workers`."""
+    `emaDecay,data.numWorkers`."""
 
     def to_json(self) -> str:
         """JSON of at most MESSAGE_LIMIT bytes; only `message` is cut if it is longer."""

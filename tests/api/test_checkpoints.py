@@ -25,7 +25,8 @@ def _template(**volume: Json) -> Json:
 
 
 def test_a_pod_with_a_ca_bundle_is_restricted_all_the_same(scene: Scene) -> None:
-    scene.create(checkpoint={"uri": "s3://bucket/run", "caBundle": {"configMap": "authority"}})
+    authority = {"configMapKeyRef": {"name": "authority"}}
+    scene.create(checkpoint={"uri": "s3://bucket/run", "caBundle": authority})
     pod = scene.wait_attempt(1)
     volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "spottrain-ca")
     assert volume["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
@@ -46,7 +47,7 @@ def test_a_folder_on_a_claim_is_accepted_for_spot_and_one_on_the_node_is_not(sce
 
 
 def test_an_image_of_ones_own_is_followed_without_a_word_of_ours(scene: Scene) -> None:
-    scene.create(checkpoint={"managed": False})
+    scene.create(checkpoint={"mode": "Self"})
     first = scene.wait_attempt(1)
     node = scene.bind(first)
     running = scene.wait_condition("Running", "True")

@@ -47,16 +47,16 @@ def test_defaults_are_filled_in(kube: Kube) -> None:
     assert "gpusPerWorker" not in spec, "then nobody could tell whether it was said"
     assert spec["checkpoint"] == {
         "uri": "s3://bucket/run",
-        "managed": True,
+        "mode": "Runtime",
         "interval": "10m",
         "keep": 3,
         "keepBest": True,
-        "onExisting": "fail",
-        "compileCache": "keep",
-        "logs": "keep",
+        "onExisting": "Fail",
+        "compileCache": "Keep",
+        "logs": "Keep",
     }
     assert spec["capacity"] == {
-        "type": "spot",
+        "type": "Spot",
         "replaceDuringNotice": True,
         "sameZone": True,
         "pendingTimeoutSeconds": 900,
@@ -87,8 +87,8 @@ CHANGES: list[tuple[Json, str]] = [
     ({"gpusPerWorker": 2}, "gpusPerWorker can change only while the job is suspended"),
     ({"workers": 2}, "workers can change only while the job is suspended"),
     ({"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri is immutable"),
-    ({"dataCache": {"claimName": "datasets"}}, "dataCache can change only while the job is suspended"),
-    ({"checkpoint": {"uri": None, "managed": False}}, "checkpoint.managed is immutable"),
+    ({"dataCache": {"size": "10Gi"}}, "dataCache can change only while the job is suspended"),
+    ({"checkpoint": {"uri": None, "mode": "Self"}}, "checkpoint.mode is immutable"),
 ]
 
 
@@ -127,7 +127,8 @@ def test_of_a_suspended_job_the_cache_can_change_but_not_the_claim_that_was_made
         with pytest.raises(Refused, match="size, storageClassName and accessMode are immutable"):
             change(**other)
     assert change(mountPath="/datasets") == {"size": "10Gi", "mountPath": "/datasets"}
-    assert change(size=None, claimName="datasets") == {"claimName": "datasets", "mountPath": "/datasets"}
+    claim: Json = {"claimRef": {"name": "datasets"}}
+    assert change(size=None, **claim) == claim | {"mountPath": "/datasets"}
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
@@ -138,7 +139,7 @@ def test_of_a_job_that_has_ended_nothing_can_change_that_would_need_a_start(
     kube.create_job(namespace, job_body("over", suspend=suspended))
     status = {"status": {"attempt": 1, "conditions": [_condition(end)]}}
     kube.call("PATCH", jobs(namespace, "over") + "/status", status, kind=MERGE)
-    cache = {"dataCache": {"claimName": "datasets"}}
+    cache = {"dataCache": {"claimRef": {"name": "datasets"}}}
     for change in (
         {"template": OTHER},
         {"training": {"seed": 3}},
@@ -149,7 +150,7 @@ def test_of_a_job_that_has_ended_nothing_can_change_that_would_need_a_start(
         with pytest.raises(Refused) as refused:
             kube.call("PATCH", jobs(namespace, "over"), {"spec": change}, kind=MERGE)
         words = str(refused.value)
-        assert f"so {next(iter(change))} cannot change" in words and "checkpoint.onExisting: resume" in words
+        assert f"so {next(iter(change))} cannot change" in words and "checkpoint.onExisting: Resume" in words
         assert "set suspend to true first" not in words, "it would do nothing"
     kept = {"ttlSecondsAfterFinished": 60}
     kube.call("PATCH", jobs(namespace, "over"), {"spec": kept}, kind=MERGE)
@@ -158,7 +159,7 @@ def test_of_a_job_that_has_ended_nothing_can_change_that_would_need_a_start(
 def test_what_acts_from_the_next_attempt_on_can_change(kube: Kube, namespace: str) -> None:
     kube.create_job(namespace, job_body("open"))
     change = {
-        "checkpoint": {"keep": 7, "interval": "auto", "keepBest": False, "compileCache": "none"},
+        "checkpoint": {"keep": 7, "interval": "auto", "keepBest": False, "compileCache": "None"},
         "failurePolicy": {"maxFailures": 9},
         "capacity": {"replaceDuringNotice": False},
     }

@@ -80,7 +80,7 @@ def test_a_full_quota_of_claims_is_waiting_and_nothing_is_charged(scene: Scene) 
 
 
 def test_a_claim_that_does_not_exist_is_named_until_it_does(scene: Scene) -> None:
-    scene.create(dataCache={"claimName": f"late-{scene.job}"})
+    scene.create(dataCache={"claimRef": {"name": f"late-{scene.job}"}})
     found = scene.wait_condition("Scheduled", "False", "WaitingForClaim")
     assert f"there is no PersistentVolumeClaim late-{scene.job}" in found["message"] and not scene.pods()
     _make_claim(scene, f"late-{scene.job}")
@@ -124,7 +124,7 @@ def test_during_a_notice_the_next_pod_waits_where_one_node_has_the_volume(
     scene: Scene, mode: str, early: bool
 ) -> None:
     _make_claim(scene, f"of-{scene.job}", mode)
-    scene.create(dataCache={"claimName": f"of-{scene.job}"})
+    scene.create(dataCache={"claimRef": {"name": f"of-{scene.job}"}})
     old = scene.wait_attempt(1)
     node = scene.bind(old)
     scene.wait_condition("Running", "True")

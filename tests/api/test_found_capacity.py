@@ -28,7 +28,7 @@ def spot_node(kube: Kube) -> Iterator[str]:
 def test_a_job_is_pinned_to_what_the_nodes_tell_and_its_status_holds_it(
     kube: Kube, server: ApiServer, namespace: str, spot_node: str
 ) -> None:
-    setting = {"default_pool": '{"platform": "auto"}'}
+    setting = {"default_pool": '{"platform": "Auto"}'}
     with OperatorProcess(kubeconfig=server.kubeconfig, namespace=namespace, **setting) as operator:
         operator.wait_ready()
         scene = Scene(kube=kube, namespace=namespace, job="found")

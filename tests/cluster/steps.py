@@ -84,10 +84,10 @@ class Lab:
             "checkpoint": {
                 "uri": f"{self.uri}/{name}",
                 "endpoint": self.cluster.s3_endpoint,
-                "credentialsSecret": SECRET,
+                "credentialsSecretRef": {"name": SECRET},
                 "interval": "20steps",
             },
-            "capacity": {"type": "spot", "pools": [local_pool()]},
+            "capacity": {"type": "Spot", "pools": [local_pool()]},
             "failurePolicy": {"maxFailures": 1, "backoffSeconds": 1},
         }
         if (grace := changes.pop("grace", None)) is not None:

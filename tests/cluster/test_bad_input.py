@@ -22,8 +22,8 @@ def wrong_jobs(lab: Lab) -> list[dict[str, Any]]:
             "missing-image", container={"image": "localhost/no-such-image:1", "imagePullPolicy": "Never"}
         ),
         lab.job("missing-bucket", checkpoint={"uri": "s3://no-such-bucket-here/x"}),
-        lab.job("denied", checkpoint={"credentialsSecret": "wrong-credentials"}),
-        lab.job("missing-secret", checkpoint={"credentialsSecret": "no-such-secret"}),
+        lab.job("denied", checkpoint={"credentialsSecretRef": {"name": "wrong-credentials"}}),
+        lab.job("missing-secret", checkpoint={"credentialsSecretRef": {"name": "no-such-secret"}}),
         lab.job("raises", container={"args": ["/scripts/raises.py"]}, failurePolicy={"maxFailures": 0}),
         lab.job("missing-script", container={"args": ["/scripts/nowhere.py"]}),
         lab.job("plain-script", container={"command": ["python3", "-c", "print('trained')"], "args": []}),
@@ -133,7 +133,7 @@ def test_a_negative_number_is_refused_at_once(wrong: Lab) -> None:
 
 def test_a_script_without_the_runtime_that_exits_0_has_not_succeeded(wrong: Lab) -> None:
     message = said(wrong, "plain-script", "Failed", "NoRuntime")
-    assert "spottrain run" in message and "checkpoint.managed: false" in message
+    assert "spottrain run" in message and "checkpoint.mode: Self" in message
     assert wrong.status("plain-script")["attempt"] == 1, "no restart mends it"
 
 

@@ -69,7 +69,7 @@ def test_the_next_attempt_finds_on_another_node_what_the_first_has_downloaded(
     lab: Lab, add_volume: Callable[[str], Raw]
 ) -> None:
     lab.scripts["train.py"] = DOWNLOADS + TRAIN
-    lab.apply(lab.slow_job(dataCache={"claimName": "datasets"}))
+    lab.apply(lab.slow_job(dataCache={"claimRef": {"name": "datasets"}}))
     lab.wait(
         "a sentence that names the claim",
         lambda: "there is no PersistentVolumeClaim datasets" in lab.condition("Scheduled").get("message", ""),

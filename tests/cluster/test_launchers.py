@@ -147,7 +147,7 @@ def own_job(lab: Lab) -> Raw:
     """An image without our runtime: Python alone, which ends with 143 at SIGTERM."""
     container = {"image": OPERATOR_IMAGE, "command": ["python3", "/scripts/own.py"], "args": []}
     job = lab.job("own", gpusPerWorker=0, container=container)
-    job["spec"] |= {"checkpoint": {"managed": False}, "training": {}}
+    job["spec"] |= {"checkpoint": {"mode": "Self"}, "training": {}}
     return drawn_to_doomed(job)
 
 

@@ -26,6 +26,6 @@ def test_a_job_deleted_and_applied_again_on_its_uri_says_so_or_goes_on_as_it_was
     status = lab.wait_for_phase("Failed")
     assert "onExisting" in next(c for c in status["conditions"] if c["type"] == "Failed")["message"]
     lab.kubectl.run("delete", "trainingjob", "job")
-    lab.apply(lab.job(training={"maxSteps": 120}, checkpoint={"onExisting": "resume"}))
+    lab.apply(lab.job(training={"maxSteps": 120}, checkpoint={"onExisting": "Resume"}))
     status = lab.wait_for_phase("Succeeded")
     assert status["attempts"][0]["startStep"] >= 40

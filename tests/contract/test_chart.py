@@ -162,7 +162,7 @@ def test_every_pod_starts_a_module_that_exists_without_a_shell(objects: list[Obj
 
 def test_the_image_is_the_same_for_all_and_names_no_registry(objects: list[Object]) -> None:
     images = {t["spec"]["containers"][0]["image"] for t in pod_templates(objects).values()}
-    assert images == {"spottrain-operator:0.1.0"}
+    assert images == {"spottrain-operator:0.2.0"}
 
 
 def test_a_tag_of_its_own_reaches_every_pod() -> None:

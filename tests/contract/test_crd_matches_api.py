@@ -15,7 +15,8 @@ from spottrain.contract import OnExisting
 from spottrain_operator import names
 from spottrain_operator.api.data_cache import AccessMode, DataCache
 from spottrain_operator.api.node_pools import CapacityType
-from spottrain_operator.api.training_job import CABundle, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.api.training_job import REMOVED, CheckpointMode, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.api.volumes import KeyRef
 from spottrain_operator.api.wire import camel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +34,15 @@ def _inner(hint: Any) -> Any:
     return hint
 
 
+def _message_of_removed(schema: dict[str, Any]) -> str:
+    """The sentence with which any value of the field is refused; "" where there is none."""
+    rules = schema.get("x-kubernetes-validations", ())
+    return next((str(rule["message"]) for rule in rules if rule["rule"] == "false"), "")
+
+
 def _pairs(cls: type, schema: dict[str, Any], path: str) -> Iterator[tuple[str, set[str], set[str]]]:
-    yield path, {camel(f.name) for f in fields(cls)}, set(schema["properties"])
+    kept = {name for name, sub in schema["properties"].items() if not _message_of_removed(sub)}
+    yield path, {camel(f.name) for f in fields(cls)}, kept
     for name, hint in get_type_hints(cls).items():
         sub, where = schema["properties"].get(camel(name), {}), f"{path}.{camel(name)}"
         if sub.get("type") == "array":
@@ -61,6 +69,7 @@ def _enum(*path: str) -> set[str]:
 ENUMS: list[tuple[tuple[str, ...], type[StrEnum]]] = [
     (("spec", "capacity", "type"), CapacityType),
     (("spec", "capacity", "pools", "[]", "platform"), names.Platform),
+    (("spec", "checkpoint", "mode"), CheckpointMode),
     (("spec", "checkpoint", "onExisting"), OnExisting),
     (("spec", "checkpoint", "compileCache"), CompileCache),
     (("spec", "dataCache", "accessMode"), AccessMode),
@@ -73,6 +82,17 @@ def test_the_crd_has_the_values_of_the_enum(path: tuple[str, ...], enum: type[St
     assert _enum(*path) == {str(value) for value in enum}
 
 
+def _removed(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for name, sub in schema.get("properties", {}).items():
+        if message := _message_of_removed(sub):
+            yield f"{path}{name}", message
+        yield from _removed(sub, f"{path}{name}.")
+
+
+def test_a_removed_field_is_refused_with_one_sentence_by_schema_and_operator() -> None:
+    assert dict(_removed(SCHEMA["spec"])) == REMOVED
+
+
 def test_names_are_those_of_the_crd() -> None:
     spec = CRD["spec"]
     assert (spec["group"], VERSION["name"]) == (names.GROUP, names.VERSION)
@@ -82,11 +102,12 @@ def test_names_are_those_of_the_crd() -> None:
 
 def test_the_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
     spec = SCHEMA["spec"]["properties"]
+    ca_bundle = spec["checkpoint"]["properties"]["caBundle"]["properties"]
     parsed = TrainingJobSpec.parse({"template": {"spec": {"containers": [{"name": "trainer"}]}}})
     for group, values in (
         (spec, parsed),
         (spec["checkpoint"]["properties"], parsed.checkpoint),
-        (spec["checkpoint"]["properties"]["caBundle"]["properties"], CABundle()),
+        (ca_bundle["secretKeyRef"]["properties"], KeyRef(name="x")),
         (spec["dataCache"]["properties"], DataCache()),
         (spec["capacity"]["properties"], parsed.capacity),
         (spec["failurePolicy"]["properties"], parsed.failure_policy),

@@ -61,7 +61,7 @@ TRAINING: dict[str, Any] = {
         "minSteps": 10,
         "stopOnNaN": False,
     },
-    "data": {"workers": "auto", "prefetchFactor": 4, "pinMemory": True, "dropLast": True},
+    "data": {"numWorkers": "auto", "prefetchFactor": 4, "pinMemory": True, "dropLast": True},
     "profile": {"wait": 1, "warmup": 1, "active": 2},
     "trackers": {
         "tensorboard": {"folder": "/data/tb"},
@@ -73,6 +73,8 @@ TRAINING: dict[str, Any] = {
     "deterministic": False,
 }
 """All of it, but the two other ways to give the warm-up."""
+REMOVED = {"workers"}
+"""Of spottrain 0.1; the schema refuses it with a sentence."""
 OTHER_WARM_UPS = {"warmupEpochs": 0.5, "warmupFraction": 0.1}
 IMAGE = "registry.example.com:5000/train:1@sha256:" + "a" * 64
 CHECKPOINT = {
@@ -82,8 +84,8 @@ CHECKPOINT = {
     "keepBest": False,
     "pathStyle": True,
     "encryption": {"kmsKey": "alias/checkpoints"},
-    "compileCache": "none",
-    "onExisting": "resume",
+    "compileCache": "None",
+    "onExisting": "Resume",
     "endpoint": "http://minio:9000",
 }
 
@@ -98,7 +100,7 @@ def environment() -> dict[str, str]:
         checkpoint=CHECKPOINT,
         failurePolicy=policy,
         workers=2,
-        dataCache={"claimName": "datasets", "mountPath": "/datasets/"},
+        dataCache={"claimRef": {"name": "datasets"}, "mountPath": "/datasets/"},
     )
     status = Status(attempt=2, gate_until=after(100.2), known_durable_step=9)
     pod = trainer_pod.pod(Job.parse(raw_job(spec)), status, POOL, Placement(rank=1))
@@ -133,7 +135,7 @@ def test_the_data_cache_is_mounted_where_the_runtime_looks_for_it(environment: d
 
 
 def test_the_runtime_reads_what_a_job_without_checkpoints_of_ours_is_told() -> None:
-    job = Job.parse(raw_job(raw_spec(checkpoint={"managed": False})))
+    job = Job.parse(raw_job(raw_spec(checkpoint={"mode": "Self"})))
     run = RunConfig.from_env(trainer_pod.environment(job, Status(attempt=2), 110), script="train.py")
     assert run.checkpoint_uri is None and run.attempt == 2 and run.gate_until == 0
 
@@ -152,7 +154,7 @@ def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
     for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStoppingSpec, Data, Profile):
         name = part.__name__[0].lower() + part.__name__[1:].removesuffix("Spec")
         ours = {f.name: f.default for f in fields(part)}
-        assert set(schema[name]["properties"]) == set(ours), name
+        assert set(schema[name]["properties"]) - REMOVED == set(ours), name
         defaults = {
             field: rule["default"] for field, rule in schema[name]["properties"].items() if "default" in rule
         }
@@ -170,7 +172,7 @@ def test_a_warm_up_may_be_given_in_other_units(field: str) -> None:
 
 
 def test_what_is_not_known_is_not_set() -> None:
-    job = Job.parse(raw_job(raw_spec(checkpoint={}, capacity={"type": "onDemand"})))
+    job = Job.parse(raw_job(raw_spec(checkpoint={}, capacity={"type": "OnDemand"})))
     told = trainer_pod.environment(job, replace(Status(), attempt=1), 110)
     assert Env.KNOWN_DURABLE_STEP not in told and Env.CHECKPOINT_URI not in told
     assert not {Env.CHECKPOINT_PATH_STYLE, Env.CHECKPOINT_KMS_KEY, Env.IMAGE_DIGEST} & set(told)

@@ -41,7 +41,7 @@ def capacity(pool: str, **labels: str) -> Json:
         "platform": "AWS",
         "nodeSelector": {POOL_LABEL: pool} | labels,
     }
-    return {"type": "spot", "pools": [own]}
+    return {"type": "Spot", "pools": [own]}
 
 
 def in_a_zone(pool: str) -> Json:
@@ -65,7 +65,7 @@ def test_a_gang_without_nodes_gets_all_of_them_on_spot_in_one_zone(
     assert {node["metadata"]["labels"][CAPACITY_LABEL] for node in nodes.values()} == {"spot"}
     assert len({zone(node) for node in nodes.values()}) == 1
     record = scene.status()["attempts"][0]
-    assert (record["capacityType"], record["pool"]) == ("spot", "gang")
+    assert (record["capacityType"], record["pool"]) == ("Spot", "gang")
     assert {rank["node"] for rank in record["ranks"]} == set(nodes)
 
 

@@ -94,7 +94,7 @@ MANIFEST = {
     "clipGradNorm": 1.5,
     "emaDecay": 0.5,
     "activationCheckpointing": {"policy": "all"},
-    "data": {"workers": "auto", "prefetchFactor": 2},
+    "data": {"numWorkers": "auto", "prefetchFactor": 2},
     "maxSteps": 10,
     "seed": 3,
 }
@@ -159,7 +159,7 @@ def test_what_a_loop_does_not_take_is_told_once_with_what_to_do(lab: Lab) -> Non
     run = done(lab.run(PLAIN, training=json.dumps(MANIFEST | {"maxSteps": 3})))
     (line,) = [line for line in run.log.splitlines() if "about=training" in line]
     fields = line.split("fields=")[1].split()[0].split(",")
-    nested = {"data.workers", "data.prefetchFactor"}
+    nested = {"data.numWorkers", "data.prefetchFactor"}
     assert set(fields) == (set(MANIFEST) - {"maxSteps", "data"}) | nested
     assert "name them in spottrain.job_settings(...)" in line
     assert run.message.ignoredSettings.split(",") == fields, "and the operator is told"

@@ -147,12 +147,12 @@ def run(lab: Lab, room: str, **more: Any) -> str:
 def test_a_given_number_runs_and_is_warned_of_before_its_workers_start(lab: Lab) -> None:
     log = run(lab, "10 * 2**20", env={"WORKERS": "2"})
     assert 'event=advice about=data text="2 worker(s) will take about 0.0' in log
-    assert "the Python objects in train_dataset" in log and "training.data.workers) to 0" in log
+    assert "the Python objects in train_dataset" in log and "training.data.numWorkers to 0" in log
     assert log.index("event=advice about=data") < log.index("event=first-step")
     assert log.count("event=advice about=data") == 1
 
 
-AUTO = '{"data": {"workers": "auto"}}'
+AUTO = '{"data": {"numWorkers": "auto"}}'
 JUDGED = """\
 class Judged(Held):
     def __getitem__(self, i):

@@ -31,7 +31,7 @@ CELLS = {
             "activationCheckpointing": {"policy": "classes", "classes": ["Linear"]},
             "microBatchSize": "auto",
             "earlyStopping": {"patience": 100},
-            "data": {"workers": "auto"},
+            "data": {"numWorkers": "auto"},
         },
         {"EVAL": "1"},
     ),

@@ -26,13 +26,13 @@ class AccessMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataCache:
-    """Either `claim_name` or `size` is set."""
+    """Either `claim_ref` or `size` is set."""
 
-    claim_name: str = ""
+    claim_ref: volumes.ObjectRef | None = None
     size: str = ""
     storage_class_name: str = ""
     access_mode: AccessMode | None = None
-    """None with `claim_name`: that claim's own mode applies."""
+    """None with `claim_ref`: that claim's own mode applies."""
     mount_path: str = DATA_CACHE_DIR
 
     @property
@@ -42,7 +42,7 @@ class DataCache:
 
     def claim(self, job: str, job_uid: str) -> str:
         """Returns the name of the cache's claim."""
-        return self.claim_name or cache_claim_name(job, job_uid)
+        return self.claim_ref.name if self.claim_ref is not None else cache_claim_name(job, job_uid)
 
     @property
     def path(self) -> str:

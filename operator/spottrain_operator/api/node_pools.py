@@ -1,6 +1,6 @@
 """Labels and taints of a pool's nodes: the manifest's, on top of a preset's. Pure.
 
-Where the platform is `auto`, both are detected from the cluster's nodes and from Karpenter's NodePools.
+Where the platform is `Auto`, both are detected from the cluster's nodes and from Karpenter's NodePools.
 Sources: the documentation of EKS, Karpenter, GKE and AKS.
 """
 
@@ -15,10 +15,10 @@ from spottrain_operator.names import GPU_RESOURCE, NOTICE_WINDOW, ON_DEMAND_WIND
 
 
 class CapacityType(StrEnum):
-    SPOT = "spot"
-    ON_DEMAND = "onDemand"
-    RESERVED = "reserved"
-    SPOT_FIRST = "spotFirst"
+    SPOT = "Spot"
+    ON_DEMAND = "OnDemand"
+    RESERVED = "Reserved"
+    SPOT_FIRST = "SpotFirst"
     """Of a job only: spot, and on-demand for a while where spot is unavailable or reclaimed too often."""
 
 

@@ -17,6 +17,7 @@ from spottrain_operator.api import gpus, volumes, wire
 from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.template import collision, template_problem
+from spottrain_operator.api.volumes import ObjectRef
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import CHECKPOINTS_FINALIZER, Condition
 
@@ -29,16 +30,25 @@ WARNING_LIMIT: Final = 1024
 text, so texts from containers are cut on receipt."""
 
 
-class CompileCache(StrEnum):
-    """The value is not `off`, because YAML reads a bare `off` as a boolean."""
+class CheckpointMode(StrEnum):
+    """`spec.checkpoint.mode`: who saves and restores."""
 
-    KEEP = "keep"
-    NONE = "none"
+    RUNTIME = "Runtime"
+    """The spottrain runtime in the image. It also reports progress and the outcome."""
+    SELF = "Self"
+    """The image itself, or nobody."""
+
+
+class CompileCache(StrEnum):
+    """The value is not `Off`: YAML 1.1 reads a bare `Off` as a boolean."""
+
+    KEEP = "Keep"
+    NONE = "None"
 
 
 class Logs(StrEnum):
-    KEEP = "keep"
-    NONE = "none"
+    KEEP = "Keep"
+    NONE = "None"
 
 
 class DeletionPolicy(StrEnum):
@@ -48,7 +58,7 @@ class DeletionPolicy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnDemandAfter:
-    """When spotFirst switches to on-demand for a while."""
+    """When SpotFirst switches to on-demand for a while."""
 
     interruptions: int | None = 3
     within_seconds: int = 3600
@@ -72,26 +82,8 @@ class Encryption:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CABundle:
-    """A CA bundle; one of `config_map` and `secret` is set."""
-
-    config_map: str = ""
-    secret: str = ""
-    key: str = volumes.CA_NAME
-
-    @property
-    def source(self) -> dict[str, Any]:
-        """Volume source with only the certificates, under a fixed file name."""
-        items = [{"key": self.key, "path": volumes.CA_NAME}]
-        if self.secret:
-            return {"secret": {"secretName": self.secret, "items": items}}
-        return {"configMap": {"name": self.config_map, "items": items}}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
-    managed: bool = True
-    """Whether our runtime is in the image. If not, only their order keeps attempts from overlapping."""
+    mode: CheckpointMode = CheckpointMode.RUNTIME
     uri: str = ""
     interval: str = "10m"
     keep: int = 3
@@ -99,11 +91,16 @@ class CheckpointSpec:
     on_existing: OnExisting = OnExisting.FAIL
     endpoint: str = ""
     path_style: bool | None = None
-    credentials_secret: str = ""
+    credentials_secret_ref: ObjectRef | None = None
     encryption: Encryption | None = None
-    ca_bundle: CABundle | None = None
+    ca_bundle: volumes.CABundle | None = None
     compile_cache: CompileCache = CompileCache.KEEP
     logs: Logs = Logs.KEEP
+
+    @property
+    def managed(self) -> bool:
+        """Whether our runtime is in the image. If not, only their order keeps attempts from overlapping."""
+        return self.mode is CheckpointMode.RUNTIME
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +137,8 @@ class TrainingJobSpec:
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> TrainingJobSpec:
         """Parses and validates a spec. Raises InvalidSpec for what the CRD's schema cannot reject."""
+        if problem := removed(raw):
+            raise InvalidSpec(problem)
         spec = wire.decode(cls, raw, "spec")
         if not isinstance(spec.template.get("spec"), dict):
             raise InvalidSpec("spec.template.spec must be a pod's spec")
@@ -195,7 +194,7 @@ class TrainingJobSpec:
         """Returns the job's pools in order of preference. Raises InvalidSpec.
 
         A pool with only a name refers to one of the chart's. All pools get the job's type, unless it is
-        spotFirst.
+        SpotFirst.
         """
         pools = tuple(_known(pool, named) for pool in self.capacity.pools) or self._of_default(default)
         if self.capacity.type is not CapacityType.SPOT_FIRST:
@@ -206,7 +205,7 @@ class TrainingJobSpec:
         for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
             if not any(pool.type is kind for pool in pools):
                 raise InvalidSpec(
-                    f"spec.capacity.pools has no pool of type {kind}, and capacity.type spotFirst needs one: "
+                    f"spec.capacity.pools has no pool of type {kind}, and capacity.type SpotFirst needs one: "
                     f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
                 )
         return self._agreed(pools)
@@ -224,10 +223,10 @@ class TrainingJobSpec:
         return pools
 
     def _of_default(self, default: Pool) -> tuple[Pool, ...]:
-        """Returns the default pool; for spotFirst with detected labels, one pool per type."""
+        """Returns the default pool; for SpotFirst with detected labels, one pool per type."""
         if self.capacity.type is not CapacityType.SPOT_FIRST or not default.finds_labels:
             return (default,)
-        on_demand = replace(default, name=f"{default.name}-onDemand", type=CapacityType.ON_DEMAND)
+        on_demand = replace(default, name=f"{default.name}-on-demand", type=CapacityType.ON_DEMAND)
         return (replace(default, type=CapacityType.SPOT), on_demand)
 
     @property
@@ -235,12 +234,53 @@ class TrainingJobSpec:
         return self.capacity.type in (CapacityType.SPOT, CapacityType.SPOT_FIRST)
 
 
+REMOVED: Final = {
+    "checkpoint.managed": (
+        "checkpoint.managed was replaced by mode in spottrain 0.2; write mode: Runtime in place of true, "
+        "mode: Self in place of false"
+    ),
+    "checkpoint.credentialsSecret": (
+        "checkpoint.credentialsSecret was replaced by credentialsSecretRef in spottrain 0.2; write "
+        "credentialsSecretRef with the Secret's name in its field name"
+    ),
+    "checkpoint.caBundle.configMap": (
+        "caBundle.configMap was replaced by configMapKeyRef in spottrain 0.2; "
+        "write configMapKeyRef with name and key"
+    ),
+    "checkpoint.caBundle.secret": (
+        "caBundle.secret was replaced by secretKeyRef in spottrain 0.2; write secretKeyRef with name and key"
+    ),
+    "checkpoint.caBundle.key": (
+        "caBundle.key moved into configMapKeyRef and secretKeyRef in spottrain 0.2; write it there"
+    ),
+    "dataCache.claimName": (
+        "dataCache.claimName was replaced by claimRef in spottrain 0.2; write claimRef with the claim's name "
+        "in its field name"
+    ),
+    "training.data.workers": (
+        "training.data.workers was renamed to numWorkers in spottrain 0.2; write numWorkers"
+    ),
+}
+"""Fields of spottrain 0.1, with the schema's sentences. Objects that were stored then may still have them."""
+
+
+def removed(raw: Any) -> str:
+    """Returns a sentence about a field that no longer exists; "" where the spec has none."""
+    for path, sentence in REMOVED.items():
+        part = raw
+        for step in path.split("."):
+            part = part.get(step) if isinstance(part, Mapping) else None
+        if part is not None:
+            return f"spec.{path}: {sentence}"
+    return ""
+
+
 def _type_problem(pool: Pool, wanted: CapacityType) -> None:
     """Raises InvalidSpec where a pool's type contradicts the job's; spot, the default, is ignored."""
     if pool.type not in (CapacityType.SPOT, wanted):
         raise InvalidSpec(
             f"spec.capacity.pools: {pool.name} is of type {pool.type}, and spec.capacity.type is {wanted}, "
-            f"which holds for all pools; set capacity.type to {pool.type} or spotFirst, or leave the pool out"
+            f"which holds for all pools; set capacity.type to {pool.type} or SpotFirst, or leave the pool out"
         )
 
 

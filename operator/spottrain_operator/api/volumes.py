@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -46,6 +47,40 @@ DURABLE: Final = frozenset(
     }
 )
 """Volume types whose data outlives the node. Inline `csi` and `ephemeral` volumes end with their pod."""
+
+
+# --- references ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectRef:
+    """Reference to an object in the job's namespace; its kind follows from the field."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyRef:
+    """Reference to a key of a ConfigMap or Secret in the job's namespace."""
+
+    name: str
+    key: str = CA_NAME
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CABundle:
+    """Certificates of a private authority; one of the two is set."""
+
+    config_map_key_ref: KeyRef | None = None
+    secret_key_ref: KeyRef | None = None
+
+    @property
+    def source(self) -> Json:
+        """Volume source with only the certificates, under a fixed file name."""
+        ref = self.secret_key_ref or self.config_map_key_ref
+        assert ref is not None
+        items = [{"key": ref.key, "path": CA_NAME}]
+        if self.secret_key_ref is not None:
+            return {"secret": {"secretName": ref.name, "items": items}}
+        return {"configMap": {"name": ref.name, "items": items}}
 
 
 # --- what the operator adds ---------------------------------------------------------------------------

@@ -110,7 +110,8 @@ def _scalar(hint: Any, raw: Any, path: str) -> Any:
         if issubclass(hint, Enum):
             return hint(raw)
     except ValueError as error:
-        raise InvalidSpec(f"{path}: {error}") from error
+        must = f"one of {', '.join(str(value) for value in hint)}" if issubclass(hint, Enum) else str(error)
+        raise InvalidSpec(f"{path} must be {must}, and is {raw!r}") from error
     return _expect(hint, raw, path)
 
 

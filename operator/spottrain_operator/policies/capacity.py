@@ -69,7 +69,7 @@ def _home(o: Observed, status: Status) -> str:
 
 
 def kind(o: Observed, status: Status) -> CapacityType:
-    """Returns the capacity type of the next attempt: spot, onDemand or reserved."""
+    """Returns the capacity type of the next attempt: Spot, OnDemand or Reserved."""
     assert o.job.spec is not None
     capacity = o.job.spec.capacity
     if capacity.type is not CapacityType.SPOT_FIRST:

@@ -51,7 +51,7 @@ NO_WORD: Final = "exit code 0, and no termination message of the spottrain runti
 SILENT_END: Final = (
     f"{NO_WORD} says that the training is done. The checkpoints are kept. Let the script end by itself, not "
     "by os._exit() or an exec, and go on in a new job with the same checkpoint.uri and "
-    "checkpoint.onExisting: resume"
+    "checkpoint.onExisting: Resume"
 )
 
 

@@ -75,7 +75,7 @@ def mounted(spec: TrainingJobSpec) -> bool:
 def to_make(o: Observed) -> DataCache | None:
     """Returns the data cache whose claim must be created because it was not found."""
     cache = o.job.spec.data_cache if o.job.spec is not None else None
-    if cache is None or cache.claim_name:
+    if cache is None or cache.claim_ref is not None:
         return None
     name = _own(o, cache)
     return cache if name in o.claims and o.claims[name] is None else None
@@ -98,7 +98,7 @@ def problem(o: Observed) -> str:
     what = f"PersistentVolumeClaim {name}"
     if claim is not None and claim.unread:
         return f"{what}, of the data cache, cannot be read: {claim.unread}"
-    if cache.claim_name:
+    if cache.claim_ref is not None:
         return _problem_of_given(o, what, claim, spec.workers)
     if claim is not None and claim.owner_uid != o.job.key.uid:
         return f"{what}, of the data cache, exists and is not this job's; delete it"
@@ -108,11 +108,11 @@ def problem(o: Observed) -> str:
 
 
 def _problem_of_given(o: Observed, what: str, claim: ClaimView | None, workers: int) -> str:
-    path = "spec.dataCache.claimName"
+    path = "spec.dataCache.claimRef"
     if claim is None:
         return (
             f"{path}: there is no {what} in namespace {o.job.key.namespace}; make it, or have one made for "
-            "the job by size in place of claimName"
+            "the job by size in place of claimRef"
         )
     if claim.going:
         return f"{path}: {what} is being deleted; make it anew once it is gone"

@@ -30,7 +30,7 @@ SIGKILLED: Final = 128 + 9
 """Exit code after SIGKILL; a killed runtime leaves no termination message either."""
 WAYS_OUT: Final = (
     "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Run "
-    "or a callback in it), or set spec.checkpoint.managed: false in a new job: the image then saves and "
+    "or a callback in it), or set spec.checkpoint.mode: Self in a new job: the image then saves and "
     "restores by itself, or starts over, and exit code 0 is success"
 )
 

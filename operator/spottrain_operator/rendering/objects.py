@@ -148,6 +148,6 @@ def _cleaner(job: Job) -> Json:
     little = {"cpu": "100m", "memory": "256Mi"}  # a ResourceQuota may require both
     container["resources"] = {"requests": little, "limits": {"cpu": "1", "memory": "1Gi"}}
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
-    if secret := checkpoint.credentials_secret:
-        container["envFrom"] = [*(kept.get("envFrom") or ()), {"secretRef": {"name": secret}}]
+    if secret := checkpoint.credentials_secret_ref:
+        container["envFrom"] = [*(kept.get("envFrom") or ()), {"secretRef": {"name": secret.name}}]
     return container

@@ -253,8 +253,8 @@ def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int
     defaults = {k: v for k, v in silent.items() if k not in given}
     kept = [e for e in trainer.get("env") or () if e.get("name") not in {*told, Env.POD_UID}]
     trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items()), _POD_UID]
-    if secret := spec.checkpoint.credentials_secret:
-        trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret}}]
+    if secret := spec.checkpoint.credentials_secret_ref:
+        trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret.name}}]
     ports = trainer.get("ports") or []
     if PROGRESS_PORT not in [port.get("containerPort") for port in ports]:
         trainer["ports"] = [*ports, {"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}]

@@ -207,7 +207,7 @@ def edited(status: Status, o: Observed) -> str:
         return f"{words}. Make a new job"
     return (
         f"{words}. To go on from its checkpoints, make a new job with checkpoint.uri: {uri} and "
-        "checkpoint.onExisting: resume"
+        "checkpoint.onExisting: Resume"
     )
 
 
@@ -228,7 +228,7 @@ def _training(status: Status, o: Observed) -> Verdict:
         )
     if (waits := runtime.waiting(status, o)) is not None:
         return True, *waits
-    silent = "; its progress is unknown, because spec.checkpoint.managed is false"
+    silent = "; its progress is unknown, because spec.checkpoint.mode is Self"
     words = f"the trainer of attempt {status.attempt} runs"
     return True, Reason.TRAINING, words + silent if state == UNKNOWN_STATE else words
 

@@ -33,7 +33,7 @@ def copy(source: Store, target: Store, which: str) -> Answer:
     walker.change(Adopting(entry=replace(entry, key=key, keptAs=""), job=f"copy:{source.uri}"))
     line = (
         f"copied step {entry.step}, {size(entry.bytes)}, to {target.uri}; a job resumes from there with "
-        "checkpoint.onExisting: resume (spottrain run --on-existing resume)"
+        "checkpoint.onExisting: Resume (spottrain run --on-existing resume)"
     )
     facts = {"from": source.uri, "to": target.uri, "step": entry.step, "key": key, "bytes": entry.bytes}
     return Answer(facts=facts, lines=[line])

@@ -118,7 +118,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[Env]:
         "--training": (Env.TRAINING, "settings that win over the script's, as JSON: '{\"maxSteps\": 100}'"),
     }
     for flag, (name, text) in flags.items():
-        choices = [str(each) for each in OnExisting] if name is Env.CHECKPOINT_ON_EXISTING else None
+        choices = [each.lower() for each in OnExisting] if name is Env.CHECKPOINT_ON_EXISTING else None
         parser.add_argument(flag, dest=name, choices=choices, help=f"{text} [{name}]")
     nproc = "processes in this pod: auto (default: one per GPU, or one) or a number"
     parser.add_argument("--nproc", default="auto", help=nproc)

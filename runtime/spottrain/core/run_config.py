@@ -240,9 +240,9 @@ def _port(text: str) -> int:
 
 
 def _on_existing(text: str) -> OnExisting:
-    if text not in list(OnExisting):
-        raise ValueError(f"must be one of {', '.join(OnExisting)}")
-    return OnExisting(text)
+    if text.lower() not in (choices := [each.lower() for each in OnExisting]):
+        raise ValueError(f"must be one of {', '.join(choices)}")
+    return OnExisting(text.capitalize())
 
 
 def _true_or_false(text: str) -> bool:

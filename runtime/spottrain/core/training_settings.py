@@ -38,7 +38,7 @@ _MANIFEST_NAME: Final[Mapping[str, str]] = {
     "ema_decay": "emaDecay",
     "gradient_compression": "gradientCompression",
     "early_stopping": "earlyStopping",
-    "num_workers": "data.workers",
+    "num_workers": "data.numWorkers",
     "prefetch_factor": "data.prefetchFactor",
     "pin_memory": "data.pinMemory",
     "drop_last": "data.dropLast",

@@ -90,7 +90,7 @@ class EarlyStoppingSpec:
 class Data:
     """How the samples are loaded."""
 
-    workers: int | Auto | None = None
+    numWorkers: int | Auto | None = None
     prefetchFactor: int | None = None
     pinMemory: bool | None = None
     dropLast: bool | None = None
@@ -305,7 +305,7 @@ _FIELDS: Final[dict[str, _Rule | _SpecPart]] = {
     "data": _SpecPart(
         Data,
         {
-            "workers": _or_auto(_whole(0)),
+            "numWorkers": _or_auto(_whole(0)),
             "prefetchFactor": _whole(1),
             "pinMemory": _FLAG,
             "dropLast": _FLAG,

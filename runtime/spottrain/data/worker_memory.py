@@ -62,7 +62,7 @@ class WorkerMemoryLimit:
             return
         will = "may" if workers <= self._fit(found, self._least) else "will"
         ends = f"the kernel {will} kill this process or a worker when the memory is used up"
-        fewer = f", or set workers (training.data.workers) to {fit}"
+        fewer = f", or set training.data.numWorkers to {fit}"
         self._tell(f"{self._why(workers, found)}: {ends}; {self._fix(workers, found)}{fewer}")
 
     # --- inside -------------------------------------------------------------------------------------

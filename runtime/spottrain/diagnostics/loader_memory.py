@@ -66,7 +66,7 @@ def warning(before: Look, now: Look, *, seconds: float, ranks: int = 1) -> str:
         f"{len(now.private)} loader worker(s){of} hold {gib(now.bytes)} of their own, "
         f"{gib(now.growth(before))} more than {seconds:.0f} s ago, and of {memory.whose} of "
         f"{gib(memory.limit)} {gib(max(memory.left, 0))} are left: at this pace for about {until:.0f} s, and "
-        "then the kernel kills. Lower workers (training.data.workers), keep the samples in one numpy array "
+        "then the kernel kills. Lower training.data.numWorkers, keep the samples in one numpy array "
         "or torch tensor, a memory map or an Arrow table instead of Python objects, or raise "
         "resources.limits.memory"
     )

@@ -68,7 +68,7 @@ def of_loader(use: InUse, data: float) -> Fix:
     after = max(rest, (data + (rest if use.workers else 0)) * now / workers)
     held = f"; {needed} would be needed, and {use.cores} cores are there" if workers < needed else ""
     known = "not known" if use.workers is None else use.workers
-    settings = [f"{_name(use, 'workers')} to {workers} (now {known})", *_further_ahead(use), *_pinned(use)]
+    settings = [f"{_name(use, 'numWorkers')} to {workers} (now {known})", *_further_ahead(use), *_pinned(use)]
     return Fix(
         text=f"Set {_listed(settings)}; or make dataset[i] cheaper{held}.{_compiled(use, data)}",
         gain=1 / after - 1,
@@ -82,7 +82,7 @@ def of_idle(use: InUse, idle: float) -> str:
         return _cheaper(use) + _beside(use, idle)
     now = "" if use.workers is None else f" (now {use.workers})"
     pin = [] if use.pin_memory else [f"{_name(use, 'pinMemory')} to true"]
-    settings = [f"{_name(use, 'workers')} higher{now}", *pin]
+    settings = [f"{_name(use, 'numWorkers')} higher{now}", *pin]
     return f"Set {' and '.join(settings)}, and look again.{_compiled(use, idle)}"
 
 
@@ -96,7 +96,7 @@ def of_copy(use: InUse) -> str:
 
 def of_slow_rank(use: InUse, rank: int) -> str:
     """Advice if one rank is late because it waits for its data."""
-    more = "make dataset[i] cheaper" if _no_core_left(use) else f"raise {_name(use, 'workers')}"
+    more = "make dataset[i] cheaper" if _no_core_left(use) else f"raise {_name(use, 'numWorkers')}"
     return f"It waits for its data: {more}, or look at the storage of rank {rank}."
 
 
@@ -107,7 +107,7 @@ def too_many_workers(use: InUse) -> str | None:
     return (
         f"{use.workers} loader workers share {use.cores} core(s), all that this rank may use of the "
         "container's: unless they mostly wait for storage, they take time from each other and from the "
-        f"training, and memory; set {_name(use, 'workers')} to {use.cores} at most"
+        f"training, and memory; set {_name(use, 'numWorkers')} to {use.cores} at most"
         + ("" if use.own_loader else ", or to auto")
     )
 
@@ -149,7 +149,7 @@ def _compiled(use: InUse, waits: float) -> str:
 def _name(use: InUse, setting: str) -> str:
     if not use.own_loader:
         return f"training.data.{setting}"
-    theirs = {"workers": "num_workers", "prefetchFactor": "prefetch_factor", "pinMemory": "pin_memory"}
+    theirs = {"numWorkers": "num_workers", "prefetchFactor": "prefetch_factor", "pinMemory": "pin_memory"}
     return f"{theirs[setting]} of the script's loader"
 
 

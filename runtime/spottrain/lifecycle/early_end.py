@@ -39,7 +39,7 @@ def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
         return f"{done} To train anew use another checkpoint URI."
     return (
         f"{done} {wanted} steps are asked for now, and a job that is done trains no more. To go on from its "
-        "last checkpoint make a new job on this URI with checkpoint.onExisting: resume; without Kubernetes "
+        "last checkpoint make a new job on this URI with checkpoint.onExisting: Resume; without Kubernetes "
         "use spottrain checkpoints copy URI --to NEW, then start with --checkpoint NEW --on-existing resume."
     )
 

@@ -101,8 +101,8 @@ def translate(error: Exception, place: RequestTarget) -> Exception:
         )
     if isinstance(error, NO_CREDENTIALS):
         return StoreDenied(
-            f"no credentials for {place} ({error}); set checkpoint.credentialsSecret, AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or give the service account a role"
+            f"no credentials for {place} ({error}); set checkpoint.credentialsSecretRef, AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY, or give the service account a role"
         )
     if isinstance(error, NO_ANSWER):
         return StoreUnavailable(f"{place} did not answer: {error}")

@@ -76,7 +76,7 @@ def test_an_interval_that_makes_no_sense_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        (AgentEnv.PLATFORM, "aws", "must be one of auto, AWS, GCP, GKE, Azure, not 'aws'"),
+        (AgentEnv.PLATFORM, "aws", "must be one of Auto, AWS, GCP, GKE, Azure, not 'aws'"),
         (AgentEnv.ACKNOWLEDGE, "yes", "must be true or false, not 'yes'"),
         (AgentEnv.READY_PORT, "http", "must be a port, or 0 for none, not 'http'"),
         (AgentEnv.READY_PORT, "65536", "must be a port"),

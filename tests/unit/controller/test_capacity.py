@@ -32,8 +32,8 @@ from tests.builders import (
 Json = dict[str, Any]
 SPOT_A = {"name": "a", "platform": "AWS"}
 SPOT_B = {"name": "b", "platform": "AWS"}
-ON_DEMAND = {"name": "od", "platform": "AWS", "type": "onDemand"}
-SPOT_FIRST: Json = {"type": "spotFirst", "pools": [SPOT_A, SPOT_B, ON_DEMAND]}
+ON_DEMAND = {"name": "od", "platform": "AWS", "type": "OnDemand"}
+SPOT_FIRST: Json = {"type": "SpotFirst", "pools": [SPOT_A, SPOT_B, ON_DEMAND]}
 
 
 def past(*endings: tuple[str, Cause, float]) -> Status:
@@ -42,7 +42,7 @@ def past(*endings: tuple[str, Cause, float]) -> Status:
         AttemptRecord(
             number=number,
             pool=pool,
-            capacity_type="onDemand" if pool == "od" else "spot",
+            capacity_type="OnDemand" if pool == "od" else "Spot",
             cause=cause,
             started=after(-60 * ago - 600),
             ended=after(-60 * ago),
@@ -108,7 +108,7 @@ def test_spot_first_falls_back_and_comes_back(history: list[tuple[str, Cause, fl
 def test_the_choice_is_in_the_record_before_a_pod_is_made() -> None:
     made = plan(observed(Status(), SPOT_FIRST))
     assert made.status is not None and made.status.attempts[0].pool == "a"
-    assert made.status.attempts[0].capacity_type == "spot"
+    assert made.status.attempts[0].capacity_type == "Spot"
     again = plan(observed(made.status, SPOT_FIRST))
     assert again.status is None and [type(a) for a in again.after] == [Create]
 
@@ -118,7 +118,7 @@ def on_demand_attempt(**more: Any) -> Status:
         number=1,
         pod="p",
         pool="od",
-        capacity_type="onDemand",
+        capacity_type="OnDemand",
         started=after(-7200),
         node="node-a",
         durable_step=50,
@@ -139,7 +139,7 @@ def test_it_goes_back_to_spot_after_its_time_saving_first_and_losing_nothing() -
     assert [a for a in made.after if isinstance(a, Delete)]
     ended = told(Outcome.INTERRUPTED, step=60, durableStep=60, pod=deleted())
     last = plan(make_observed(ended, job=make_job(raw_spec(capacity=SPOT_FIRST), status=made.status))).status
-    assert last is not None and (last.attempts[1].pool, last.attempts[1].capacity_type) == ("a", "spot")
+    assert last is not None and (last.attempts[1].pool, last.attempts[1].capacity_type) == ("a", "Spot")
     assert (last.interruptions, last.failures) == (0, 0)
 
 
@@ -150,7 +150,7 @@ def test_it_does_not_go_back_before_this_attempt_has_saved() -> None:
 
 def test_a_pool_without_nodes_is_left_for_the_next_one() -> None:
     waiting = make_pod(node="", phase="Pending", unschedulable="no nodes", created=after(-601))
-    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="spot", node="")
+    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="Spot", node="")
     status = Status(attempt=1, attempts=(record,))
     made = plan(make_observed(waiting, job=make_job(raw_spec(capacity=SPOT_FIRST), status=status)))
     assert made.status is not None and made.status.attempts[0].stopping == Cause.SCHEDULING_TIMEOUT
@@ -162,7 +162,7 @@ def test_a_pool_without_nodes_is_left_for_the_next_one() -> None:
 
 def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
     waiting = make_pod(node="", phase="Pending", queued=True, unschedulable="gated", created=after(-9999))
-    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="spot", node="")
+    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="Spot", node="")
     job = make_job(raw_spec(capacity=SPOT_FIRST), status=Status(attempt=1, attempts=(record,)))
     made = plan(make_observed(waiting, job=job))
     assert made.status is not None and made.status.attempt == 1
@@ -174,13 +174,13 @@ def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
 @pytest.mark.parametrize(
     ("preset", "kind", "label", "window"),
     [
-        (Preset.EKS, "spot", {"eks.amazonaws.com/capacityType": "SPOT"}, 110),
-        (Preset.EKS, "onDemand", {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, 110),
-        (Preset.KARPENTER, "spot", {"karpenter.sh/capacity-type": "spot"}, 15),
-        (Preset.KARPENTER, "reserved", {"karpenter.sh/capacity-type": "reserved"}, 110),
-        (Preset.GKE, "spot", {"cloud.google.com/gke-spot": "true"}, 15),
-        (Preset.GKE, "onDemand", {}, 110),
-        (Preset.AKS, "spot", {"kubernetes.azure.com/scalesetpriority": "spot"}, 25),
+        (Preset.EKS, "Spot", {"eks.amazonaws.com/capacityType": "SPOT"}, 110),
+        (Preset.EKS, "OnDemand", {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, 110),
+        (Preset.KARPENTER, "Spot", {"karpenter.sh/capacity-type": "spot"}, 15),
+        (Preset.KARPENTER, "Reserved", {"karpenter.sh/capacity-type": "reserved"}, 110),
+        (Preset.GKE, "Spot", {"cloud.google.com/gke-spot": "true"}, 15),
+        (Preset.GKE, "OnDemand", {}, 110),
+        (Preset.AKS, "Spot", {"kubernetes.azure.com/scalesetpriority": "spot"}, 25),
     ],
 )
 def test_a_preset_knows_labels_and_window(preset: Preset, kind: str, label: Json, window: int) -> None:
@@ -193,7 +193,7 @@ def test_spot_nodes_of_gke_and_aks_are_tolerated_and_theirs_alone() -> None:
         (Preset.GKE, "cloud.google.com/gke-spot"),
         (Preset.AKS, "kubernetes.azure.com/scalesetpriority"),
     ):
-        spot, demand = (Pool(name="p", preset=preset, type=t) for t in ("spot", "onDemand"))  # type: ignore[arg-type]
+        spot, demand = (Pool(name="p", preset=preset, type=t) for t in ("Spot", "OnDemand"))  # type: ignore[arg-type]
         assert key in {t["key"] for t in spot.tolerated} and key not in {t["key"] for t in demand.tolerated}
 
 
@@ -210,8 +210,8 @@ def test_a_pool_that_the_platform_team_has_named_needs_no_more_than_its_name() -
     ("spec", "words"),
     [
         ({"pools": [{"name": "gpus"}]}, "the operator knows no pool of this name (it knows none"),
-        ({"type": "spotFirst", "pools": [SPOT_A]}, "has no pool of type onDemand"),
-        ({"type": "spotFirst", "pools": [ON_DEMAND]}, "has no pool of type spot"),
+        ({"type": "SpotFirst", "pools": [SPOT_A]}, "has no pool of type OnDemand"),
+        ({"type": "SpotFirst", "pools": [ON_DEMAND]}, "has no pool of type Spot"),
     ],
 )
 def test_pools_that_cannot_be_are_a_sentence_in_the_condition(spec: Json, words: str) -> None:
@@ -270,7 +270,7 @@ def test_more_interruptions_than_attempts_are_kept_still_lead_on_demand() -> Non
         assert made.status is not None
         status = made.status
         kinds.append(status.attempts[-1].capacity_type)
-    assert "onDemand" in kinds and kinds.index("onDemand") == 30
+    assert "OnDemand" in kinds and kinds.index("OnDemand") == 30
     assert len(status.attempts) == 20 and len(status.spot_reclaims) == 30
 
 

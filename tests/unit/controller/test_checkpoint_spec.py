@@ -15,7 +15,7 @@ from spottrain_operator.rendering import trainer_pod
 from tests.builders import ended_pod, make_job, make_observed, raw_spec
 from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
 
-CA = {"uri": "s3://b/p", "caBundle": {"configMap": "authority", "key": "ca.pem"}}
+CA = {"uri": "s3://b/p", "caBundle": {"configMapKeyRef": {"name": "authority", "key": "ca.pem"}}}
 
 
 def _values(manifest: Json) -> dict[str, str]:
@@ -33,7 +33,7 @@ def test_a_ca_bundle_is_mounted_read_only_and_named_to_the_store_client() -> Non
 
 
 def test_a_ca_bundle_may_come_from_a_secret() -> None:
-    manifest = rendered(checkpoint=CA | {"caBundle": {"secret": "authority"}})
+    manifest = rendered(checkpoint=CA | {"caBundle": {"secretKeyRef": {"name": "authority"}}})
     volume = next(v for v in manifest["spec"]["volumes"] if v["name"] == "spottrain-ca")
     assert volume["secret"] == {"secretName": "authority", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
 
@@ -70,7 +70,7 @@ def test_what_is_in_the_way_of_a_ca_bundle_is_refused_by_its_path(
 CLAIM = {"persistentVolumeClaim": {"claimName": "data"}}
 
 
-def _with_folder(uri: str, volume: Json | None, *, at: str = "/data", kind: str = "spot", **more: Any) -> str:
+def _with_folder(uri: str, volume: Json | None, *, at: str = "/data", kind: str = "Spot", **more: Any) -> str:
     """Why it is refused; "" where it is not."""
     mounts = [{"name": "data", "mountPath": at}, *more.pop("mounts", ())]
     trainer = {"name": "trainer", "volumeMounts": mounts if volume is not None else []}
@@ -108,7 +108,7 @@ def test_a_folder_that_is_lost_with_its_node_is_refused_for_spot(volume: Json) -
         f"spec.checkpoint.uri file:///data/run is on volume data ({kind}), which does not"
     )
     assert "persistentVolumeClaim" in words
-    assert _with_folder("file:///data/run", volume, kind="onDemand") == "", "that is the user's choice"
+    assert _with_folder("file:///data/run", volume, kind="OnDemand") == "", "that is the user's choice"
 
 
 def test_a_folder_on_no_volume_is_refused_for_spot() -> None:
@@ -161,7 +161,7 @@ def test_a_refused_folder_is_told_in_the_condition_and_starts_nothing() -> None:
 
 
 # --- the compile cache --------------------------------------------------------------------------------
-def _cache_after(*codes: int | None, wanted: str = "keep") -> str:
+def _cache_after(*codes: int | None, wanted: str = "Keep") -> str:
     """What the attempt after these exit codes is told."""
     records = tuple(AttemptRecord(number=n, exit_code=code) for n, code in enumerate(codes, start=1))
     current = AttemptRecord(number=len(codes) + 1)
@@ -174,7 +174,7 @@ def test_an_illegal_instruction_drops_the_compile_cache_for_one_attempt() -> Non
     assert [_cache_after(), _cache_after(1), _cache_after(75)] == ["keep"] * 3
     assert _cache_after(132) == "drop" and _cache_after(132, 75) == "keep"
     assert _cache_after(132, None) == "drop", "that one may never have run"
-    assert _cache_after(132, wanted="none") == "off"
+    assert _cache_after(132, wanted="None") == "off"
 
 
 def test_the_attempt_after_an_illegal_instruction_is_made_without_the_compile_cache() -> None:

@@ -34,7 +34,7 @@ from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
 OWN = cache_claim_name(KEY.name, KEY.uid)
 SIZE = {"size": "200Gi", "storageClassName": "efs"}
 DISK = {"size": "200Gi", "accessMode": "ReadWriteOnce"}
-CLAIM = {"claimName": "datasets"}
+CLAIM = {"claimRef": {"name": "datasets"}}
 SHARED = ("ReadWriteMany",)
 
 
@@ -111,7 +111,7 @@ def test_what_is_in_the_way_of_the_data_cache_is_refused_by_its_path(
     assert make_job(raw_spec(template=template)).spec is not None, "without dataCache it may have that"
 
 
-@pytest.mark.parametrize("kind", ["spot", "onDemand"])
+@pytest.mark.parametrize("kind", ["Spot", "OnDemand"])
 def test_checkpoints_in_the_data_cache_are_refused(kind: str) -> None:
     checkpoint = {"uri": "file:///var/cache/spottrain/run"}
     job = make_job(raw_spec(dataCache=SIZE, checkpoint=checkpoint, capacity={"type": kind}))
@@ -130,7 +130,7 @@ def _observed(
     """The claim of the cache (or of that name) is looked for, and found or not."""
     spec = raw_spec(**({"dataCache": cache} if cache else {}), **more.pop("spec", {}))
     job = make_job(spec, status=more.pop("status", Status()))
-    name = name or (cache or {}).get("claimName") or OWN
+    name = name or (cache or {}).get("claimRef", {}).get("name") or OWN
     return replace(make_observed(*pods, job=job, **more), claims={name: claim})
 
 
@@ -209,8 +209,8 @@ def test_the_claim_that_the_scheduler_waits_for_is_named() -> None:
 
 
 def test_no_pool_is_given_up_while_a_claim_has_no_volume() -> None:
-    pools = [{"name": "spot", "platform": "AWS"}, {"name": "od", "platform": "AWS", "type": "onDemand"}]
-    capacity = {"type": "spotFirst", "pools": pools}
+    pools = [{"name": "spot", "platform": "AWS"}, {"name": "od", "platform": "AWS", "type": "OnDemand"}]
+    capacity = {"type": "SpotFirst", "pools": pools}
     record = replace(started().attempts[0], pool="spot", ranks=())
     status = started(attempts=(record,))
     for why, given_up in (

@@ -30,7 +30,7 @@ def _refused(made: Plan) -> tuple[str, list[Event]]:
 
 
 def test_a_new_job_whose_pool_nobody_knows_says_so_at_once() -> None:
-    made = plan(_new(capacity={"type": "spot", "pools": [{"name": "typo"}]}))
+    made = plan(_new(capacity={"type": "Spot", "pools": [{"name": "typo"}]}))
     message, events = _refused(made)
     assert "typo" in message and len(events) == 1 and not made.after
 

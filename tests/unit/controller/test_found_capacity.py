@@ -127,7 +127,7 @@ def test_where_nothing_is_known_the_job_runs_with_the_shortest_grace_and_says_wh
     assert terms(pod) == [] and pod["terminationGracePeriodSeconds"] == 15
     assert accepted is not None and accepted.status == "True"
     for words in (
-        "no node is labelled as spot",
+        "no node is labelled as Spot",
         "the grace is 15 s",
         "set platform, preset or nodeSelector in spec.capacity.pools or in the chart's defaultPool",
     ):
@@ -140,12 +140,12 @@ def test_the_taints_of_spot_nodes_are_tolerated_before_there_is_one() -> None:
     (pod,) = pods_of(plan(observed(NOTHING)))
     keys = {t["key"] for t in pod["tolerations"]}
     assert {GKE_SPOT, AKS, "nvidia.com/gpu"} <= keys
-    (pod,) = pods_of(plan(observed(NOTHING, capacity={"type": "onDemand"})))
+    (pod,) = pods_of(plan(observed(NOTHING, capacity={"type": "OnDemand"})))
     assert not {GKE_SPOT, AKS} & {t["key"] for t in pod["tolerations"]}
 
 
 def test_on_demand_is_kept_off_every_node_that_is_labelled_as_spot_or_reserved() -> None:
-    made = plan(observed(MIXED, capacity={"type": "onDemand"}))
+    made = plan(observed(MIXED, capacity={"type": "OnDemand"}))
     (pod,) = pods_of(made)
     (rules,) = terms(pod)
     assert {rule["operator"] for rule in rules} == {"NotIn"}
@@ -163,11 +163,11 @@ def test_on_demand_is_kept_off_every_node_that_is_labelled_as_spot_or_reserved()
 
 def test_reserved_goes_where_nodes_are_labelled_as_reserved_and_says_where_none_is() -> None:
     found = of_node({EKS: "CAPACITY_BLOCK"}, "aws:///")
-    (pod,) = pods_of(plan(observed(found, capacity={"type": "reserved"})))
+    (pod,) = pods_of(plan(observed(found, capacity={"type": "Reserved"})))
     assert terms(pod) == [[one_of(EKS, "CAPACITY_BLOCK")]]
-    made = plan(observed(MIXED, capacity={"type": "reserved"}))
+    made = plan(observed(MIXED, capacity={"type": "Reserved"}))
     (event,) = [e for e in made.events if e.reason == Reason.CAPACITY_UNKNOWN]
-    assert "no node is labelled as reserved" in event.message
+    assert "no node is labelled as Reserved" in event.message
 
 
 @pytest.mark.parametrize(
@@ -202,11 +202,11 @@ def test_an_unschedulable_pod_is_said_to_wait_for_the_labels_that_were_found() -
     assert scheduled is not None
     assert (
         scheduled.message
-        == f"0/3 nodes are available (capacity spot: nodes with {EKS}=SPOT or {KARPENTER}=spot)"
+        == f"0/3 nodes are available (capacity Spot: nodes with {EKS}=SPOT or {KARPENTER}=spot)"
     )
 
 
-@pytest.mark.parametrize(("kind", "refused"), [("spot", True), ("spotFirst", True), ("onDemand", False)])
+@pytest.mark.parametrize(("kind", "refused"), [("Spot", True), ("SpotFirst", True), ("OnDemand", False)])
 def test_a_template_for_nodes_of_another_type_is_refused_by_name(kind: str, refused: bool) -> None:
     body = {"containers": [{"name": "trainer"}], "nodeSelector": {KARPENTER: "on-demand"}}
     job = make_job(raw_spec(template={"spec": body}, capacity={"type": kind}))
@@ -214,32 +214,32 @@ def test_a_template_for_nodes_of_another_type_is_refused_by_name(kind: str, refu
     if refused:
         assert job.invalid == (
             f"spec.template.spec.nodeSelector has {KARPENTER}=on-demand, and spec.capacity.type is {kind}: "
-            "leave the label out, or set capacity.type to onDemand"
+            "leave the label out, or set capacity.type to OnDemand"
         )
 
 
-@pytest.mark.parametrize("kind", ["onDemand", "reserved"])
+@pytest.mark.parametrize("kind", ["OnDemand", "Reserved"])
 def test_a_pool_of_another_type_is_refused_by_name(kind: str) -> None:
     pools = [{"name": "a", "platform": "AWS"}, {"name": "b", "platform": "AWS", "type": kind}]
     made = plan(observed(NOTHING, capacity={"pools": pools}))
     accepted = made.status.condition(Condition.ACCEPTED) if made.status is not None else None
     assert accepted is not None and accepted.status == "False"
-    assert f"b is of type {kind}, and spec.capacity.type is spot" in accepted.message
+    assert f"b is of type {kind}, and spec.capacity.type is Spot" in accepted.message
 
 
 def test_spot_first_needs_no_pools_where_labels_are_found() -> None:
-    made = plan(observed(MIXED, capacity={"type": "spotFirst"}))
+    made = plan(observed(MIXED, capacity={"type": "SpotFirst"}))
     assert made.status is not None
     (pod,), record = pods_of(made), made.status.attempts[-1]
     assert terms(pod) == [[one_of(EKS, "SPOT")], [one_of(KARPENTER, "spot")]]
-    assert (record.pool, record.capacity_type) == ("default", "spot")
+    assert (record.pool, record.capacity_type) == ("default", "Spot")
     dry = replace(record, cause="SchedulingTimeout", ended=NOW)
     again = plan(
-        observed(MIXED, status=replace(made.status, attempts=(dry,)), capacity={"type": "spotFirst"})
+        observed(MIXED, status=replace(made.status, attempts=(dry,)), capacity={"type": "SpotFirst"})
     )
     assert again.status is not None
     later = again.status.attempts[-1]
-    assert (later.number, later.pool, later.capacity_type) == (2, "default-onDemand", "onDemand")
+    assert (later.number, later.pool, later.capacity_type) == (2, "default-on-demand", "OnDemand")
 
 
 # --- where it is found -----------------------------------------------------------------------------------

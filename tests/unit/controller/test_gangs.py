@@ -204,7 +204,7 @@ def test_rank_0_alone_says_that_it_is_done() -> None:
 
 
 def test_without_our_runtime_all_ranks_must_end_well() -> None:
-    own = {"checkpoint": {"managed": False}}
+    own = {"checkpoint": {"mode": "Self"}}
     assert not status_of(plan(observed(over(0, 0), over(1, 0), member(2), spec=own))).terminal
     done = plan(observed(over(0, 0), over(1, 0), over(2, 0), spec=own))
     assert status_of(done).phase == Phase.SUCCEEDED
@@ -226,7 +226,7 @@ def test_the_pod_on_the_doomed_node_is_told_and_deleted_and_the_others_stop_with
 
 
 def test_ranks_of_another_runtime_are_all_told_to_stop_for_they_do_not_tell_each_other() -> None:
-    own = {"checkpoint": {"managed": False}}
+    own = {"checkpoint": {"mode": "Self"}}
     nodes = (NODES[0], replace(NODES[1], notice=notice(100)), NODES[2])
     pods = (member(0), member(1, notice=notice(100), **deleted()), member(2))
     made = plan(observed(*pods, nodes=nodes, spec=own))

@@ -226,5 +226,5 @@ def test_a_trainer_that_never_answers_hangs_where_a_person_has_set_the_time() ->
     assert not removes(plan(o)), "this process has not waited so long yet"
     assert not removes(plan(replace(o, now=after(61)))), "imports from a cold disk take their time"
     assert removes(plan(replace(o, now=after(LEAST_START - 29))))
-    own = seen(make_pod(), failurePolicy={"hangTimeoutSeconds": 60}, checkpoint={"managed": False})
+    own = seen(make_pod(), failurePolicy={"hangTimeoutSeconds": 60}, checkpoint={"mode": "Self"})
     assert not removes(plan(replace(own, watched_since=after(-9999)))), "an image of its own need not answer"

@@ -38,7 +38,7 @@ from tests.builders import (
 )
 from tests.unit.controller.test_crashes import World
 
-OWN = raw_spec(checkpoint={"managed": False})
+OWN = raw_spec(checkpoint={"mode": "Self"})
 NOTICED = make_node(notice=notice())
 
 
@@ -54,7 +54,7 @@ def _status(made: Plan) -> Status:
 # --- what it is told ----------------------------------------------------------------------------------
 def test_spot_capacity_with_checkpoints_of_its_own_is_accepted() -> None:
     job = _job()
-    assert job.spec is not None and job.spec.capacity.type == "spot" and not job.spec.checkpoint.uri
+    assert job.spec is not None and job.spec.capacity.type == "Spot" and not job.spec.checkpoint.uri
 
 
 def test_it_is_told_who_it_is_and_nothing_of_checkpoints() -> None:
@@ -66,7 +66,8 @@ def test_it_is_told_who_it_is_and_nothing_of_checkpoints() -> None:
 
 
 def test_its_credentials_and_certificates_are_given_all_the_same() -> None:
-    checkpoint = {"managed": False, "credentialsSecret": "s3", "caBundle": {"configMap": "ca"}}
+    ca_bundle = {"configMapKeyRef": {"name": "ca"}}
+    checkpoint = {"mode": "Self", "credentialsSecretRef": {"name": "s3"}, "caBundle": ca_bundle}
     manifest = trainer_pod.pod(make_job(raw_spec(checkpoint=checkpoint)), Status(attempt=1), POOL)
     trainer = manifest["spec"]["containers"][0]
     assert trainer["envFrom"] == [{"secretRef": {"name": "s3"}}]
@@ -167,7 +168,7 @@ def test_its_progress_is_unknown_and_a_person_sees_so() -> None:
     assert status.progress is not None and status.progress.state == "Unknown"
     running = status.condition(Condition.RUNNING)
     assert running is not None and running.status == "True" and status.phase == Phase.RUNNING
-    assert "its progress is unknown, because spec.checkpoint.managed is false" in running.message
+    assert "its progress is unknown, because spec.checkpoint.mode is Self" in running.message
     again = plan(make_observed(make_pod(), job=_job(status), now=after(300)))
     assert again.status is None, "it is written once"
 

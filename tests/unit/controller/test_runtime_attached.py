@@ -79,14 +79,14 @@ def test_a_script_that_exits_0_without_our_runtime_fails_for_good_and_hears_of_t
     made, status = look(ended_pod(code=0), status=UNSEEN)
     failed = condition(status, Condition.FAILED)
     assert (status.phase, failed.reason, status.attempt) == (Phase.FAILED, "NoRuntime", 1)
-    assert "spottrain run" in failed.message and "checkpoint.managed: false" in failed.message
+    assert "spottrain run" in failed.message and "checkpoint.mode: Self" in failed.message
     assert warnings(made) == ["NoRuntime"]
 
 
 def test_where_the_runtime_was_seen_the_sentence_says_that_the_checkpoints_are_kept() -> None:
     _, status = look(ended_pod(code=0), status=started())
     failed = condition(status, Condition.FAILED)
-    assert failed.reason == "NotDone" and "onExisting: resume" in failed.message
+    assert failed.reason == "NotDone" and "onExisting: Resume" in failed.message
     assert "checkpoint.managed" not in failed.message
 
 
@@ -98,7 +98,7 @@ def test_a_script_that_ended_untrained_under_spottrain_run_fails_in_its_own_word
 
 
 def test_where_the_image_saves_by_itself_an_untrained_end_is_success() -> None:
-    own = raw_spec(checkpoint={"managed": False})
+    own = raw_spec(checkpoint={"mode": "Self"})
     for ended in (ended_pod(code=0), told(Outcome.UNTRAINED, reason=Reason.NOT_TRAINED)):
         assert look(ended, spec=own)[1].phase == Phase.SUCCEEDED
 
@@ -163,7 +163,7 @@ def test_each_attempt_answers_anew() -> None:
 
 
 def test_an_image_that_saves_by_itself_is_waited_for_by_nobody() -> None:
-    own = raw_spec(checkpoint={"managed": False})
+    own = raw_spec(checkpoint={"mode": "Self"})
     made, status = look(since(900), spec=own, silence=REFUSED)
     assert condition(status, Condition.RUNNING).reason == "Training"
     assert status.condition(Condition.RUNTIME_ATTACHED) is None and not warnings(made)
@@ -173,7 +173,7 @@ def test_an_image_that_saves_by_itself_is_waited_for_by_nobody() -> None:
 @pytest.mark.parametrize(
     ("silence", "reason", "words"),
     [
-        (REFUSED, "NoRuntime", "checkpoint.managed: false"),
+        (REFUSED, "NoRuntime", "checkpoint.mode: Self"),
         (UNREACHABLE, "RuntimeUnreachable", "NetworkPolicies"),
     ],
 )
@@ -232,12 +232,12 @@ def test_a_termination_message_shows_the_runtime_where_its_port_cannot_be_reache
 
 # --- spec.training --------------------------------------------------------------------------------------
 def test_fields_that_the_loop_does_not_apply_are_named_in_a_condition_and_an_event() -> None:
-    made, status = look(make_pod(), sample=sample(ignoredSettings="emaDecay,data.workers"))
+    made, status = look(make_pod(), sample=sample(ignoredSettings="emaDecay,data.numWorkers"))
     applied = condition(status, Condition.SETTINGS_APPLIED)
     assert (applied.status, applied.reason) == ("False", "FieldsIgnored")
-    assert "emaDecay, data.workers" in applied.message and "job_settings" in applied.message
+    assert "emaDecay, data.numWorkers" in applied.message and "job_settings" in applied.message
     assert warnings(made) == ["FieldsIgnored"]
-    again, _ = look(make_pod(), status=status, sample=sample(9, ignoredSettings="emaDecay,data.workers"))
+    again, _ = look(make_pod(), status=status, sample=sample(9, ignoredSettings="emaDecay,data.numWorkers"))
     assert not warnings(again), "it is said once"
 
 
@@ -280,7 +280,7 @@ def test_the_first_interruption_ends_a_job_without_our_runtime() -> None:
     made, status = look(ended(400, code=137), status=status)
     failed = condition(status, Condition.FAILED)
     assert (failed.reason, status.attempt, status.interruptions) == ("NoRuntime", 1, 1)
-    assert "step 0 again" in failed.message and "checkpoint.managed: false" in failed.message
+    assert "step 0 again" in failed.message and "checkpoint.mode: Self" in failed.message
     assert status.attempts[0].cause == Cause.POD_DELETED and not status.attempts[0].charged
     assert "NoRuntime" in warnings(made)
 

@@ -62,7 +62,7 @@ def test_an_attempt_that_did_not_find_its_store_is_tried_again_uncharged_and_say
 
 def test_the_exit_code_alone_says_it_where_the_runtime_is_ours() -> None:
     assert _ended(started(), ended_pod(1, 69)).attempts[0].cause == Cause.STORE_UNREACHABLE
-    foreign = make_job(raw_spec(checkpoint={"managed": False}), status=started())
+    foreign = make_job(raw_spec(checkpoint={"mode": "Self"}), status=started())
     status = _ended(started(), ended_pod(1, 69), job=foreign)
     assert status.attempts[0].cause == Cause.FAILED and status.failures == 1
 

@@ -91,12 +91,12 @@ def test_no_toleration_of_template_or_pool_keeps_a_pod_on_a_silent_node() -> Non
 @pytest.mark.parametrize(
     ("kind", "asked", "grace", "note"),
     [
-        ("spot", None, 110, ""),
-        ("spot", 60, 60, "leaves less"),
-        ("spot", 300, 110, "is cut to 110"),
-        ("onDemand", None, 110, ""),
-        ("onDemand", 300, 300, ""),
-        ("onDemand", 60, 60, ""),
+        ("Spot", None, 110, ""),
+        ("Spot", 60, 60, "leaves less"),
+        ("Spot", 300, 110, "is cut to 110"),
+        ("OnDemand", None, 110, ""),
+        ("OnDemand", 300, 300, ""),
+        ("OnDemand", 60, 60, ""),
     ],
 )
 def test_the_grace_is_at_most_what_a_notice_leaves(
@@ -150,7 +150,7 @@ def test_the_environment_of_the_template_stays() -> None:
 
 
 def test_credentials_come_from_their_secret() -> None:
-    trainer = trainer_of(rendered(checkpoint={"uri": "s3://b/p", "credentialsSecret": "s3"}))
+    trainer = trainer_of(rendered(checkpoint={"uri": "s3://b/p", "credentialsSecretRef": {"name": "s3"}}))
     assert trainer["envFrom"] == [{"secretRef": {"name": "s3"}}]
 
 
@@ -294,7 +294,7 @@ def test_what_would_take_the_place_of_ours_is_refused_by_its_name(spec: Json, wo
     [
         with_env("MASTER_ADDR"),
         with_env("SPOTTRAIN_PROFILE"),
-        with_env("SPOTTRAIN_CHECKPOINT_URI") | {"checkpoint": {"managed": False}},
+        with_env("SPOTTRAIN_CHECKPOINT_URI") | {"checkpoint": {"mode": "Self"}},
         with_env("PET_RDZV_BACKEND") | {"workers": 2},
         with_metadata(labels={"kueue.x-k8s.io/queue-name": "a"}),
         with_metadata(annotations={"notspottrain.io/x": "y"}),

@@ -22,8 +22,8 @@ from tests.unit.controller.test_crashes import World
 Json = dict[str, Any]
 OWN = cache_claim_name(KEY.name, KEY.uid)
 SIZE = {"size": "200Gi", "storageClassName": "efs"}
-POOLS = [{"name": "spot", "platform": "AWS"}, {"name": "od", "platform": "AWS", "type": "onDemand"}]
-SPOT_FIRST = {"type": "spotFirst", "pools": POOLS}
+POOLS = [{"name": "spot", "platform": "AWS"}, {"name": "od", "platform": "AWS", "type": "OnDemand"}]
+SPOT_FIRST = {"type": "SpotFirst", "pools": POOLS}
 IMMEDIATE = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 NO_NODES = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 SELECTED = {"volume.kubernetes.io/selected-node": "node-a"}
@@ -159,7 +159,7 @@ async def test_what_is_no_claim_in_a_template_is_not_asked_for_and_stops_nothing
 
 
 async def test_claims_are_asked_for_once_the_pod_is_accepted() -> None:
-    w = World({"template": _template({"claimName": "disk"}), "dataCache": {"claimName": "datasets"}})
+    w = World({"template": _template({"claimName": "disk"}), "dataCache": {"claimRef": {"name": "datasets"}}})
     asked = _count_gets(w)
     await w.look()
     assert asked == []
@@ -281,7 +281,7 @@ async def test_a_claim_that_may_not_be_made_again_yet_is_tried_again_in_its_time
 
 
 def test_no_pod_is_made_for_a_claim_that_is_being_deleted() -> None:
-    for cache, name in ((SIZE, OWN), ({"claimName": "datasets"}, "datasets")):
+    for cache, name in ((SIZE, OWN), ({"claimRef": {"name": "datasets"}}, "datasets")):
         claim = ClaimView(name=name, owner_uid=KEY.uid, access_modes=("ReadWriteMany",), going=True)
         o = make_observed(job=make_job(raw_spec(dataCache=cache), status=Status()))
         made = plan(replace(o, claims={name: claim}))

@@ -137,7 +137,7 @@ def test_an_edit_of_a_job_that_has_ended_is_answered(end: Outcome) -> None:
     made = plan(_seen(pod, status=status, spec={"suspend": True}, meta={"generation": 2}))
     (event,) = made.events
     assert event.warning and event.reason == "JobHasEnded"
-    for words in ("the job has ended", "checkpoint.uri: s3://bucket/run", "checkpoint.onExisting: resume"):
+    for words in ("the job has ended", "checkpoint.uri: s3://bucket/run", "checkpoint.onExisting: Resume"):
         assert words in event.message
     running = _status(made).condition(Condition.RUNNING)
     assert running is not None and running.status == "False" and running.message == event.message

@@ -373,7 +373,7 @@ async def _silence(port: int) -> Silence | None:
 async def test_an_image_without_our_runtime_need_not_name_its_job(port: int, uid: str, known: bool) -> None:
     ANSWER[0] = Progress(state="Training", attempt=1, jobUID=uid, step=7).to_json()
     caches, memory = Caches(), Memory()
-    spec = raw_spec(checkpoint={"managed": False})
+    spec = raw_spec(checkpoint={"mode": "Self"})
     caches.jobs.put(make_job(spec, status=started()))
     poller = Poller(
         caches=caches,

@@ -17,7 +17,7 @@ _INSTANCE_ID: Final = "instance/id"
 
 
 async def source_of(platform: str, client: Client) -> Source:
-    """Returns a platform's source; for `auto` the one that responds. Raises Unanswered with a sentence."""
+    """Returns a platform's source; for `Auto` the one that responds. Raises Unanswered with a sentence."""
     match platform:
         case Platform.AWS:
             return Aws(client)

@@ -26,7 +26,7 @@ from spottrain.errors import ConfigurationError
 
 COPIED: Final = "copied"
 """`jobUID` in a HEAD that `spottrain checkpoints copy` wrote. No job has this UID, so a job that resumes from
-it needs onExisting: resume."""
+it needs onExisting: Resume."""
 
 
 def require_idle(head: Head) -> None:
@@ -130,7 +130,7 @@ def term_for_copy(head: Head | None) -> int:
 class Adopting:
     """Adds a copied checkpoint, whose objects are all uploaded, to the HEAD of an empty or finished URI.
 
-    Entries of the finished job stay, marked as they are by a claim with onExisting: fresh.
+    Entries of the finished job stay, marked as they are by a claim with onExisting: Fresh.
     """
 
     entry: Entry

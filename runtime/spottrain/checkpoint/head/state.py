@@ -176,7 +176,7 @@ class Intent(Protocol):
 class Claiming:
     """Claims HEAD: increments the term and sets the state to active.
 
-    With `onExisting: fresh`, all entries of another job, its best too, stay in HEAD, marked `job:<uid>`.
+    With `onExisting: Fresh`, all entries of another job, its best too, stay in HEAD, marked `job:<uid>`.
     Outside HEAD they would be orphans of a lower term and be swept, but a fresh start must not delete another
     job's work. Such entries are never resumed from, counted or pruned; only a person deletes them.
     """
@@ -225,7 +225,7 @@ class Claiming:
         if self.policy.on_existing is OnExisting.FAIL:
             raise ConfigurationError(
                 f"the checkpoint URI holds {counted(len(head.checkpoints), 'checkpoint')} of {owner}, now "
-                f"{head.state}; set checkpoint.onExisting (spottrain run --on-existing) to resume or fresh, "
+                f"{head.state}; set checkpoint.onExisting (spottrain run --on-existing) to Resume or Fresh, "
                 "or use another URI",
                 reason=Reason.URI_IN_USE,
             )

@@ -134,7 +134,7 @@ def test_a_copy_says_how_a_job_goes_on_from_it(
     source: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert copied(source, tmp_path / "branch") == 0
-    assert "checkpoint.onExisting: resume (spottrain run --on-existing resume)" in capsys.readouterr().out
+    assert "checkpoint.onExisting: Resume (spottrain run --on-existing resume)" in capsys.readouterr().out
 
 
 def test_a_copy_onto_itself_is_refused(source: Store, capsys: pytest.CaptureFixture[str]) -> None:

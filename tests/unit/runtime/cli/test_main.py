@@ -27,7 +27,7 @@ def refusal(*words: str) -> str:
 
 @pytest.mark.parametrize("value", OnExisting)
 def test_what_to_do_with_checkpoints_of_another_job_can_be_said_on_a_laptop(value: OnExisting) -> None:
-    assert _read_command(["run", "--on-existing", value, "train.py"]) == ("train.py", [], "auto")
+    assert _read_command(["run", "--on-existing", value.lower(), "train.py"]) == ("train.py", [], "auto")
     assert RunConfig.from_env(os.environ, script="train.py").on_existing is value
 
 

@@ -58,7 +58,7 @@ ARGUMENTS: dict[str, Any] = {
         ('{"optimizer": {"name": "adamw", "momentum": 0.9}}', "momentum belongs to sgd"),
         ('{"precision": "fp16", "gradientCompression": "powerSGD"}', "powerSGD with fp16 is refused"),
         ('{"earlyStopping": {}}', "earlyStopping needs patience or target"),
-        ('{"data": {"workers": "many"}}', "data.workers must be a whole number, at least 0, or auto"),
+        ('{"data": {"numWorkers": "many"}}', "data.numWorkers must be a whole number, at least 0, or auto"),
         ('{"activationCheckpointing": {"policy": "every"}}', "every belongs to the policy every"),
         ('{"warmupSteps": 1, "warmupEpochs": 1}', "exclude each other; give one"),
         ('{"compileMode": "default"}', "compile is not true"),

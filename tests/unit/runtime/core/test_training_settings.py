@@ -182,7 +182,7 @@ def test_parts_that_a_script_makes_may_have_numbers_of_numpy() -> None:
 
 
 def test_a_manifest_s_parts_win_whole_and_are_told_in_one_word(capsys: pytest.CaptureFixture[str]) -> None:
-    it = settings('{"earlyStopping": {"patience": 3}, "data": {"workers": 2}}', early_stopping=5)
+    it = settings('{"earlyStopping": {"patience": 3}, "data": {"numWorkers": 2}}', early_stopping=5)
     assert it.early_stopping == EarlyStoppingSpec(patience=3) and (it.num_workers, it.drop_last) == (2, False)
     lines = capsys.readouterr().out.splitlines()
     assert any("setting=early_stopping" in line and "patience=3" in line for line in lines)

@@ -76,7 +76,7 @@ def test_a_given_number_is_kept_and_what_will_happen_is_told_once(capfd: pytest.
     assert text.startswith("4 worker(s) in each of 2 ranks will take about 0.22 GiB")
     assert "the kernel will kill this process or a worker when the memory is used up" in text
     assert "of the Python objects in eval_dataset" in text
-    assert text.endswith("or set workers (training.data.workers) to 1")
+    assert text.endswith("or set training.data.numWorkers to 1")
 
 
 def test_what_may_be_shared_lowers_no_number_and_is_told_as_a_range(

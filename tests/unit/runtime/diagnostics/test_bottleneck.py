@@ -144,7 +144,7 @@ def test_the_straggler_is_named_with_what_it_costs() -> None:
 
 def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
     verdict = judged(facts(ranks=ranks((0.5, 0.1, 0.5), (1.0, 0.6, 0.0))))
-    assert "training.data.workers" in verdict.fix and "node of rank" not in verdict.fix
+    assert "training.data.numWorkers" in verdict.fix and "node of rank" not in verdict.fix
 
 
 # --- fixes ------------------------------------------------------------------------------------------
@@ -154,15 +154,15 @@ def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
         (
             InUse(workers=0),
             {"data": 6},
-            "training.data.workers to 2 (now 0), and training.data.prefetchFactor to 4 where it is less;",
+            "training.data.numWorkers to 2 (now 0), and training.data.prefetchFactor to 4 where it is less;",
         ),
-        (InUse(workers=4), {"data": 5}, "training.data.workers to 5 (now 4)"),
+        (InUse(workers=4), {"data": 5}, "training.data.numWorkers to 5 (now 4)"),
         (
             InUse(workers=2, prefetch=2),
             {"data": 5},
             "(now 2), and training.data.prefetchFactor to 4 (now 2);",
         ),
-        (InUse(workers=2, prefetch=8), {"data": 5}, "Set training.data.workers to 3 (now 2); or make"),
+        (InUse(workers=2, prefetch=8), {"data": 5}, "Set training.data.numWorkers to 3 (now 2); or make"),
         (InUse(workers=2, cores=3), {"data": 6}, "4 would be needed, and 3 cores are there"),
         (InUse(workers=2, cuda=True, pin_memory=False), {"data": 5}, ", and training.data.pinMemory to true"),
         (InUse(workers=2, own_loader=True), {"data": 5}, "Set num_workers of the script's loader to 3"),
@@ -231,8 +231,8 @@ def test_pinned_memory_is_named_only_where_it_is_known_to_be_absent_on_a_gpu(use
 @pytest.mark.parametrize(
     ("use", "fix"),
     [
-        (InUse(), "Set training.data.workers higher and training.data.pinMemory to true, and look again."),
-        (InUse(workers=2, pin_memory=True), "Set training.data.workers higher (now 2), and look again."),
+        (InUse(), "Set training.data.numWorkers higher and training.data.pinMemory to true, and look again."),
+        (InUse(workers=2, pin_memory=True), "Set training.data.numWorkers higher (now 2), and look again."),
         (InUse(workers=2, cores=2), "No core is left for another worker"),
     ],
 )
@@ -258,7 +258,7 @@ def test_a_rank_that_is_late_for_its_data_is_not_told_to_use_cores_that_are_not_
     [
         (
             InUse(workers=8, cores=2),
-            r"8 loader workers share 2 core\(s\), .* training.data.workers to 2 at most",
+            r"8 loader workers share 2 core\(s\), .* training.data.numWorkers to 2 at most",
         ),
         (InUse(workers=8, cores=2, own_loader=True), "num_workers of the script's loader to 2 at most$"),
         (InUse(workers=2, cores=2), None),

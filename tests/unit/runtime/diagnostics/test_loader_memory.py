@@ -46,7 +46,7 @@ def test_the_words_name_the_share_of_the_workers_and_the_ways_out() -> None:
     assert "of the container's limit of 64.00 GiB 8.00 GiB are left" in text
     assert "at this pace for about 120 s, and then the kernel kills" in text
     assert (
-        "Lower workers" in text
+        "Lower training.data.numWorkers" in text
         and "numpy array or torch tensor" in text
         and "resources.limits.memory" in text
     )

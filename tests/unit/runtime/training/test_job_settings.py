@@ -32,7 +32,7 @@ MANIFEST = {
     "activationCheckpointing": {"policy": "all"},
     "emaDecay": 0.9,
     "earlyStopping": {"patience": 1},
-    "data": {"workers": 0, "prefetchFactor": 4},
+    "data": {"numWorkers": 0, "prefetchFactor": 4},
     "maxSteps": 50,
 }
 

@@ -1,0 +1,91 @@
+"""An object that spottrain 0.1 stored, with names that exist no more, is refused by a condition."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import yaml
+from localcluster.apiserver import ApiServer
+from spottrain_operator.names import Condition, Reason
+
+from tests.api.conftest import CRD
+from tests.api.kube import APPLY, Json, Kube, Refused
+from tests.api.scene import OperatorProcess, Scene, job_body
+
+OLD: Json = {
+    "workers": 1,
+    "suspend": False,
+    "training": {"data": {"workers": 2}},
+    "checkpoint": {
+        "uri": "s3://bucket/run",
+        "managed": True,
+        "interval": "10m",
+        "keep": 3,
+        "keepBest": True,
+        "onExisting": "fail",
+        "compileCache": "keep",
+        "logs": "keep",
+        "credentialsSecret": "s3",
+    },
+    "capacity": {"type": "spot", "replaceDuringNotice": True, "sameZone": True, "pendingTimeoutSeconds": 900},
+}
+"""As 0.1 stored it: its schema had filled in the defaults."""
+NEW: Json = {
+    "training": {"data": {"workers": None, "numWorkers": 2}},
+    "checkpoint": {
+        "managed": None,
+        "onExisting": "Fail",
+        "compileCache": "Keep",
+        "logs": "Keep",
+        "credentialsSecret": None,
+        "credentialsSecretRef": {"name": "s3"},
+    },
+    "capacity": {"type": "Spot"},
+}
+
+
+def _permissive(schema: Any) -> Any:
+    """The schema without what refuses values and fills in defaults."""
+    if isinstance(schema, list):
+        return [_permissive(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    dropped = ("x-kubernetes-validations", "enum", "default")
+    return {name: _permissive(value) for name, value in schema.items() if name not in dropped}
+
+
+@contextmanager
+def _schema_that_accepts_anything(kube: Kube) -> Iterator[None]:
+    body = copy.deepcopy(yaml.safe_load(CRD.read_text()))
+    schema = body["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    schema["spec"] = _permissive(schema["spec"])
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
+    try:
+        kube.call("PATCH", f"{path}?fieldManager=tests&force=true", body, kind=APPLY)
+        yield
+    finally:
+        kube.install(CRD)
+
+
+def test_it_is_refused_by_name_until_it_is_rewritten(kube: Kube, server: ApiServer, namespace: str) -> None:
+    body = job_body("old", **OLD)
+    with pytest.raises(Refused) as refusal:
+        kube.create_job(namespace, body)
+    for field in ("capacity.type", "checkpoint.onExisting", "checkpoint.compileCache", "checkpoint.logs"):
+        assert f"spec.{field}: Unsupported value" in str(refusal.value)
+    with _schema_that_accepts_anything(kube):
+        kube.create_job(namespace, body)
+    scene = Scene(kube=kube, namespace=namespace, job="old")
+    with OperatorProcess(kubeconfig=server.kubeconfig, namespace=namespace) as operator:
+        operator.wait_ready()
+        refused = scene.wait_condition(Condition.ACCEPTED, "False", Reason.INVALID_SPEC)
+        assert "spec.checkpoint.managed" in refused["message"] and "mode: Runtime" in refused["message"]
+        assert scene.status()["phase"] == "Invalid" and not scene.pods()
+        scene.change(suspend=True)
+        scene.change(**NEW, suspend=False)
+        scene.wait_condition(Condition.ACCEPTED, "True")
+        scene.wait_attempt(1)
