@@ -2,15 +2,15 @@
 
 OperatorError
 ├── InvalidSpec     the job is invalid: sets a condition, no retry
-├── Conflict        the view was stale or another writer was faster: read again, plan again
 ├── Incomplete      some actions of a plan failed, the others were done: plan again, with a growing delay
-└── ApiError        the API server rejected it (with its status and message) or did not respond (status 0)
+└── ApiError        a request to the API server did not succeed; its `kind` is an ApiFailure
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from enum import Enum, auto
+from typing import Any, Final
 
 
 class OperatorError(Exception):
@@ -21,28 +21,70 @@ class InvalidSpec(OperatorError):
     """The job is invalid; `str(error)` is a sentence that names the field's path."""
 
 
-class Conflict(OperatorError):
-    """The object has changed since it was read."""
-
-
 class Incomplete(OperatorError):
     """Some actions of a plan failed; `str(error)` says which. The others were carried out."""
 
-    def __init__(self, message: str, *, again: timedelta | None = None, silence: bool = False) -> None:
+    def __init__(self, message: str, *, again: timedelta | None = None, unreachable: bool = False) -> None:
         super().__init__(message)
-        self.silence = silence
+        self.unreachable = unreachable
         """Whether all of them failed because the API server did not respond."""
         self.again = again
         """When to reconcile the job again, whatever the delay after the failure."""
 
 
+class ApiFailure(Enum):
+    """Why a request to the API server did not succeed, in Kubernetes' words."""
+
+    UNREACHABLE = auto()
+    """No response, or one that is not the API server's."""
+    BAD_REQUEST = auto()
+    FORBIDDEN = auto()
+    """By access rights or admission."""
+    QUOTA_EXCEEDED = auto()
+    NOT_FOUND = auto()
+    CONFLICT = auto()
+    """The object exists already, or is not the one or not in the version that was named."""
+    INVALID = auto()
+    TOO_MANY_REQUESTS = auto()
+    SERVER_ERROR = auto()
+    OTHER = auto()
+
+
+_KINDS: Final = {
+    0: ApiFailure.UNREACHABLE,
+    400: ApiFailure.BAD_REQUEST,
+    403: ApiFailure.FORBIDDEN,
+    404: ApiFailure.NOT_FOUND,
+    409: ApiFailure.CONFLICT,
+    422: ApiFailure.INVALID,
+    429: ApiFailure.TOO_MANY_REQUESTS,
+}
+
+
 class ApiError(OperatorError):
-    """An unsuccessful response of the API server; `str(error)` is the server's message."""
+    """A request to the API server did not succeed; `str(error)` is the server's message.
+
+    Args:
+        status: The HTTP status; 0 without a usable response.
+        message: The server's message.
+        details: The `details` of its Status object.
+    """
 
     def __init__(self, status: int, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.details = details or {}
+
+    @property
+    def kind(self) -> ApiFailure:
+        if self.status == 403 and "exceeded quota" in str(self):
+            return ApiFailure.QUOTA_EXCEEDED
+        return _KINDS.get(self.status, ApiFailure.SERVER_ERROR if self.status >= 500 else ApiFailure.OTHER)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the object is gone, or is not what the request was about."""
+        return self.kind in (ApiFailure.NOT_FOUND, ApiFailure.CONFLICT)
 
     @property
     def causes(self) -> set[str]:

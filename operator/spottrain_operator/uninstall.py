@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from spottrain_operator import names
-from spottrain_operator.errors import ApiError
+from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Json, KubeCluster
 from spottrain_operator.settings import PREFIX
 
@@ -89,7 +89,7 @@ async def release(calls: Calls, things: list[Held]) -> list[str]:
                 else:
                     await calls.hold_job(thing.namespace, thing.name, uid=thing.uid, on=False)
             except ApiError as e:
-                return "" if e.status == 404 else f"{thing}: {e}"
+                return "" if e.kind is ApiFailure.NOT_FOUND else f"{thing}: {e}"
             return ""
 
     return [sentence for sentence in await asyncio.gather(*map(one, things)) if sentence]
@@ -99,7 +99,7 @@ async def _strip(calls: Calls, kind: str, served: list[frozenset[str]]) -> list[
     try:
         found = await held(calls, kind, served)
     except ApiError as e:
-        if kind == names.PLURAL and e.status == 404:
+        if kind == names.PLURAL and e.kind is ApiFailure.NOT_FOUND:
             return []  # the CRD is gone, and with it all jobs
         raise
     print(f"{len(found)} {WORDS[kind]} carry the finalizer {FINALIZERS[kind]}", flush=True)

@@ -1,9 +1,9 @@
 """Executes a Plan: the actions before the status, the status once, the actions after it, events last.
 
-Actions are independent, so a failure does not stop the others. Failures are raised at the end, and the work
-queue plans again. A rejected pod is remembered for the next plan. Correctness requires this order:
+Actions are independent, so a failure does not stop the others. What happened to each is a value (`Result`),
+and so is their summary. A rejected pod is remembered for the next plan. Correctness requires this order:
 
-- If a pod has ended in the meantime, its end is evaluated before the status is written (`Unseen`).
+- If a pod has ended in the meantime, its end is evaluated before the status is written (`PodEnded`).
 - A DELETE that is `needed` precedes the status: the next attempt must not start while the old pod has not
   been told to end.
 - The status precedes `Plan.after`: it records an attempt's number before its pod exists, and a pod's outcome
@@ -17,9 +17,9 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from spottrain_operator.api.native_gangs import API_GROUP
 from spottrain_operator.api.observed import (
@@ -38,13 +38,13 @@ from spottrain_operator.api.observed import (
     Release,
 )
 from spottrain_operator.api.template import admission_words
-from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.training_job import Job, JobKey, Status
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import read_job
-from spottrain_operator.errors import ApiError, Conflict, Incomplete
+from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
 from spottrain_operator.io.metrics import ATTEMPTS_ENDED, ATTEMPTS_STARTED
@@ -71,11 +71,22 @@ NAMESPACE_TERMINATING = "NamespaceTerminating"
 ANNOTATE_SECONDS = 1.0
 MOST_NAMED = 3
 """Maximum number of failures in one message."""
-SOON = timedelta(milliseconds=100)
+REJECTIONS: Final = frozenset(
+    {
+        ApiFailure.BAD_REQUEST,
+        ApiFailure.FORBIDDEN,
+        ApiFailure.QUOTA_EXCEEDED,
+        ApiFailure.INVALID,
+        ApiFailure.SERVER_ERROR,
+    }
+)
+"""Of an object that pods need: the job waits, and its status says why."""
+WITHOUT_VERDICT: Final = frozenset({ApiFailure.UNREACHABLE, ApiFailure.TOO_MANY_REQUESTS})
+"""The API server has not judged the request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hands:
+class Context:
     """The dependencies of `apply`."""
 
     cluster: Cluster
@@ -84,142 +95,189 @@ class Hands:
     now: datetime
 
 
-class Unseen(Conflict):
-    """A pod that was to be deleted has ended: its outcome must be evaluated first."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The combined result of several actions."""
+# --- results ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """Carried out, or not needed any more."""
 
     again: bool = False
-    """Whether to reconcile again at once."""
-    conflict: Conflict | None = None
-    blocked: bool = False
-    """Whether an action failed on which the status depends."""
-    failed: list[tuple[str, ApiError]] = field(default_factory=list)
-    """Each failed action with its error."""
-
-    def take(self, action: Action, result: bool | BaseException) -> None:
-        match result:
-            case bool():
-                self.again |= result
-            case Unseen():
-                self.again, self.conflict = True, self.conflict or result
-            case Conflict():
-                self.conflict = result
-            case ApiError():
-                self.blocked |= isinstance(action, Delete) and action.needed
-                self.failed.append((_name_of(action), result))
-            case _:
-                raise result
-
-    def raise_failures(self) -> None:
-        if self.failed:
-            words = "; ".join(f"could not {what}: {why}" for what, why in self.failed[:MOST_NAMED])
-            more = f" (and {len(self.failed) - MOST_NAMED} more)" if len(self.failed) > MOST_NAMED else ""
-            silence = all(why.status == 0 for _, why in self.failed)
-            raise Incomplete(words + more, again=SOON if self.again else None, silence=silence)
-        if self.conflict is not None and not isinstance(self.conflict, Unseen):
-            raise self.conflict
+    """Whether to plan again at once; otherwise watch events lead to the next plan."""
 
 
-async def apply(job: Job, plan: Plan, hands: Hands) -> bool:
-    """Executes a plan; returns whether to reconcile again at once.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """The API server rejected an object of ours; the next plan reports it and decides when to retry."""
 
-    Raises Incomplete with all failures, after everything that does not depend on them was done, and Conflict
-    where the view was stale.
-    """
-    early = await _do_all(plan.before, job.key, hands)
-    if isinstance(early.conflict, Unseen):  # the status was planned without its end
-        raise early.conflict
-    if early.blocked:
-        early.raise_failures()
+    refusal: Refusal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoGroups:
+    """The cluster does not let us create groups of pods: the next plan does without."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changed:
+    """An object has changed since it was observed: read again, plan again."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodEnded:
+    """The pod that was to be deleted has ended: its end must be evaluated before the status is written."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """The request did not succeed; it is tried again with a growing delay."""
+
+    what: str
+    error: ApiError
+    blocks: bool = False
+    """Whether the status depends on it."""
+
+
+Result = Done | Rejected | NoGroups | Changed | PodEnded | Failed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfinished:
+    """Some actions failed. What does not depend on them was carried out."""
+
+    failed: tuple[Failed, ...]
+    again: bool
+    """Whether another action asks for a plan at once."""
+
+    @property
+    def unreachable(self) -> bool:
+        return all(f.error.kind is ApiFailure.UNREACHABLE for f in self.failed)
+
+    def __str__(self) -> str:
+        words = "; ".join(f"could not {f.what}: {f.error}" for f in self.failed[:MOST_NAMED])
+        more = len(self.failed) - MOST_NAMED
+        return f"{words} (and {more} more)" if more > 0 else words
+
+
+def _summary(results: Sequence[Result]) -> Done | Changed | Unfinished:
+    failed = tuple(r for r in results if isinstance(r, Failed))
+    again = any(isinstance(r, Rejected | NoGroups | PodEnded) or r == Done(again=True) for r in results)
+    if failed:
+        return Unfinished(failed=failed, again=again)
+    return next((r for r in results if isinstance(r, Changed)), Done(again=again))
+
+
+# --- one plan -----------------------------------------------------------------------------------------
+async def apply(job: Job, plan: Plan, context: Context) -> Done | Changed | Unfinished:
+    """Executes a plan; after a failure everything that does not depend on it is done all the same."""
+    early = await _do_all(plan.before, job, context)
+    ended = next((r for r in early if isinstance(r, PodEnded)), None)
+    if ended is not None:  # the status was planned without its end
+        return Changed(why=ended.why)
+    if any(isinstance(r, Failed) and r.blocks for r in early):
+        return _summary(early)
+    written = await _write(job, plan, context)
+    if isinstance(written, Changed):
+        return written
+    if isinstance(written, Failed):
+        return _summary([*early, written])
+    late = await _do_all(plan.after, job, context)
+    if plan.status is not None or not any(isinstance(r, Failed) for r in early):
+        await _tell(job, plan.events, context)
+    return _summary([*early, *late])
+
+
+async def _write(job: Job, plan: Plan, context: Context) -> Done | Changed | Failed:
+    """Writes the status; where a pod is created without that, confirms that the job has not changed."""
     try:
         if plan.status is not None:
-            await _write_status(job, plan, hands)
-        elif any(isinstance(a, Create) for a in plan.after):
-            await _confirm(job, hands)
+            return await _write_status(job, plan.status, plan, context)
+        if any(isinstance(a, Create) for a in plan.after):
+            return await _confirm(job, context)
     except ApiError as error:
-        early.failed.append(("read the job" if plan.status is None else "write the status", error))
-        early.raise_failures()
-    late = await _do_all(plan.after, job.key, hands)
-    if plan.status is not None or not early.failed:
-        await _tell(job, plan.events, hands)
-    late.again |= early.again
-    late.failed[:0] = early.failed
-    late.conflict = late.conflict or early.conflict
-    late.raise_failures()
-    return late.again
+        return Failed(what="read the job" if plan.status is None else "write the status", error=error)
+    return Done()
 
 
-async def _write_status(job: Job, plan: Plan, hands: Hands) -> None:
-    assert plan.status is not None
+async def _write_status(job: Job, status: Status, plan: Plan, context: Context) -> Done | Changed:
     key = job.key
     try:
-        raw = await hands.cluster.apply_status(
+        raw = await context.cluster.apply_status(
             key.namespace,
             key.name,
             uid=key.uid,
             resource_version=job.resource_version,
-            status=plan.status.to_json(),
+            status=status.to_json(),
         )
     except ApiError as error:
-        if error.status not in (404, 409):
+        if not error.stale:
             raise
-        await _read_again(key, hands)
-        raise Conflict(f"{key} has changed: {error}") from error
-    hands.caches.jobs.put(Job.parse(raw))
-    _count_endings(job, plan)
-    words = about(key, attempt=plan.status.attempt, reason=str(plan.reason))
+        await _read_again(key, context)
+        return Changed(why=f"{key} has changed: {error}")
+    context.caches.jobs.put(Job.parse(raw))
+    _count_endings(job, status)
+    words = about(key, attempt=status.attempt, reason=str(plan.reason))
     logger.info("%s: %s: %s", key, plan.reason, plan.message, extra=words)
+    return Done()
 
 
-async def _read_again(key: JobKey, hands: Hands) -> Job | None:
+async def _read_again(key: JobKey, context: Context) -> Job | None:
     """Brings the cached job up to date."""
-    job = await read_job(key, hands.cluster)
+    job = await read_job(key, context.cluster)
     if job is None:
-        hands.caches.jobs.drop(key)
+        context.caches.jobs.drop(key)
         return None
-    hands.caches.jobs.put(job)
-    return hands.caches.jobs.get(key)
+    context.caches.jobs.put(job)
+    return context.caches.jobs.get(key)
 
 
-def _count_endings(job: Job, plan: Plan) -> None:
-    assert plan.status is not None
+def _count_endings(job: Job, status: Status) -> None:
     known = {r.number for r in job.status.attempts if r.cause}
-    for record in plan.status.attempts:
+    for record in status.attempts:
         if record.cause and record.number not in known:
             ATTEMPTS_ENDED.labels(record.cause).inc()
 
 
-async def _confirm(job: Job, hands: Hands) -> None:
-    """Raises Conflict if the job has changed. Needed where a pod is created without a status write."""
-    live = await _read_again(job.key, hands)
+async def _confirm(job: Job, context: Context) -> Done | Changed:
+    live = await _read_again(job.key, context)
     if live is None or live.deleting or live.status.attempt != job.status.attempt or live.status.terminal:
-        raise Conflict(f"{job.key} has changed")
+        return Changed(why=f"{job.key} has changed")
+    return Done()
 
 
-async def _do_all(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> Outcome:
+# --- several actions ----------------------------------------------------------------------------------
+async def _do_all(actions: tuple[Action, ...], job: Job, context: Context) -> list[Result]:
     """Executes all actions, even if some are rejected or slow. Pods are created last, and only if the objects
     that they need exist. They are created concurrently, so that an autoscaler sees the whole gang."""
-    outcome = Outcome()
-    creates = tuple(a for a in actions if isinstance(a, Create))
-    provides = tuple(a for a in actions if isinstance(a, Provide))
-    await _at_once(tuple(a for a in actions if not isinstance(a, Create | Provide)), key, hands, outcome)
-    failures = len(outcome.failed)
-    await _at_once(provides, key, hands, outcome)
-    if creates and _lacking(actions, key, hands):
-        outcome.again = True
-    elif len(outcome.failed) == failures and outcome.conflict is None:
-        await _at_once(creates, key, hands, outcome)
-    return outcome
+    creates = [a for a in actions if isinstance(a, Create)]
+    provides = [a for a in actions if isinstance(a, Provide)]
+    results = await _at_once([a for a in actions if not isinstance(a, Create | Provide)], job, context)
+    provided = await _at_once(provides, job, context)
+    results += provided
+    lacking = any(isinstance(r, Rejected | NoGroups | Failed) for r in provided)
+    if not lacking and not any(isinstance(r, Changed | PodEnded) for r in results):
+        results += await _at_once(creates, job, context)
+    return results
 
 
-async def _at_once(actions: Sequence[Action], key: JobKey, hands: Hands, outcome: Outcome) -> None:
-    results = await asyncio.gather(*(_do(a, key, hands) for a in actions), return_exceptions=True)
-    for action, result in zip(actions, results, strict=True):
-        outcome.take(action, result)
+async def _at_once(actions: Sequence[Action], job: Job, context: Context) -> list[Result]:
+    results = await asyncio.gather(*(_do(a, job, context) for a in actions), return_exceptions=True)
+    if unexpected := [r for r in results if isinstance(r, BaseException)]:
+        raise unexpected[0]  # once the others have ended
+    return [r for r in results if not isinstance(r, BaseException)]
+
+
+async def _do(action: Action, job: Job, context: Context) -> Result:
+    try:
+        result = await _request(action, job, context)
+    except ApiError as error:
+        blocks = isinstance(action, Delete) and action.needed
+        return Failed(what=_name_of(action), error=error, blocks=blocks)
+    if isinstance(result, Rejected):
+        context.memory.refusals[job.key] = result.refusal
+    return result
 
 
 def _name_of(action: Action) -> str:
@@ -240,230 +298,223 @@ def _name_of(action: Action) -> str:
             return f"make {manifest.get('kind', 'Pod')} {manifest['metadata']['name']}"
 
 
-def _lacking(actions: tuple[Action, ...], key: JobKey, hands: Hands) -> bool:
-    """Returns whether an object that the pods need was rejected in this reconcile, not in an earlier one."""
-    provided = [a for a in actions if isinstance(a, Provide)]
-    grouped = any(a.group.startswith(API_GROUP) for a in provided)
-    no = hands.memory.refusals.get(key)
-    refused = no is not None and no.at == hands.now
-    return bool(provided) and (refused or (grouped and key in hands.memory.ungrouped))
-
-
-async def _do(action: Action, key: JobKey, hands: Hands) -> bool:
+async def _request(action: Action, job: Job, context: Context) -> Result:
     match action:
         case Check(manifest=manifest, generation=generation):
-            return await _check(manifest, generation, key, hands)
+            return await _check(manifest, generation, job.key, context)
         case Create(manifest=manifest, generation=generation):
-            return await _create(manifest, generation, key, hands)
+            return await _create(manifest, generation, job.key, context)
         case Provide():
-            return await _provide(action, key, hands)
+            return await _provide(action, job.key, context)
         case DeleteJob():
-            return await _delete_job(key, hands)
+            return await _delete_job(job.key, context)
         case Hold(on=on):
-            return await _hold(key, on, hands)
+            return await _hold(job, on, context)
         case _:
-            return await _touch(action, hands)
+            return await _touch(action, context)
 
 
-async def _touch(action: Annotate | Delete | Release, hands: Hands) -> bool:
+# --- existing objects ---------------------------------------------------------------------------------
+async def _touch(action: Annotate | Delete | Release, context: Context) -> Done | Changed | PodEnded:
     """Changes an existing pod. A pod that is gone is removed from the cache: no event may come for it."""
-    pod, cluster = action.pod, hands.cluster
+    pod, cluster = action.pod, context.cluster
     try:
         match action:
             case Annotate():
-                return await _annotate(action, hands)
+                return await _annotate(action, context)
             case Delete():
-                return await _delete(action, hands)
+                return await _delete(action, context)
             case Release():
                 await cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
+                return Done()
     except ApiError as error:
-        if error.status not in (404, 409):
+        if not error.stale:
             raise
-        raw = await cluster.get_pod(pod.namespace, pod.name) if error.status == 409 else None
-        which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
+        found = error.kind is ApiFailure.CONFLICT
+        raw = await cluster.get_pod(pod.namespace, pod.name) if found else None
         if raw is not None and raw["metadata"]["uid"] == pod.uid:
-            raise Conflict(f"pod {pod.name} has changed: {error}") from error
+            return Changed(why=f"pod {pod.name} has changed: {error}")
+        which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
         logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error, extra=which)
-        hands.caches.pods.drop(pod)
-        return True
-    return False
+        context.caches.pods.drop(pod)
+        return Done(again=True)
 
 
-async def _annotate(action: Annotate, hands: Hands) -> bool:
+async def _annotate(action: Annotate, context: Context) -> Done:
     """Annotates with a short timeout, because a DELETE follows and a webhook may take half a minute."""
     pod = action.pod
     try:
         async with asyncio.timeout(ANNOTATE_SECONDS):
-            raw = await hands.cluster.annotate_pod(
+            raw = await context.cluster.annotate_pod(
                 pod.namespace, pod.name, uid=pod.uid, annotations=action.words
             )
     except (ApiError, TimeoutError) as error:
         if DEADLINE_ANNOTATION in action.words:
-            hands.memory.not_told(pod, hands.now)
+            context.memory.not_told(pod, context.now)
         if isinstance(error, TimeoutError):
             raise ApiError(0, f"no answer within {ANNOTATE_SECONDS:.0f} s") from error
         raise
-    _remember(raw, hands)
-    return True  # its DELETE is due soon, even if the watch event is late
+    _remember(raw, context)
+    return Done(again=True)  # its DELETE is due soon, even if the watch event is late
 
 
-async def _delete(action: Delete, hands: Hands) -> bool:
-    """Deletes a pod. Raises Unseen where it has ended since it was observed."""
-    pod, cluster = action.pod, hands.cluster
+async def _delete(action: Delete, context: Context) -> Done | PodEnded:
+    pod, cluster = action.pod, context.cluster
     version = None if ended(pod) else pod.resource_version
     while True:
         try:
             await cluster.delete_pod(
                 pod.namespace, pod.name, uid=pod.uid, grace=action.grace, resource_version=version
             )
-            return False
+            return Done()
         except ApiError as error:
-            if error.status != 409 or version is None:
+            if error.kind is not ApiFailure.CONFLICT or version is None:
                 raise
             raw = await cluster.get_pod(pod.namespace, pod.name)
-            live = _remember(raw, hands) if raw is not None else None
+            live = _remember(raw, context) if raw is not None else None
             if live is None or live.uid != pod.uid or live.resource_version == version:
                 raise  # the pod is gone, or the conflict has another cause
         if ended(live):
-            raise Unseen(f"pod {pod.name} has ended meanwhile")
+            return PodEnded(why=f"pod {pod.name} has ended meanwhile")
         version = live.resource_version
 
 
-async def _provide(action: Provide, key: JobKey, hands: Hands) -> bool:
-    """Creates an object. 409: it exists. 404: the cluster lacks the kind, and the scheduler reports it."""
+async def _hold(job: Job, on: bool, context: Context) -> Done:
+    key = job.key
+    try:
+        raw = await context.cluster.hold_job(key.namespace, key.name, uid=key.uid, on=on)
+    except ApiError as error:
+        if error.stale or error.kind is ApiFailure.INVALID:
+            await _read_again(key, context)
+            return Done(again=True)
+        if on and error.kind not in WITHOUT_VERDICT:  # it blocks all pods; report why
+            context.memory.refusals[key] = _refusal(error, job.generation, context.now)
+        raise
+    context.caches.jobs.put(Job.parse(raw))
+    return Done(again=on)
+
+
+async def _delete_job(key: JobKey, context: Context) -> Done:
+    try:
+        await context.cluster.delete_job(key.namespace, key.name, uid=key.uid)
+    except ApiError as error:
+        if not error.stale:
+            raise
+    return Done()
+
+
+# --- new objects --------------------------------------------------------------------------------------
+async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rejected | NoGroups | Changed:
+    """Creates an object, unless it exists. A missing kind is no failure: the scheduler reports it."""
     name = action.manifest["metadata"]["name"]
     try:
-        await hands.cluster.create(action.kind, action.manifest, group=action.group)
+        await context.cluster.create(action.kind, action.manifest, group=action.group)
     except ApiError as error:
-        if action.kind == "pods" and error.status != 409:
-            return _cleanup_refused(action, error, hands)
-        if action.group.startswith(API_GROUP) and _no_groups(error):
+        exists = error.kind is ApiFailure.CONFLICT
+        if action.kind == "pods" and not exists:
+            return _cleanup_refused(action, error, context)
+        # Also where groups are no longer served: pods with a missing group never start.
+        if action.group.startswith(API_GROUP) and error.kind in (ApiFailure.NOT_FOUND, ApiFailure.FORBIDDEN):
             logger.warning("%s starts without a group of Kubernetes' own: %s", key, error, extra=about(key))
-            hands.memory.ungrouped.add(key)
-            return True
-        if error.status in (400, 403, 422) or error.status >= 500:
-            hands.memory.refusals[key] = _refusal(error, action.generation, hands.now, action.kind)
-            return True
-        if error.status == 409 and action.kind == CLAIMS:  # new since the last read, owner unknown
-            raise Conflict(f"{key}: {error}") from error
-        if error.status not in (404, 409):
+            context.memory.ungrouped.add(key)
+            return NoGroups()
+        if error.kind in REJECTIONS:
+            return Rejected(refusal=_refusal(error, action.generation, context.now, action.kind))
+        if exists and action.kind == CLAIMS:  # new since the last read, owner unknown
+            return Changed(why=f"{key}: {error}")
+        if not error.stale:
             raise
         logger.info("%s %s: %s", action.kind, name, error)
-    return False
+    return Done()
 
 
-def _no_groups(error: ApiError) -> bool:
-    """Returns whether groups are forbidden or no longer served; pods with a missing group never start."""
-    return error.status == 404 or (error.status == 403 and "exceeded quota" not in str(error))
-
-
-def _cleanup_refused(action: Provide, error: ApiError, hands: Hands) -> bool:
+def _cleanup_refused(action: Provide, error: ApiError, context: Context) -> Done:
     """Records a permanent rejection (the namespace is being deleted); a quota or a webhook is retried."""
-    if error.status == 404 or NAMESPACE_TERMINATING in error.causes:
-        hands.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
-        return True
+    if error.kind is ApiFailure.NOT_FOUND or NAMESPACE_TERMINATING in error.causes:
+        context.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
+        return Done(again=True)
     logger.warning("the cleanup pod is refused, and tried again: %s", error)
-    return False
+    return Done()
 
 
-async def _hold(key: JobKey, on: bool, hands: Hands) -> bool:
-    try:
-        raw = await hands.cluster.hold_job(key.namespace, key.name, uid=key.uid, on=on)
-    except ApiError as error:
-        if error.status not in (404, 409, 422):
-            job = hands.caches.jobs.get(key)
-            if on and job is not None and error.status not in (0, 429):  # it blocks all pods; report why
-                hands.memory.refusals[key] = _refusal(error, job.generation, hands.now)
-            raise
-        await _read_again(key, hands)
-        return True
-    hands.caches.jobs.put(Job.parse(raw))
-    return on
-
-
-async def _delete_job(key: JobKey, hands: Hands) -> bool:
-    try:
-        await hands.cluster.delete_job(key.namespace, key.name, uid=key.uid)
-    except ApiError as error:
-        if error.status not in (404, 409):
-            raise
-    return False
-
-
-# --- creating pods ------------------------------------------------------------------------------------
-async def _check(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
+async def _check(manifest: dict[str, Any], generation: int, key: JobKey, context: Context) -> Done | Rejected:
     meta = {k: v for k, v in manifest["metadata"].items() if k != "name"}
     trial = manifest | {"metadata": meta | {"generateName": f"{manifest['metadata']['name'][:50]}-"}}
     try:
-        await hands.cluster.create_pod(trial, dry_run=True)
+        await context.cluster.create_pod(trial, dry_run=True)
     except ApiError as error:
-        hands.memory.refusals[key] = _refusal(error, generation, hands.now)
-        # An exceeded quota says nothing about the template.
-        if not hands.memory.refusals[key].accepted:
-            return True
-    hands.memory.admit(key, generation)
-    return True
+        refusal = _refusal(error, generation, context.now)
+        if not refusal.accepted:  # an exceeded quota says nothing about the template
+            return Rejected(refusal=refusal)
+    context.memory.admit(key, generation)
+    return Done(again=True)
 
 
-async def _create(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
+async def _create(
+    manifest: dict[str, Any], generation: int, key: JobKey, context: Context
+) -> Done | Rejected | Changed:
     try:
-        raw = await hands.cluster.create_pod(manifest)
+        raw = await context.cluster.create_pod(manifest)
     except ApiError as error:
-        if error.status != 409:
-            hands.memory.refusals[key] = _refusal(error, generation, hands.now)
-            return True
-        return await _adopt(manifest, generation, key, hands)
-    hands.memory.refusals.pop(key, None)
+        if error.kind is not ApiFailure.CONFLICT:
+            return Rejected(refusal=_refusal(error, generation, context.now))
+        return await _adopt(manifest, generation, key, context)
+    context.memory.refusals.pop(key, None)
     ATTEMPTS_STARTED.inc()
-    _remember(raw, hands)
-    return False  # watch events trigger the next reconcile
+    _remember(raw, context)
+    return Done()
 
 
-async def _adopt(manifest: dict[str, Any], generation: int, key: JobKey, hands: Hands) -> bool:
+async def _adopt(
+    manifest: dict[str, Any], generation: int, key: JobKey, context: Context
+) -> Done | Rejected | Changed:
     """Handles an existing pod of that name: ours from before a crash, or another owner's."""
     name = manifest["metadata"]["name"]
-    raw = await hands.cluster.get_pod(key.namespace, name)
+    raw = await context.cluster.get_pod(key.namespace, name)
     if raw is None:
-        raise Conflict(f"pod {name} came and went")
-    pod = _remember(raw, hands)
-    hands.memory.refusals.pop(key, None)
-    if pod is None or pod.job != key or pod.stray:
-        hands.memory.refusals[key] = Refusal(
-            generation=generation,
-            reason=Reason.POD_NAME_TAKEN,
-            message=f"pod {name} exists and is not this job's; delete it",
-            at=hands.now,
-            retry=RETRY_REFUSED,
-        )
-    return True
+        return Changed(why=f"pod {name} came and went")
+    pod = _remember(raw, context)
+    if pod is not None and pod.job == key and not pod.stray:
+        context.memory.refusals.pop(key, None)
+        return Done(again=True)
+    refusal = Refusal(
+        generation=generation,
+        reason=Reason.POD_NAME_TAKEN,
+        message=f"pod {name} exists and is not this job's; delete it",
+        at=context.now,
+        retry=RETRY_REFUSED,
+    )
+    return Rejected(refusal=refusal)
 
 
-def _remember(raw: dict[str, Any], hands: Hands) -> PodView | None:
+def _remember(raw: dict[str, Any], context: Context) -> PodView | None:
     pod = pod_view(raw)
     if pod is not None:
-        hands.caches.pods.put(pod)
+        context.caches.pods.put(pod)
     return pod
 
 
 def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") -> Refusal:
     """Classifies a rejection. Raises the error where there was no response, or a retry is enough."""
     words = admission_words(str(error))
-    if error.status in (0, 409, 429):
-        raise error
-    if error.status in (400, 422):
-        path = "spec.dataCache" if kind == CLAIMS else "spec.template"
-        reason, words = Reason.INVALID_TEMPLATE, f"{path}: {words}"
-        return Refusal(generation=generation, reason=reason, message=words, at=now, retry=RETRY_INVALID)
-    quota = error.status == 403 and "exceeded quota" in words
-    reason, retry = (Reason.QUOTA_EXCEEDED, RETRY_QUOTA) if quota else (Reason.REFUSED, RETRY_REFUSED)
+    match error.kind:
+        case ApiFailure.UNREACHABLE | ApiFailure.CONFLICT | ApiFailure.TOO_MANY_REQUESTS:
+            raise error
+        case ApiFailure.BAD_REQUEST | ApiFailure.INVALID:
+            path = "spec.dataCache" if kind == CLAIMS else "spec.template"
+            reason, words, retry = Reason.INVALID_TEMPLATE, f"{path}: {words}", RETRY_INVALID
+        case ApiFailure.QUOTA_EXCEEDED:
+            reason, retry = Reason.QUOTA_EXCEEDED, RETRY_QUOTA
+        case _:
+            reason, retry = Reason.REFUSED, RETRY_REFUSED
     return Refusal(generation=generation, reason=reason, message=words, at=now, retry=retry)
 
 
 # --- events -------------------------------------------------------------------------------------------
-async def _tell(job: Job, events: tuple[Event, ...], hands: Hands) -> None:
+async def _tell(job: Job, events: tuple[Event, ...], context: Context) -> None:
     for event in events:
         try:
-            await hands.cluster.create_event(job.key.namespace, _event(job, event))
+            await context.cluster.create_event(job.key.namespace, _event(job, event))
         except ApiError as error:
             lost = "%s: event %s is lost: %s"
             logger.warning(lost, job.key, event.reason, error, extra=about(job.key))

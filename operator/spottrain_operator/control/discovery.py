@@ -11,7 +11,7 @@ import logging
 from spottrain_operator.api.native_gangs import API_GROUP, GangApi
 from spottrain_operator.api.node_pools import of_node_pool
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.errors import ApiError
+from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import NODE_POOLS
 
@@ -52,8 +52,9 @@ async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:
         async for raw in cluster.every(NODE_POOLS, ()):
             memory.node_pools |= of_node_pool(raw)
     except ApiError as error:
-        if error.status != 404 and not memory.node_pools_failed:
+        failed = error.kind is not ApiFailure.NOT_FOUND
+        if failed and not memory.node_pools_failed:
             logger.warning("Karpenter's NodePools cannot be read, so only nodes tell of capacity: %s", error)
-        memory.node_pools_failed = error.status != 404
+        memory.node_pools_failed = failed
     else:
         memory.node_pools_failed = False

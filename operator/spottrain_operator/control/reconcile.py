@@ -11,17 +11,18 @@ from datetime import datetime, timedelta
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
 from spottrain_operator.api.training_job import JobKey
-from spottrain_operator.control.apply import SOON, Hands, apply
+from spottrain_operator.control.apply import Changed, Context, Done, Unfinished, apply
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory, remember
 from spottrain_operator.control.observe import list_pods, observe, read_job
 from spottrain_operator.control.plan import plan
-from spottrain_operator.errors import ApiError, Conflict, Incomplete
+from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
 
 logger = logging.getLogger(__name__)
 AT_ONCE = timedelta(0)
+SOON = timedelta(milliseconds=100)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +53,16 @@ class Reconciler:
         )
         made = self._planned(observed)
         remember(observed, learned, self.caches, self.memory)
-        hands = Hands(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
-        try:
-            again = await apply(job, made, hands)
-        except Conflict as conflict:
-            logger.info("%s", conflict)
-            return SOON
-        except Incomplete as incomplete:
-            incomplete.again = incomplete.again or made.recheck_after
-            raise
-        return AT_ONCE if again else made.recheck_after
+        context = Context(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
+        match await apply(job, made, context):
+            case Done(again=again):
+                return AT_ONCE if again else made.recheck_after
+            case Changed(why=why):
+                logger.info("%s", why)
+                return SOON
+            case Unfinished() as result:
+                again_after = SOON if result.again else made.recheck_after
+                raise Incomplete(str(result), again=again_after, unreachable=result.unreachable)
 
     def _planned(self, observed: Observed) -> Plan:
         """Plans a job; on an unexpected error the plan reports the job as invalid."""
@@ -91,5 +92,5 @@ class Reconciler:
         try:
             await self.cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
         except ApiError as error:
-            return f"{pod.name}: {error}" if error.status not in (404, 409) else ""
+            return "" if error.stale else f"{pod.name}: {error}"
         return ""

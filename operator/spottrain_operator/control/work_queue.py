@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from spottrain_operator.api.training_job import JobKey
-from spottrain_operator.errors import ApiError, Incomplete, OperatorError
+from spottrain_operator.errors import ApiError, ApiFailure, Incomplete, OperatorError
 from spottrain_operator.io.logs import about
 from spottrain_operator.io.metrics import QUEUE_DEPTH, RECONCILE_ERRORS, RECONCILE_SECONDS
 
@@ -138,8 +138,8 @@ class WorkQueue:
 
     def _say(self, key: JobKey, error: OperatorError) -> None:
         """Logs an error once a minute or when it changes; an unreachable API server once for all jobs."""
-        unanswered = (isinstance(error, ApiError) and error.status == 0) or (
-            isinstance(error, Incomplete) and error.silence
+        unanswered = (isinstance(error, ApiError) and error.kind is ApiFailure.UNREACHABLE) or (
+            isinstance(error, Incomplete) and error.unreachable
         )
         words, about_what = str(error), None if unanswered else key
         at, said = self._said.get(about_what, (0.0, ""))

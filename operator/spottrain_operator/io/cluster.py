@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from spottrain_operator.errors import ApiError
+from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.metrics import REQUESTS
 from spottrain_operator.names import (
     CHECKPOINTS_FINALIZER,
@@ -44,7 +44,7 @@ TIMEOUT = 30.0
 
 
 class Cluster(Protocol):
-    """Requests to Kubernetes. Every method raises ApiError on a refusal or a missing response."""
+    """Requests to Kubernetes. Every method raises ApiError, whose `kind` says why, on a failure."""
 
     async def get_job(self, namespace: str, name: str) -> Json | None: ...
 
@@ -67,7 +67,7 @@ class Cluster(Protocol):
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
     ) -> None:
-        """Deletes a pod. Status 409: it is another pod, or it has changed since that version."""
+        """Deletes a pod. A conflict: it is another pod, or it has changed since that version."""
 
     async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json: ...
 
@@ -222,7 +222,7 @@ class KubeCluster:
         try:
             return await self._call("GET", path)
         except ApiError as error:
-            if error.status == 404:
+            if error.kind is ApiFailure.NOT_FOUND:
                 return None
             raise
 
