@@ -95,7 +95,7 @@ def local_kubectl(cluster: Cluster, namespace: str = NAMESPACE) -> Kubectl:
 
 def local_target(notice_seconds: float) -> Target:
     """Starts the local cluster where it does not run, installs the chart, makes bucket and secret."""
-    subprocess.run([sys.executable, str(ROOT / "dev" / "cluster.py"), "up"], check=True)
+    subprocess.run([sys.executable, str(ROOT / "dev" / "cluster.py"), "up", "--no-dns"], check=True)
     cluster = Cluster.attach()
     kubectl = local_kubectl(cluster)
     install_local_chart(kubectl)

@@ -8,18 +8,18 @@ The Go caches are the tool's own and are emptied after each module, so that disk
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster import layout
 from localcluster.disk import Meter
 from localcluster.layout import Paths
-from localcluster.shell import ClusterError, run, say
+from localcluster.shell import ClusterError, run, say, working
 
 NEEDED_GO = (1, 24)
 _VERSION = "k8s.io/component-base/version"
@@ -72,8 +72,9 @@ FAKE_NODE_PROGRAMS = frozenset({"kube-scheduler", "kwok"})
 KARPENTER_PROGRAMS = frozenset({"karpenter", "print-karpenter-crds", "kube-controller-manager"})
 ON_DEMAND = frozenset({"kwok", "karpenter", "print-karpenter-crds"})
 """Built when a bench or `make test-karpenter` asks for it: no test of `make test` and no demo needs it."""
-CLUSTER_PROGRAMS = frozenset(p.name for p in PROGRAMS) - ON_DEMAND - {"fake-gcs-server"}
-"""What `up` needs. `make test` builds the fake server too, for its s3 level."""
+DNS_PROGRAMS = frozenset({"coredns"})
+CLUSTER_PROGRAMS = frozenset(p.name for p in PROGRAMS) - ON_DEMAND - DNS_PROGRAMS - {"fake-gcs-server"}
+"""What `up` needs. `make test` builds the others too: gangs need DNS, and its s3 level the fake server."""
 
 
 def module_folder(program: Program) -> Path:
@@ -102,23 +103,21 @@ def ensure(paths: Paths, meter: Meter, names: frozenset[str] | None = None) -> N
     wanted = missing(paths, names)
     if not wanted:
         return
-    go = find_go(paths)
+    go, number = find_go(paths), itertools.count(1)
     for module in dict.fromkeys(p.module for p in wanted):
         try:
             for program in (p for p in wanted if p.module == module):
-                _build(paths, go, program, meter)
+                _build(paths, go, program, meter, f"{next(number)} of {len(wanted)}")
         finally:
             shutil.rmtree(paths.go / "build", ignore_errors=True)
             shutil.rmtree(paths.go / "mod", ignore_errors=True)
 
 
-def _build(paths: Paths, go: Path, program: Program, meter: Meter) -> None:
-    say(f"building {program.name} (once)")
-    started = time.monotonic()
+def _build(paths: Paths, go: Path, program: Program, meter: Meter, number: str) -> None:
     made = target(paths, program)
     partial = made.with_suffix(".partial")
     paths.bin.mkdir(parents=True, exist_ok=True)
-    with meter.step(f"build {program.name}"):
+    with meter.step(f"build {program.name}"), working(f"building {program.name} (once; {number})"):
         run(
             [go, "build", "-trimpath", "-ldflags", f"-s -w {program.flags}", "-o", partial, program.package],
             cwd=module_folder(program),
@@ -128,7 +127,6 @@ def _build(paths: Paths, go: Path, program: Program, meter: Meter) -> None:
         )
     partial.replace(made)
     _point_at(paths, program, made)
-    say(f"  {program.name}: {time.monotonic() - started:.0f} s")
 
 
 def go_env(paths: Paths) -> dict[str, str]:

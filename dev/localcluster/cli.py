@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="bring the cluster up, with the project's images")
     up.add_argument("--no-images", action="store_true", help="leave the project's images as they are")
+    up.add_argument("--no-dns", action="store_true", help="without CoreDNS, which only gangs need")
     commands.add_parser("down", help="end the cluster; programs and images stay")
     commands.add_parser("status", help="how the cluster is")
     commands.add_parser("binaries", help="build the pinned programs; needs no root")
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 def _do(given: argparse.Namespace, paths: Paths) -> int:
     match given.command:
         case "up":
-            host.up(paths, with_images=not given.no_images)
+            host.up(paths, with_images=not given.no_images, dns=not given.no_dns)
         case "down":
             host.down(paths)
         case "status":

@@ -38,29 +38,32 @@ _NAMESPACES = (
 )
 
 
-def up(paths: Paths, *, with_images: bool = True) -> None:
-    """Brings the cluster up, or finds it up and healthy. `with_images`: the project's own images too."""
+def up(paths: Paths, *, with_images: bool = True, dns: bool = True) -> None:
+    """Brings the cluster up, or finds it up and healthy.
+
+    `with_images`: the project's own images too. `dns`: with CoreDNS, which only jobs of several pods need.
+    """
     with locked(paths.state / "lock"):
         started = time.monotonic()
-        if processes.find_supervisor(paths.state) is not None and _is_healthy(paths):
+        if processes.find_supervisor(paths.state) is not None and _is_healthy(paths, dns=dns):
             say("the cluster is up")
             if with_images:
                 build_and_load(paths)
         else:
             _clear(paths)
-            _prepare(paths, with_images=with_images)
-            _start(paths)
+            _prepare(paths, with_images=with_images, dns=dns)
+            _start(paths, dns=dns)
             say(f"the cluster is up after {time.monotonic() - started:.0f} s")
         _print_access(paths)
 
 
-def _prepare(paths: Paths, *, with_images: bool) -> None:
+def _prepare(paths: Paths, *, with_images: bool, dns: bool) -> None:
     """Packages, programs and images; these before the nodes, which start from them and share their disk."""
     preflight.check(paths, cold=preflight.is_cold(paths))
     preflight.ensure_packages()
     network.refuse_taken_addresses()
     meter = _meter(paths)
-    binaries.ensure(paths, meter, binaries.CLUSTER_PROGRAMS)
+    binaries.ensure(paths, meter, binaries.CLUSTER_PROGRAMS | (binaries.DNS_PROGRAMS if dns else frozenset()))
     if with_images:
         build_and_load(paths)
     elif layout.PAUSE_IMAGE not in store.loaded(paths):
@@ -93,7 +96,9 @@ def _meter(paths: Paths) -> Meter:
     return Meter(state=paths.state, file=paths.measures)
 
 
-def _is_healthy(paths: Paths) -> bool:
+def _is_healthy(paths: Paths, *, dns: bool = False) -> bool:
+    if dns and not (paths.logs / "coredns.log").exists():
+        return False  # it was started without
     try:
         nodes = ask(paths.socket, do="status", timeout=20)
     except (ClusterError, OSError):
@@ -110,7 +115,7 @@ def _clear(paths: Paths) -> None:
     discard(paths.run, paths.trash)
 
 
-def _start(paths: Paths) -> None:
+def _start(paths: Paths, *, dns: bool) -> None:
     for folder in (paths.logs, paths.run / "nodes"):
         folder.mkdir(parents=True)
     for shared in ("/var/log", "/var/lib/cni", "/var/lib/kubelet"):  # mount points for the nodes' own
@@ -124,6 +129,7 @@ def _start(paths: Paths) -> None:
         "-m",
         processes.SUPERVISOR_MODULE,
         paths.state,
+        *(["--dns"] if dns else []),
     ]
     process = start_daemon(command, log=log, env=environment)
     wait_until(

@@ -9,14 +9,13 @@ import json
 import os
 import shutil
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster import layout, store
 from localcluster.disk import Meter
 from localcluster.layout import NodePaths, Paths
-from localcluster.shell import ClusterError, locked, run, say, write_json
+from localcluster.shell import ClusterError, locked, run, say, working, write_json
 
 _HOST_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 _INNER_BUNDLE = "/run/host-ca.crt"
@@ -59,11 +58,10 @@ def build_all(builder: Builder, targets: dict[str, str] | None = None) -> None:
     if targets is None:
         targets = PROJECT_IMAGES
     if targets and builder.image_id(layout.BASE_IMAGE) is None:
-        with builder.meter.step("base image"):
+        with builder.meter.step("base image"), working("building the base image (debootstrap, once)"):
             _build_base(builder)
     for name, target in targets.items():
-        say(f"image {name}")
-        with builder.meter.step(f"build image {target}"):
+        with builder.meter.step(f"build image {target}"), working(f"building the image {name}"):
             _build_target(builder, name, target)
 
 
@@ -86,7 +84,6 @@ def build_pause(builder: Builder) -> None:
 
 def _build_base(builder: Builder) -> None:
     """A Debian root file system, as the image that the Dockerfile starts from."""
-    say(f"image {layout.BASE_IMAGE} (debootstrap, once)")
     tree, archive = builder.paths.buildah / "tmp" / "tree", builder.paths.buildah / "tmp" / "tree.tar"
     run(["debootstrap", "--variant=minbase", "bookworm", tree, *_mirror()], log=builder.log, timeout=600)
     for leftover in [*tree.glob("var/cache/apt/archives/*.deb"), *tree.glob("var/lib/apt/lists/*_*")]:
@@ -151,8 +148,7 @@ def _answers(node: NodePaths) -> bool:
 
 
 def _load(builder: Builder, name: str, image: str, golden: Path) -> None:
-    started = time.monotonic()
-    with builder.meter.step(f"load {name.rpartition('/')[2]}"):
+    with builder.meter.step(f"load {name.rpartition('/')[2]}"), working(f"loading the image {name}"):
         try:
             _transfer(builder, name, image, golden)
         except ClusterError as error:
@@ -160,7 +156,6 @@ def _load(builder: Builder, name: str, image: str, golden: Path) -> None:
             # takes the layers that both share ("parent snapshot does not exist").
             say(f"  once more, because {str(error).splitlines()[0]}")
             _transfer(builder, name, image, golden)
-    say(f"  loaded {name} in {time.monotonic() - started:.0f} s")
 
 
 def _transfer(builder: Builder, name: str, image: str, golden: Path) -> None:

@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a namespace must ask for these
         signal.signal(number, lambda *_: os._exit(0))
     try:
-        _run(paths)
+        _run(paths, dns="--dns" in words)
     except Exception as error:  # the host side waits for this file or for readiness
         traceback.print_exc()
         write_json(paths.run / "failed.json", {"error": str(error)})
@@ -51,11 +51,11 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _run(paths: Paths) -> None:
+def _run(paths: Paths, *, dns: bool) -> None:
     network.build_control_plane()
     authority = _identities(paths)
     api = KubeApi(authority=authority)
-    daemons = _start_control_plane(paths, authority, api)
+    daemons = _start_control_plane(paths, authority, api, dns=dns)
     machines = {node.name: Machine(node=node, paths=paths, api=api) for node in layout.NODES}
     _all_at_once([machine.restore for machine in machines.values()])
     write_json(paths.run / "ready.json", {"since": time.time()})
@@ -79,7 +79,7 @@ def _identities(paths: Paths) -> Authority:
     return authority
 
 
-def _start_control_plane(paths: Paths, authority: Authority, api: KubeApi) -> list[Daemon]:
+def _start_control_plane(paths: Paths, authority: Authority, api: KubeApi, *, dns: bool) -> list[Daemon]:
     place = Place(
         bin=paths.bin,
         folder=paths.run,
@@ -98,12 +98,11 @@ def _start_control_plane(paths: Paths, authority: Authority, api: KubeApi) -> li
     ]
     server = daemons[-1]
     wait_until("the API server", api.is_ready, seconds=60, log=server.log, process=server.process)
-    return [
-        *daemons,
+    daemons += [
         _daemon(paths, "kube-controller-manager", controlplane.controller_manager(paths, authority)),
         _daemon(paths, "kube-scheduler", controlplane.scheduler(paths)),
-        _daemon(paths, "coredns", controlplane.dns_server(paths)),
     ]
+    return daemons + ([_daemon(paths, "coredns", controlplane.dns_server(paths))] if dns else [])
 
 
 def _s3_environment(paths: Paths) -> dict[str, str]:
