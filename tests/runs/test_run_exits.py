@@ -120,7 +120,7 @@ def test_a_bad_argument_is_named_before_anything_is_trained(lab: Lab, argument: 
 def test_a_second_fit_is_refused(lab: Lab) -> None:
     run = lab.run(SCRIPT.replace("trainer.fit()", "trainer.fit(); trainer.fit()"))
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
-    assert "fit() was called a second time" in run.message.message
+    assert "a second training in one run" in run.message.message
 
 
 def test_the_manifest_wins_over_the_script_and_says_so(lab: Lab) -> None:

@@ -301,7 +301,7 @@ def state_at(it: CheckpointManager, step: int) -> Callable[[], Save]:
 
 def restored_step(store: FolderStore, number: int) -> int | None:
     it = attempt(store, number)
-    found = it.restore(it.claim())
+    found = it.choice.restore(it.claim())
     return None if found is None else found.entry.step
 
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -25,10 +24,9 @@ from spottrain.checkpoint.final_weights import INDEX, FinalWeights
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.checkpoint.head.state import BEST
 from spottrain.checkpoint.manifest import Manifest
-from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.save import Abandoned, Save
 from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.selection import CheckpointSelection, Restored
+from spottrain.checkpoint.selection import CheckpointSelection
 from spottrain.checkpoint.upload import Transfer, UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
@@ -95,13 +93,14 @@ class CheckpointManager:
             Identity(job_uid=run.job_uid, job=run.job, attempt=context.attempt),
             ClaimPolicy(on_existing=run.on_existing, known_durable_step=run.known_durable_step),
         )
-        self._saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
+        self.saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
         self._released = not context.world.first  # the other ranks have nothing to release
         self.choice = CheckpointSelection(context, store, control)
         self.on_durable: Callable[[], None] = lambda: None
         """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
         self._commit_turn = threading.Lock()
+        self._meetings = 0
 
     # --- start --------------------------------------------------------------------------------------
     def claim(self) -> Claim:
@@ -144,11 +143,23 @@ class CheckpointManager:
         heard = hear(self._control, "claim")
         return Claim(term=heard["term"], done=heard["done"])
 
-    def restore(self, claim: Claim, want: Want | None = None) -> Restored | None:
-        return self.choice.restore(claim, want)
+    def meet(self) -> None:
+        """Waits until all ranks have come here, such as for files of all ranks to be complete.
 
-    def restore_folder(self, claim: Claim, place: Callable[[int], Path]) -> Restored | None:
-        return self.choice.restore_folder(claim, place)
+        Raises PeerLost.
+        """
+        self._meetings += 1
+        if self._control is None:
+            return
+        name = f"meet/{self._meetings}"
+        self._control.gather(name, b"")
+        if not self.context.world.first:
+            self._control.hear(name)
+            return
+        self._control.collect(name, float("inf"))
+        if self._control.lost is not None:
+            raise self._control.lost
+        self._control.say(name, b"")
 
     # --- periodic saves -----------------------------------------------------------------------------
     @property
@@ -160,10 +171,6 @@ class CheckpointManager:
     @property
     def last_save_failed(self) -> bool:
         return self._save is not None and self._save.failed
-
-    @property
-    def saver(self) -> Saver:
-        return self._saver
 
     def start(self, save: Save) -> None:
         """Uploads and commits the save in the background."""
@@ -197,20 +204,20 @@ class CheckpointManager:
         """
         if self.context.world.first:
             try:
-                self._saver.write(save, new_key=self._owner.new_key, commit=self._commit, left=left)
-                self._saver.say_result(save, committed=True)
+                self.saver.write(save, new_key=self._owner.new_key, commit=self._commit, left=left)
+                self.saver.say_result(save, committed=True)
             except Exception as error:
                 if not again:
-                    self._saver.say_over(save)
-                self._saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
+                    self.saver.say_over(save)
+                self.saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
                 raise
             return
         try:
-            self._saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
+            self.saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
         except Abandoned:
             if save.abandoned:
                 raise  # abandoned by this rank; otherwise rank 0 ended the save and sends the reason
-        result = self._saver.hear_result(save, left)
+        result = self.saver.hear_result(save, left)
         if result.get("why", "").startswith(Abandoned.__name__):
             raise Abandoned
         if not result.get("committed"):
@@ -275,8 +282,8 @@ class CheckpointManager:
         if (folder := self._probe_folder()) is None:
             return  # a save measures the bandwidth as well
         key = f"{folder}r{self.context.world.rank:05d}-probe"
-        size = min(PROBE_BYTES, self._saver.bytes)
-        self._saver.send([UploadItem(key=key, bytes=size)], lambda: self.context.preemption.stopping)
+        size = min(PROBE_BYTES, self.saver.bytes)
+        self.saver.send([UploadItem(key=key, bytes=size)], lambda: self.context.preemption.stopping)
         self.store.delete([key])
 
     def _probe_folder(self) -> str | None:
@@ -286,8 +293,8 @@ class CheckpointManager:
         """
         if not self.context.world.first:
             return hear(self._control, "probe").get("key")
-        known = self.busy_with is not None or self._saver.bandwidth is not None
-        key = None if known or not self._saver.bytes else self._owner.new_key(0)
+        known = self.busy_with is not None or self.saver.bandwidth is not None
+        key = None if known or not self.saver.bytes else self._owner.new_key(0)
         say(self._control, "probe", {"key": key} if key else {})
         return key
 
@@ -312,7 +319,7 @@ class CheckpointManager:
             f"the save of step {save.step}",
             lambda: self._write(save, lambda: float("inf"), again=outage.patient),
             brief=False,
-            between=lambda: self._saver.again(save),
+            between=lambda: self.saver.again(save),
         )
         self._prune(save)
 
@@ -342,15 +349,15 @@ class CheckpointManager:
                 if left() < 2 * RETRY_SECONDS:
                     raise StoreUnavailable(f"step {step} could not be saved in time: {error}") from error
                 time.sleep(RETRY_SECONDS)
-                self._saver.again(save)
+                self.saver.again(save)
 
     @property
     def expected_seconds(self) -> float | None:
         """Expected seconds of one save, from the last save or the measured bandwidth; None if unknown."""
-        last, bandwidth = self.context.board.facts.save_seconds, self._saver.bandwidth
+        last, bandwidth = self.context.board.facts.save_seconds, self.saver.bandwidth
         if last is not None or bandwidth is None:
             return last
-        return self._saver.copy_seconds + self._saver.bytes / bandwidth + RETRY_SECONDS
+        return self.saver.copy_seconds + self.saver.bytes / bandwidth + RETRY_SECONDS
 
     def write_final(self, weights: FinalWeights, step: int) -> None:
         """On rank 0: writes the weights to `final/`, over those of an attempt that died while writing."""

@@ -23,7 +23,6 @@ from typing import Any, Final
 import torch
 
 from spottrain.core import log
-from spottrain.core.progress import ProgressBoard
 
 KEPT: Final = 120
 """Samples kept: two minutes, at one per second."""
@@ -134,13 +133,6 @@ class GPUMonitor:
                 bandwidth=statistics.fmean(each.bandwidth for each in self._latest),
             )
         )
-
-
-def sampled(device: torch.device, board: ProgressBoard) -> GPUMonitor:
-    """Returns a monitor that updates the progress board."""
-    return GPUMonitor(
-        device, told=lambda gpu: board.update(utilisation=gpu.utilisation, gpu_memory=gpu.memory)
-    )
 
 
 def reader(device: torch.device, nvml: Any = None) -> Callable[[], GPUSample]:

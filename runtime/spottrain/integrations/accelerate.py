@@ -20,9 +20,9 @@ import torch
 from accelerate import Accelerator
 
 from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint.kinds import TrainingState
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderCoordinator, packed, unpacked
-from spottrain.lifecycle.coordinator import TrainingState
+from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, unpacked
 from spottrain.lifecycle.session import Session, current
 from spottrain.training.loop import Loop
 
@@ -77,23 +77,15 @@ class AccelerateRun(Loop):
             )
         self._accelerator = accelerator
         self._require_whole()
-        coordinator = FolderCoordinator(
-            self.session,
-            TrainingState(
-                shared=lambda: {"progress": self._progress()},
-                own=self._packed,
-                load=self._load,
-                intact=self._intact,
-            ),
-            place=Path(folder or accelerator.project_dir or "."),
-            write=self._write,
-            total_steps=self.max_steps,
+        state = TrainingState(
+            shared=lambda: {"progress": self._progress()},
+            own=self._packed,
+            load=self._load,
+            intact=self._intact,
         )
-        self._begin(coordinator)
-        if coordinator.restored is not None:
-            coordinator.meet()  # load_state has no barrier: wait until all ranks have read
-        if coordinator.restored is not None and self.session.world.first_here:
-            shutil.rmtree(coordinator.restored, ignore_errors=True)
+        place = Path(folder or accelerator.project_dir or ".")
+        self._checkpoints = FolderCheckpoints(state, place=place, write=self._write)
+        self._begin(self._checkpoints)
 
     def _require_whole(self) -> None:
         """Raises ConfigurationError unless `save_state` stores all that is trained."""
@@ -118,12 +110,16 @@ class AccelerateRun(Loop):
         return dict(packed(self._own()))
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
-        assert isinstance(self.coordinator, FolderCoordinator)
+        restored, manager = self._checkpoints.restored, self.engine.coordinator.checkpoints
+        assert restored is not None and manager is not None
         try:
-            self._accelerator.load_state(str(self.coordinator.restored))
+            self._accelerator.load_state(str(restored))
         except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
             raise self._incompatible(str(error)) from error
         self._load_progress(tree["progress"], unpacked(own), new_rank)
+        manager.meet()  # load_state has no barrier: all ranks must have read before the folder is deleted
+        if self.session.world.first_here:
+            shutil.rmtree(restored, ignore_errors=True)
 
     # --- overrides of Loop ----------------------------------------------------------------------------
     def _module(self) -> torch.nn.Module:

@@ -1,7 +1,7 @@
 """Checkpoints of kind "folder": files that another library writes and reads.
 
-The coordinator does claim, commit, agreement and stop. The library writes into a separate folder,
-which is uploaded in the background and then deleted. Other files of the library are not touched.
+The library writes into a separate folder, which is uploaded in the background and then deleted. Other files
+of the library are not touched.
 """
 
 from __future__ import annotations
@@ -16,102 +16,100 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.head.owner import Claim
+from spottrain.checkpoint.kinds import TrainingState
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.save import Save
 from spottrain.checkpoint.selection import Restored
-from spottrain.lifecycle.coordinator import Coordinator, TrainingState
-from spottrain.lifecycle.session import Session
+from spottrain.distributed.world import World
+from spottrain.errors import ConfigurationError
+from spottrain.training.engine import Engine
 
 OURS: Final = ".spottrain-"
 """Prefix of the names of these folders."""
 
 
-class FolderCoordinator(Coordinator):
-    """Coordinator for checkpoints that a library writes.
+class FolderCheckpoints:
+    """Checkpoints that a library writes, as a `checkpoint.kinds.CheckpointKind`.
 
     `write(folder)` saves with the library, on all ranks. `place`: a folder on a disk with room for one
     checkpoint. `target(step)`: the folder for a restored checkpoint; by default one that `close` deletes.
+    `written(step)`: whether the library made a checkpoint of the training's last step.
     """
 
     def __init__(
         self,
-        session: Session,
         state: TrainingState,
         *,
         place: Path,
         write: Callable[[Path], None],
         target: Callable[[int], Path] | None = None,
-        total_steps: int | None = None,
+        written: Callable[[int], bool] = lambda step: True,
     ) -> None:
-        super().__init__(session, state, total_steps=total_steps)
+        self.state = state
         self._place = place.resolve()
-        self._write = write
+        self._write, self._written = write, written
         self._target = target or (lambda step: self._place / f"{OURS}restored-{step}")
         self._saved: list[tuple[Path, Save]] = []
-        self._meetings = 0
+        self._saves = 0
         self.restored: Path | None = None
-        """Local folder of the restored checkpoint after `begin`; None if there was none."""
+        """Local folder of the restored checkpoint; None if there was none."""
 
-    def begin(self) -> bool:
-        if self.session.world.first_here:
+    def start(self, world: World) -> None:
+        if world.first_here:
             self._place.mkdir(parents=True, exist_ok=True)
             for left in self._place.glob(f"{OURS}*"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
-        return super().begin()
 
-    def _restore(self, checkpoints: CheckpointManager, claim: Claim) -> Restored | None:
-        found = checkpoints.restore_folder(claim, self._target)
+    def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
+        found = manager.choice.restore_folder(claim, self._target)
         if found is not None:
             self.restored = self._target(found.entry.step)
         return found
 
-    def _prepare(self, checkpoints: CheckpointManager) -> None:
+    def prepare(self, manager: CheckpointManager) -> None:
         """Does nothing: no staging buffer is needed."""
 
-    def take(self, *, best: bool = False) -> Save:
-        assert self.checkpoints is not None
-        self._delete_sent()
+    def take(self, manager: CheckpointManager, step: int, *, best: bool = False) -> Save:
+        self._delete_uploaded(manager.context.world)
         began = time.perf_counter()
-        folder = self._place / f"{OURS}save-{self.step}-{self._meetings}"
+        self._saves += 1
+        folder = self._place / f"{OURS}save-{step}-{self._saves}"
         self._write(folder)
-        self.meet()
-        saver = self.checkpoints.saver
-        saver.copy_seconds = time.perf_counter() - began
-        save = saver.folder(folder, self.state.shared(), self.state.own(), self.step, best=best)
+        manager.meet()  # the files of all ranks must be complete before the upload
+        manager.saver.copy_seconds = time.perf_counter() - began
+        save = manager.saver.folder(folder, self.state.shared(), self.state.own(), step, best=best)
         self._saved.append((folder, save))
         return save
 
-    def meet(self) -> None:
-        """Waits for all ranks: their files must be complete before the upload."""
-        self._meetings += 1
-        if self.control is None:
-            return
-        name = f"folder/{self._meetings}"
-        self.control.gather(name, b"")
-        if not self.session.world.first:
-            self.control.hear(name)
-            return
-        self.control.collect(name, float("inf"))
-        if self.control.lost is not None:
-            raise self.control.lost
-        self.control.say(name, b"")
+    def last_exists(self, manager: CheckpointManager, step: int) -> bool:
+        manager.meet()  # rank 0 of the library may still delete it, if another one is the best
+        return self._written(step)
 
-    def _delete_sent(self) -> None:
-        self._saved = [
-            each for each in self._saved if not (each[1].finished.is_set() and self._delete(each[0]))
-        ]
-
-    def _delete(self, folder: Path) -> bool:
-        if self.session.world.first_here:
-            shutil.rmtree(folder, ignore_errors=True)
-        return True
-
-    def close(self) -> None:
-        super().close()
-        for folder, _ in self._saved:
-            self._delete(folder)
+    def close(self, world: World) -> None:
+        folders = [folder for folder, _ in self._saved]
         if self.restored is not None and self.restored.name.startswith(OURS):
-            self._delete(self.restored)
+            folders.append(self.restored)
+        if world.first_here:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _delete_uploaded(self, world: World) -> None:
+        uploaded = [each for each in self._saved if each[1].finished.is_set()]
+        self._saved = [each for each in self._saved if each not in uploaded]
+        if world.first_here:
+            for folder, _ in uploaded:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_resumed(engine: Engine, checkpoints: FolderCheckpoints, step: int, call: str) -> None:
+    """Raises ConfigurationError unless the library goes on from the restored checkpoint, by `call`."""
+    if checkpoints.restored is None:  # it may resume from a checkpoint of its own
+        engine.session.board.update(step=step, start_step=step)
+    elif step != engine.coordinator.step:
+        raise ConfigurationError(
+            f"the training begins at step {step}, and the newest checkpoint is of step "
+            f"{engine.coordinator.step}: call {call}"
+        )
 
 
 def link_tree(source: Path, target: Path) -> None:

@@ -24,20 +24,19 @@ except ImportError:
     import pytorch_lightning as pl  # type: ignore[no-redef]
 
 from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.preemption import SIGNALS
-from spottrain.diagnostics.background import BackgroundMonitor
-from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderCoordinator, packed, unpacked
-from spottrain.lifecycle.coordinator import TrainingState
+from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, require_resumed, unpacked
 from spottrain.lifecycle.session import current
 from spottrain.training import job_settings
+from spottrain.training.engine import Engine
 from spottrain.training.loop import cursor_of
-from spottrain.training.metrics_log import MetricsLog
 
 FILE: Final = "lightning.ckpt"
+CALL: Final = "trainer.fit(model, ckpt_path=spot.resume())"
 
 
 class LightningCallback(pl.Callback):
@@ -50,7 +49,9 @@ class LightningCallback(pl.Callback):
 
     def __init__(self, *, folder: str | Path = ".", log_every: int = 10) -> None:
         self.session = current()
-        self.coordinator: FolderCoordinator | None = None
+        self.engine = Engine(self.session)
+        self._checkpoints: FolderCheckpoints | None = None
+        """Set by `resume`."""
         self._folder, self._log_every = Path(folder), log_every
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._trainer: pl.Trainer | None = None
@@ -58,12 +59,10 @@ class LightningCallback(pl.Callback):
         """Restored when the first batch begins: until then Lightning draws random numbers."""
         self._unvalidated: Any = None
         """Random state before a validation, restored after it, so that validations do not affect training."""
-        self._finished = False
         self._resumed = False
         """Whether the run resumed from our checkpoint and its first epoch is not over."""
         self._metrics: dict[str, torch.Tensor] = {}
         """Metrics of a validation before the checkpoint, for schedulers that step at the epoch's end."""
-        self._monitor: BackgroundMonitor | None = None
 
     # --- public ---------------------------------------------------------------------------------------
     def resume(self) -> str | None:
@@ -75,35 +74,21 @@ class LightningCallback(pl.Callback):
         Raises:
             RunError: it is called twice, or the checkpoint cannot be claimed or read.
         """
-        if self.coordinator is not None:
+        if self._checkpoints is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
-        session, world = self.session, self.session.world
-        if world.distributed:
-            process_group.join(world, devices.choose(process_group.default_device(world)))
-        session.board.update(step=0)
-        self.coordinator = FolderCoordinator(
-            session,
-            TrainingState(shared=self._shared, own=self._own, load=self._load),
-            place=self._folder,
-            write=self._write,
-        )
-        try:
-            self.coordinator.begin()
-        except BaseException:
-            self.coordinator.ends.give_up()
-            raise
-        restored = self.coordinator.restored
+        self.engine.join()
+        state = TrainingState(shared=self._shared, own=self._own, load=self._load)
+        self._checkpoints = FolderCheckpoints(state, place=self._folder, write=self._write)
+        self.engine.begin(self._checkpoints, total_steps=None)
+        restored = self._checkpoints.restored
         return None if restored is None else str(restored / FILE)
 
     # --- hooks of pl.Callback -------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if self.coordinator is None:
-            raise ConfigurationError(
-                "LightningCallback was not asked where to go on: call "
-                "trainer.fit(model, ckpt_path=spot.resume())"
-            )
+        if self._checkpoints is None:
+            raise ConfigurationError(f"LightningCallback was not asked where to go on: call {CALL}")
         if trainer.world_size != self.session.world.size:
             raise ConfigurationError(
                 f"Lightning trains with {trainer.world_size} process(es), and spottrain knows of "
@@ -119,7 +104,7 @@ class LightningCallback(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if self.coordinator is not None and self.coordinator.restored is not None:
+        if self._checkpoints is not None and self._checkpoints.restored is not None:
             self._resumed = True
             _before_validation(checkpoint["loops"]["fit_loop"])
 
@@ -129,34 +114,23 @@ class LightningCallback(pl.Callback):
             trainer._logger_connector._callback_metrics.update(self._metrics)
             if _go_on(trainer):
                 self._restore_random()
-        coordinator, session, step = self._begun(), self.session, trainer.global_step
         outside_parameters.require_owned(
             [each for each in trainer.optimizers if isinstance(each, torch.optim.Optimizer)],
             [each for each in (pl_module, trainer.strategy.model) if isinstance(each, torch.nn.Module)],
             "Make its module an attribute of the LightningModule",
         )
-        if coordinator.restored is None:  # it may resume from a checkpoint of Lightning's own
-            session.board.update(step=step, start_step=step)
-        elif step != coordinator.step:
-            raise ConfigurationError(
-                f"the training begins at step {step}, and the newest checkpoint is of step "
-                f"{coordinator.step}: "
-                "call trainer.fit(model, ckpt_path=spot.resume())"
-            )
-        coordinator.total_steps = trainer.max_steps if trainer.max_steps > 0 else None
-        total = _expected_steps(trainer)
-        session.board.update(total_steps=total or 0, state="Training")
-        self._metrics_log = MetricsLog(
-            session.board,
-            born=session.born,
-            total_steps=total,
+        assert self._checkpoints is not None, "setup() looks"
+        step, limit = trainer.global_step, trainer.max_steps
+        require_resumed(self.engine, self._checkpoints, step, CALL)
+        self.engine.coordinator.total_steps = limit if limit > 0 else None
+        job_settings.advise(self.session, ("max_steps",))
+        self.engine.start(
+            step=step,
+            total_steps=_expected_steps(trainer),
+            device=trainer.strategy.root_device,
             log_every=self._log_every,
-            world=session.world,
+            profile=self.session.run.training.profile,
         )
-        job_settings.advise(session, ("max_steps",))
-        if total is None or step < total:
-            device = trainer.strategy.root_device
-            self._monitor = BackgroundMonitor(session, start=step, total_steps=total, device=device)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -177,19 +151,15 @@ class LightningCallback(pl.Callback):
         batch_idx: int,
     ) -> None:
         self._unvalidated = devices.random_state()
-        coordinator, step = self._begun(), trainer.global_step
-        if step == coordinator.step:
+        step = trainer.global_step
+        if step == self.engine.coordinator.step:
             return  # a micro-batch
         for loader in _counting(trainer):
             loader.advance(1)
-        self._metrics_log.note(step, lambda: _loss(outputs), rate=_rate(trainer), epoch=trainer.current_epoch)
-        if self._monitor is not None:
-            self._monitor.step()
-        if coordinator.boundary(step):
-            try:
-                coordinator.ends.interrupted()
-            finally:
-                self._close()
+        rate, epoch = _rate(trainer), trainer.current_epoch
+        self.engine.count(step, loss=lambda: _loss(outputs), rate=rate, epoch=epoch)
+        if self.engine.boundary(step):
+            self.engine.stop()
 
     def on_validation_batch_end(
         self,
@@ -214,8 +184,7 @@ class LightningCallback(pl.Callback):
             devices.set_random_state(self._unvalidated)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.session.board.update(ended_early=_early(trainer))
-        self._finish(pl_module)
+        self._finish(pl_module, _early(trainer))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._finish(pl_module)  # without a step left there is no on_train_end
@@ -223,14 +192,8 @@ class LightningCallback(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        if self.coordinator is None or self._finished or self.session.message is not None:
-            return
-        session = self.session
-        if (lost := process_group.peer_lost(exception, session.world, session.peer_gone)) is not None:
-            self.coordinator.end_without(lost)
-        self.session.broken_by_stop(exception)
-        self.coordinator.ends.give_up()
-        self._close()
+        if self._checkpoints is not None and not self.engine.ended:
+            self.engine.failed(exception)
 
     # --- private --------------------------------------------------------------------------------------
     def _restore_random(self) -> None:
@@ -239,28 +202,15 @@ class LightningCallback(pl.Callback):
             devices.set_random_state(self._random)
             self._unvalidated, self._random = self._random, None
 
-    def _begun(self) -> FolderCoordinator:
-        assert self.coordinator is not None, "setup() looks"
-        return self.coordinator
-
     def _take_signals(self, trainer: pl.Trainer) -> None:
         """Restores our signal handlers, which Lightning replaces just before the run."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         trainer._signal_connector.received_sigterm = False
 
-    def _finish(self, module: torch.nn.Module) -> None:
-        if self._finished:
-            return
-        self._finished = True
-        try:
-            self._begun().finish(lambda: plain_state.model_state(module))
-        finally:
-            self._close()
-
-    def _close(self) -> None:
-        if self._monitor is not None:
-            self._monitor.close()
+    def _finish(self, module: torch.nn.Module, ended_early: str = "") -> None:
+        if not self.engine.ended:
+            self.engine.finish(lambda: plain_state.model_state(module), ended_early=ended_early)
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""
@@ -280,16 +230,16 @@ class LightningCallback(pl.Callback):
         assert self._trainer is not None
         logged = self._trainer.callback_metrics
         metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
-        return {"trained": self._begun().trained, "metrics": metrics}
+        return {"trained": self.engine.coordinator.trained, "metrics": metrics}
 
     def _own(self) -> dict[str, Any]:
         return {"random": packed(devices.random_state())}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._begun().trained = shared["trained"]
+        self.engine.coordinator.trained = shared["trained"]
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         if new_rank:
-            log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
+            self.engine.new_rank(self.engine.coordinator.step)
         else:
             self._random = unpacked(own["random"])
 

@@ -21,28 +21,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from spottrain.checkpoint import outside_parameters, plain_state
-from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.save import Save
-from spottrain.contract import Outcome
+from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
-from spottrain.diagnostics.background import BackgroundMonitor
-from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderCoordinator, link_tree
-from spottrain.lifecycle.coordinator import TrainingState
+from spottrain.integrations.folder_checkpoints import FolderCheckpoints, link_tree, require_resumed
 from spottrain.lifecycle.session import current
 from spottrain.training import job_settings
-from spottrain.training.metrics_log import MetricsLog
+from spottrain.training.engine import Engine
 
 if TYPE_CHECKING:
     from transformers import Trainer
+
+
+CALL: Final = "trainer.train(resume_from_checkpoint=spot.resume(trainer))"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +57,16 @@ class TransformersCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self.session = current()
-        self.coordinator: _Keeper | None = None
+        self.engine = Engine(self.session)
+        self._checkpoints: FolderCheckpoints | None = None
+        """Set by `resume`."""
+        self._save_due = self._stopping = False
+        """Whether to upload the Trainer's next checkpoint, and whether to stop after it."""
+        self._paused_at: float | None = None
+        """`perf_counter` when training paused for that checkpoint."""
         self._args: TrainingArguments | None = None
         self._ours: int | None = None
         """Step of a checkpoint that only this callback requested."""
-        self._monitor: BackgroundMonitor | None = None
         self._evaluated: int | None = None
         """Step of the last evaluation."""
         self._trainer: Trainer | None = None
@@ -96,26 +99,19 @@ class TransformersCallback(TrainerCallback):
             raise ConfigurationError(
                 "spot.resume() was called before the Trainer was made: make Trainer(callbacks=[spot]) first"
             )
-        if self.coordinator is not None:
+        if self._checkpoints is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
-        session, world = self.session, self.session.world
         self._trainer = trainer
-        if world.distributed:
-            process_group.join(world, devices.choose(process_group.default_device(world)))
-        session.board.update(step=0)
-        self.coordinator = _Keeper(
-            session,
+        self.engine.join()
+        self._checkpoints = FolderCheckpoints(
             TrainingState(shared=self._shared, own=self._own, load=self._load),
             place=Path(self._args.output_dir or "."),
             write=self._link,
             target=self._folder,
+            written=lambda step: self._folder(step).is_dir(),  # not after an early end by a callback
         )
-        try:
-            self.coordinator.begin()
-        except BaseException:
-            self.coordinator.ends.give_up()
-            raise
-        restored = self.coordinator.restored
+        self.engine.begin(self._checkpoints, total_steps=None)
+        restored = self._checkpoints.restored
         return None if restored is None else str(restored)
 
     # --- hooks of TrainerCallback ---------------------------------------------------------------------
@@ -149,28 +145,21 @@ class TransformersCallback(TrainerCallback):
         optimizer: Any = None,
         **_: Any,
     ) -> None:
-        coordinator = self._begun()
-        self._require_whole(model, optimizer)
-        if coordinator.restored is None:  # it may resume from a checkpoint of the Trainer's own
-            self.session.board.update(step=state.global_step, start_step=state.global_step)
-        elif state.global_step != coordinator.step:
-            raise ConfigurationError(
-                f"the training begins at step {state.global_step}, and the newest checkpoint is of step "
-                f"{coordinator.step}: call trainer.train(resume_from_checkpoint=spot.resume(trainer))"
-            )
-        session = self.session
-        coordinator.total_steps = state.max_steps
-        session.board.update(total_steps=state.max_steps, state="Training")
-        self._metrics_log = MetricsLog(
-            session.board,
-            born=session.born,
+        if self._checkpoints is None:
+            raise ConfigurationError(f"TransformersCallback was not asked where to go on: call {CALL}")
+        with self.engine.failures():
+            self._require_whole(model, optimizer)
+        require_resumed(self.engine, self._checkpoints, state.global_step, CALL)
+        self.engine.coordinator.total_steps = state.max_steps
+        job_settings.advise(self.session, ("max_steps",))
+        self.engine.start(
+            step=state.global_step,
             total_steps=state.max_steps,
+            device=args.device,
             log_every=1,
-            world=session.world,
+            profile=self.session.run.training.profile,
         )
-        job_settings.advise(session, ("max_steps",))
-        self._monitor = self._make_monitor(args, state)
-        if coordinator.restored is not None:
+        if self._checkpoints.restored is not None:
             self._make_up(args, state, control)
 
     def on_step_begin(
@@ -183,9 +172,8 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         over = state.global_step >= state.max_steps  # the last attempt ended before it stored the weights
         if over or self._over:
-            self._tell_early(state.global_step)
-            self._finish(model)
-            self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
+            self._finish(model, self._early(state.global_step))
+            self.session.end_done()
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -201,19 +189,16 @@ class TransformersCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        coordinator, step = self._begun(), state.global_step
-        self._metrics_log.count(
-            step, args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        )
-        if self._monitor is not None:
-            self._monitor.step()
+        step = state.global_step
+        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self.engine.count(step, samples=samples)
         last_of_epoch = state.epoch is not None and float(state.epoch).is_integer()
-        if coordinator.boundary(step):
-            coordinator.stopping = True
+        if self.engine.boundary(step, save=self._request_save):
+            self._stopping = True
             self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
             control.should_evaluate = False  # it may take longer than the notice
-        wanted = coordinator.wanted and not last_of_epoch  # otherwise at the epoch's end
-        if wanted or coordinator.stopping or step >= state.max_steps:
+        save_now = self._save_due and not last_of_epoch  # otherwise at the epoch's end
+        if save_now or self._stopping or step >= state.max_steps:
             self._save_too(step, control)
         self._random = devices.random_state() if control.should_evaluate else None
 
@@ -221,7 +206,7 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._evaluated = state.global_step
-        self._begun().due_since()
+        self._paused_at = time.perf_counter()  # the evaluation is no part of the save
         if self._random is not None:
             devices.set_random_state(self._random)
 
@@ -234,11 +219,11 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
-        coordinator = self._begun()
-        if coordinator.checkpoints is not None and coordinator.checkpoints.busy_with == state.global_step:
-            coordinator.checkpoints.settle()
-        if coordinator.wanted:
-            coordinator.due_since()
+        checkpoints = self.engine.coordinator.checkpoints
+        if checkpoints is not None and checkpoints.busy_with == state.global_step:
+            checkpoints.settle()
+        if self._save_due:
+            self._paused_at = time.perf_counter()
             self._save_too(state.global_step, control)
         self._random = devices.random_state() if control.should_evaluate else None
 
@@ -246,16 +231,13 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Uploads the checkpoint, now that this rank's files are complete; after a stop request it ends."""
-        coordinator = self._begun()
         if state.best_global_step == self._ours:
             self._ours = None
-        if coordinator.stopping:
-            try:
-                coordinator.ends.interrupted()
-            finally:
-                self._close()
-        if coordinator.wanted:
-            coordinator.send()
+        if self._stopping:
+            self.engine.stop()
+        if self._save_due:
+            self._save_due = False
+            self.engine.coordinator.save(since=self._paused_at)
 
     def on_log(
         self,
@@ -265,9 +247,9 @@ class TransformersCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if logs and "loss" in logs and self.coordinator is not None:
+        if logs and "loss" in logs and self._checkpoints is not None:
             epoch = None if state.epoch is None else int(state.epoch)
-            self._metrics_log.line(
+            self.engine.metrics.line(
                 state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
             )
 
@@ -279,11 +261,14 @@ class TransformersCallback(TrainerCallback):
         model: torch.nn.Module | None = None,
         **_: Any,
     ) -> None:
-        if state.global_step < state.max_steps and control.should_training_stop:
-            self._tell_early(state.global_step)
-        self._finish(model)
+        early = state.global_step < state.max_steps and control.should_training_stop
+        self._finish(model, self._early(state.global_step) if early else "")
 
     # --- private --------------------------------------------------------------------------------------
+    def _request_save(self) -> None:
+        """Has the Trainer write a checkpoint, which `on_save` uploads."""
+        self._save_due, self._paused_at = True, time.perf_counter()
+
     def _save_too(self, step: int, control: TrainerControl) -> None:
         self._ours = None if control.should_save else step
         control.should_save = True
@@ -296,8 +281,8 @@ class TransformersCallback(TrainerCallback):
             if owed != _Owed() or window is None:
                 text = (
                     "what was due after the step of the stop (an evaluation, the end of an epoch) stays "
-                    "undone, and the loss that is logged next is of the steps since then: call "
-                    "trainer.train(resume_from_checkpoint=spot.resume(trainer)), with transformers 5"
+                    f"undone, and the loss that is logged next is of the steps since then: call {CALL}, with "
+                    "transformers 5"
                 )
                 log.event("advice", about="resume", text=text)
             return
@@ -307,7 +292,7 @@ class TransformersCallback(TrainerCallback):
             trainer._total_loss_scalar -= window["loss"]  # counts only this call of train()
         if owed == _Owed():
             return
-        trainer._load_rng_state(str(self._begun().restored))
+        trainer._load_rng_state(str(self._folder(state.global_step)))
         self._rate = self._restored.get("rate")
         control.should_save = control.should_log = False
         if owed.evaluation:
@@ -334,37 +319,18 @@ class TransformersCallback(TrainerCallback):
             learning_rate=self._rate,
         )
 
-    def _begun(self) -> _Keeper:
-        if self.coordinator is None:
-            raise ConfigurationError(
-                "TransformersCallback was not asked where to go on: call "
-                "trainer.train(resume_from_checkpoint=spot.resume(trainer))"
-            )
-        return self.coordinator
-
     def _require_whole(self, model: torch.nn.Module | None, optimizer: Any) -> None:
         """Raises ConfigurationError unless the Trainer's checkpoints hold all that is trained."""
         inner = getattr(optimizer, "optimizer", optimizer)  # unwraps Accelerate's optimizer
         if model is None or not isinstance(inner, torch.optim.Optimizer):
             return
-        try:
-            outside_parameters.require_owned(
-                [inner], [model], "Make its module a part of the model, such as model.loss = module"
-            )
-        except ConfigurationError:
-            self._begun().ends.give_up()
-            raise
+        outside_parameters.require_owned(
+            [inner], [model], "Make its module a part of the model, such as model.loss = module"
+        )
 
-    def _finish(self, model: torch.nn.Module | None) -> None:
+    def _finish(self, model: torch.nn.Module | None, ended_early: str) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
-        try:
-            self._begun().finish(lambda: plain_state.model_state(model))
-        finally:
-            self._close()
-
-    def _close(self) -> None:
-        if self._monitor is not None:
-            self._monitor.close()
+        self.engine.finish(lambda: plain_state.model_state(model), ended_early=ended_early)
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
@@ -380,31 +346,20 @@ class TransformersCallback(TrainerCallback):
             )
             log.event("advice", about="learning-rate", text=text)
 
-    def _make_monitor(self, args: TrainingArguments, state: TrainerState) -> BackgroundMonitor | None:
-        """Returns None if no step is left. Raises ConfigurationError if a profile would end after the run."""
-        if state.global_step >= state.max_steps:
-            return None
-        try:
-            return BackgroundMonitor(
-                self.session, start=state.global_step, total_steps=state.max_steps, device=args.device
-            )
-        except ConfigurationError:
-            self._begun().ends.give_up()
-            raise
-
-    def _tell_early(self, step: int) -> None:
-        """Reports an early end right after an evaluation. Other callbacks give no reason."""
-        if self._evaluated == step:
-            why = f"a callback of the Trainer stopped it after the evaluation at step {step}"
-            self.session.board.update(ended_early=why)
+    def _early(self, step: int) -> str:
+        """Returns why training ends at `step`, if an evaluation came just before; else ""."""
+        if self._evaluated != step:
+            return ""  # other callbacks give no reason
+        return f"a callback of the Trainer stopped it after the evaluation at step {step}"
 
     def _folder(self, step: int) -> Path:
         assert self._args is not None
         return Path(self._args.output_dir or ".").resolve() / f"checkpoint-{step}"
 
     def _link(self, folder: Path) -> None:
-        coordinator = self._begun()
-        coordinator.meet()  # other ranks may still be writing
+        coordinator = self.engine.coordinator
+        assert coordinator.checkpoints is not None
+        coordinator.checkpoints.meet()  # other ranks may still be writing
         if self.session.world.first_here:
             written = self._folder(coordinator.step)
             link_tree(written, folder)
@@ -412,7 +367,7 @@ class TransformersCallback(TrainerCallback):
                 shutil.rmtree(written, ignore_errors=True)
 
     def _shared(self) -> dict[str, Any]:
-        return {"trained": self._begun().trained, "owed": asdict(self._owed)}
+        return {"trained": self.engine.coordinator.trained, "owed": asdict(self._owed)}
 
     def _own(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -422,35 +377,6 @@ class TransformersCallback(TrainerCallback):
         return {"window": window, "rate": self._rate}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._begun().trained = shared["trained"]
+        self.engine.coordinator.trained = shared["trained"]
         self._owed = _Owed(**shared.get("owed", {}))
         self._restored = {} if new_rank else own
-
-
-class _Keeper(FolderCoordinator):
-    """Coordinator whose saves wait until the Trainer has written its files."""
-
-    wanted = False
-    stopping = False
-    _since: float | None = None
-
-    def save(self, *, best: bool = False, since: float | None = None) -> Save | None:
-        self.wanted = True
-        self._since = time.perf_counter()
-        return None
-
-    def due_since(self) -> None:
-        """Restarts the stall time of a save: the time before was spent on something else."""
-        self._since = time.perf_counter()
-
-    def send(self) -> None:
-        self.wanted = False
-        super().save(since=self._since)
-
-    def _save_last(self, checkpoints: CheckpointManager) -> None:
-        """Saves the last checkpoint if the Trainer wrote one: not after an early end by a callback."""
-        self.meet()  # rank 0 may still delete it if another one is the best
-        if self._target(self.step).is_dir():
-            super()._save_last(checkpoints)
-        else:
-            log.event("no-last-checkpoint", step=self.step, why="the Trainer did not write one")

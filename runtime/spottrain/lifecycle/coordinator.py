@@ -1,9 +1,9 @@
 """Coordinates one rank's training: claim HEAD, restore, save, agree on a stop with the other ranks, end.
 
-    begin -> [ boundary after each optimizer step ] -> finish, or interrupted
+    begin -> [ boundary after each optimizer step, save ] -> finish, or ends.interrupted
 
-The state to save is passed in as functions, so any training loop can use this module. All ranks call the same
-methods at the same steps.
+`checkpoint.kinds` says what a checkpoint consists of, so any training loop can use this module. All ranks
+call the same methods at the same steps.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from spottrain.checkpoint.final_weights import FinalWeights, most_bytes, require_room
-from spottrain.checkpoint.head.owner import Claim
+from spottrain.checkpoint.final_weights import FinalWeights, most_bytes
+from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.plain_state import MODEL
-from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.save import Save
-from spottrain.checkpoint.selection import Restored
 from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, Transfer
 from spottrain.contract import Env, Outcome
 from spottrain.core import log
 from spottrain.core.container import memory
 from spottrain.distributed.control_channel import ControlChannel, connect, hear, say
-from spottrain.distributed.stop_agreement import StopAgreement, alone, led
+from spottrain.distributed.stop_agreement import GO_ON, Orders, StopAgreement, alone, led
 from spottrain.errors import OutOfMemory, PeerLost, RunError
 from spottrain.lifecycle import restart_request
 from spottrain.lifecycle.early_end import EarlyEnd
@@ -49,27 +45,12 @@ MEASURED_AFTER: Final = 3
 """Steps of this attempt after which a step no longer includes compilation."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingState:
-    """What is saved: `shared` is equal on all ranks and stored once, `own` is specific to this rank."""
-
-    shared: Callable[[], dict[str, Any]]
-    own: Callable[[], dict[str, Any]]
-    load: Callable[[Any, Any, bool], None]
-    """Loads both; true: this rank is new and gets rank 0's own state. Raises CheckpointError."""
-    intact: Callable[[], bool] = lambda: False
-    """Whether `shared` and `own` still return the state after the previous step when called within a step."""
-    want: Want | None = None
-    of_first: frozenset[str] = frozenset()
-    """Shared tensors of which only rank 0 has correct values: paths, or path prefixes that end in a dot."""
-
-
 class Coordinator:
     """Saves, restores and stops one rank's training. `step`: optimizer steps done, counted by the loop."""
 
-    def __init__(self, session: Session, state: TrainingState, *, total_steps: int | None = None) -> None:
+    def __init__(self, session: Session, kind: CheckpointKind, *, total_steps: int | None = None) -> None:
         self.session = session
-        self.state = state
+        self.kind, self.state = kind, kind.state
         self.total_steps = total_steps
         self.checkpoints: CheckpointManager | None = None
         self.control: ControlChannel | None = None
@@ -92,7 +73,7 @@ class Coordinator:
             self.checkpoints = CheckpointManager(
                 session, session.store, transfer=self._transfer, control=self.control
             )
-            self.checkpoints.saver.of_first = state.of_first
+            self.checkpoints.saver.of_first = self.state.of_first
             self.checkpoints.on_durable = self._tell_budget
         self.ends = EarlyEnd(session, self.checkpoints, self.take, self.close)
         session.unfinished = self._left
@@ -110,6 +91,7 @@ class Coordinator:
         Before the first step is done, a stop may end the process at any point: no work can be lost.
         """
         session = self.session
+        self.kind.start(session.world)
         if self.checkpoints is None:
             log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
             session.preemption.let_end(self.ends.unchanged)
@@ -123,7 +105,7 @@ class Coordinator:
             )
         session.preemption.let_end(self.ends.unchanged)
         session.board.update(state="Restoring")
-        found = self._restore(self.checkpoints, claim)
+        found = self.kind.restore(self.checkpoints, claim)
         if found is not None:
             entry = found.entry
             self.state.load(found.shared, found.own, found.new_rank)
@@ -164,21 +146,21 @@ class Coordinator:
         )
 
     # --- between steps ------------------------------------------------------------------------------
-    def boundary(self, step: int) -> bool:
-        """Saves if a save is due after `step` steps. Returns True if all ranks stop here."""
+    def boundary(self, step: int) -> Orders:
+        """Returns what all ranks do after `step` steps: save, stop, or go on."""
         self._time_step()
         if self.checkpoints is not None and self._steps_here == 1 and not self.busy:
-            self._prepare(self.checkpoints)
+            self.kind.prepare(self.checkpoints)
         if self._steps_here == MEASURED_AFTER:
             threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
         if self.total_steps is not None and step >= self.total_steps:
-            return False  # `finish` makes the last save
-        orders = self.agreement.at_boundary(step, save_due=self._save_due, horizon=self._horizon)
-        if orders.save:
-            self.save()
+            return GO_ON  # `finish` makes the last save
+        orders = self.agreement.at_boundary(
+            step, save_due=self._save_due, horizon=lambda: self._cadence.next_step
+        )
         if orders.stop:
             self.session.preemption.stop_by(self.agreement.stop_deadline, self.agreement.stop_reason)
-        return orders.stop
+        return orders
 
     @property
     def busy(self) -> bool:
@@ -219,10 +201,7 @@ class Coordinator:
         log.event("save-advised", step=facts.step, advised=log.rfc3339(advised), skipped=why)
         return why is None
 
-    def _horizon(self) -> int | None:
-        return self._cadence.next_step
-
-    def save(self, *, best: bool = False, since: float | None = None) -> Save | None:
+    def save(self, *, best: bool = False, since: float | None = None) -> Save:
         """Copies the state and uploads it while training continues. All ranks call it at the same step.
 
         `since`: the `perf_counter` value at which training paused for the save; default: now.
@@ -244,7 +223,7 @@ class Coordinator:
     def take(self, *, best: bool = False) -> Save:
         """Copies everything that the next step depends on."""
         assert self.checkpoints is not None
-        return self.checkpoints.saver.snapshot(self.state.shared(), self.state.own(), self.step, best=best)
+        return self.kind.take(self.checkpoints, self.step, best=best)
 
     def _auto_seconds(self) -> float:
         observed = Observed(trained=self.trained, losses=max(self.session.attempt - 1, 0))
@@ -395,19 +374,11 @@ class Coordinator:
             return final.digest
         return str(hear(self.control, "final")["digest"])
 
-    # --- what depends on the kind of checkpoint -----------------------------------------------------
-    def _restore(self, checkpoints: CheckpointManager, claim: Claim) -> Restored | None:
-        return checkpoints.restore(claim, self.state.want)
-
-    def _prepare(self, checkpoints: CheckpointManager) -> None:
-        """Allocates, after the first step, what the first save needs."""
-        shared = self.state.shared()
-        if self.session.world.first:
-            require_room(shared.get(MODEL, {}), memory())
-        checkpoints.saver.prepare(shared, self.state.own())
-
     def _save_last(self, checkpoints: CheckpointManager) -> None:
-        checkpoints.save_now(self.take)
+        if self.kind.last_exists(checkpoints, self.step):
+            checkpoints.save_now(self.take)
+        else:
+            log.event("no-last-checkpoint", step=self.step, why="the library did not write one")
 
     def _left(self) -> None:
         """Saves for the next attempt when the script has ended without calling `finish`."""
@@ -432,3 +403,4 @@ class Coordinator:
             self.checkpoints.saver.close()
         if self.control is not None:
             self.control.close(min(10.0, max(self.session.preemption.seconds_left(), 0.1)))
+        self.kind.close(self.session.world)

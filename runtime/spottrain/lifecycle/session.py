@@ -65,6 +65,10 @@ GROUP_SIGNAL_SECONDS: Final = 0.2
 """Seconds that a failing script waits for a signal to its process group to arrive here too."""
 
 
+class Ended(SystemExit):
+    """Leaves a script whose run has ended, with the termination message written. It is not an error."""
+
+
 class Closes(Protocol):
     def close(self, outcome: Outcome, *, within: float) -> None:
         """Closes a tracker. within: the maximum number of seconds."""
@@ -207,10 +211,14 @@ class Session:
     def end(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> NoReturn:
-        """Ends the run within the grace period, by SystemExit: the script's `finally` blocks run."""
+        """Ends the run within the grace period, by `Ended`: the script's `finally` blocks run."""
         code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
         self.leave_in_time(code)
-        raise SystemExit(int(code))
+        raise Ended(int(code))
+
+    def end_done(self) -> NoReturn:
+        """Ends a completed run whose loop would go on."""
+        self.end(Outcome.DONE, self.summary(), reason=self.reason_done)
 
     def leave_in_time(self, code: int) -> None:
         """Ends the process before SIGKILL, or after a grace period, if the script does not end by itself."""

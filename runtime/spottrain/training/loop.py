@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 
 import torch
 
 from spottrain.checkpoint import plain_state
-from spottrain.contract import Outcome
+from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.data.sampler import Cursor
-from spottrain.diagnostics.background import BackgroundMonitor
-from spottrain.distributed import process_group
 from spottrain.distributed.world import World
-from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
-from spottrain.lifecycle.coordinator import Coordinator
+from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect
 from spottrain.training import job_settings
-from spottrain.training.metrics_log import MetricsLog, require_finite
+from spottrain.training.engine import Engine
+from spottrain.training.metrics_log import require_finite
 
 COUNTING: Final = ("advance", "state_dict", "load_state_dict")
 STATEFUL: Final = COUNTING[1:]
@@ -205,14 +203,9 @@ class Loop:
     In a `with` statement an exception releases HEAD, and the loss of another rank is reported as such.
     """
 
-    coordinator: Coordinator
-    _monitor: BackgroundMonitor | None = None
-    """Set after the restore, if steps are left."""
-
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
         self.session = session
-        if session.completed:
-            raise ConfigurationError("a second Run in one run: a run trains once; make it two scripts")
+        self.engine = Engine(session)
         if log_every < 1 or (max_steps is not None and max_steps < 1):
             raise ConfigurationError(f"Run(max_steps={max_steps}, log_every={log_every}): at least 1 each")
         wanted = session.run.training.maxSteps
@@ -240,7 +233,6 @@ class Loop:
         self._ahead: Ahead | None = None
         self._saved_ahead: list[Any] = []
         self._partial: _Partial | None = None
-        self._ended = False
 
     # --- public ---------------------------------------------------------------------------------------
     @property
@@ -378,20 +370,17 @@ class Loop:
         self._require_open()
         self.session.preemption.let_end(None)  # from here on there is work to lose
         if self.done:
-            self._close()  # a profile is still being stored
+            self.engine.close()  # a profile is still being stored
             raise ConfigurationError(
                 f"max_steps={self.max_steps} are done, and the loop goes on: leave it when step_completed() "
                 "returns False, or iterate over run.batches(loader)"
             )
-        try:
+        with self.engine.failures():  # without `with` HEAD is released only here
             self._require_position()
             self._count(loss, samples)
-            stop = self.coordinator.boundary(self._step)
-        except RunError as error:  # it ends the run, and without `with` HEAD is released only here
-            self._give_up(error)
-            raise
+            stop = self.engine.boundary(self._step)
         if stop:
-            self._interrupted()
+            self.engine.stop()
         if self.done and self._endless:
             self._output = self.finish()  # now: a loop that ignores the result trains on
         return not self.done
@@ -427,15 +416,13 @@ class Loop:
         self._data.advance()
         self._partial = None
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        self._metrics_log.note(
+        self.engine.count(
             self._step,
-            self._read_loss,
+            loss=self._read_loss,
             rate=self._rate(),
             samples=self._data.samples if samples is None else samples,
             epoch=epoch,
         )
-        if self._monitor is not None:
-            self._monitor.step()
 
     def poll(self) -> None:
         """Stops within a step if requested. Call it before each micro-batch of a step that has several.
@@ -452,7 +439,7 @@ class Loop:
                 self._partial.restore()
                 if self._ahead is not None:
                     self._ahead.drawn = self._partial.drawn
-            self._interrupted()
+            self.engine.stop()
         cursor = self._data.cursor
         at = None if cursor is None else cursor.position  # it moves on when an epoch begins
         if self._partial is None or self._partial.at != at:
@@ -556,15 +543,10 @@ class Loop:
             return self._output
         self._require_open()
         self._read_loss()
-        self._ended = True
         why = self._early() if ended_early is None else ended_early
-        self.session.board.update(ended_early=why)
         if ended_early is None and not why and self.max_steps is not None and not self.done:
             self._tell_short(self.max_steps)
-        try:
-            return self.coordinator.finish(self._final, self._names_beside())[0]
-        finally:
-            self._close()
+        return self.engine.finish(self._final, self._names_beside(), ended_early=why)[0]
 
     def __enter__(self) -> Self:
         return self
@@ -572,11 +554,13 @@ class Loop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ended:
+        if self.engine.ended:
             return
-        if error is None:
+        if error is not None:
+            self.engine.failed(error)
+        else:
             log.event("not-finished", step=self._step, why="run.finish() was not called")
-        self._give_up(error)
+            self.engine.give_up()
 
     # --- for subclasses -------------------------------------------------------------------------------
     def _module(self) -> torch.nn.Module:
@@ -609,30 +593,22 @@ class Loop:
     def _note_move(self, *_: Any) -> None:
         self._moved = True
 
-    def _begin(self, coordinator: Coordinator) -> None:
-        session = self.session
-        self.coordinator = coordinator
+    def _begin(self, kind: CheckpointKind) -> None:
         for each in self._optimizers_of_torch():
             each.register_step_pre_hook(self._note_move)
-        session.board.update(total_steps=self.max_steps or 0, step=0)
-        job_settings.advise(session, ("max_steps",))
-        try:
-            coordinator.begin()
-            if not self.done:
-                self._monitor = self._make_monitor()
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        self._metrics_log = MetricsLog(
-            session.board,
-            born=session.born,
+        job_settings.advise(self.session, ("max_steps",))
+        self.engine.begin(kind, total_steps=self.max_steps)
+        first = next(self._module().parameters(), None)
+        self.engine.start(
+            step=self._step,
             total_steps=self.max_steps,
+            device=torch.device("cpu") if first is None else first.device,
             log_every=self._log_every,
-            world=session.world,
+            profile=self.session.run.training.profile,
         )
-        session.board.update(state="Training")
-        if self.done:
-            self._done_already()
+        if self.done:  # the previous attempt did all steps, but ended before it stored the weights
+            self.finish()
+            self.session.end_done()
 
     def _progress(self) -> dict[str, Any]:
         self._read_loss()
@@ -641,7 +617,7 @@ class Loop:
             "passes": self._passes,
             "epoch": self._epoch,
             "epoch_began": self._epoch_began,
-            "trained": self.coordinator.trained,
+            "trained": self.engine.coordinator.trained,
             "data": self._data.state() if self._data.shared else None,
         }
 
@@ -659,11 +635,11 @@ class Loop:
         self._epoch, self._epoch_began = saved.get("epoch", 0), saved.get("epoch_began", self._step)
         self._goes_on = self._step > 0
         self._saved_ahead = [] if new_rank else own.get("ahead", [])
-        self.coordinator.trained = saved["trained"]
-        devices.set_random_state(own["random"])
+        self.engine.coordinator.trained = saved["trained"]
         if new_rank:
-            log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
-            devices.seed_rank(self.session.world.rank + self._step)
+            self.engine.new_rank(self._step)
+        else:
+            devices.set_random_state(own["random"])
 
     def _incompatible(self, why: str) -> CheckpointError:
         return plain_state.incompatible(self.session.run.checkpoint_uri, why)
@@ -678,24 +654,6 @@ class Loop:
         )
         if self.session.world.first:
             log.event("advice", about="max-steps", text=text)
-
-    def _make_monitor(self) -> BackgroundMonitor:
-        """Raises ConfigurationError if the window of a profile ends after the run."""
-        first = next(self._module().parameters(), None)
-        device = None if first is None else first.device
-        return BackgroundMonitor(self.session, start=self._step, total_steps=self.max_steps, device=device)
-
-    def _interrupted(self) -> NoReturn:
-        self._ended = True
-        try:
-            self.coordinator.ends.interrupted()
-        finally:  # only now: notice is short, and the checkpoint comes first
-            self._close()
-
-    def _close(self) -> None:
-        """Ends the diagnostics; may run twice."""
-        if self._monitor is not None:
-            self._monitor.close()
 
     def _read_loss(self) -> float | None:
         """Raises TrainingFailed if the loss is NaN or infinite: such a state is not saved."""
@@ -712,23 +670,6 @@ class Loop:
 
     def _require_open(self) -> None:
         if self._output is not None:  # maxSteps are done and stored, but the loop goes on
-            self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
-        if self._ended:
+            self.session.end_done()
+        if self.engine.ended:
             raise ConfigurationError("the Run has ended: nothing can be counted or saved after finish()")
-
-    def _done_already(self) -> NoReturn:
-        """Finishes: the previous attempt did all steps, but ended before it stored the weights."""
-        self.finish()
-        self.session.end(Outcome.DONE, self.session.summary(), reason=self.session.reason_done)
-
-    def _peer_lost(self, error: BaseException) -> PeerLost | None:
-        return process_group.peer_lost(error, self.session.world, self.session.peer_gone)
-
-    def _give_up(self, error: BaseException | None) -> None:
-        self._ended = True
-        if error is not None and (lost := self._peer_lost(error)) is not None:
-            self.coordinator.end_without(lost)
-        if error is not None:
-            self.session.broken_by_stop(error)
-        self.coordinator.ends.give_up()
-        self._close()

@@ -9,12 +9,8 @@ import math
 import time
 from collections.abc import Callable
 
-import torch
-
 from spottrain.core import log
 from spottrain.core.progress import ProgressBoard
-from spottrain.data import Step
-from spottrain.distributed.process_group import total
 from spottrain.distributed.world import World
 from spottrain.errors import TrainingFailed
 
@@ -53,14 +49,6 @@ class MetricsLog:
         """Excludes the time since the last line, which was not spent on steps."""
         self._since, self._samples, self._steps = time.perf_counter(), 0, 0
 
-    def tell(self, step: int, plan: Step, loss: torch.Tensor, rate: float) -> None:
-        """Counts a step. `step`: steps done, including this one. `loss` is summed over ranks."""
-
-        def value() -> float:
-            return float(total(loss.clone(), self._world))  # waits for the device, so times include its work
-
-        self.note(step, value, rate=rate, samples=plan.samples, epoch=plan.epoch)
-
     def note(
         self,
         step: int,
@@ -70,7 +58,7 @@ class MetricsLog:
         samples: int = 0,
         epoch: int | None = None,
     ) -> None:
-        """Counts a step of a custom loop. `loss` is called only if a line is due. 0 samples: unknown."""
+        """Counts a step. `loss` is called only if a line is due. 0 samples: unknown."""
         self._samples += samples
         self._steps += 1
         if self._first or step % self._every == 0 or step == self._total:

@@ -16,14 +16,12 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
 from spottrain.checkpoint.manifest import StoredTensor
 from spottrain.checkpoint.reader import Want
-from spottrain.core import device as devices
 from spottrain.core import log
-from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import Box
 from spottrain.errors import ConfigurationError
-from spottrain.lifecycle.coordinator import Coordinator, TrainingState
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
@@ -108,9 +106,7 @@ class Run(Loop):
             self._add(kind, given)
         self._require_whole(scheduler)
         self._place = weight_averages.AveragePosition(self._emas())
-        world = session.world
-        if world.distributed:
-            process_group.join(world, devices.choose(process_group.default_device(world)))
+        self.engine.join()
         state = TrainingState(
             shared=self._shared,
             own=self._own,
@@ -122,7 +118,7 @@ class Run(Loop):
                 *(plain_state.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
             ),
         )
-        self._begin(Coordinator(session, state, total_steps=self.max_steps))
+        self._begin(StateCheckpoints(state))
 
     @property
     def _loose(self) -> dict[str, torch.nn.Parameter]:
@@ -163,7 +159,7 @@ class Run(Loop):
         if isinstance(each, EarlyStopping):
             job_settings.agreeing(each, self.session.world)
         if isinstance(each, Trackers):
-            self.session.close_at_end(each)
+            self.engine.close_at_end(each)
         if isinstance(each, torch.nn.Module):
             self._modules[name] = plain_state.plain(each)
         elif all(hasattr(each, method) for method in STATEFUL):
@@ -296,12 +292,6 @@ class Run(Loop):
         return want
 
     # --- overrides of Loop ----------------------------------------------------------------------------
-    def _close(self) -> None:
-        super()._close()
-        for each in self._objects.values():
-            if isinstance(each, Trackers):
-                each.close(self.session.outcome)
-
     def _module(self) -> torch.nn.Module:
         return torch.nn.ModuleList([self._model, *self._modules.values()])
 

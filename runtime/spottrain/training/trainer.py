@@ -3,8 +3,8 @@
     claim HEAD -> restore -> fit -> [ micro-batches -> step -> log -> evaluate? -> save? -> stop? ] -> finish
 
 The loop is one function, `_train`. The position is a number of optimizer steps: a step that a stop cuts
-short is dropped, and repeated after the resume. `lifecycle.coordinator` saves, `techniques` makes steps
-fast, and `diagnostics.trainer_watch` finds what is slow.
+short is dropped, and repeated after the resume. `engine.Engine` saves, stops and ends the run, and
+`techniques` makes steps fast.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.final_weights import BESIDE
+from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
 from spottrain.core import device as devices
-from spottrain.core import log
 from spottrain.core.training_settings import ARGUMENTS, resolve
 from spottrain.core.training_spec import (
     AUTO,
@@ -29,13 +29,12 @@ from spottrain.core.training_spec import (
     LearningRateScaling,
     Profile,
 )
-from spottrain.data import Batches, Dataset, Stream
+from spottrain.data import Batches, Dataset, Step, Stream
 from spottrain.data.source import size_of, source
 from spottrain.data.worker_memory import WorkerMemoryLimit
-from spottrain.diagnostics.trainer_watch import TrainerMonitor
+from spottrain.diagnostics.step_timer import StepTimer
 from spottrain.distributed import process_group
-from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError
-from spottrain.lifecycle.coordinator import Coordinator, TrainingState
+from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import accumulation, compilation, gradient_compression, schedules
 from spottrain.techniques import precision as precisions
@@ -49,9 +48,11 @@ from spottrain.techniques.trackers import Tracker, Trackers
 from spottrain.training import components, optimizer_setup
 from spottrain.training.components import require_kinds, require_own_parameters, require_positive
 from spottrain.training.data_parallel import Replica, clip
+from spottrain.training.engine import Engine
 from spottrain.training.evaluation import Evaluation
 from spottrain.training.evaluation_schedule import EvaluationSchedule
-from spottrain.training.metrics_log import MetricsLog, require_finite
+from spottrain.training.metrics_log import require_finite
+from spottrain.training.phases import TrainerPhases
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -142,9 +143,7 @@ class Trainer:
         ConfigurationError: an argument or a setting of the manifest is invalid.
     """
 
-    watch: TrainerMonitor
-    """Set from the first step of an attempt on."""
-    _metrics_log: MetricsLog
+    _timer: StepTimer
     _replica: Replica
     _cold: bool
     """Whether this rank must compile before its first collective."""
@@ -209,7 +208,8 @@ class Trainer:
         self.trackers = Trackers(
             components.trackers(trackers, self.settings, self.session), world=self.session.world
         )
-        self.session.close_at_end(self.trackers)
+        self.engine = Engine(self.session, explain=self._explain)
+        self.engine.close_at_end(self.trackers)
         self._schedule_evaluations(eval_dataset, collate_fn, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
@@ -290,50 +290,36 @@ class Trainer:
         Raises:
             RunError: the run cannot go on, such as a checkpoint that does not match, or a NaN loss.
         """
-        if self.session.completed:
-            raise ConfigurationError("fit() was called a second time: a run trains once; make it two scripts")
-        self.coordinator = Coordinator(self.session, self.checkpoint_state(), total_steps=self.total_steps)
-        with closing(iter(self.batches)) as steps:  # closed last: worker shutdown is slow
-            try:
-                self._begin()
-                if not self._train(steps):
-                    self.coordinator.ends.interrupted()
-                return self._finish()
-            except PeerLost as error:
-                self.coordinator.end_without(error)
-            except BaseException as error:
-                if (lost := self._meaning_of(error)) is not None:
-                    self.coordinator.end_without(lost)
-                self.session.broken_by_stop(error)
-                self.coordinator.ends.give_up()
-                raise
-            finally:  # only now: notice is short, and the checkpoint comes first
-                self._close()
+        engine = self.engine
+        restored = engine.begin(StateCheckpoints(self.checkpoint_state()), total_steps=self.total_steps)
+        with closing(iter(self.batches)) as steps, closing(engine), engine.failures():  # loader workers last
+            self._begin(restored)
+            if not self._train(steps):
+                engine.stop()
+            return self._finish()
 
-    def _close(self) -> None:
-        if hasattr(self, "watch"):  # set in _assemble
-            self.watch.close()
-        self.trackers.close(self.session.outcome)
-
-    def _begin(self) -> None:
-        self.session.board.update(total_steps=self.total_steps, step=0)
-        if not self.coordinator.begin() and self.session.world.distributed:
+    def _begin(self, restored: bool) -> None:
+        if not restored and self.session.world.distributed:
             devices.seed_rank(self.session.world.rank)
         self.trackers.begin(components.run_id(self.session), self.step)
-        self.session.board.update(state="Compiling" if self.settings.compile else "Training")
+        self.session.board.update(state=self._first_state)
         self.memory_fit.fit()
         self._use_findings()
         self.evaluations.require()
+
+    @property
+    def _first_state(self) -> str:
+        return "Compiling" if self.settings.compile else "Training"
 
     def _train(self, steps: Stream) -> bool:
         """Makes optimizer steps. Returns True at the end of training, False on a stop request."""
         stopping, world = self.session.preemption, self.session.world
         self._assemble()
-        buffers, watch = devices.saved_buffers(self.model), self.watch
+        buffers = devices.saved_buffers(self.model)
         self._evaluate()
         while self.step < self.total_steps and not self._over:
             self.intact = True
-            with watch.timer.data():
+            with self._timer.data():
                 step, micro_batches = self._awaited(lambda: next(steps))
             self._replica.give_buffers()
             several = len(step.shares) > 1 or self.settings.micro_batch_size == AUTO
@@ -361,22 +347,28 @@ class Trainer:
             self.step += 1
             self.batches.done(step)
             self.last_loss = loss
-            if not self._metrics_log.began:
+            if not self.engine.metrics.began:
                 devices.settle_memory()
-                watch.timer.restart()
-            self._metrics_log.tell(self.step, step, loss, self.schedule.rate)
+                self._timer.restart()
+            self._count(step, loss)
             if moved:
                 self.schedule.after_step()
-            watch.step_done()
             self.intact = True
             self._evaluate()
             if self._over or self._boundary():
                 break
         return not self.evaluations.interrupted and not self._stopped and not self.evaluations.due(self.step)
 
+    def _count(self, step: Step, loss: torch.Tensor) -> None:
+        def of_all_ranks() -> float:
+            return float(process_group.total(loss.clone(), self.session.world))  # waits for the device
+
+        rate, samples = self.schedule.rate, step.samples
+        self.engine.count(self.step, loss=of_all_ranks, rate=rate, samples=samples, epoch=step.epoch)
+
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
         """Runs forward and backward of one micro-batch. Returns its part of the step's loss."""
-        timer, size = self.watch.timer, self.session.world.size
+        timer, size = self._timer, self.session.world.size
         self.intact = False
         if self._cold:
             self._compile_first(batch)
@@ -392,7 +384,7 @@ class Trainer:
 
     def _update(self) -> bool:
         """Makes one optimizer step with the accumulated gradients. Returns whether the weights changed."""
-        with self.watch.timer.compute():
+        with self._timer.compute():
             self._replica.average_gradients()
             if self.settings.clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
@@ -412,7 +404,7 @@ class Trainer:
 
     def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
         def fetch() -> tuple[Any, float] | None:
-            with self.watch.timer.data():
+            with self._timer.data():
                 return next(micro_batches, None)
 
         if self._weighing is not None:
@@ -423,10 +415,10 @@ class Trainer:
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
         """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
-        if not self.batches.workers or not self._metrics_log.began or self.session.world.distributed:
+        if not self.batches.workers or not self.engine.metrics.began or self.session.world.distributed:
             return get()
         stopping = self.session.preemption
-        stopping.let_end(self.coordinator.ends.between_steps, after=POLL_SHARE)
+        stopping.let_end(self.engine.coordinator.ends.between_steps, after=POLL_SHARE)
         # A stream is read under its own random state, so the training's is kept for a save meanwhile.
         self.waiting = None if isinstance(self.batches, Batches) else devices.random_state()
         found = get()
@@ -441,19 +433,19 @@ class Trainer:
     def _evaluate(self) -> None:
         if self.evaluations.due(self.step):
             self._use_findings()
-        if self.evaluations.evaluate(self.step, self.coordinator):
-            self._metrics_log.restart()
-            self.watch.timer.restart()
+        if self.evaluations.evaluate(self.step, self.engine.coordinator):
+            self.engine.metrics.restart()
+            self._timer.restart()
 
     def _boundary(self) -> bool:
-        with self.watch.timer.checkpoint():
-            self._stopped = self.coordinator.boundary(self.step)
+        with self._timer.checkpoint():
+            self._stopped = self.engine.boundary(self.step)
         return self._stopped
 
     def _finish(self) -> Result:
         last = float(process_group.total(self.last_loss.clone(), self.session.world))
-        self.session.board.update(ended_early=self.evaluations.stop_reason)
-        uri, final = self.coordinator.finish(self._weights, outside_parameters.beside(self.model))
+        why = self.evaluations.stop_reason
+        uri, final = self.engine.finish(self._weights, outside_parameters.beside(self.model), ended_early=why)
         process_group.leave()
         return Result(
             step=self.step,
@@ -461,7 +453,7 @@ class Trainer:
             best=self.evaluations.best.loss,
             digest=final,
             output_uri=uri,
-            ended_early=self.evaluations.stop_reason,
+            ended_early=why,
         )
 
     def _weights(self) -> dict[str, Any]:
@@ -497,7 +489,7 @@ class Trainer:
             "data": None if self.batches.per_rank else self.batches.state_dict(),
             "progress": {
                 "step": self.step,
-                "trained": self.coordinator.trained,
+                "trained": self.engine.coordinator.trained,
                 "trackers": self.trackers.state_dict(),
                 "micro_batch_size": self.memory_fit.size,
                 "micro_batch_room": self.memory_fit.memory_limit,
@@ -533,14 +525,13 @@ class Trainer:
         self._load_techniques(tree, own, new_rank)
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
-        self.step, self.coordinator.trained = progress["step"], progress["trained"]
+        self.step, self.engine.coordinator.trained = progress["step"], progress["trained"]
         self.evaluations.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.memory_fit.saved_size = progress.get("micro_batch_size")
         self.memory_fit.saved_memory_limit = progress.get("micro_batch_room")
         if new_rank:
-            log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
-            devices.seed_rank(self.session.world.rank)
+            self.engine.new_rank(self.step)
         else:
             devices.set_random_state(own["random"])
 
@@ -564,7 +555,7 @@ class Trainer:
         """Makes what needs the restored model: replica, gradient compression, compiled model."""
         world, settings = self.session.world, self.settings
         self._stopped, self._weighing = False, self._make_weighing()
-        self.watch = self._make_watch()
+        self._timer = self._start()
         deterministic = settings.deterministic
         self._replica = Replica(self.model, world, self.device, deterministic=deterministic)
         if self.ema is not None and not self.ema.updated:
@@ -576,7 +567,6 @@ class Trainer:
         if settings.compile:
             self._compiled = compilation.compiled(self._replica.outer, settings.compile_mode)
         self._cold = settings.compile and world.distributed
-        self._metrics_log = self._make_metrics_log()
 
     def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """The script's loss, called with the model alone, without its extras."""
@@ -622,18 +612,9 @@ class Trainer:
             alive=session.board.heartbeat.beat,
         )
 
-    def _make_metrics_log(self) -> MetricsLog:
-        return MetricsLog(
-            self.session.board,
-            born=self.session.born,
-            total_steps=self.total_steps,
-            log_every=self.log_every,
-            world=self.session.world,
-            told=self.trackers.log,
-        )
-
-    def _make_watch(self) -> TrainerMonitor:
-        return TrainerMonitor(
+    def _start(self) -> StepTimer:
+        """Starts log and diagnostics. Returns the timer of a step's phases."""
+        phases = TrainerPhases(
             self.settings,
             self.session,
             model=self.model,
@@ -642,14 +623,24 @@ class Trainer:
             memory_fit=self.memory_fit,
             precision=self.precision,
             device=self.device,
-            start=self.step,
-            total_steps=self.total_steps,
         )
+        self.engine.start(
+            step=self.step,
+            total_steps=self.total_steps,
+            device=self.device,
+            log_every=self.log_every,
+            state=self._first_state,
+            profile=self.settings.profile,
+            phases=phases,
+            logged=self.trackers.log,
+        )
+        assert self.engine.monitor is not None
+        return self.engine.monitor.timer
 
     def _compress_gradients(self) -> Compression:
         """Sets how ranks exchange gradients, and times it."""
         outer, kind = self._replica.outer, self.settings.gradient_compression
-        around: Callable[..., Any] = self.watch.timer.timed
+        around: Callable[..., Any] = self._timer.timed
         if kind == "none" and isinstance(outer, DistributedDataParallel):
             outer.register_comm_hook(None, around())
         return gradient_compression.attach(
@@ -701,8 +692,5 @@ class Trainer:
                 workers=self.batches.workers if self.settings.num_workers == AUTO else None,
             )
 
-    def _meaning_of(self, error: BaseException) -> RunError | None:
-        """Returns the RunError behind `error`: out of memory or a lost peer; None for any other."""
-        if self.step < self.total_steps and (short := self.memory_fit.out_of_memory(error, self.step)):
-            return short
-        return process_group.peer_lost(error, self.session.world, self.session.peer_gone)
+    def _explain(self, error: BaseException) -> RunError | None:
+        return self.memory_fit.out_of_memory(error, self.step) if self.step < self.total_steps else None

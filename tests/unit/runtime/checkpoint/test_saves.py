@@ -271,12 +271,12 @@ def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path) -> None:
     it.release()
     it.context.attempt = 2
     successor = CheckpointManager(it.context, store, transfer=lambda: InProcessTransfer(store))
-    found = successor.restore(successor.claim())
+    found = successor.choice.restore(successor.claim())
     assert found is not None
     assert found.entry.step == 5 and found.own == {"random": [1, 2]} and not found.new_rank
     assert [tensor.tolist() for tensor in found.shared.values()] == [[0] * 4, [1] * 4, [2] * 4]
     with pytest.raises(CheckpointError, match=r"is of kind state, and this script goes on from kind folder"):
-        successor.restore_folder(successor.claim(), lambda step: tmp_path / "here")
+        successor.choice.restore_folder(successor.claim(), lambda step: tmp_path / "here")
     successor.release()
 
 
@@ -290,7 +290,7 @@ def test_a_folder_of_a_library_is_saved_and_restored(tmp_path: Path) -> None:
     it.release()
     it.context.attempt = 2
     successor = CheckpointManager(it.context, store, transfer=lambda: InProcessTransfer(store))
-    found = successor.restore_folder(successor.claim(), lambda step: tmp_path / f"read-{step}")
+    found = successor.choice.restore_folder(successor.claim(), lambda step: tmp_path / f"read-{step}")
     assert found is not None and found.shared == {"step": 5} and found.own == {"mine": 1}
     assert (tmp_path / "read-5" / "a.bin").read_bytes() == b"a" * 1000
     assert (tmp_path / "read-5" / "deep" / "b").read_bytes() == b""

@@ -80,7 +80,7 @@ class Pair:
         self.both(lambda it: it.save_now(taking(it, step)))
 
     def restore(self) -> list[Restored]:
-        return self.both(lambda it: it.restore(self.claims[it.context.world.rank]))
+        return self.both(lambda it: it.choice.restore(self.claims[it.context.world.rank]))
 
     def shards(self, step: int) -> dict[str, Path]:
         return {path.name: path for path in self.root.glob(f"checkpoints/*-s{step:09d}-*/*.safetensors")}
@@ -189,7 +189,9 @@ def test_when_all_are_damaged_for_one_rank_all_ranks_say_so(pair: Pair) -> None:
         again = Pair(controls, pair.root, attempt=2)
         again.stores[1].wrong = "-s000000005-"
         with ThreadPoolExecutor(2) as pool:
-            for future in [pool.submit(it.restore, again.claims[n]) for n, it in enumerate(again.ranks)]:
+            for future in [
+                pool.submit(it.choice.restore, again.claims[n]) for n, it in enumerate(again.ranks)
+            ]:
                 with pytest.raises(CheckpointError, match=r"step 5: r0000\d-00.safetensors has a wrong"):
                     future.result(SECONDS)
         again.ranks[0].release()

@@ -1,0 +1,85 @@
+"""What a checkpoint consists of: tensors that this package writes, or a folder that a library writes.
+
+The coordinator claims, commits and agrees with the other ranks in the same way for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spottrain.checkpoint.final_weights import require_room
+from spottrain.checkpoint.head.owner import Claim
+from spottrain.checkpoint.manager import CheckpointManager
+from spottrain.checkpoint.plain_state import MODEL
+from spottrain.checkpoint.reader import Want
+from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.selection import Restored
+from spottrain.core.container import memory
+from spottrain.distributed.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingState:
+    """What is saved: `shared` is equal on all ranks and stored once, `own` is specific to this rank."""
+
+    shared: Callable[[], dict[str, Any]]
+    own: Callable[[], dict[str, Any]]
+    load: Callable[[Any, Any, bool], None]
+    """Loads both; true: this rank is new and gets rank 0's own state. Raises CheckpointError."""
+    intact: Callable[[], bool] = lambda: False
+    """Whether `shared` and `own` still return the state after the previous step when called within a step."""
+    want: Want | None = None
+    of_first: frozenset[str] = frozenset()
+    """Shared tensors of which only rank 0 has correct values: paths, or path prefixes that end in a dot."""
+
+
+class CheckpointKind(Protocol):
+    """How a checkpoint is taken and restored. All ranks call the same methods at the same steps."""
+
+    state: TrainingState
+
+    def start(self, world: World) -> None:
+        """Runs before the claim."""
+
+    def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
+        """Restores the newest checkpoint, without `state.load`; None if there is none. Raises RunError."""
+
+    def prepare(self, manager: CheckpointManager) -> None:
+        """Runs after the first step: allocates what the first save needs."""
+
+    def take(self, manager: CheckpointManager, step: int, *, best: bool = False) -> Save:
+        """Copies everything that the next step depends on."""
+
+    def last_exists(self, manager: CheckpointManager, step: int) -> bool:
+        """Whether the last step of the training can be saved."""
+
+    def close(self, world: World) -> None:
+        """Runs at the end, after the last upload."""
+
+
+class StateCheckpoints:
+    """Tensors and plain values of `state`, copied into the staging buffer."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+
+    def start(self, world: World) -> None: ...
+
+    def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
+        return manager.choice.restore(claim, self.state.want)
+
+    def prepare(self, manager: CheckpointManager) -> None:
+        shared = self.state.shared()
+        if manager.context.world.first:
+            require_room(shared.get(MODEL, {}), memory())
+        manager.saver.prepare(shared, self.state.own())
+
+    def take(self, manager: CheckpointManager, step: int, *, best: bool = False) -> Save:
+        return manager.saver.snapshot(self.state.shared(), self.state.own(), step, best=best)
+
+    def last_exists(self, manager: CheckpointManager, step: int) -> bool:
+        return True
+
+    def close(self, world: World) -> None: ...

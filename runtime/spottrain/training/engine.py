@@ -1,0 +1,214 @@
+"""`Engine`: what every training needs around its steps, whatever its loop.
+
+    begin -> start -> [ count, boundary after each optimizer step ] -> finish, or stop
+
+`Trainer`, custom loops (`loop.Loop`) and the callbacks for other libraries' trainers are thin on top of it.
+They own the steps and say what a checkpoint consists of; the engine owns the rest of the run: claim and
+restore, log lines and progress, diagnostics, saves, the stop, the final weights, and the end after an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from spottrain.checkpoint.kinds import CheckpointKind
+from spottrain.core import device as devices
+from spottrain.core import log
+from spottrain.core.training_spec import Profile
+from spottrain.diagnostics.monitor import Monitor, Phases
+from spottrain.distributed import process_group
+from spottrain.errors import ConfigurationError, PeerLost, RunError
+from spottrain.lifecycle.coordinator import Coordinator
+from spottrain.lifecycle.session import Ended, Session
+from spottrain.techniques.trackers import Trackers
+from spottrain.training.metrics_log import MetricsLog
+
+
+class Engine:
+    """Runs one training of this process. All ranks call the same methods at the same steps.
+
+    `explain` returns the RunError behind an exception of the loop, such as OutOfMemory; None for any other.
+    """
+
+    coordinator: Coordinator
+    """Set by `begin`."""
+    metrics: MetricsLog
+    """Set by `start`."""
+
+    def __init__(
+        self, session: Session, *, explain: Callable[[BaseException], RunError | None] = lambda error: None
+    ) -> None:
+        self.session = session
+        self.ended = False
+        """Whether the training was finished, stopped or given up: nothing more can be counted or saved."""
+        self.monitor: Monitor | None = None
+        self._explain = explain
+        self._trackers: list[Trackers] = []
+        self._failed = False
+
+    # --- begin --------------------------------------------------------------------------------------
+    def join(self) -> None:
+        """Creates torch's process group on this rank's own GPU, unless there is only one rank."""
+        world = self.session.world
+        if world.distributed:
+            process_group.join(world, devices.choose(process_group.default_device(world)))
+
+    def close_at_end(self, trackers: Trackers) -> None:
+        """Closes the trackers with the training, or with the process if it ends earlier."""
+        self._trackers.append(trackers)
+        self.session.close_at_end(trackers)
+
+    def begin(self, kind: CheckpointKind, *, total_steps: int | None) -> bool:
+        """Claims the checkpoint URI and restores the last checkpoint. Returns whether there was one.
+
+        Raises RunError. If the job is done already, it leaves through SystemExit.
+        """
+        if self.session.completed:
+            raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
+        self.session.board.update(total_steps=total_steps or 0, step=0)
+        self.coordinator = Coordinator(self.session, kind, total_steps=total_steps)
+        with self.failures():
+            return self.coordinator.begin()
+
+    def new_rank(self, step: int) -> None:
+        """Seeds a rank that the checkpoint has no random state of, because fewer ranks wrote it."""
+        log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
+        devices.seed_rank(self.session.world.rank + step)
+
+    def start(
+        self,
+        *,
+        step: int,
+        total_steps: int | None,
+        device: torch.device,
+        log_every: int,
+        state: str = "Training",
+        profile: Profile | None = None,
+        phases: Phases | None = None,
+        logged: Callable[[int, dict[str, float | None]], None] = lambda step, values: None,
+    ) -> None:
+        """Starts log and diagnostics of this attempt, `step` steps into the training.
+
+        `state`: until the first step is done. `profile`: the window to profile. `phases`: see `Monitor`.
+        `logged` gets the figures of each log line. Raises ConfigurationError if the window does not fit.
+        """
+        if phases is not None or total_steps is None or step < total_steps:
+            with self.failures():
+                self.monitor = Monitor(
+                    self.session,
+                    start=step,
+                    total_steps=total_steps,
+                    device=device,
+                    profile=profile,
+                    phases=phases,
+                )
+        self.metrics = MetricsLog(
+            self.session.board,
+            born=self.session.born,
+            total_steps=total_steps,
+            log_every=log_every,
+            world=self.session.world,
+            told=logged,
+        )
+        self.session.board.update(total_steps=total_steps or 0, state=state)
+
+    # --- steps --------------------------------------------------------------------------------------
+    def count(
+        self,
+        step: int,
+        *,
+        loss: Callable[[], float | None] | None = None,
+        rate: float | None = None,
+        samples: int = 0,
+        epoch: int | None = None,
+    ) -> None:
+        """Counts an optimizer step. `step`: steps done, including this one.
+
+        `loss` is called only if a log line is due. None: the loop logs by itself, by `metrics.line`.
+        `samples`: of this step over all ranks; 0: unknown.
+        """
+        if loss is None:
+            self.metrics.count(step, samples)
+        else:
+            self.metrics.note(step, loss, rate=rate, samples=samples, epoch=epoch)
+        if self.monitor is not None:
+            self.monitor.step_done()
+
+    def boundary(self, step: int, *, save: Callable[[], object] | None = None) -> bool:
+        """Saves if a save is due after `step` steps. Returns whether all ranks stop here: then call `stop`.
+
+        `save` replaces the coordinator's, for loops that save later themselves.
+        """
+        orders = self.coordinator.boundary(step)
+        if orders.save:
+            (save or self.coordinator.save)()
+        return orders.stop
+
+    # --- end ----------------------------------------------------------------------------------------
+    def stop(self) -> NoReturn:
+        """Saves the newest step within the notice, releases HEAD, and leaves through SystemExit."""
+        self.ended = True
+        with closing(self), self.failures():  # closed last: notice is short, and the checkpoint comes first
+            self.coordinator.ends.interrupted()
+
+    def finish(
+        self,
+        weights: Callable[[], Mapping[str, Any]],
+        beside: Collection[str] = (),
+        *,
+        ended_early: str = "",
+    ) -> tuple[str, str]:
+        """Writes the last checkpoint and the final weights, which completes the job.
+
+        `ended_early`: why training ends before its last step; "" if it does not. For the other arguments and
+        the result see `Coordinator.finish`. Raises RunError.
+        """
+        self.ended = True
+        self.session.board.update(ended_early=ended_early)
+        with closing(self), self.failures():
+            return self.coordinator.finish(weights, beside)
+
+    def give_up(self) -> None:
+        """Ends without a result: waits for an upload in progress, then releases HEAD."""
+        self.ended = True
+        self.coordinator.ends.give_up()
+        self.close()
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Calls `failed` for an exception of the block. The end of a run is none: `Ended` passes through."""
+        try:
+            yield
+        except Ended:
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+
+    def failed(self, error: BaseException) -> None:
+        """Reports `error` as what it means, and releases HEAD, so that the next attempt need not wait.
+
+        If another rank is lost, or this one is out of memory, it ends the process: no step can be computed.
+        """
+        if self._failed or isinstance(error, Ended):
+            return
+        self._failed = True
+        session = self.session
+        cause = error if isinstance(error, PeerLost) else self._explain(error)
+        cause = cause or process_group.peer_lost(error, session.world, session.peer_gone)
+        if cause is not None:
+            self.coordinator.end_without(cause)
+        session.broken_by_stop(error)
+        self.give_up()
+
+    def close(self) -> None:
+        """Ends the diagnostics and closes the trackers; may run twice."""
+        if self.monitor is not None:
+            self.monitor.close()
+            self.monitor = None
+        for trackers in self._trackers:
+            trackers.close(self.session.outcome)
