@@ -65,7 +65,7 @@ GROUP_SIGNAL_SECONDS: Final = 0.2
 """Seconds that a failing script waits for a signal to its process group to arrive here too."""
 
 
-class Ended(SystemExit):
+class RunEnded(SystemExit):
     """Leaves a script whose run has ended, with the termination message written. It is not an error."""
 
 
@@ -211,10 +211,10 @@ class Session:
     def end(
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> NoReturn:
-        """Ends the run within the grace period, by `Ended`: the script's `finally` blocks run."""
+        """Ends the run within the grace period, by `RunEnded`: the script's `finally` blocks run."""
         code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
         self.leave_in_time(code)
-        raise Ended(int(code))
+        raise RunEnded(int(code))
 
     def end_done(self) -> NoReturn:
         """Ends a completed run whose loop would go on."""

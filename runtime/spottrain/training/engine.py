@@ -23,7 +23,7 @@ from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
 from spottrain.errors import ConfigurationError, PeerLost, RunError
 from spottrain.lifecycle.coordinator import Coordinator
-from spottrain.lifecycle.session import Ended, Session
+from spottrain.lifecycle.session import RunEnded, Session
 from spottrain.techniques.trackers import Trackers
 from spottrain.training.metrics_log import MetricsLog
 
@@ -180,10 +180,10 @@ class Engine:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Calls `failed` for an exception of the block. The end of a run is none: `Ended` passes through."""
+        """Calls `failed` for an exception of the block. The end of a run is none: `RunEnded` passes through."""
         try:
             yield
-        except Ended:
+        except RunEnded:
             raise
         except BaseException as error:
             self.failed(error)
@@ -194,7 +194,7 @@ class Engine:
 
         If another rank is lost, or this one is out of memory, it ends the process: no step can be computed.
         """
-        if self._failed or isinstance(error, Ended):
+        if self._failed or isinstance(error, RunEnded):
             return
         self._failed = True
         session = self.session
