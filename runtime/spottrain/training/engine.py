@@ -180,7 +180,7 @@ class Engine:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Calls `failed` for an exception of the block. The end of a run is none: `RunEnded` passes through."""
+        """Calls `failed` for an exception of the block. `RunEnded` passes through: it is no failure."""
         try:
             yield
         except RunEnded:
