@@ -85,6 +85,11 @@ PROFILE: Final = "SPOTTRAIN_PROFILE"
 
 Set by `spottrain profile` or by the user, never by the operator. It overrides spec.training.profile."""
 
+LOG_FORMAT: Final = "SPOTTRAIN_LOG_FORMAT"
+"""Environment variable with the format of the log: `auto`, `text`, `logfmt` or `json`.
+
+Set by `--log-format` or by the user, never by the operator. `auto`: text in a terminal, else logfmt."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of `spottrain run`. Any other non-zero code counts as a failure."""

@@ -217,7 +217,7 @@ def test_where_a_rank_asks_for_it_all_are_started_again_however_its_peers_end(
     run = start(asks(peer=peer), 3, **{Env.GRACE_SECONDS: "4"})
     assert run.end(60) == ExitCode.DONE, run.log
     assert [run.log.count(f"round-of-{rank}") for rank in range(3)] == [2, 2, 2]
-    assert "event=started-again processes=3" in run.log
+    assert "event=restarted processes=3" in run.log
     assert run.message.outcome is Outcome.UNTRAINED, "the last words of the first round do not hold"
 
 

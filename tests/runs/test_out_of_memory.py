@@ -61,7 +61,7 @@ def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_s
     it = run(lab, 2, SHORT=short, **KINDS[kind])
     assert it.end(300) == ExitCode.DONE, it.log
     assert it.message.outcome is Outcome.DONE and it.message.step == 12
-    assert it.log.count("event=started-again") == 2, "with 8, with 4, and then with 2"
+    assert it.log.count("event=restarted") == 2, "with 8, with 4, and then with 2"
     assert it.log.count("micro_batch_size=4 was=8") and it.log.count("micro_batch_size=2 was=4")
     assert 'most=2 why="a step of this job ran out of memory with 4"' in it.log
     assert sorted(it.losses) == list(range(1, 13))
@@ -75,7 +75,7 @@ def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_s
 def test_a_rank_that_runs_out_in_a_trial_that_all_are_in_is_a_case_for_the_launcher_too(lab: Lab) -> None:
     it = run(lab, 4, AT="0", **KINDS["FSDP2"])
     assert it.end(300) == ExitCode.DONE, it.log
-    assert it.log.count("event=started-again") == 1 and "event=restored" not in it.log
+    assert it.log.count("event=restarted") == 1 and "event=restored" not in it.log
     assert 'most=4 why="a step of this job ran out of memory with 8"' in it.log
     assert sorted(it.losses) == list(range(1, 13))
 
@@ -107,7 +107,7 @@ def test_a_policy_that_a_trial_of_all_ranks_runs_out_with_is_passed_over_by_the_
     env = {"FITS": "2", **KINDS["FSDP2"]}
     it = lab.run(BLOCKS, nproc=2, attempt=1, training=wanted, env=env)
     assert it.end(300) == ExitCode.DONE, it.log
-    assert it.log.count("event=started-again") == 1
+    assert it.log.count("event=restarted") == 1
     assert "wanted=auto chosen=every-3" in it.log
     assert "most=" not in it.log, "no size was too large"
 
@@ -115,7 +115,7 @@ def test_a_policy_that_a_trial_of_all_ranks_runs_out_with_is_passed_over_by_the_
 def test_where_not_even_one_sample_fits_any_more_the_run_fails_and_names_the_ways_out(lab: Lab) -> None:
     it = run(lab, 0)
     assert it.end(300) == ExitCode.BAD_CONFIGURATION, it.log
-    assert it.log.count("event=started-again") == 3, "8, 4, 2, and then 1"
+    assert it.log.count("event=restarted") == 3, "8, 4, 2, and then 1"
     assert "micro-batches of 1 do not fit, and there is no smaller: set activation" in it.message.message
 
 

@@ -180,12 +180,12 @@ def test_an_outage_in_mid_training_stops_nothing_and_is_said(
         env=env | {Env.PROGRESS_PORT: "0", "PAUSE": "0.3"}, training='{"maxSteps": 250}', interval="1h"
     ).until("step=2/", 60)
     proxy.plan = cut
-    log = run.until("event=store-silent", 90).log
-    assert proxy.endpoint() in log.rpartition("event=store-silent")[2]
+    log = run.until("event=store-unreachable", 90).log
+    assert proxy.endpoint() in log.rpartition("event=store-unreachable")[2]
     progress = asked(run)
     assert progress.state == "Training" and proxy.endpoint() in progress.waitingFor
     cut.mend()
-    run.until("event=store-answers", 90)
+    run.until("event=store-reachable", 90)
     assert not asked(run).waitingFor
     assert run.send().end(60) == ExitCode.INTERRUPTED, "saved, and uncharged"
 

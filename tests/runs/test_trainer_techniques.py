@@ -133,7 +133,7 @@ def test_a_profile_past_the_end_is_refused_before_the_first_step(lab: Lab) -> No
 
 def test_where_the_time_went_is_told_at_the_end(lab: Lab) -> None:
     it = done(run(lab, {}, env={"PAUSE": "0.01"}))
-    (line,) = [line for line in it.log.splitlines() if "event=time " in line]
+    (line,) = [line for line in it.log.splitlines() if "event=step-time " in line]
     shares = {part: float(line.split(f"{part}=")[1].split()[0]) for part in ("data", "compute", "checkpoint")}
     assert shares["compute"] > max(shares["data"], shares["checkpoint"]), line
 

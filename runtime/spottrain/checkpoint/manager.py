@@ -441,4 +441,4 @@ class CheckpointManager:
         except Superseded as error:
             self.context.fail_now(error)
         except RunError as error:
-            log.event("watch-failed", error=str(error))
+            log.event("head-check-failed", error=str(error))

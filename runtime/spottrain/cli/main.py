@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from spottrain.cli import profile
-from spottrain.contract import Env, OnExisting, Outcome, Reason
+from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
+from spottrain.core.run_config import LOG_FORMATS
 from spottrain.core.startup_signals import hold_signals, release_signals
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.launcher import Launcher
@@ -103,10 +104,10 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     return values["script"], values["args"], values["nproc"]
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> list[Env]:
+def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
     """Adds the flags. Returns the names of those that are set as environment variables."""
     on_existing = "where another job left checkpoints at the URI: fail (default), resume from them, or fresh"
-    flags = {
+    flags: dict[str, tuple[str, str]] = {
         "--checkpoint": (
             Env.CHECKPOINT_URI,
             "folder, s3://bucket/prefix or gs://... (default: checkpoints/<script>)",
@@ -116,10 +117,11 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[Env]:
         "--keep": (Env.CHECKPOINT_KEEP, "checkpoints to keep, at least 2 (default 3)"),
         "--on-existing": (Env.CHECKPOINT_ON_EXISTING, on_existing),
         "--training": (Env.TRAINING, "settings that win over the script's, as JSON: '{\"maxSteps\": 100}'"),
+        "--log-format": (LOG_FORMAT, "default: auto, which is text in a terminal and logfmt elsewhere"),
     }
+    choices = {"--on-existing": [each.lower() for each in OnExisting], "--log-format": list(LOG_FORMATS)}
     for flag, (name, text) in flags.items():
-        choices = [each.lower() for each in OnExisting] if name is Env.CHECKPOINT_ON_EXISTING else None
-        parser.add_argument(flag, dest=name, choices=choices, help=f"{text} [{name}]")
+        parser.add_argument(flag, dest=name, choices=choices.get(flag), help=f"{text} [{name}]")
     nproc = "processes in this pod: auto (default: one per GPU, or one) or a number"
     parser.add_argument("--nproc", default="auto", help=nproc)
     parser.add_argument("script")

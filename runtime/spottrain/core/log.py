@@ -1,20 +1,28 @@
-"""Writes one line per event to stdout, readable by people and parsed by `dev/demo_local.py` and the tests.
+"""Structured log events, through Python's `logging`: logger `spottrain`, steps by `spottrain.steps`.
 
-2026-11-21T12:03:04.123Z event=claimed term=2 step=120 key=checkpoints/t000002-s000000120-ab/
-2026-11-21T12:03:05.009Z step=121/400 loss=2.34567890 lr=0.0003 samples/s=812
+`event("committed", step=120)` logs one record. Its message is a sentence; `msg` is the `Event`.
+`console` writes it to standard output: as text in a terminal, as logfmt elsewhere, or as SPOTTRAIN_LOG_FORMAT
+says (`log_format`). If the program has given the logger a handler before, that one stays alone. By default
+records do not propagate, so that a handler of the root logger repeats no line.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
+
+from spottrain.contract import LOG_FORMAT
+from spottrain.core.console import ConsoleHandler
+from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, rfc3339
+
+__all__ = ["console", "event", "flush", "rfc3339", "step", "text", "unhindered", "within_patience"]
 
 PATIENCE: Final = 1.0
 """Seconds that a line or a flush may block a caller that must not be blocked."""
@@ -22,16 +30,47 @@ PATIENCE: Final = 1.0
 rank: int | None = None
 """Set if there are several ranks, whose lines share one stream."""
 
+_logger = logging.getLogger("spottrain")
+_steps = logging.getLogger("spottrain.steps")
 
-def rfc3339(seconds: float) -> str:
-    """Unix seconds as UTC with milliseconds."""
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+def _progress_wanted() -> bool:
+    return console in _logger.handlers and _steps.isEnabledFor(logging.INFO)
+
+
+console: Final = ConsoleHandler(_progress_wanted)
+if not _logger.handlers:
+    _logger.addHandler(console)
+    _logger.propagate = False
+if _logger.level == logging.NOTSET:
+    _logger.setLevel(logging.INFO)
 
 
 def event(name: str, /, **facts: object) -> None:
-    """Logs `event=name key=value ...`. Values with blanks are quoted; None is left out."""
-    line("event=" + name, **facts)
+    """Logs an event. Facts that are None are left out."""
+    _log(_logger, name, facts)
+
+
+def step(number: int, total: int | None, /, **figures: float | None) -> None:
+    """Logs the figures of a training step. `total`: number of steps of the training, if known."""
+    _log(_steps, STEP, {"step": number, "total_steps": total or None, **figures})
+
+
+def _log(logger: logging.Logger, name: str, facts: dict[str, object]) -> None:
+    found = _event(name, facts)
+    if logger.isEnabledFor(found.level):
+        logger.log(found.level, found, stacklevel=3)
+
+
+def _event(name: str, facts: dict[str, object]) -> Event:
+    return Event(name=name, facts=facts if rank is None else {"rank": rank, **facts}, at=time.time())
+
+
+def text(name: str, /, **facts: object) -> str:
+    """Returns the line of an event for an output that is no terminal, line break included."""
+    found = _event(name, facts)
+    kind = chosen_format(os.environ.get(LOG_FORMAT, ""), terminal=False)
+    return FORMATS[kind](found, found.level) + "\n"
 
 
 def unhindered(name: str, /, **facts: object) -> None:
@@ -67,22 +106,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-
-
-def text(head: str, /, **facts: object) -> str:
-    """Returns the formatted line, newline included."""
-    facts = facts if rank is None else {"rank": rank, **facts}
-    words = [f"{key}={_word(value)}" for key, value in facts.items() if value is not None]
-    return " ".join([rfc3339(time.time()), head, *words]) + "\n"
-
-
-def line(head: str, /, **facts: object) -> None:
-    # One write per line: several threads share stdout, and a split line cannot be parsed.
-    with contextlib.suppress(OSError, ValueError):  # the reader is gone; that must not stop a save
-        sys.stdout.write(text(head, **facts))
-        sys.stdout.flush()
-
-
-def _word(value: object) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "\n=') else text

@@ -6,10 +6,11 @@ Several threads write to the board and read from it: training, upload, HTTP serv
 from __future__ import annotations
 
 import math
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
@@ -24,6 +25,7 @@ from spottrain.contract import (
 )
 from spottrain.core import log
 from spottrain.core.heartbeat import Heartbeat
+from spottrain.core.log_format import duration
 
 STOP_LIMIT: Final = 4096
 """Maximum bytes of a stop order's body."""
@@ -89,6 +91,38 @@ class ProgressFacts:
     def lost_steps(self) -> int:
         """Steps done that are in no committed checkpoint."""
         return self.step - max(self.durable_step or 0, self.start_step or 0)
+
+
+def progress_line(facts: ProgressFacts, now: float, width: int) -> str:
+    """Returns the line that a terminal shows, or "" if no training is under way. `now`: Unix seconds.
+
+    Parts that do not fit are left out, the last ones first.
+    """
+    if facts.state in ("Starting", "Done"):
+        return ""
+    total = f"/{facts.total_steps}" if facts.total_steps else ""
+    state = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", facts.shown_state)
+    line = f"{state}: step {facts.step}{total}"
+    for part in _figures_of(facts, now):
+        if len(line) + len(part) + 2 > width:
+            break
+        line += ", " + part
+    return line[: max(width, 0)]
+
+
+def _figures_of(facts: ProgressFacts, now: float) -> Iterator[str]:
+    if facts.loss is not None:
+        yield f"loss {facts.loss:.4g}"
+    if facts.samples_per_second:
+        yield f"{facts.samples_per_second:.4g} samples/s"
+    elif facts.steps_per_second:
+        yield f"{facts.steps_per_second:.3g} steps/s"
+    if facts.steps_per_second and facts.total_steps:
+        yield f"ETA {duration((facts.total_steps - facts.step) / facts.steps_per_second)}"
+    if facts.durable_time is None:
+        yield "no checkpoint yet"
+    else:
+        yield f"checkpoint {duration(max(0.0, now - facts.durable_time))} old"
 
 
 class ProgressBoard:
@@ -268,7 +302,7 @@ class _Server(ThreadingHTTPServer):
         """Logs one line instead of a traceback, and nothing if the client has disconnected."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            log.event("progress-not-told", error=f"{type(error).__name__}: {error}")
+            log.event("progress-request-failed", error=f"{type(error).__name__}: {error}")
 
     def get_request(self) -> Any:
         try:

@@ -12,8 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from spottrain.contract import STORE_WAIT_SECONDS, CompileCacheMode, Env, OnExisting, library_homes
+from spottrain.contract import (
+    LOG_FORMAT,
+    STORE_WAIT_SECONDS,
+    CompileCacheMode,
+    Env,
+    OnExisting,
+    library_homes,
+)
 from spottrain.core import log
+from spottrain.core.log_format import AUTO, FORMATS
 from spottrain.core.training_spec import Training
 from spottrain.core.uri import is_path
 from spottrain.errors import ConfigurationError
@@ -22,6 +30,7 @@ T = TypeVar("T")
 
 DEFAULT_INTERVAL: Final = "10m"
 DEFAULT_KEEP: Final = 3
+LOG_FORMATS: Final = (AUTO, *FORMATS)
 DEFAULT_GRACE: Final = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
 
@@ -89,6 +98,7 @@ class RunConfig:
     """Seconds without a step that count as a hang; None: derived from the measured step time."""
     store_wait: float = STORE_WAIT_SECONDS
     """Seconds to wait for an unreachable store, at a start and at the end of a training."""
+    log_format: str = AUTO
     logs: bool = False
     """Whether the ranks' output is stored beside the checkpoints (log capture)."""
     folder: Path = field(default_factory=Path.cwd)
@@ -134,6 +144,7 @@ class RunConfig:
             image_digest=env.get(Env.IMAGE_DIGEST, ""),
             hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
             store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
+            log_format=_read(env, LOG_FORMAT, _log_format, AUTO),
             logs=_read(env, Env.LOGS, _kept, not local) and uri is not None,
         )
 
@@ -191,7 +202,7 @@ def _serves(home: Path) -> bool:
     return os.access(there, os.W_OK | os.X_OK)
 
 
-def _read(env: Mapping[str, str], name: Env, parse: Callable[[str], T], default: Any) -> Any:
+def _read(env: Mapping[str, str], name: str, parse: Callable[[str], T], default: Any) -> Any:
     text = env.get(name, "")
     if not text:
         return default
@@ -225,6 +236,12 @@ def _limit(text: str) -> float:
     if not value:
         raise ValueError("must be a number of seconds above 0")
     return value
+
+
+def _log_format(text: str) -> str:
+    if text not in LOG_FORMATS:
+        raise ValueError(f"must be one of {', '.join(LOG_FORMATS)}")
+    return text
 
 
 def _kept(text: str) -> bool:

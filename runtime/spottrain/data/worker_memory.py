@@ -84,7 +84,7 @@ class WorkerMemoryLimit:
     def _give_up(self, why: str) -> None:
         if not self._told:
             self._told = True
-            log.event("loader-memory", why=why, next="the copies in the workers are not held against a limit")
+            log.event("loader-memory", why=why, next="the memory of the workers is not limited")
 
     @property
     def _each(self) -> int:

@@ -119,7 +119,7 @@ class GPUMonitor:
                 self._take(read())
         except Exception as error:  # of driver or module: it must not end training
             why = f"{type(error).__name__}: {error}"
-            log.event("utilisation-not-sampled", why=why, next="the split of the steps is told without it")
+            log.event("utilisation-not-sampled", why=why, next="the time of a step is reported without it")
 
     def _take(self, sample: GPUSample) -> None:
         now = self._clock()

@@ -105,7 +105,7 @@ def machine(device: torch.device, precision: str) -> Machine | None:
     name = torch.cuda.get_device_name(device)
     found = of_gpu(name, precision, tf32=uses_tf32())
     if found is None:
-        log.event("peak-unknown", device=name, precision=precision, next="no MFU and no roofline are told")
+        log.event("peak-unknown", device=name, precision=precision, next="MFU and rooflines are not reported")
     return found
 
 

@@ -114,7 +114,7 @@ class LoaderMemory:
             pids = tuple(self._pids())
             if pids and not (self._proc / "self" / "smaps").exists():
                 why = "this system has no /proc/<pid>/smaps"
-                log.event("loader-memory", why=why, next="what the workers hold is not measured")
+                log.event("loader-memory", why=why, next="the memory of the workers is not measured")
                 return
             if pids:
                 longer = min(2 * pause, self._every)

@@ -126,4 +126,4 @@ class Monitor:
         shares = self.timer.whole()
         if shares.steps and self._session.world.first:
             parts = {name: f"{share:.3f}" for name, share in shares.shares.items()}
-            log.event("time", steps=shares.steps, step_seconds=shares.step_seconds, **parts)
+            log.event("step-time", steps=shares.steps, step_seconds=shares.step_seconds, **parts)

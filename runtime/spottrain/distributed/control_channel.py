@@ -181,7 +181,7 @@ class ControlChannel:
                 return
             if waited >= TELL_AFTER_SECONDS and not told:
                 told = True
-                log.event("waiting", rank=self.world.rank, what=name, seconds=waited)
+                log.event("waiting-for-rank", rank=self.world.rank, what=name, seconds=waited)
             self._came.wait(min(LOOK_SECONDS, timeout - waited))
 
     def _pop(self, key: tuple[str, int]) -> bytes:

@@ -109,7 +109,7 @@ class HangWatchdog:
             state=facts.state,
             idle=until - since,
             limit=limit,
-            why="the training does not get on; the stacks of this process are on standard error",
+            why="no step has finished; the stacks of this process are on standard error",
         )
 
     def _disarm(self) -> None:

@@ -278,9 +278,7 @@ class Launcher:
 
     def _forget(self) -> None:
         """Clears the last round's state. A signal that arrives now stays pending and ends the next round."""
-        log.event(
-            "started-again", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended)
-        )
+        log.event("restarted", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended))
         path = self._env.get(Env.TERMINATION_MESSAGE)
         if path:
             with contextlib.suppress(OSError):

@@ -79,7 +79,7 @@ def warn_if_init_is_deaf(proc: Path = PROC) -> None:
         log.event(
             "sigterm-will-not-arrive",
             pid1=name,
-            why="PID 1 of this container has no handler for SIGTERM and passes none on; "
+            why="PID 1 of this container has no handler for SIGTERM and does not forward it; "
             "only the deadline file can tell of an end",
             remedy="make the container's command 'spottrain run SCRIPT', or write exec before python",
         )

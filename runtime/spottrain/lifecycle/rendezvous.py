@@ -36,7 +36,11 @@ def meet(gang: Gang, env: Mapping[str, str], stopping: Callable[[], bool] | None
     # It keeps other attempts and strangers out; anyone who may read the pods can know it.
     key = f"spottrain {env.get(Env.JOB_UID, '')} {env.get(Env.ATTEMPT, '')}".encode()
     met = _lead(gang, key, stopping) if gang.index == 0 else _follow(gang, key, stopping)
-    log.event("gang-met" if met else "gang-left", pods=gang.workers, seconds=time.monotonic() - began)
+    log.event(
+        "rendezvous-complete" if met else "rendezvous-left",
+        pods=gang.workers,
+        seconds=time.monotonic() - began,
+    )
     return met
 
 
@@ -81,7 +85,7 @@ def _waiting(
         nonlocal told
         if time.monotonic() - told > TELL_SECONDS:
             told = time.monotonic()
-            log.event("gang-waits", pods=gang.workers, **facts())
+            log.event("rendezvous-waiting", pods=gang.workers, **facts())
         return not stopping()
 
     return go_on

@@ -24,7 +24,7 @@ class Again:
         try:
             self._file = tempfile.NamedTemporaryFile(prefix="spottrain-again-")  # noqa: SIM115 - to the end
         except OSError as error:
-            log.event("cannot-start-again", why=error)
+            log.event("cannot-restart", why=error)
 
     @property
     def env(self) -> dict[str, str]:
@@ -54,6 +54,6 @@ def ask(env: Mapping[str, str], why: str) -> bool:
         with open(path, "a") as file:
             file.write(f"{why}\n")
     except OSError as error:
-        log.event("cannot-start-again", why=error)
+        log.event("cannot-restart", why=error)
         return False
     return True

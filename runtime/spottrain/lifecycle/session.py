@@ -126,6 +126,8 @@ class Session:
         """Reads the environment and probes the store: bad settings end the run early. Raises RunError."""
         self.world = World.from_env(self.env)
         self.run = run_config.RunConfig.from_env(self.env, script=script)
+        shown = self._progress_line if self.world.first else None
+        log.console.start_terminal(shown, shared=self.world.distributed)
         self.board.update(
             attempt=self.run.attempt or 1,
             job_uid=self.env.get(Env.JOB_UID, ""),
@@ -158,6 +160,9 @@ class Session:
             grace=self.preemption.grace,
         )
 
+    def _progress_line(self, width: int) -> str:
+        return progress.progress_line(self.board.facts, time.time(), width)
+
     # --- a store that does not answer -------------------------------------------------------------------
     def _open_store(self) -> Store:
         """Opens the store. Until the training begins, a store that does not respond is waited for."""
@@ -175,14 +180,14 @@ class Session:
         if silence is None:
             self._outage_told = float("-inf")
             self.board.update(waiting_for="", waits=False)
-            return log.event("store-answers", store=where)
+            return log.event("store-reachable", store=where)
         since = log.rfc3339(time.time() - silence.seconds)
         words = f"{where} does not answer since {since}: {silence.why}"[:WORDS_OF_WAIT]
         waits = self.outage.patient
         self.board.update(waiting_for=words, waits=waits)
         if silence.seconds - self._outage_told >= TELL_AGAIN_SECONDS or self._outage_told > silence.seconds:
             self._outage_told = silence.seconds
-            name, limit = ("waiting-for-store", self.store_wait) if waits else ("store-silent", None)
+            name, limit = ("waiting-for-store", self.store_wait) if waits else ("store-unreachable", None)
             log.event(name, store=where, seconds=silence.seconds, limit=limit, why=silence.why)
 
     def _give_store_up(self, silence: Silence) -> None:

@@ -92,7 +92,7 @@ class Outcomes:
         try:
             self._file, self._path = tempfile.mkstemp(prefix="spottrain-outcomes-")
         except OSError as error:
-            log.event("outcomes-not-kept", why=error)
+            log.event("outcome-not-recorded", why=error)
 
     @property
     def env(self) -> dict[str, str]:
@@ -124,7 +124,7 @@ def tell_launcher(env: Mapping[str, str], outcome: Outcome) -> None:
             with open(path, "a") as file:
                 file.write(f"{os.getpid()} {outcome}\n")
         except OSError as error:
-            log.event("outcome-not-told", path=path, error=str(error))
+            log.event("outcome-not-recorded", path=path, error=str(error))
 
 
 def _lock(file: int) -> None:

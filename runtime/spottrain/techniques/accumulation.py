@@ -209,7 +209,7 @@ def parts(
             return
         most = int(max(row[2] for row in table))
         if not most and not fillers.repeatable:
-            log.event("step-left-out", why="nothing of it counts, and parts(spare=...) is not given")
+            log.event("step-left-out", why="it has nothing to count, and parts(spare=...) is not set")
             continue
         if not most:
             log.event("empty-step", why="no micro-batch of it has anything to count: its gradients are zero")

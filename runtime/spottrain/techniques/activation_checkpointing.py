@@ -261,7 +261,13 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
     else:
         applied = _patch(inner, policy)
     if policy.every:
-        log.event("checkpointing", policy=policy, blocks=len(applied.modules), of=applied.of, by=applied.by)
+        log.event(
+            "activation-checkpointing",
+            policy=policy,
+            blocks=len(applied.modules),
+            of=applied.of,
+            by=applied.by,
+        )
     if policy.every and not applied.of:
         log.event(
             "advice",
@@ -338,7 +344,7 @@ def least(fits: Callable[[Policy], bool], steps: Iterable[Policy] = STEPS) -> Po
     """
     for policy in steps:
         if fits(policy):
-            log.event("checkpointing", wanted="auto", chosen=policy)
+            log.event("activation-checkpointing", wanted="auto", chosen=policy)
             return policy
     return None
 

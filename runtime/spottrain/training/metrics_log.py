@@ -88,13 +88,7 @@ class MetricsLog:
         self._told(step, {"loss": loss, "lr": rate, "samples_per_second": speed})
         self._board.update(loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds)
         if self._world.first:
-            log.line(
-                f"step={step}/{self._total}" if self._total else f"step={step}",
-                loss=None if loss is None else f"{loss:.9g}",  # nine digits distinguish any two fp32 numbers
-                lr=None if rate is None else f"{rate:.6g}",
-                **{"samples/s": None if speed is None else f"{speed:.1f}"},
-                epoch=epoch,
-            )
+            log.step(step, self._total, loss=loss, lr=rate, samples_per_second=speed, epoch=epoch)
         self.restart()
 
 

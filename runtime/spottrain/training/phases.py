@@ -71,7 +71,7 @@ class TrainerPhases:
             return self._counted(self._source)
         except Exception as error:  # out of memory, a kernel without a formula, a loss that counts its calls
             why = f"{type(error).__name__}: {error}"
-        log.event("work-not-counted", why=why, next="no MFU, and no verdict on what binds the work itself")
+        log.event("flops-not-counted", why=why, next="MFU and the compute bottleneck are not reported")
         release(self._device)
         return Work()
 

@@ -112,7 +112,7 @@ class CapturedOutputs:
             log.event("log-capture-died", deaths=self._deaths, next="another one is started")
         except OSError as error:
             self._pass_on_here()
-            log.event("logs-not-kept", why=str(error), next="the output is passed on, and no more stored")
+            log.event("logs-not-kept", why=str(error), next="the output is forwarded, but no longer stored")
 
     def _pass_on_here(self) -> None:
         streams = [
@@ -196,7 +196,7 @@ def keep(
     if not run.logs:
         return None
     if not parent and os.getpid() == 1:
-        why = "this is PID 1 of its container, and a crash would lose its last lines to everybody"
+        why = "this process is PID 1 of its container, where a crash would lose the last lines"
         log.event("logs-not-kept", why=why, remedy="start the script by spottrain run")
         return None
     try:

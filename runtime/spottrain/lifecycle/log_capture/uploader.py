@@ -130,7 +130,7 @@ class LogUploader:
                 told, self._failing = self._failing, True
             if not told:
                 why = f"{type(error).__name__}: {error}"
-                self._say(log.text("event=logs-failed", error=why, next="the next part is tried, quietly"))
+                self._say(log.text("logs-failed", error=why, next="later parts are tried without a message"))
         else:
             with self._turn:
                 self._failing = False
@@ -176,16 +176,16 @@ def _newest(store: Store, attempt: int, rank: int) -> int:
 
 
 def _gap(missing: int) -> str:
-    return log.text("event=logs-missing", bytes=missing, why="the store took no part for too long")
+    return log.text("logs-missing", bytes=missing, why="the store did not respond for too long")
 
 
 def _late(rank: int, missing: int) -> str:
-    return log.text("event=logs-missing", of=rank, bytes=missing, why="the store did not take it in time")
+    return log.text("logs-missing", of=rank, bytes=missing, why="the store did not take it in time")
 
 
 def _full(rank: int) -> Callable[[int], str]:
     def line(most: int) -> str:
         why = "so much is kept of a rank in one attempt; what follows is not stored"
-        return log.text("event=logs-full", of=rank, bytes=most, why=why)
+        return log.text("logs-full", of=rank, bytes=most, why=why)
 
     return line

@@ -73,7 +73,7 @@ def test_an_answer_that_cannot_be_made_is_one_line(capfd: pytest.CaptureFixture[
     board.fault = ValueError("no number")
     ask_and_leave(board, served(board))
     said = capfd.readouterr()
-    assert said.err == "" and 'event=progress-not-told error="ValueError: no number"' in said.out
+    assert said.err == "" and 'event=progress-request-failed error="ValueError: no number"' in said.out
 
 
 def test_while_the_store_is_waited_for_that_is_the_state_whatever_comes_after() -> None:

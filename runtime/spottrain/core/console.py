@@ -1,0 +1,142 @@
+"""Writes log events to standard output; in a terminal, with a progress line that is redrawn in place.
+
+Nothing may be written behind the progress line. So in a terminal every line begins with a sequence that
+clears the current one: the lines of this module, and those that other code of the process prints. That also
+holds for the other ranks of a launcher, which share the terminal and cannot see each other's lines. No
+control sequence is written to anything but a terminal.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TextIO
+
+from spottrain.contract import LOG_FORMAT
+from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, event_of, text
+
+CLEAR: Final = "\x1b[2K\x1b[G"
+"""Clears the line and moves to its start. Without a `\\r`, at which Python would flush the begun line."""
+REDRAW_SECONDS: Final = 0.5
+DEFAULT_WIDTH: Final = 80
+"""Of a terminal that does not tell its size."""
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether the stream shows control sequences. False for streams that are not files."""
+    try:
+        return os.isatty(stream.fileno()) and os.environ.get("TERM") != "dumb"
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+class ConsoleHandler(logging.Handler):
+    """Handler of the logger `spottrain`.
+
+    Its lock serializes what this process writes to the terminal. `logging` renews the lock in a forked child.
+    """
+
+    def __init__(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        """`wanted`: whether the progress line is shown now."""
+        super().__init__()
+        self._wanted = wanted
+        self._drawing = False
+        """Whether there is a progress line, which then replaces the lines of steps."""
+        self._shown = False
+        self._fd = -1
+        self._unfinished = ""
+        """Written by other code since its last line break: nothing, `text`, or `bar` if there is a `\\r`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes the line at once. A reader that is gone must not stop a save."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self._emit(record, sys.stdout)
+
+    def _emit(self, record: logging.LogRecord, stream: TextIO) -> None:
+        event, form = event_of(record), _format(stream)
+        if event.name == "end":
+            self.close_progress()
+        if self._drawing and event.name == STEP:
+            return
+        line = self.format(record) if self.formatter else form(event, record.levelno)
+        start = ""
+        if form is text and is_terminal(stream):
+            start = "\n" if self._unfinished == "text" else CLEAR
+        stream.write(start + line + "\n")  # one write: a split line cannot be parsed
+        stream.flush()
+
+    # --- in a terminal ----------------------------------------------------------------------------------
+    def start_terminal(self, progress: Callable[[int], str] | None, *, shared: bool = False) -> None:
+        """Keeps the lines of all code of this process whole, if standard output is a terminal.
+
+        `progress`: returns the progress line, of at most so many characters; None: another process shows it.
+        It is shown until the event `end`. `shared`: other ranks write to the same terminal. Nothing changes
+        where the log has another format than `text`.
+        """
+        stream = sys.stdout
+        if self._drawing or not is_terminal(stream) or _format(stream) is not text:
+            return
+        for each in filter(is_terminal, (stream, sys.stderr)):
+            self._clear_before_lines(each)
+            if shared and isinstance(each, io.TextIOWrapper):  # else PYTHONUNBUFFERED tears lines into pieces
+                each.reconfigure(line_buffering=True, write_through=False)
+        if progress is not None:
+            self._drawing, self._fd = True, stream.fileno()
+            atexit.register(self.close_progress)
+            draw = threading.Thread(target=self._redraw, args=[progress], daemon=True)
+            draw.name = "spottrain-progress-line"
+            draw.start()
+
+    def close_progress(self) -> None:
+        """Removes the progress line for good."""
+        with self._turn:
+            if self._drawing:
+                self._draw("")
+                self._drawing = False
+
+    @property
+    def _turn(self) -> threading.RLock:
+        assert self.lock is not None
+        return self.lock
+
+    def _clear_before_lines(self, stream: TextIO) -> None:
+        """Clears the progress line before what other code writes. The stream object stays the same."""
+        usual = stream.write
+
+        def write(words: str) -> int:
+            with self._turn:
+                clear = not self._unfinished and not words.startswith(CLEAR) and is_terminal(stream)
+                begun = words.rpartition("\n")[2]
+                before = "" if "\n" in words else self._unfinished
+                self._unfinished = "bar" if "\r" in begun else before or ("text" if begun else "")
+                usual(CLEAR + words if clear else words)
+                return len(words)
+
+        stream.write = write  # type: ignore[method-assign]
+
+    def _redraw(self, progress: Callable[[int], str]) -> None:
+        while self._drawing:
+            with contextlib.suppress(OSError), self._turn:
+                self._draw(progress(_width(self._fd)) if self._wanted() else "")
+            time.sleep(REDRAW_SECONDS)
+
+    def _draw(self, line: str) -> None:
+        """Bypasses the stream's buffer, whose lock a thread must not hold while the interpreter ends."""
+        if self._drawing and not self._unfinished and (line or self._shown) and os.isatty(self._fd):
+            os.write(self._fd, (CLEAR + line).encode("ascii", "replace"))
+            self._shown = bool(line)
+
+
+def _format(stream: TextIO) -> Callable[[Event, int], str]:
+    return FORMATS[chosen_format(os.environ.get(LOG_FORMAT, ""), terminal=is_terminal(stream))]
+
+
+def _width(fd: int) -> int:
+    return (os.get_terminal_size(fd).columns or DEFAULT_WIDTH) - 1  # in the last column some terminals wrap

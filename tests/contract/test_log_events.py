@@ -1,0 +1,63 @@
+"""Every event that the runtime logs has a sentence of facts that it has, and a place in the documentation."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+from spottrain.core.log_format import FIELD, INFO, SENTENCES, STEP, WARNINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ("log.event", "log.unhindered", "log.text")
+IN_VARIABLES = {
+    "preemption.py": ("sigterm", "deadline", "stop"),
+    "session.py": ("waiting-for-store", "store-unreachable"),
+}
+"""Names of events that a call in these files has in a variable."""
+
+
+@cache
+def logged() -> dict[str, set[str]]:
+    """Facts by event; `**` stands for facts that are not in the call."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "runtime" / "spottrain").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in LOGS:
+                for name in names_of(call.args[0], path.name):
+                    found[name] |= {keyword.arg or "**" for keyword in call.keywords}
+    return found
+
+
+def names_of(first: ast.expr, file: str) -> list[str]:
+    if isinstance(first, ast.Name):
+        return list(IN_VARIABLES[file])
+    constants = [each.value for each in ast.walk(first) if isinstance(each, ast.Constant)]
+    return [each for each in constants if isinstance(each, str)]
+
+
+def test_every_event_has_a_sentence_and_every_sentence_an_event() -> None:
+    assert set(SENTENCES) - {STEP} == set(logged())
+    assert not set(INFO) & set(WARNINGS)
+
+
+def test_a_sentence_names_only_facts_that_its_event_has() -> None:
+    for name, facts in logged().items():
+        named = {field for field, _ in FIELD.findall(SENTENCES[name])} - {"rest"}
+        assert named <= facts or "**" in facts, f"{name}: {named - facts}"
+
+
+def test_a_sentence_leaves_out_no_reason() -> None:
+    for name, facts in logged().items():
+        named = {field for field, _ in FIELD.findall(SENTENCES[name])}
+        reasons = facts & {"why", "error", "text", "next", "then", "fix", "remedy", "warning", "message"}
+        assert "rest" in named or reasons <= named, f"{name}: {reasons - named}"
+
+
+def test_the_documentation_lists_every_event_once() -> None:
+    page = (ROOT / "docs" / "runtime.md").read_text()
+    table = page.partition("| of | events |")[2].partition("\n\n")[0]
+    listed = re.findall(r"[a-z]+(?:-[a-z]+)*", "|".join(row.split("|")[2] for row in table.splitlines()[2:]))
+    assert sorted(listed) == sorted(set(SENTENCES) - {STEP})

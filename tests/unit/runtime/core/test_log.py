@@ -1,0 +1,296 @@
+"""Events go through `logging`, so a program's own configuration holds; each line is whole, whoever writes."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from spottrain.contract import LOG_FORMAT
+from spottrain.core import console, log
+from spottrain.core.console import ConsoleHandler
+from spottrain.core.log_format import Event
+
+from tests.support.terminal import screen
+
+LOGGER = logging.getLogger("spottrain")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    before = (LOGGER.level, LOGGER.handlers[:], LOGGER.propagate, root.handlers[:], root.level)
+    yield
+    LOGGER.level, LOGGER.handlers[:], LOGGER.propagate, root.handlers[:], root.level = before
+    LOGGER.setLevel(before[0])  # and forget which levels were enabled
+
+
+class Collects(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+# --- a program's own configuration ------------------------------------------------------------------------
+def test_basic_config_repeats_no_line_and_loses_none(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    root.handlers.clear()
+    logging.basicConfig(level=logging.DEBUG)
+    log.event("released")
+    said = capsys.readouterr()
+    assert said.out.count("event=released") == 1 and said.err == ""
+
+
+def test_a_handler_gets_the_sentence_the_facts_and_the_place_of_the_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = Collects()
+    LOGGER.addHandler(own)
+    log.event("save-failed", step=3, error="no network")
+    log.step(4, 9, loss=0.5)
+    failed, step = own.records
+    assert failed.getMessage() == "The save of step 3 failed: no network" and failed.levelname == "WARNING"
+    assert isinstance(failed.msg, Event) and failed.msg.facts == {"step": 3, "error": "no network"}
+    assert failed.filename == os.path.basename(__file__)
+    assert (step.name, step.levelname, step.getMessage()) == ("spottrain.steps", "INFO", "Step 4/9: loss 0.5")
+    assert capsys.readouterr().out.count("\n") == 2, "and standard output has them too"
+
+
+def test_a_program_that_propagates_gets_the_records_at_its_root_logger() -> None:
+    own = Collects()
+    logging.getLogger().addHandler(own)
+    log.event("released")
+    assert not own.records
+    LOGGER.propagate = True
+    log.event("released")
+    assert [record.getMessage() for record in own.records] == ["Released the checkpoint URI"]
+
+
+def test_levels_are_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    LOGGER.setLevel(logging.WARNING)
+    log.event("released")
+    log.step(1, None, loss=1.0)
+    log.event("prune-failed", error="403")
+    assert [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()] == [
+        "event=prune-failed error=403"
+    ]
+
+
+def test_a_formatter_and_the_removal_of_our_handler_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    log.console.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    try:
+        log.event("released")
+    finally:
+        log.console.setFormatter(None)
+    LOGGER.removeHandler(log.console)
+    log.event("released")
+    assert capsys.readouterr().out == "INFO Released the checkpoint URI\n"
+
+
+def test_records_of_other_code_have_the_same_format(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("spottrain.plugin").exception("no %s", "luck")
+    assert capsys.readouterr().out.split(" ", 1)[1] == (
+        "event=log logger=spottrain.plugin message=\"no luck\" error=ValueError('why')\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "line"), [("text", "Released the checkpoint URI\n"), ("json", '"event": "released"}\n')]
+)
+def test_the_environment_names_the_format(
+    chosen: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(LOG_FORMAT, chosen)
+    log.event("released")
+    assert capsys.readouterr().out.endswith(line)
+    assert log.text("released").endswith(line)
+
+
+# --- whole lines --------------------------------------------------------------------------------------------
+class Slow(io.StringIO):
+    """Gives another thread its turn inside each write."""
+
+    def write(self, text: str) -> int:
+        half = len(text) // 2
+        super().write(text[:half])
+        threading.Event().wait(0.001)
+        return super().write(text[half:])
+
+
+def test_lines_of_several_threads_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write() -> None:
+        for _ in range(20):
+            log.event("released")
+
+    out = Slow()
+    monkeypatch.setattr(sys, "stdout", out)
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join(30)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 80 and all(line.endswith("Z event=released") for line in lines)
+
+
+def test_a_reader_that_is_gone_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError), os.fdopen(write, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        log.event("released")
+        raise BrokenPipeError
+
+
+def test_a_child_forked_while_a_line_is_written_can_write(capfd: pytest.CaptureFixture[str]) -> None:
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with log.console._turn:
+            held.set()
+            go.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(30)
+    with capfd.disabled():
+        pid = os.fork()
+        if not pid:
+            os.close(1)
+            sys.stdout = io.StringIO()
+            log.event("released")
+            os._exit(7 if "event=released" in sys.stdout.getvalue() else 1)
+        status = os.waitpid(pid, 0)[1]
+    go.set()
+    holder.join(30)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+# --- in a terminal ------------------------------------------------------------------------------------------
+class Screen:
+    """A pseudo-terminal, which `handler` makes the standard output of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.master, slave = pty.openpty()
+        self.out = os.fdopen(slave, "w", buffering=1)
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(console, "REDRAW_SECONDS", 0.01)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv(LOG_FORMAT, raising=False)
+        self.sent = ""
+
+    def handler(self) -> ConsoleHandler:
+        """In the test, for pytest replaces standard output after the set-up."""
+        self._monkeypatch.setattr(sys, "stdout", self.out)
+        handler = ConsoleHandler()
+        LOGGER.handlers[:] = [handler]
+        return handler
+
+    def rows(self) -> list[str]:
+        """Rows until now; a mark at the end of the output says what that is."""
+        os.write(self.out.fileno(), b"\0")
+        while "\0" not in self.sent:
+            self.sent += os.read(self.master, 65536).decode()
+        self.sent = self.sent.replace("\0", "")
+        return screen(self.sent)
+
+    def close(self) -> None:
+        self.out.close()
+        os.close(self.master)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    screen = Screen(monkeypatch)
+    yield screen
+    screen.close()
+
+
+def wait_for(screen: Screen, last: str) -> None:
+    for _ in range(3000):
+        if screen.rows()[-1] == last:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"no {last!r} in 30 s: {screen.rows()}")
+
+
+def test_the_progress_line_is_cleared_before_each_line_and_is_gone_at_the_end(shown: Screen) -> None:
+    handler = shown.handler()
+    handler.start_terminal(lambda width: f"at most {width}")
+    wait_for(shown, "at most 79")
+    log.event("released")
+    print("printed")
+    print("two\nlines")
+    log.step(3, 9, loss=1.0)
+    wait_for(shown, "at most 79")
+    log.event("end", outcome="done", code=0, message="Trained.")
+    assert [row[9:] if row[:2].isdigit() else row for row in shown.rows()] == [
+        "Released the checkpoint URI",
+        "printed",
+        "two",
+        "lines",
+        "Ended (done, exit code 0): Trained.",
+        "",
+    ]
+
+
+def test_the_progress_line_yields_to_a_line_that_is_not_whole_and_to_other_bars(shown: Screen) -> None:
+    drawn = threading.Semaphore(0)
+    handler = shown.handler()
+
+    def progress(width: int) -> str:
+        drawn.release()
+        return "progress"
+
+    handler.start_terminal(progress)
+    wait_for(shown, "progress")
+    print("loading", end="", flush=True)
+    for _ in range(3):
+        drawn.acquire(timeout=30)
+    log.event("released")
+    print("\rbar 10 %", end="", flush=True)
+    print("\rbar 20 %", end="", flush=True)
+    for _ in range(3):
+        drawn.acquire(timeout=30)
+    assert shown.rows()[-1] == "bar 20 %"
+    log.event("released")
+    handler.close_progress()
+    sentence = "Released the checkpoint URI"
+    assert [row[9:] if row[:2].isdigit() else row for row in shown.rows()] == [
+        "loading",
+        sentence,
+        sentence,
+        "",
+    ]
+
+
+def test_a_program_that_takes_our_handler_away_or_asks_for_warnings_only_has_no_progress_line() -> None:
+    assert log._progress_wanted()
+    logging.getLogger("spottrain.steps").setLevel(logging.WARNING)
+    assert not log._progress_wanted()
+    logging.getLogger("spottrain.steps").setLevel(logging.NOTSET)
+    LOGGER.handlers.clear()
+    assert not log._progress_wanted()
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), (LOG_FORMAT, "json")])
+def test_no_control_sequence_where_the_terminal_knows_none_or_a_machine_reads(
+    shown: Screen, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    handler = shown.handler()
+    handler.start_terminal(lambda width: "progress")
+    log.event("released")
+    print("printed")
+    assert len(shown.rows()) == 3 and "\x1b" not in shown.sent

@@ -1,0 +1,185 @@
+"""One event as a sentence, as `key=value` and as JSON; and the progress line for each width."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+from spottrain.core.log_format import (
+    SENTENCES,
+    Event,
+    chosen_format,
+    duration,
+    json_line,
+    logfmt,
+    sentence,
+    size,
+    text,
+)
+from spottrain.core.progress import ProgressFacts, progress_line
+
+AT = 1_763_726_584.123
+TIME = "2025-11-21T12:03:04.123Z"
+
+
+def event(name: str, /, **facts: object) -> Event:
+    return Event(name=name, facts=facts, at=AT)
+
+
+COMMITTED = event("committed", step=120, seconds=1.8034, bytes=10_172_817, key="checkpoints/t1/")
+
+
+@pytest.mark.parametrize(
+    ("it", "words"),
+    [
+        (COMMITTED, "Saved step 120 in 1.8 s, 10.2 MB (checkpoints/t1/)"),
+        (event("committed", step=1, seconds=0.5, bytes=None, key="k"), "Saved step 1 in 500 ms (k)"),
+        (
+            event("sigterm", source="SIGTERM", deadline="2025-11-21T12:04:01.000Z"),
+            "Termination notice (SIGTERM): 57 s left, saving",
+        ),
+        (
+            event("sigterm", source="SIGTERM", deadline="2025-11-21T12:00:00.000Z"),
+            "Termination notice (SIGTERM): 0 ms left, saving",
+        ),
+        (event("restored", step=120, seconds=0.9996, key="k"), "Resumed from step 120 in 1.0 s (k)"),
+        (event("logs-missing", of=0, bytes=0, why="w"), "0 B of the log of rank 0 are missing: w"),
+        (event("override", setting="lr", manifest=0.1, script=2), "lr is overridden: manifest 0.1, script 2"),
+        (event("step", step=3, total_steps=9, loss=2.5, lr=None), "Step 3/9: loss 2.5"),
+        (event("step", step=3, loss=None), "Step 3"),
+        (event("of-a-later-version", some_key="v", rank=3), "Of a later version: some key v"),
+        (event("advice", about="{text}", text="a [b] {about}"), "{text}: a [b] {about}"),
+        (event("committed", step=1, seconds="soon"), "Saved step 1 in soon (None)"),
+    ],
+)
+def test_an_event_is_a_sentence(it: Event, words: str) -> None:
+    assert sentence(it) == str(it) == words
+
+
+def test_no_event_needs_a_fact_to_be_told() -> None:
+    for name in SENTENCES:
+        assert sentence(event(name)) and "{" not in sentence(event(name))
+
+
+def test_a_line_for_people_has_the_rank_and_marks_warnings() -> None:
+    line = text(event("save-failed", rank=1, step=7, error="no\nnetwork"), logging.WARNING)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d \[rank 1\] Warning: The save of step 7 failed: no network", line)
+
+
+def test_a_budget_that_is_too_small_is_a_warning() -> None:
+    assert event("emergency-budget", warning=None).level == logging.INFO
+    assert event("emergency-budget", warning="too small").level == logging.WARNING
+
+
+@pytest.mark.parametrize(
+    ("it", "line"),
+    [
+        (COMMITTED, "event=committed step=120 seconds=1.803 bytes=10172817 key=checkpoints/t1/"),
+        (event("x", why="two words", a="", b='"', c="k=v", d="a\nb", e=None), None),
+        (
+            event("step", rank=0, step=12, total_steps=400, loss=1 / 3, lr=3e-4, samples_per_second=812.04),
+            "step=12/400 rank=0 loss=0.333333333 lr=0.0003 samples/s=812.0",
+        ),
+        (event("step", step=12, total_steps=None, epoch=0), "step=12 epoch=0"),
+    ],
+)
+def test_logfmt_quotes_what_would_break_a_line(it: Event, line: str | None) -> None:
+    line = line or 'event=x why="two words" a="" b="\\"" c="k=v" d="a\\nb"'
+    assert logfmt(it, logging.INFO) == f"{TIME} {line}"
+
+
+def test_json_keeps_types_and_is_json_for_every_number() -> None:
+    it = event("x", step=3, loss=float("nan"), path=ValueError("a\nb"), none=None)
+    line = json_line(it, logging.WARNING)
+    assert "\n" not in line
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "time": TIME,
+        "level": "warning",
+        "event": "x",
+        "step": 3,
+        "loss": "nan",
+        "path": "a\nb",
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 ms"),
+        (0.99949, "999 ms"),
+        (0.9996, "1.0 s"),
+        (9.96, "10 s"),
+        (99.4, "99 s"),
+        (120, "2 min"),
+        (5999, "1 h 40 min"),
+        (90_000, "25 h 00 min"),
+        (200_000, "2 d 7 h"),
+    ],
+)
+def test_a_duration_has_two_figures_or_so(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_sizes_are_decimal() -> None:
+    assert [size(n) for n in (0, 999, 1000, 10_172_817, 3e9, 2.5e12, 4e15)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "10.2 MB",
+        "3 GB",
+        "2.5 TB",
+        "4e+03 TB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "terminal", "chosen"),
+    [
+        ("", True, "text"),
+        ("", False, "logfmt"),
+        ("auto", False, "logfmt"),
+        ("json", True, "json"),
+        ("text", False, "text"),
+        ("xml", False, "logfmt"),
+    ],
+)
+def test_the_output_decides_unless_a_format_is_named(asked: str, terminal: bool, chosen: str) -> None:
+    assert chosen_format(asked, terminal=terminal) == chosen
+
+
+# --- the progress line ----------------------------------------------------------------------------------
+FACTS = ProgressFacts(
+    state="Training",
+    step=120,
+    total_steps=400,
+    loss=2.34567891,
+    samples_per_second=812.04,
+    steps_per_second=2.0,
+    durable_step=100,
+    durable_time=AT - 61,
+)
+WHOLE = "Training: step 120/400, loss 2.346, 812 samples/s, ETA 2 min, checkpoint 61 s old"
+
+
+def test_the_progress_line_leaves_out_at_its_end_what_does_not_fit() -> None:
+    assert progress_line(FACTS, AT, 200) == WHOLE
+    assert progress_line(FACTS, AT, len(WHOLE)) == WHOLE
+    assert progress_line(FACTS, AT, len(WHOLE) - 1) == WHOLE.removesuffix(", checkpoint 61 s old")
+    assert progress_line(FACTS, AT, 30) == "Training: step 120/400"
+    assert progress_line(FACTS, AT, 10) == "Training: "
+    assert all(len(progress_line(FACTS, AT, width)) <= width for width in range(120))
+
+
+def test_the_progress_line_says_only_what_is_known() -> None:
+    assert progress_line(ProgressFacts(state="Training"), AT, 100) == "Training: step 0, no checkpoint yet"
+    custom = ProgressFacts(state="Evaluating", step=3, steps_per_second=0.25)
+    assert progress_line(custom, AT, 100) == "Evaluating: step 3, 0.25 steps/s, no checkpoint yet"
+    waiting = ProgressFacts(state="Restoring", waiting_for="s3", waits=True)
+    assert progress_line(waiting, AT, 100).startswith("Waiting For Store: step 0")
+
+
+@pytest.mark.parametrize("state", ["Starting", "Done"])
+def test_there_is_no_progress_line_before_and_after_the_training(state: str) -> None:
+    assert progress_line(ProgressFacts(state=state, step=5), AT, 100) == ""
