@@ -1,4 +1,4 @@
-"""An object that spottrain 0.1 stored, with names that exist no more, is refused by a condition."""
+"""An object that spottrain 0.1 stored, with names that no longer exist, is refused by a condition."""
 
 from __future__ import annotations
 

@@ -63,4 +63,4 @@ def test_a_trainer_that_is_stopped_is_said_to_answer_no_more(lab: Lab) -> None:
         os.kill(pid, signal.SIGSTOP)
     lab.wait_for_phase("Failed", seconds=300)
     message = lab.condition("Failed")["message"]
-    assert "has not answered since" in message and "SIGSTOP" in message and "for 0 s" not in message
+    assert "has not responded since" in message and "SIGSTOP" in message and "for 0 s" not in message

@@ -287,7 +287,7 @@ def _name_of(action: Action) -> str:
         case Delete(pod=pod):
             return f"delete pod {pod.name}"
         case Release(pod=pod):
-            return f"take the finalizer off pod {pod.name}"
+            return f"remove the finalizer of pod {pod.name}"
         case Hold():
             return "change the finalizers of the job"
         case DeleteJob():
@@ -295,7 +295,7 @@ def _name_of(action: Action) -> str:
         case Check():
             return "dry-run a pod"
         case Create(manifest=manifest) | Provide(manifest=manifest):
-            return f"make {manifest.get('kind', 'Pod')} {manifest['metadata']['name']}"
+            return f"create {manifest.get('kind', 'Pod')} {manifest['metadata']['name']}"
 
 
 async def _request(action: Action, job: Job, context: Context) -> Result:
@@ -335,7 +335,7 @@ async def _touch(action: Annotate | Delete | Release, context: Context) -> Done 
         if raw is not None and raw["metadata"]["uid"] == pod.uid:
             return Changed(why=f"pod {pod.name} has changed: {error}")
         which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
-        logger.info("%s: pod %s is gone already: %s", pod.job, pod.name, error, extra=which)
+        logger.info("%s: pod %s is already gone: %s", pod.job, pod.name, error, extra=which)
         context.caches.pods.drop(pod)
         return Done(again=True)
 
@@ -352,7 +352,7 @@ async def _annotate(action: Annotate, context: Context) -> Done:
         if DEADLINE_ANNOTATION in action.words:
             context.memory.not_told(pod, context.now)
         if isinstance(error, TimeoutError):
-            raise ApiError(0, f"no answer within {ANNOTATE_SECONDS:.0f} s") from error
+            raise ApiError(0, f"no response within {ANNOTATE_SECONDS:.0f} s") from error
         raise
     _remember(raw, context)
     return Done(again=True)  # its DELETE is due soon, even if the watch event is late
@@ -415,7 +415,7 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
             return _cleanup_refused(action, error, context)
         # Also where groups are no longer served: pods with a missing group never start.
         if action.group.startswith(API_GROUP) and error.kind in (ApiFailure.NOT_FOUND, ApiFailure.FORBIDDEN):
-            logger.warning("%s starts without a group of Kubernetes' own: %s", key, error, extra=about(key))
+            logger.warning("%s starts without a pod group: %s", key, error, extra=about(key))
             context.memory.ungrouped.add(key)
             return NoGroups()
         if error.kind in REJECTIONS:
@@ -433,7 +433,7 @@ def _cleanup_refused(action: Provide, error: ApiError, context: Context) -> Done
     if error.kind is ApiFailure.NOT_FOUND or NAMESPACE_TERMINATING in error.causes:
         context.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
         return Done(again=True)
-    logger.warning("the cleanup pod is refused, and tried again: %s", error)
+    logger.warning("the cleanup pod was rejected, and is retried: %s", error)
     return Done()
 
 
@@ -472,7 +472,7 @@ async def _adopt(
     name = manifest["metadata"]["name"]
     raw = await context.cluster.get_pod(key.namespace, name)
     if raw is None:
-        return Changed(why=f"pod {name} came and went")
+        return Changed(why=f"pod {name} was created and deleted meanwhile")
     pod = _remember(raw, context)
     if pod is not None and pod.job == key and not pod.stray:
         context.memory.refusals.pop(key, None)

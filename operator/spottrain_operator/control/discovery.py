@@ -23,12 +23,16 @@ async def discover(cluster: Cluster, memory: Memory) -> None:
         found = await _served(cluster)
     except ApiError as error:
         if not memory.discovery_failed:
-            logger.warning("whether this cluster schedules gangs itself is not known: %s", error)
+            logger.warning("it is unknown whether this cluster has gang scheduling: %s", error)
         memory.discovery_failed = True
         return
     memory.discovery_failed = False
     if found is not memory.gang_api:
-        words = f"gangs are scheduled by {found.group}" if found else "this cluster schedules no gangs itself"
+        words = (
+            f"gangs are scheduled by {found.group}"
+            if found
+            else "this cluster has no gang scheduling of its own"
+        )
         logger.info("%s", words)
     memory.gang_api = found
     memory.ungrouped.clear()
@@ -54,7 +58,9 @@ async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:
     except ApiError as error:
         failed = error.kind is not ApiFailure.NOT_FOUND
         if failed and not memory.node_pools_failed:
-            logger.warning("Karpenter's NodePools cannot be read, so only nodes tell of capacity: %s", error)
+            logger.warning(
+                "Karpenter's NodePools cannot be read, so capacity is detected from nodes only: %s", error
+            )
         memory.node_pools_failed = failed
     else:
         memory.node_pools_failed = False

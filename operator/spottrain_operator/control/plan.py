@@ -91,7 +91,7 @@ def finished(o: Observed) -> Decision | None:
         return replace(decision, before=(Hold(on=cleanup.wanted(o)),))
     if not lifecycle.outlived(o):
         return decision
-    return replace(decision, before=(DeleteJob(),), message="ttlSecondsAfterFinished is over")
+    return replace(decision, before=(DeleteJob(),), message="ttlSecondsAfterFinished has passed")
 
 
 def leaving(o: Observed) -> Decision | None:
@@ -145,7 +145,7 @@ def under_notice(o: Observed) -> Decision | None:
     if not told or o.job.spec is None:
         return None
     before = tuple(action for pod, notice in told for action in _tell(o, pod, notice))
-    keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is told to save and end"), before=before)
+    keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
     going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
     done_with = o.job.spec.suspend or _judged_already(o) or _stopping(o)
     gated = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
@@ -198,11 +198,11 @@ def in_vain(o: Observed) -> Decision | None:
     if _judged_already(o) or _stopping(o) or not team:
         return None
     kept_off = [(p, free) for p in team if avoid.may_be_in_vain(p) and (free := avoid.free_again(o, p))]
-    words = [f"pod {p.name} was kept off {', '.join(free)}, which can be used again" for p, free in kept_off]
+    words = [f"pod {p.name} avoids {', '.join(free)}, which can be used again" for p, free in kept_off]
     words += [sentence for p in team if (sentence := pins.in_vain(o, p))]
     words += [sentence] if (sentence := claims.in_vain(o)) else []
     if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
-        words.append(f"the group of pod {team[0].name} lacks ranks, which cannot be made into it any more")
+        words.append(f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more")
     if words:
         return _stop(o, Ending(cause=Cause.REPLACED, evidence=words[0]))
     sentence = capacity.gives_up_waiting(o)
@@ -258,7 +258,7 @@ def not_held(o: Observed) -> Decision | None:
     """Waits for our finalizer before the first save: a job deleted earlier would leave its checkpoints."""
     if o.job.status.attempt or o.job.holds_checkpoints or not cleanup.wanted(o):
         return None
-    return _keep(o, "Holding", "when the job is deleted, its checkpoints go with it")
+    return _keep(o, "Holding", "the job waits for its finalizer, which deletes its checkpoints with it")
 
 
 def predecessor_saves(o: Observed) -> Decision | None:
@@ -272,7 +272,7 @@ def clock_was_ahead(o: Observed) -> Decision | None:
     if o.job.spec is None or gang.team(o) or _judged_already(o):
         return None
     status = restart.brought_forward(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
-    words = "the next start was reckoned by a clock that was ahead"
+    words = "the next start was computed by a clock that was ahead"
     return Decision(reason="ClockWasAhead", message=words, status=status) if status is not None else None
 
 

@@ -111,8 +111,8 @@ class Poller:
                 known = reply.status == 204
         except NO_ANSWER:
             return  # it may be ending
-        words = "it has been told to stop" if known else "it refuses to stop, for it is another pod's"
-        logger.info("pod %s was deleted, and its trainer still answers: %s", pod.name, words)
+        words = "it has been told to stop" if known else "it does not stop, because it belongs to another pod"
+        logger.info("pod %s was deleted, and its trainer still responds: %s", pod.name, words)
 
     def _url(self, pod: PodView, path: str) -> str:
         host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip

@@ -70,9 +70,9 @@ class Reconciler:
             return plan(observed)
         except Exception as error:
             job = observed.job
-            logger.exception("%s: no plan can be made", job.key, extra=about(job.key))
+            logger.exception("%s: planning failed", job.key, extra=about(job.key))
             words = (
-                f"the operator cannot carry this spec out ({type(error).__name__}: {error}); its log has more"
+                f"the operator cannot process this spec ({type(error).__name__}: {error}); its log has more"
             )
             unreadable = replace(job, spec=None, invalid=job.invalid or words)
             return plan(replace(observed, job=unreadable))

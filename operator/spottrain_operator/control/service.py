@@ -39,7 +39,7 @@ def utc_now() -> datetime:
 def _say_why(task: asyncio.Task[None]) -> None:
     """Logs why a task has ended. /livez then fails, and the kubelet restarts the operator."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("a part of the operator has ended", exc_info=error)
+        logger.critical("a task of the operator has ended", exc_info=error)
 
 
 class Service:
@@ -116,7 +116,7 @@ class Service:
             try:
                 return await resync(cluster, self.caches, self.queue, self.settings.namespaces)
             except ApiError as error:
-                logger.warning("listing failed, trying again: %s", error)
+                logger.warning("listing failed, and is retried: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     # --- watch events ---

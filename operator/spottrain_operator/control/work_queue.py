@@ -132,7 +132,7 @@ class WorkQueue:
                     self.add_after(key, error.again.total_seconds())
             except Exception:
                 RECONCILE_ERRORS.inc()
-                logger.exception("%s: reconcile failed, will be tried again", key, extra=about(key))
+                logger.exception("%s: reconcile failed, will be retried", key, extra=about(key))
             finally:
                 self.done(key, failed=failed)
 
@@ -148,9 +148,9 @@ class WorkQueue:
             return
         self._said[about_what] = (now, words)
         if unanswered:
-            logger.warning("the API server does not answer; all jobs are tried again: %s", words)
+            logger.warning("the API server does not respond; all jobs are retried: %s", words)
         else:
-            logger.warning("%s: %s; tried again", key, words, extra=about(key))
+            logger.warning("%s: %s; will be retried", key, words, extra=about(key))
 
 
 async def _wait(event: asyncio.Event, timeout: float | None) -> None:

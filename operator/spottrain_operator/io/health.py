@@ -45,7 +45,7 @@ class Health:
     async def _livez(self, _: web.Request) -> web.Response:
         late = asyncio.get_running_loop().time() - self._beat if self._beat else 0.0
         alive = self._alive() and late < STUCK
-        words = f"parts run: {self._alive()}; event loop is {late:.1f} s late\n"
+        words = f"tasks run: {self._alive()}; event loop is {late:.1f} s late\n"
         return web.Response(text=words, status=200 if alive else 500)
 
     async def _readyz(self, _: web.Request) -> web.Response:

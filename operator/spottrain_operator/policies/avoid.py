@@ -31,7 +31,7 @@ def faulty(o: Observed, status: Status) -> set[str]:
 def note(o: Observed, pod: PodView) -> str:
     """Returns a note that a pending pod avoids nodes with a failed GPU; "" where it does not."""
     kept = [name for name in pod.avoids if name in faulty(o, o.job.status)]
-    return f" (kept off {', '.join(kept)}, where a GPU has failed)" if kept else ""
+    return f" (avoids {', '.join(kept)}, where a GPU has failed)" if kept else ""
 
 
 def doomed(o: Observed, status: Status) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def gives_up_waiting(o: Observed) -> str:
     waits = next((p for p in team if not p.node), None)
     if waits is None:
         refused = f": {o.refusal.message}" if o.refusal is not None else ""
-        return f"{words}; {size - len(team)} could not be made{refused}"
+        return f"{words}; {size - len(team)} could not be created{refused}"
     why = f": {waits.unschedulable}{gang.zone_note(o, waits)}" if waits.unschedulable else ""
     return f"{words}; pod {waits.name} has none{why}"
 

@@ -86,7 +86,7 @@ Rule = Callable[[Case], Ending | None]
 def why(pod: PodView, o: Observed) -> Ending:
     case = Case(pod=pod, o=o, word=word_of(pod))
     found = next((e for rule in RULES if (e := rule(case)) is not None), None)
-    return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended without a trace")
+    return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended, and nothing shows why")
 
 
 def before_us(pod: PodView, o: Observed) -> PodView:
@@ -134,13 +134,13 @@ def notice_of(pod: PodView, o: Observed) -> Notice | None:
 def _done(case: Case) -> Ending | None:
     if case.word is None or case.word.outcome is not Outcome.DONE:
         return None
-    return Ending(cause=Cause.DONE, evidence="the trainer says that it is done")
+    return Ending(cause=Cause.DONE, evidence="the trainer reports that the training is done")
 
 
 def _bad_configuration(case: Case) -> Ending | None:
     word, code = case.word, case.pod.ended.exit_code if case.pod.ended else None
     if word is not None and word.outcome is Outcome.BAD_CONFIGURATION:
-        sentence = word.message or "the trainer refuses its configuration"
+        sentence = word.message or "the trainer rejects its configuration"
         return Ending(cause=Cause.BAD_CONFIGURATION, evidence=sentence, charged=True, reason=word.reason)
     if word is None and code == ExitCode.BAD_CONFIGURATION:
         return Ending(cause=Cause.BAD_CONFIGURATION, evidence=_told(case, f"exit code {code}"), charged=True)
@@ -282,7 +282,7 @@ def _own_outcome(case: Case) -> Ending | None:
         return Ending(cause=Cause.SUPERSEDED, evidence=_told(case, "a newer attempt owns the checkpoints"))
     silent = outcome is None and code == ExitCode.STORE_UNREACHABLE and case.managed
     if outcome is Outcome.STORE_UNREACHABLE or silent:
-        said = _told(case, "the checkpoint store does not answer")
+        said = _told(case, "the checkpoint store does not respond")
         return Ending(cause=Cause.STORE_UNREACHABLE, evidence=said)
     stopped = outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     if stopped or (outcome is None and code in (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST)):

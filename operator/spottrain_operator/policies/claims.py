@@ -103,7 +103,7 @@ def problem(o: Observed) -> str:
     if claim is not None and claim.owner_uid != o.job.key.uid:
         return f"{what}, of the data cache, exists and is not this job's; delete it"
     if claim is not None and claim.going:
-        return f"{what}, of the data cache, is being deleted; it is made anew once it is gone"
+        return f"{what}, of the data cache, is being deleted; it is created again afterwards"
     return ""
 
 
@@ -111,16 +111,16 @@ def _problem_of_given(o: Observed, what: str, claim: ClaimView | None, workers: 
     path = "spec.dataCache.claimRef"
     if claim is None:
         return (
-            f"{path}: there is no {what} in namespace {o.job.key.namespace}; make it, or have one made for "
-            "the job by size in place of claimRef"
+            f"{path}: there is no {what} in namespace {o.job.key.namespace}; create it, or set "
+            "dataCache.size instead of claimRef, and the operator creates one"
         )
     if claim.going:
-        return f"{path}: {what} is being deleted; make it anew once it is gone"
+        return f"{path}: {what} is being deleted; create it again afterwards"
     if workers > 1 and SHARED.isdisjoint(claim.access_modes):
         modes = ", ".join(claim.access_modes)
         return (
-            f"{path}: {what} is {modes}, which one node has at a time, and the job has {workers} workers; "
-            f"take one that is {AccessMode.READ_WRITE_MANY}"
+            f"{path}: {what} is {modes}, so one node at a time can mount it, and the job has {workers} "
+            f"workers; use one that is {AccessMode.READ_WRITE_MANY}"
         )
     return ""
 
@@ -176,7 +176,7 @@ def note(o: Observed, pod: PodView) -> str:
     if words := problem(o):
         return f" ({words})"
     if (cache := to_make(o)) is not None:
-        why = o.refusal.message if o.refusal is not None else "it is made anew"
+        why = o.refusal.message if o.refusal is not None else "it is created again"
         return f" (PersistentVolumeClaim {_own(o, cache)} does not exist any more: {why})"
     waiting = _without_volume(o)
     if _unbound_immediate(pod):

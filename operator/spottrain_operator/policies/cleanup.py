@@ -49,7 +49,7 @@ def gives_up(o: Observed) -> str:
     by_hand = DELETE.format(uri=uri, uid=o.job.key.uid)
     left = f"the checkpoints at {uri} are left; delete them with {by_hand}"
     if o.cleanup_refused:
-        return f"no pod can be made to delete them ({o.cleanup_refused}): {left}"
+        return f"no pod can be created to delete them ({o.cleanup_refused}): {left}"
     until = due(o)
     if until is None or o.now < until:
         return ""

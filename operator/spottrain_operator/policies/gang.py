@@ -171,7 +171,7 @@ def _named(pod: PodView, o: Observed) -> Ending:
 
 def _vanishings(o: Observed) -> list[Ending]:
     gone = vanished(o)
-    words = f"the pods of ranks {', '.join(map(str, gone))} exist no more" if size(o) > 1 else ""
+    words = f"the pods of ranks {', '.join(map(str, gone))} no longer exist" if size(o) > 1 else ""
     record = o.job.status.record(o.job.status.attempt)
     name = record.pod if record is not None else ""
-    return [Ending(cause=Cause.POD_DELETED, evidence=words or f"pod {name} exists no more")] if gone else []
+    return [Ending(cause=Cause.POD_DELETED, evidence=words or f"pod {name} no longer exists")] if gone else []

@@ -35,7 +35,7 @@ def _words(o: Observed) -> str:
     sample = _sample(o)
     if sample is None:
         return (
-            f"the trainer has not answered since it was started, for longer than {LIMIT} allows (at least "
+            f"the trainer has not responded since its start, for longer than {LIMIT} allows (at least "
             f"{LEAST_START} s)"
         )
     progress, when = sample.progress, f"{sample.at:%H:%M:%S} UTC"
@@ -48,7 +48,7 @@ def _words(o: Observed) -> str:
         )
     silent = (o.now - sample.at).total_seconds()
     return (
-        f"the trainer has not answered since {when}, for {silent:.0f} s, {limit}; it was at step "
+        f"the trainer has not responded since {when}, for {silent:.0f} s, {limit}; it was at step "
         f"{progress.step} ({progress.state}). Its process is stopped or gets no processor time (SIGSTOP, a "
         "debugger, a limit on CPU), or the network to it is cut; the stacks of its threads are in its log "
         "if it could still write them"

@@ -20,7 +20,7 @@ PATIENCE: Final = timedelta(seconds=60)
 """Time for a pinned pod to be scheduled: its node exists, so another pod must occupy its resources."""
 
 
-COMING_BACK: Final = "was to come back to node"
+COMING_BACK: Final = "was pinned to node"
 """Part of the evidence of an attempt that was replaced because of a pin."""
 UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 """Causes after which no rank is pinned."""
@@ -66,7 +66,7 @@ def in_vain(o: Observed, pod: PodView) -> str:
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
     if pod.pinned not in avoid.usable(o) - avoid.faulty(o, o.job.status):
-        return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or going"
+        return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or is leaving"
     alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
     if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # otherwise it waits for the gang
         return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which has no room: {pod.unschedulable}"

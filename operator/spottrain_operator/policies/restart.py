@@ -120,7 +120,7 @@ def exhausted(
     longest = timedelta(seconds=policy.store_outage_seconds)
     if ending.cause is Cause.STORE_UNREACHABLE and since is not None and now - since >= longest:
         limit = f"failurePolicy.storeOutageSeconds is {policy.store_outage_seconds}"
-        known = f"the checkpoint store does not answer since {rfc3339(since)}, and {limit}"
+        known = f"the checkpoint store has not responded since {rfc3339(since)}, and {limit}"
         return Reason.STORE_UNREACHABLE, known + last
     if ending.charged and status.failures > policy.max_failures:
         many = f"failed {status.failures} time(s), and failurePolicy.maxFailures is {policy.max_failures}"

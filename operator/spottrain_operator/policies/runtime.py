@@ -84,9 +84,9 @@ def missed(status: Status, o: Observed) -> Verdict | None:
     return (
         False,
         Reason.NO_RUNTIME,
-        f"no spottrain runtime has answered on port {PROGRESS_PORT} of pod {pod.name} within {minutes} of "
+        f"no spottrain runtime has responded on port {PROGRESS_PORT} of pod {pod.name} within {minutes} of "
         "its start: nothing is saved, and the job fails at its first interruption instead of beginning at "
-        f"step 0 again. {WAYS_OUT}. A script that imports or prepares for longer answers at once under "
+        f"step 0 again. {WAYS_OUT}. A script that imports or prepares for longer responds at once under "
         "`spottrain run`",
     )
 
@@ -98,14 +98,14 @@ def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
     if not managed(o) or trains(state) or pod is None or pod.running_since is None:
         return None
     if state == STARTING_STATE:
-        words = f"the runtime of attempt {status.attempt} answers; the script has not begun its training yet"
+        words = f"the runtime of attempt {status.attempt} responds; the script has not begun its training yet"
         return Reason.WAITING_FOR_TRAINING, words
-    words = f"the container of attempt {status.attempt} runs; its runtime has not answered yet"
+    words = f"the container of attempt {status.attempt} runs; its runtime has not responded yet"
     for limit in (SOON, o.limits.runtime_patience):
         if o.now - pod.running_since >= limit:
             words = (
-                f"the container of attempt {status.attempt} runs; no spottrain runtime has answered on port "
-                f"{PROGRESS_PORT} for over {_spell(limit)}, so nothing is known of a training"
+                f"the container of attempt {status.attempt} runs; no spottrain runtime has responded on port "
+                f"{PROGRESS_PORT} for over {_spell(limit)}, so it is unknown whether it trains"
             )
     return Reason.WAITING_FOR_RUNTIME, words
 

@@ -87,7 +87,9 @@ def grace_note(spec: TrainingJobSpec, pool: Pool) -> str:
         return ""
     if asked > window:
         return f"terminationGracePeriodSeconds {asked} is cut to {window}, the notice window of this capacity"
-    return f"terminationGracePeriodSeconds {asked} leaves less than the {window} s that there are for saving"
+    return (
+        f"terminationGracePeriodSeconds {asked} leaves less than the {window} s that are available for saving"
+    )
 
 
 def notes(o: Observed, status: Status) -> dict[Reason, str]:

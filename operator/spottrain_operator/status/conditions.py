@@ -74,7 +74,7 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
         return False, o.refusal.reason, o.refusal.message
     if not o.admitted:
         return None  # not checked yet
-    return True, Reason.VALID, note or "the API server accepts the pod that the template makes"
+    return True, Reason.VALID, note or "the API server accepts the pod of the template"
 
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
@@ -84,7 +84,7 @@ def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
         return (
             True,
             Reason.SUSPENDED,
-            "spec.suspend is true; false goes on from the last checkpoint",
+            "spec.suspend is true; set it to false to continue from the last checkpoint",
         )
     known = status.condition(Condition.SUSPENDED)
     if known is None or known.status != "True":
@@ -98,7 +98,7 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
     if o.refusal is not None and o.refusal.accepted:
         return False, o.refusal.reason, o.refusal.message
     if o.job.spec is not None and o.job.spec.suspend:
-        return False, Reason.SUSPENDED, "no pods are made while spec.suspend is true"
+        return False, Reason.SUSPENDED, "no pods are created while spec.suspend is true"
     if not status.attempt and (words := saving_predecessor(o)):
         return False, Reason.PREDECESSOR_SAVES, words
     if status.next_start is not None and status.next_start > o.now:
@@ -127,7 +127,9 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         said = f"{stuck.unschedulable}{capacity.asked(status)}{note}"
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
     if not waiting:
-        refused = o.refusal.message if o.refusal is not None else f"{size - len(pods)} are to be made"
+        refused = (
+            o.refusal.message if o.refusal is not None else f"{size - len(pods)} are still to be created"
+        )
         return False, Reason.WAITING_FOR_POD, count + refused
     words = f"pod {waiting[0].name} waits for the scheduler{claims.note(o, waiting[0])}"
     return False, Reason.WAITING_FOR_POD, count + words
@@ -162,14 +164,14 @@ def _silent(o: Observed, pod: PodView) -> Verdict:
     known = f"node {pod.node} of pod {pod.name} is not ready {o.nodes[pod.node].unready}"
     if pod.deleted is not None:
         until = rfc3339(pod.deleted + o.limits.dead_slack, timespec="seconds")
-        todo = f"the pod is being deleted, and is given up at {until} unless the node comes back"
+        todo = f"the pod is being deleted, and counts as lost at {until} unless the node comes back"
     else:
         slack = o.limits.dead_slack.seconds
         todo = (
-            f"Kubernetes deletes its pods after {NODE_SILENCE} s, and they are given up {slack} s after "
-            "their grace, unless the node comes back"
+            f"Kubernetes deletes its pods after {NODE_SILENCE} s, and they count as lost {slack} s after "
+            "their grace period, unless the node comes back"
         )
-    return False, Reason.NODE_NOT_READY, f"{known}: whether its trainer runs is not known; {todo}"
+    return False, Reason.NODE_NOT_READY, f"{known}: it is unknown whether its trainer runs; {todo}"
 
 
 def _ending(o: Observed, pod: PodView) -> Verdict:
@@ -188,7 +190,7 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
         and sample.at > asked + OBEYED
     ):
         still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
-        return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have got the signal"
+        return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have received the signal"
     return False, Reason.STOPPING, words
 
 
@@ -204,15 +206,15 @@ def edited(status: Status, o: Observed) -> str:
     )
     uri = o.job.spec.checkpoint.uri if o.job.spec is not None else ""
     if not uri:
-        return f"{words}. Make a new job"
+        return f"{words}. Create a new job"
     return (
-        f"{words}. To go on from its checkpoints, make a new job with checkpoint.uri: {uri} and "
+        f"{words}. To continue from its checkpoints, create a new job with checkpoint.uri: {uri} and "
         "checkpoint.onExisting: Resume"
     )
 
 
 def _coming(status: Status) -> str:
-    return f"the pod of attempt {status.attempt} is being made"
+    return f"the pod of attempt {status.attempt} is being created"
 
 
 def _training(status: Status, o: Observed) -> Verdict:
@@ -257,7 +259,7 @@ def _store(status: Status) -> Verdict | None:
     silent = known is not None and known.status == "False"
     if status.terminal:
         saved = silent and status.is_true(Condition.SUCCEEDED)
-        return (True, Reason.STORE_ANSWERS, "the store holds the finished training") if saved else None
+        return (True, Reason.STORE_ANSWERS, "the store contains the finished training") if saved else None
     shown = status.progress
     if shown is not None and shown.waiting_for:
         does = "waits for it" if shown.state == WAITING_FOR_STORE else "trains on, and its saves fail"
@@ -266,7 +268,7 @@ def _store(status: Status) -> Verdict | None:
     begun = record is not None and record.start_step is not None and not record.cause
     if not silent or not begun:
         return None
-    return True, Reason.STORE_ANSWERS, "the checkpoint store answers again"
+    return True, Reason.STORE_ANSWERS, "the checkpoint store responds again"
 
 
 def _durable(status: Status) -> Verdict:
@@ -286,7 +288,9 @@ def _fits(status: Status, o: Observed) -> Verdict | None:
         return None
     window = capacity.pool_of(o, status).window if not capacity.problem(o) else shown.grace_seconds
     least = min(shown.grace_seconds, window)
-    words = f"a save takes about {shown.emergency_seconds:.1f} s of the {least:.0f} s that a notice leaves"
+    words = (
+        f"a save takes about {shown.emergency_seconds:.1f} s of the {least:.0f} s that remain after a notice"
+    )
     if shown.emergency_seconds <= TIGHT * least:
         return True, Reason.FITS, words
     return False, Reason.CHECKPOINT_MAY_NOT_FIT, f"{words}: {shown.warning}" if shown.warning else words

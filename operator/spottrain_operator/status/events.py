@@ -79,7 +79,7 @@ def _restored(old: Status, new: Status) -> list[Event]:
     before, now = old.record(new.attempt), new.record(new.attempt)
     if now is None or not now.start_step or (before is not None and before.start_step is not None):
         return []
-    message = f"attempt {now.number} goes on from step {now.start_step}"
+    message = f"attempt {now.number} continues from step {now.start_step}"
     return [Event(warning=False, reason=Reason.RESTORED, message=message)]
 
 

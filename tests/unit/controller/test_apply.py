@@ -113,7 +113,7 @@ async def test_of_many_failures_some_are_named_and_silence_is_told_apart() -> No
     result = await _apply(w, after=tuple(Release(pod=p) for p in pods))
     assert isinstance(result, Unfinished) and result.unreachable and result.again
     assert str(result) == "; ".join(
-        f"could not take the finalizer off pod {p.name}: no answer" for p in pods[1:]
+        f"could not remove the finalizer of pod {p.name}: no answer" for p in pods[1:]
     )
     assert pods[0] not in w.caches.pods.of(KEY), "it is gone"
     four = Unfinished(failed=(*result.failed, *result.failed), again=False)

@@ -193,7 +193,9 @@ def test_a_claim_that_does_not_exist_is_named_and_waited_for_without_a_pod() -> 
 def test_a_claim_that_one_node_has_at_a_time_is_none_for_a_gang() -> None:
     disk = ClaimView(name="datasets", access_modes=("ReadWriteOnce",))
     made = plan(_observed(cache=CLAIM, claim=disk, spec={"workers": 2}))
-    assert "is ReadWriteOnce, which one node has at a time" in _scheduled(made)[1] and _kinds(made) == []
+    assert (
+        "is ReadWriteOnce, so one node at a time can mount it" in _scheduled(made)[1] and _kinds(made) == []
+    )
     shared = replace(disk, access_modes=("ReadWriteOnce", "ReadWriteMany"))
     assert "Create" in _kinds(plan(_observed(cache=CLAIM, claim=shared, spec={"workers": 2})))
 

@@ -304,7 +304,8 @@ async def test_node_pools_that_may_not_be_read_are_said_once(caplog: pytest.LogC
     for _ in range(2):
         await discover_node_pools(Forbidden(), memory)
     assert [r.getMessage() for r in caplog.records] == [
-        "Karpenter's NodePools cannot be read, so only nodes tell of capacity: nodepools is forbidden"
+        "Karpenter's NodePools cannot be read, so capacity is detected from nodes only: "
+        "nodepools is forbidden"
     ]
 
 

@@ -419,7 +419,7 @@ def test_a_part_of_a_gang_that_a_quota_holds_up_lets_go_too() -> None:
     o = replace(observed(member(0), member(1), status=seen, refusal=no), now=NOW + timedelta(minutes=6))
     made = plan(o)
     assert status_of(made).attempts[0].stopping == Cause.SCHEDULING_TIMEOUT and removed(made) == {0, 1}
-    assert "1 could not be made: exceeded quota" in status_of(made).attempts[0].evidence
+    assert "1 could not be created: exceeded quota" in status_of(made).attempts[0].evidence
 
 
 def test_pods_that_wait_in_a_queue_are_not_taken_out_of_it() -> None:

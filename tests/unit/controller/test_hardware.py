@@ -125,7 +125,7 @@ def stopped_since(
 def test_a_trainer_that_answers_no_more_is_said_to_do_so_and_has_written_no_stacks_for_certain() -> None:
     ending = hang.stalled(stopped_since(31))
     assert ending is not None and ending.cause is Cause.STALLED and ending.charged
-    assert "has not answered since 11:59:29 UTC, for 31 s" in ending.evidence and "20 s" in ending.evidence
+    assert "has not responded since 11:59:29 UTC, for 31 s" in ending.evidence and "20 s" in ending.evidence
     assert "SIGSTOP" in ending.evidence and "0 s when" not in ending.evidence
     assert "stacks of its threads are in its log if" in ending.evidence
 
@@ -319,7 +319,7 @@ def test_a_pod_that_finds_no_other_node_is_told_why() -> None:
     records = (record, AttemptRecord(number=2, pool="default"))
     job = make_job(status=replace(started(), attempt=2, attempts=records))
     _, reason, message = condition(plan(make_observed(pod, job=job)), Condition.SCHEDULED)
-    assert reason == "Unschedulable" and "kept off node-a, where a GPU has failed" in message
+    assert reason == "Unschedulable" and "avoids node-a, where a GPU has failed" in message
 
 
 # --- one zone -----------------------------------------------------------------------------------------

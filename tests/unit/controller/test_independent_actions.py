@@ -225,7 +225,7 @@ def _logged(
 def test_while_the_api_server_is_away_one_line_a_minute_says_so(caplog: pytest.LogCaptureFixture) -> None:
     lines = _logged([ApiError(0, "GET /api: refused")], 40, 100, caplog)
     assert 1 <= len(lines) <= 2
-    assert lines[0] == "the API server does not answer; all jobs are tried again: GET /api: refused"
+    assert lines[0] == "the API server does not respond; all jobs are retried: GET /api: refused"
 
 
 def test_an_action_that_fails_on_and_on_is_one_line_for_each_job_and_minute(
@@ -234,4 +234,4 @@ def test_an_action_that_fails_on_and_on_is_one_line_for_each_job_and_minute(
     lines = _logged(
         [Incomplete("could not delete pod a: no"), Incomplete("could not delete pod b: no")], 2, 50, caplog
     )
-    assert len(lines) == 4 and "ns/j0/j0: could not delete pod a: no; tried again" in lines
+    assert len(lines) == 4 and "ns/j0/j0: could not delete pod a: no; will be retried" in lines

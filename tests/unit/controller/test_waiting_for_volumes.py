@@ -249,7 +249,7 @@ async def test_a_claim_that_goes_while_a_pod_waits_is_made_again_and_costs_no_po
     _says(w, f'persistentvolumeclaim "{OWN}" is being deleted')
     _claim(w)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     await _later(w, 3600)
-    assert "is made anew once it is gone" in _scheduled(w)[1] and not _given_up(w)
+    assert "is created again afterwards" in _scheduled(w)[1] and not _given_up(w)
     del w.cluster.others[f"{CLAIMS}/{OWN}"]
     _says(w, f'persistentvolumeclaim "{OWN}" not found')
     await _later(w, 10)

@@ -90,7 +90,9 @@ def test_where_an_attempt_went_on_from_is_told_when_it_is_known() -> None:
     assert "929" not in begun.message and begun.message.startswith("attempt 2, after attempt 1 (")
     second = make_pod(2)
     later = plan(_seen(second, status=_status(made), sample=sample(1137, 2, startStep=1137)))
-    told_once = Event(warning=False, reason="CheckpointRestored", message="attempt 2 goes on from step 1137")
+    told_once = Event(
+        warning=False, reason="CheckpointRestored", message="attempt 2 continues from step 1137"
+    )
     assert told_once in later.events
     more = _seen(second, status=_status(later), sample=sample(1200, 2, startStep=1137), now=after(100))
     assert told_once not in plan(more).events

@@ -170,7 +170,7 @@ def test_settings_come_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("DEFAULT_POOL", '{"platform": "OCI"}', "platform: 'OCI' is not a valid Platform"),
+        ("DEFAULT_POOL", '{"platform": "OCI"}', "platform must be one of Auto, AWS, .* and is 'OCI'"),
         ("DEFAULT_POOL", "[]", "it must be a JSON object"),
         ("DEFAULT_POOL", "null", "it must be a JSON object"),
         ("DEFAULT_POOL", "{", "it must be JSON: "),
