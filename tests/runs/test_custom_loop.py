@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_saves_nothing(lab: Lab) -> No
     ("env", "says"),
     [
         ({"WIDTH": "8"}, "0.weight has shape (16, 4) in the checkpoint and (8, 4) in the model"),
-        ({"MORE": "extra"}, "it has no state of extra.other, which the Run here is given"),
+        ({"MORE": "extra"}, "it has no state of extra.other, which this Run is given"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(lab: Lab, env: dict[str, str], says: str) -> None:

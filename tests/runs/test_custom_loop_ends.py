@@ -94,17 +94,17 @@ def test_what_may_come_and_go_does_so_and_is_told(lab: Lab, first: str, then: st
         (
             "scheduler=scheduler",
             "scheduler=",
-            "state of scheduler, which the Run here is not given: give it, for",
+            "state of scheduler, which this Run is not given: give it, for",
         ),
         (
             "extra=ema",
             "extra=",
-            "extra.ema, which the Run here is not given: give it, or extra={'ema': None} to",
+            "extra.ema, which this Run is not given: give it, or extra={'ema': None} to",
         ),
         (
             "extra=teacher",
             "",
-            "extra.teacher, which the Run here is not given: give it, or extra={'teacher': N",
+            "extra.teacher, which this Run is not given: give it, or extra={'teacher': N",
         ),
     ],
 )

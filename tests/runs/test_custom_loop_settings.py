@@ -196,7 +196,7 @@ def test_the_manifest_ends_a_loop_with_a_later_end_of_its_own_at_its_last_step(l
 def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
     run = lab.run(HEAD + "spottrain.job_settings(global_batch_size=4).ema_decay\n")
     assert run.end() == ExitCode.FAILED
-    assert "was not asked for ema_decay: name it in the call" in run.message.message
+    assert "was called without ema_decay: add it to the call" in run.message.message
 
 
 @pytest.mark.parametrize(

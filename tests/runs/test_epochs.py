@@ -237,12 +237,12 @@ REFUSED = {
     "no question": (
         GUARD.replace(" data=loader,", "") + "for epoch in range(4):\n"
         "    for batch in held_out:\n        run.step_completed(loss=torch.ones(()))\n",
-        "the loop does not ask the Run how far the training is",
+        "the loop does not read its position from the Run",
     ),
     "no question with data": (
         LOADER + GUARD + "for epoch in range(4):\n"
         "    for batch in loader:\n        run.step_completed(loss=torch.ones(()))\n",
-        "the loop does not ask the Run how far the training is",
+        "the loop does not read its position from the Run",
     ),
     "break": (
         LOADER
@@ -258,7 +258,7 @@ REFUSED = {
     ),
     "epochs begun anew": (
         GUARD.replace(" data=loader,", "") + EPOCHS.replace("in loader", "in held_out"),
-        "the loop does not ask where in the epoch it is",
+        "the loop does not read run.epoch_step",
     ),
     "a step of no epoch": (LOADER + GUARD + "run.epoch_step\n", "iterate `for epoch in run.epochs(n)`"),
     "no end": (LOADER + GUARD + "next(run.batches(loader))\n", "Run.batches needs an end"),

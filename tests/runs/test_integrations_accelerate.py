@@ -218,7 +218,7 @@ def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) 
 
 
 BAD = {
-    "nothing prepared": ("AccelerateRun(accelerator)\n", "AccelerateRun(accelerator) knows no model yet"),
+    "nothing prepared": ("AccelerateRun(accelerator)\n", "AccelerateRun(accelerator) has no model yet"),
     "a prepared loader": (
         "model, loader = accelerator.prepare(model, torch.utils.data.DataLoader(Noisy()))\n"
         "AccelerateRun(accelerator, data=loader)\n",

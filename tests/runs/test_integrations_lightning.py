@@ -340,7 +340,7 @@ def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) 
 BAD = {
     "no resume": (
         "trainer(LightningCallback()).fit(Model(), loader)\n",
-        "LightningCallback was not asked where to go on",
+        "LightningCallback.resume() was not called",
     ),
     "other processes": (
         "spot = LightningCallback()\n"

@@ -331,7 +331,7 @@ def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) 
 BAD = {
     "no resume": (
         "theirs = trainer(TransformersCallback())\ntheirs.train()\n",
-        "TransformersCallback was not asked where to go on",
+        "TransformersCallback.resume() was not called",
     ),
     "resume too early": (
         "TransformersCallback().resume()\n",

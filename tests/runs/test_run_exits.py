@@ -164,7 +164,7 @@ def test_on_a_laptop_the_same_command_goes_on_from_ctrl_c(lab: Lab) -> None:
     (lab.folder / "train.py").write_text(SCRIPT)
     first = lab.start(["--interval", "90s", "train.py"], {"PAUSE": "0.05"}).until("step=5/")
     assert first.send(signal.SIGINT).end() == ExitCode.INTERRUPTED
-    assert "the same command goes on from there" in first.log
+    assert "the same command resumes from there" in first.log
     second = lab.start(["--interval", "90s", "train.py"], {})
     assert second.end() == ExitCode.DONE, second.log
     assert "attempt=2" in second.log and min(second.losses) == max(first.losses) + 1

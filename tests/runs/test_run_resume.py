@@ -104,7 +104,7 @@ def test_a_job_that_is_done_and_is_asked_for_more_steps_says_what_was_trained_an
     assert again.end() == ExitCode.DONE and not again.losses
     words = again.message
     assert (words.step, words.durableStep) == (24, 24)
-    assert "24 steps were trained" in words.message and "40 steps are asked for now" in words.message
+    assert "24 steps were trained" in words.message and "40 steps are requested now" in words.message
 
     new = str(lab.folder / "new")
     assert main(["copy", str(lab.folder / "store"), "--to", new]) == 0

@@ -231,7 +231,7 @@ def test_evaluations_use_the_size_that_was_found(lab: Lab) -> None:
 def test_what_cannot_act_is_told(lab: Lab) -> None:
     own = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24,\n    schedule=lambda step: 1.0,\n")
     it = done(run(lab, {"warmupSteps": 5}, script=own))
-    assert 'event=advice about=learning-rate text="warmup_steps cannot act' in it.log
+    assert 'event=advice about=learning-rate text="warmup_steps have no effect' in it.log
 
 
 def test_a_step_without_the_recomputation_that_is_asked_for_is_never_tried(lab: Lab) -> None:

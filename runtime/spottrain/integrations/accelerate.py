@@ -66,14 +66,13 @@ class AccelerateRun(Loop):
             )
         if not accelerator._models:
             raise ConfigurationError(
-                "AccelerateRun(accelerator) knows no model yet: make it after "
+                "AccelerateRun(accelerator) has no model yet: create it after "
                 "accelerator.prepare(model, optimizer)"
             )
         if any(data is loader for loader in accelerator._dataloaders):
             raise ConfigurationError(
                 "AccelerateRun(data=...) is a loader that Accelerate has prepared, which has no position of "
-                "its own; "
-                "give it spottrain.data.loader(...) unprepared, or leave data out"
+                "its own; give it spottrain.data.loader(...) unprepared, or leave data out"
             )
         self._accelerator = accelerator
         self._require_whole()

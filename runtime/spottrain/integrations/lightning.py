@@ -88,7 +88,7 @@ class LightningCallback(pl.Callback):
         if stage != "fit":
             return
         if self._checkpoints is None:
-            raise ConfigurationError(f"LightningCallback was not asked where to go on: call {CALL}")
+            raise ConfigurationError(f"LightningCallback.resume() was not called: call {CALL}")
         if trainer.world_size != self.session.world.size:
             raise ConfigurationError(
                 f"Lightning trains with {trainer.world_size} process(es), and spottrain knows of "

@@ -130,8 +130,8 @@ class TransformersCallback(TrainerCallback):
             )
         if getattr(args, "save_only_model", False):
             raise ConfigurationError(
-                "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints, from which "
-                "nobody can go on then; leave it out"
+                "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints, so no run "
+                "could resume from them; remove it"
             )
         self._args = args
         self._take_max_steps(args, lr_scheduler)
@@ -146,7 +146,7 @@ class TransformersCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         if self._checkpoints is None:
-            raise ConfigurationError(f"TransformersCallback was not asked where to go on: call {CALL}")
+            raise ConfigurationError(f"TransformersCallback.resume() was not called: call {CALL}")
         with self.engine.failures():
             self._require_whole(model, optimizer)
         require_resumed(self.engine, self._checkpoints, state.global_step, CALL)

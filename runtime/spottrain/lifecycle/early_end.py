@@ -38,9 +38,10 @@ def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
     if wanted <= max(total, trained):
         return f"{done} To train anew use another checkpoint URI."
     return (
-        f"{done} {wanted} steps are asked for now, and a job that is done trains no more. To go on from its "
-        "last checkpoint make a new job on this URI with checkpoint.onExisting: Resume; without Kubernetes "
-        "use spottrain checkpoints copy URI --to NEW, then start with --checkpoint NEW --on-existing resume."
+        f"{done} {wanted} steps are requested now, but a job that is done does not train again. To continue "
+        "from its last checkpoint create a new job on this URI with checkpoint.onExisting: Resume; without "
+        "Kubernetes use spottrain checkpoints copy URI --to NEW, then start with --checkpoint NEW "
+        "--on-existing resume."
     )
 
 
@@ -147,6 +148,6 @@ class EarlyEnd:
             )
         return _Words(
             outcome=Outcome.INTERRUPTED,
-            text=f"Interrupted at step {step}, which is saved; the same command goes on from there.",
+            text=f"Interrupted at step {step}, which is saved; the same command resumes from there.",
             durable_seconds=durable_seconds,
         )

@@ -163,7 +163,7 @@ def ask_torch(deadline_file: Path | None) -> int:
         text = child.stdout.read().strip() if child.stdout else ""
     if not text.isdecimal():
         raise ConfigurationError(
-            "--nproc auto: torch could not count the GPUs (its words are above); say how many: --nproc N"
+            "--nproc auto: torch could not count the GPUs (see its output above); give the number: --nproc N"
         )
     return int(text)
 

@@ -26,14 +26,15 @@ def tell_what_cannot_act(settings: Settings, source: Source) -> None:
     loading = ("num_workers", "prefetch_factor", "pin_memory", "drop_last")
     given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
     if given and not isinstance(source, Batches):
-        text = f"{', '.join(given)} cannot act: train_dataset is a loader, which has settings of its own"
+        text = f"{', '.join(given)} have no effect: train_dataset is a loader, so set them there"
         log.event("advice", about="data", text=text)
     if settings.prefetch_factor and not settings.num_workers and isinstance(source, Batches):
-        text = "prefetch_factor cannot act: it is how far loader workers are ahead, and there are none"
+        text = "prefetch_factor has no effect without loader workers: set num_workers too, or leave it out"
         log.event("advice", about="data", text=text)
     warm_ups = [name for name in WARM_UPS if getattr(settings, name)]
     if warm_ups and not isinstance(settings.schedule, str):
-        text = f"{', '.join(warm_ups)} cannot act: the schedule is the script's own; use cosine or constant"
+        names = ", ".join(warm_ups)
+        text = f"{names} have no effect on a schedule of the script's own: use 'cosine' or 'constant'"
         log.event("advice", about="learning-rate", text=text)
 
 

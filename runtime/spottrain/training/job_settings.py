@@ -59,7 +59,7 @@ class JobSettings:
         if name not in NAMES:
             raise AttributeError(f"{name} is not a setting; the settings are {', '.join(NAMES)}")
         raise AttributeError(
-            f"spottrain.job_settings() was not asked for {name}: name it in the call, with the "
+            f"spottrain.job_settings(...) was called without {name}: add it to the call, with the "
             f"script's own value ({name}=...)"
         )
 
@@ -94,8 +94,8 @@ class JobSettings:
         groups = () if isinstance(given, str) else given.param_groups
         if "schedule" not in self._asked and any("initial_lr" in group for group in groups):
             raise ConfigurationError(
-                "make_optimizer() was given an optimizer for which a scheduler is made already, which would "
-                "set the rates of another one: make the scheduler after it, of what make_optimizer() answers"
+                "make_optimizer() was given an optimizer that already has a scheduler, which would set the "
+                "learning rates of the wrong one: make the scheduler for the optimizer that it returns"
             )
         with _own_words():
             made = optimizer_setup.optimizer(given, model, self._settings, learning_rate)
@@ -176,8 +176,8 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
     """Raises ConfigurationError for sizes that a loop would silently get wrong."""
     if "learning_rate_scaling" in own and "global_batch_size" not in own:
         raise ConfigurationError(
-            "job_settings(learning_rate_scaling=...) is by the batch size, which is not named: name "
-            "it too, with the script's own value (global_batch_size=...)"
+            "job_settings(learning_rate_scaling=...) needs the batch size: add it to the call, with the "
+            "script's own value (global_batch_size=...)"
         )
     size = found.micro_batch_size
     if size == AUTO and own["micro_batch_size"] != AUTO:
@@ -189,7 +189,7 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
     if isinstance(size, int) and "global_batch_size" in own and found.global_batch_size % (size * world.size):
         ranks = f"{world.size} ranks x " if world.distributed else ""
         raise ConfigurationError(
-            f"globalBatchSize {found.global_batch_size} (global_batch_size) is no multiple of {ranks}"
+            f"globalBatchSize {found.global_batch_size} (global_batch_size) is not a multiple of {ranks}"
             f"microBatchSize {size}: the loop would leave out the rest of each step"
         )
 
@@ -239,7 +239,7 @@ def advise(session: Session, applied: Collection[str]) -> None:
     session.board.update(ignored_settings=",".join(paths))
     if paths and session.world.first:
         text = (
-            "spec.training sets these, and this loop does not take them: name them in "
-            "spottrain.job_settings(...) and use what it answers, or leave them out of spec.training"
+            "spec.training sets these, and this loop does not apply them: add them to "
+            "spottrain.job_settings(...) and use its result, or remove them from spec.training"
         )
         log.event("advice", about="training", fields=",".join(paths), text=text)

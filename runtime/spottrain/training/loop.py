@@ -71,14 +71,14 @@ class LoopPosition:
     def load(self, saved: Mapping[str, Any] | None) -> str | None:
         """Restores it. Returns None, or a sentence that says why it does not fit. Raises CheckpointError."""
         if (saved is None) != (self._object is None):
-            was, now = ("none", "some") if saved is None else ("some", "none")
-            return f"it was made with {was} for data=, and now there is {now}"
+            was, now = ("without", "with") if saved is None else ("with", "without")
+            return f"it was saved {was} data=, and this Run is created {now} it"
         if saved is None:
             return None
         if not self.shared and saved["ranks"] != self._world.size:
             return (
-                f"{type(self._object).__name__} has a position for each rank, of which there were "
-                f"{saved['ranks']} and are {self._world.size}; go on with as many, or use "
+                f"{type(self._object).__name__} has one position per rank, and the number of ranks changed "
+                f"from {saved['ranks']} to {self._world.size}; resume with {saved['ranks']} ranks, or use "
                 "spottrain.data.loader"
             )
         self._object.load_state_dict(saved["state"])
@@ -96,7 +96,7 @@ def _with_state(given: Any) -> Any:
         return given
     raise ConfigurationError(
         f"Run(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so it "
-        "cannot go on where it was; use spottrain.data.loader(dataset, batch_size=...) in its place, a "
+        "cannot resume at its position; use spottrain.data.loader(dataset, batch_size=...) instead, a "
         "DataLoader over a spottrain.data.BatchSampler, or torchdata's StatefulDataLoader"
     )
 
@@ -303,7 +303,9 @@ class Loop:
             ConfigurationError: an interruption would lose the position in an epoch, or it is called twice.
         """
         if self._in_epochs:
-            raise ConfigurationError("run.epochs(...) was called a second time: the Run counts one loop")
+            raise ConfigurationError(
+                "run.epochs(...) was called a second time: a Run counts a single loop over epochs"
+            )
         if count < 1 or (steps is not None and steps < 1):
             raise ConfigurationError(f"run.epochs({count}, steps={steps}): at least 1 each")
         self._asked = self._in_epochs = True
@@ -321,7 +323,7 @@ class Loop:
             if not cursor.over:
                 raise ConfigurationError(
                     f"the loop over epoch {self._epoch} was left after {cursor.position.sample} of its "
-                    f"{cursor.plan.samples_per_epoch} samples: an attempt that goes on at that step would do "
+                    f"{cursor.plan.samples_per_epoch} samples: an attempt that resumes at that step would do "
                     "the rest of them. Iterate `for epoch in run.epochs(n, steps=...)` and `for batch in "
                     "run.batches(loader)`, which ends each epoch after so many steps, without break"
                 )
@@ -395,8 +397,8 @@ class Loop:
             by_itself = self._data.given or self._epoch_steps is not None
             if not by_itself and not self._asked_step_of_epoch:
                 raise ConfigurationError(
-                    "Run has no data=, and the loop does not ask where in the epoch it is, so an attempt "
-                    "that goes on in an epoch's middle would begin it anew: leave out what is done, by "
+                    "Run has no data=, and the loop does not read run.epoch_step, so an attempt that resumes "
+                    "in the middle of an epoch would repeat its beginning: skip the batches of "
                     "run.epoch_step optimizer steps (such as accelerator.skip_first_batches(loader, "
                     "run.epoch_step * accumulation)), or give Run(data=spottrain.data.loader(...))"
                 )
@@ -404,8 +406,8 @@ class Loop:
         begins_anew = not self._data.given or bool(self._data.epoch)
         if begins_anew and self.max_steps is None and not self._asked:
             raise ConfigurationError(
-                "the loop does not ask the Run how far the training is, so after an interruption it would "
-                "begin to count at 0 again: iterate `for epoch in run.epochs(n)`, or until run.global_step "
+                "the loop does not read its position from the Run, so after an interruption it would "
+                "start at step 0 again: iterate `for epoch in run.epochs(n)`, or until run.global_step "
                 "is what you want, or give Run(max_steps=...)"
             )
 
@@ -520,8 +522,8 @@ class Loop:
             raise ConfigurationError("run.ahead(...) was called a second time: the Run keeps one batch")
         if self._in_epochs:
             raise ConfigurationError(
-                "run.ahead(...) draws over the ends of epochs, and the loop is one over run.epochs(...): "
-                "call it before that, and count by steps"
+                "run.ahead(...) draws batches across the ends of epochs, so it cannot be used within "
+                "run.epochs(...): create it before the loop, and count steps instead of epochs"
             )
         self._ahead = Ahead(source, self._saved_ahead, self._pass)
         return self._ahead

@@ -194,8 +194,8 @@ class Run(Loop):
         unread = self.extra.unread
         if unread and self.session.world.first:
             text = (
-                "these are numbers or strings, which the Run cannot put back into a variable, and the "
-                "script has not asked for them: read and write them as run.extra['NAME']"
+                "numbers and strings are restored only in run.extra, and the script has not read these "
+                "there: read and write them as run.extra['NAME']"
             )
             log.event("advice", about="extra", names=",".join(unread), text=text)
 
@@ -267,11 +267,11 @@ class Run(Loop):
     def _require_same_names(self, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         for name in here:
             if name not in saved:
-                raise self._incompatible(f"it has no state of {name}, which the Run here is given")
+                raise self._incompatible(f"it has no state of {name}, which this Run is given")
         for name in saved:
             if name not in here:
                 raise self._incompatible(
-                    f"it has a state of {name}, which the Run here is not given: {_to_do_about(name)}"
+                    f"it has a state of {name}, which this Run is not given: {_to_do_about(name)}"
                 )
 
     def _want(self) -> Want:

@@ -289,6 +289,6 @@ def told(settings: Settings, capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_prefetch_factor_without_workers_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     settings = resolve(Training(), max_steps=1, seed=0, prefetch_factor=4)
-    assert "prefetch_factor cannot act" in told(settings, capfd)[0]
+    assert "prefetch_factor has no effect" in told(settings, capfd)[0]
     for workers in (2, "auto"):
         assert told(replace(settings, num_workers=workers), capfd) == []

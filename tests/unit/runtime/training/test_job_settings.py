@@ -15,6 +15,7 @@ import torch
 from spottrain.core.training_spec import Training
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
+from spottrain.training.engine import Engine
 from spottrain.training.job_settings import NAMES
 from spottrain.training.run import Run
 
@@ -79,6 +80,7 @@ class Taking(Run):
 
     def __init__(self, **given: Any) -> None:
         self.session = session({})
+        self.engine = Engine(self.session)
         self._modules, self._objects, self._left_out = {}, {}, set()
         for kind, each in given.items():
             self._add(kind, each)
@@ -228,7 +230,7 @@ def test_a_scheduler_made_before_make_optimizer_is_left_as_it_is_or_refused() ->
     model = torch.nn.Linear(2, 1)
     own = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.optim.lr_scheduler.LinearLR(own, start_factor=0.5)
-    with pytest.raises(ConfigurationError, match="make the scheduler after it"):
+    with pytest.raises(ConfigurationError, match="make the scheduler for the optimizer that it returns"):
         arguments({}, optimizer=None).make_optimizer(own, model)
     assert own.param_groups[0] | {"lr": 0.05, "initial_lr": 0.1} == own.param_groups[0]
     assert arguments({}, optimizer=None, schedule="cosine").make_optimizer(own, model) is own
@@ -239,18 +241,18 @@ def test_a_scheduler_made_before_make_optimizer_is_left_as_it_is_or_refused() ->
 @pytest.mark.parametrize(
     ("manifest", "ranks", "own", "says"),
     [
-        ({}, 1, {"learning_rate_scaling": None}, r"name it too, .*\(global_batch_size=...\)"),
+        ({}, 1, {"learning_rate_scaling": None}, r"add it to the call, .*\(global_batch_size=...\)"),
         (
             {"globalBatchSize": 100},
             1,
             {"global_batch_size": 64, "micro_batch_size": 32},
-            "globalBatchSize 100 .* is no multiple of microBatchSize 32",
+            "globalBatchSize 100 .* is not a multiple of microBatchSize 32",
         ),
         (
             {"globalBatchSize": 96},
             2,
             {"global_batch_size": 64, "micro_batch_size": 32},
-            "no multiple of 2 ranks x microBatchSize 32",
+            "not a multiple of 2 ranks x microBatchSize 32",
         ),
         ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}, "spottrain.techniques.find_batch_size"),
         ({}, 1, {"num_workers": None}, r"job_settings\(num_workers=None\): leave it out, or give a value"),
