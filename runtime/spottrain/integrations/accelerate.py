@@ -109,7 +109,7 @@ class AccelerateRun(Loop):
         return dict(packed(self._own()))
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
-        restored, manager = self._checkpoints.restored, self.engine.coordinator.checkpoints
+        restored, manager = self._checkpoints.restored, self._engine.coordinator.checkpoints
         assert restored is not None and manager is not None
         try:
             self._accelerator.load_state(str(restored))

@@ -49,7 +49,7 @@ class LightningCallback(pl.Callback):
 
     def __init__(self, *, folder: str | Path = ".", log_every: int = 10) -> None:
         self.session = current()
-        self.engine = Engine(self.session)
+        self._engine = Engine(self.session)
         self._checkpoints: FolderCheckpoints | None = None
         """Set by `resume`."""
         self._folder, self._log_every = Path(folder), log_every
@@ -76,10 +76,10 @@ class LightningCallback(pl.Callback):
         """
         if self._checkpoints is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
-        self.engine.join()
+        self._engine.join()
         state = TrainingState(shared=self._shared, own=self._own, load=self._load)
         self._checkpoints = FolderCheckpoints(state, place=self._folder, write=self._write)
-        self.engine.begin(self._checkpoints, total_steps=None)
+        self._engine.begin(self._checkpoints, total_steps=None)
         restored = self._checkpoints.restored
         return None if restored is None else str(restored / FILE)
 
@@ -121,10 +121,10 @@ class LightningCallback(pl.Callback):
         )
         assert self._checkpoints is not None, "setup() looks"
         step, limit = trainer.global_step, trainer.max_steps
-        require_resumed(self.engine, self._checkpoints, step, CALL)
-        self.engine.coordinator.total_steps = limit if limit > 0 else None
+        require_resumed(self._engine, self._checkpoints, step, CALL)
+        self._engine.coordinator.total_steps = limit if limit > 0 else None
         job_settings.advise(self.session, ("max_steps",))
-        self.engine.start(
+        self._engine.start(
             step=step,
             total_steps=_expected_steps(trainer),
             device=trainer.strategy.root_device,
@@ -152,14 +152,14 @@ class LightningCallback(pl.Callback):
     ) -> None:
         self._unvalidated = devices.random_state()
         step = trainer.global_step
-        if step == self.engine.coordinator.step:
+        if step == self._engine.coordinator.step:
             return  # a micro-batch
         for loader in _counting(trainer):
             loader.advance(1)
         rate, epoch = _rate(trainer), trainer.current_epoch
-        self.engine.count(step, loss=lambda: _loss(outputs), rate=rate, epoch=epoch)
-        if self.engine.boundary(step):
-            self.engine.stop()
+        self._engine.count(step, loss=lambda: _loss(outputs), rate=rate, epoch=epoch)
+        if self._engine.boundary(step):
+            self._engine.stop()
 
     def on_validation_batch_end(
         self,
@@ -192,8 +192,8 @@ class LightningCallback(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        if self._checkpoints is not None and not self.engine.ended:
-            self.engine.failed(exception)
+        if self._checkpoints is not None and not self._engine.ended:
+            self._engine.failed(exception)
 
     # --- private --------------------------------------------------------------------------------------
     def _restore_random(self) -> None:
@@ -209,8 +209,8 @@ class LightningCallback(pl.Callback):
         trainer._signal_connector.received_sigterm = False
 
     def _finish(self, module: torch.nn.Module, ended_early: str = "") -> None:
-        if not self.engine.ended:
-            self.engine.finish(lambda: plain_state.model_state(module), ended_early=ended_early)
+        if not self._engine.ended:
+            self._engine.finish(lambda: plain_state.model_state(module), ended_early=ended_early)
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""
@@ -230,16 +230,16 @@ class LightningCallback(pl.Callback):
         assert self._trainer is not None
         logged = self._trainer.callback_metrics
         metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
-        return {"trained": self.engine.coordinator.trained, "metrics": metrics}
+        return {"trained": self._engine.coordinator.trained, "metrics": metrics}
 
     def _own(self) -> dict[str, Any]:
         return {"random": packed(devices.random_state())}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self.engine.coordinator.trained = shared["trained"]
+        self._engine.coordinator.trained = shared["trained"]
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         if new_rank:
-            self.engine.new_rank(self.engine.coordinator.step)
+            self._engine.new_rank(self._engine.coordinator.step)
         else:
             self._random = unpacked(own["random"])
 

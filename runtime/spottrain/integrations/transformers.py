@@ -57,7 +57,7 @@ class TransformersCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self.session = current()
-        self.engine = Engine(self.session)
+        self._engine = Engine(self.session)
         self._checkpoints: FolderCheckpoints | None = None
         """Set by `resume`."""
         self._save_due = self._stopping = False
@@ -102,7 +102,7 @@ class TransformersCallback(TrainerCallback):
         if self._checkpoints is not None:
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         self._trainer = trainer
-        self.engine.join()
+        self._engine.join()
         self._checkpoints = FolderCheckpoints(
             TrainingState(shared=self._shared, own=self._own, load=self._load),
             place=Path(self._args.output_dir or "."),
@@ -110,7 +110,7 @@ class TransformersCallback(TrainerCallback):
             target=self._folder,
             written=lambda step: self._folder(step).is_dir(),  # not after an early end by a callback
         )
-        self.engine.begin(self._checkpoints, total_steps=None)
+        self._engine.begin(self._checkpoints, total_steps=None)
         restored = self._checkpoints.restored
         return None if restored is None else str(restored)
 
@@ -147,12 +147,12 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         if self._checkpoints is None:
             raise ConfigurationError(f"TransformersCallback.resume() was not called: call {CALL}")
-        with self.engine.failures():
+        with self._engine.failures():
             self._require_whole(model, optimizer)
-        require_resumed(self.engine, self._checkpoints, state.global_step, CALL)
-        self.engine.coordinator.total_steps = state.max_steps
+        require_resumed(self._engine, self._checkpoints, state.global_step, CALL)
+        self._engine.coordinator.total_steps = state.max_steps
         job_settings.advise(self.session, ("max_steps",))
-        self.engine.start(
+        self._engine.start(
             step=state.global_step,
             total_steps=state.max_steps,
             device=args.device,
@@ -191,9 +191,9 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         step = state.global_step
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self.engine.count(step, samples=samples)
+        self._engine.count(step, samples=samples)
         last_of_epoch = state.epoch is not None and float(state.epoch).is_integer()
-        if self.engine.boundary(step, save=self._request_save):
+        if self._engine.boundary(step, save=self._request_save):
             self._stopping = True
             self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
             control.should_evaluate = False  # it may take longer than the notice
@@ -219,7 +219,7 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
-        checkpoints = self.engine.coordinator.checkpoints
+        checkpoints = self._engine.coordinator.checkpoints
         if checkpoints is not None and checkpoints.busy_with == state.global_step:
             checkpoints.settle()
         if self._save_due:
@@ -234,10 +234,10 @@ class TransformersCallback(TrainerCallback):
         if state.best_global_step == self._ours:
             self._ours = None
         if self._stopping:
-            self.engine.stop()
+            self._engine.stop()
         if self._save_due:
             self._save_due = False
-            self.engine.coordinator.save(since=self._paused_at)
+            self._engine.coordinator.save(since=self._paused_at)
 
     def on_log(
         self,
@@ -249,7 +249,7 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         if logs and "loss" in logs and self._checkpoints is not None:
             epoch = None if state.epoch is None else int(state.epoch)
-            self.engine.metrics.line(
+            self._engine.metrics.line(
                 state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
             )
 
@@ -330,7 +330,7 @@ class TransformersCallback(TrainerCallback):
 
     def _finish(self, model: torch.nn.Module | None, ended_early: str) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
-        self.engine.finish(lambda: plain_state.model_state(model), ended_early=ended_early)
+        self._engine.finish(lambda: plain_state.model_state(model), ended_early=ended_early)
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
@@ -357,7 +357,7 @@ class TransformersCallback(TrainerCallback):
         return Path(self._args.output_dir or ".").resolve() / f"checkpoint-{step}"
 
     def _link(self, folder: Path) -> None:
-        coordinator = self.engine.coordinator
+        coordinator = self._engine.coordinator
         assert coordinator.checkpoints is not None
         coordinator.checkpoints.meet()  # other ranks may still be writing
         if self.session.world.first_here:
@@ -367,7 +367,7 @@ class TransformersCallback(TrainerCallback):
                 shutil.rmtree(written, ignore_errors=True)
 
     def _shared(self) -> dict[str, Any]:
-        return {"trained": self.engine.coordinator.trained, "owed": asdict(self._owed)}
+        return {"trained": self._engine.coordinator.trained, "owed": asdict(self._owed)}
 
     def _own(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -377,6 +377,6 @@ class TransformersCallback(TrainerCallback):
         return {"window": window, "rate": self._rate}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self.engine.coordinator.trained = shared["trained"]
+        self._engine.coordinator.trained = shared["trained"]
         self._owed = _Owed(**shared.get("owed", {}))
         self._restored = {} if new_rank else own

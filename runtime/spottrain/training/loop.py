@@ -205,7 +205,7 @@ class Loop:
 
     def __init__(self, *, data: Any, max_steps: int | None, log_every: int, session: Session) -> None:
         self.session = session
-        self.engine = Engine(session)
+        self._engine = Engine(session)
         if log_every < 1 or (max_steps is not None and max_steps < 1):
             raise ConfigurationError(f"Run(max_steps={max_steps}, log_every={log_every}): at least 1 each")
         wanted = session.run.training.maxSteps
@@ -372,17 +372,17 @@ class Loop:
         self._require_open()
         self.session.preemption.let_end(None)  # from here on there is work to lose
         if self.done:
-            self.engine.close()  # a profile is still being stored
+            self._engine.close()  # a profile is still being stored
             raise ConfigurationError(
                 f"max_steps={self.max_steps} are done, and the loop goes on: leave it when step_completed() "
                 "returns False, or iterate over run.batches(loader)"
             )
-        with self.engine.failures():  # without `with` HEAD is released only here
+        with self._engine.failures():  # without `with` HEAD is released only here
             self._require_position()
             self._count(loss, samples)
-            stop = self.engine.boundary(self._step)
+            stop = self._engine.boundary(self._step)
         if stop:
-            self.engine.stop()
+            self._engine.stop()
         if self.done and self._endless:
             self._output = self.finish()  # now: a loop that ignores the result trains on
         return not self.done
@@ -418,7 +418,7 @@ class Loop:
         self._data.advance()
         self._partial = None
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        self.engine.count(
+        self._engine.count(
             self._step,
             loss=self._read_loss,
             rate=self._rate(),
@@ -441,7 +441,7 @@ class Loop:
                 self._partial.restore()
                 if self._ahead is not None:
                     self._ahead.drawn = self._partial.drawn
-            self.engine.stop()
+            self._engine.stop()
         cursor = self._data.cursor
         at = None if cursor is None else cursor.position  # it moves on when an epoch begins
         if self._partial is None or self._partial.at != at:
@@ -548,7 +548,7 @@ class Loop:
         why = self._early() if ended_early is None else ended_early
         if ended_early is None and not why and self.max_steps is not None and not self.done:
             self._tell_short(self.max_steps)
-        return self.engine.finish(self._final, self._names_beside(), ended_early=why)[0]
+        return self._engine.finish(self._final, self._names_beside(), ended_early=why)[0]
 
     def __enter__(self) -> Self:
         return self
@@ -556,13 +556,13 @@ class Loop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.engine.ended:
+        if self._engine.ended:
             return
         if error is not None:
-            self.engine.failed(error)
+            self._engine.failed(error)
         else:
             log.event("not-finished", step=self._step, why="run.finish() was not called")
-            self.engine.give_up()
+            self._engine.give_up()
 
     # --- for subclasses -------------------------------------------------------------------------------
     def _module(self) -> torch.nn.Module:
@@ -599,9 +599,9 @@ class Loop:
         for each in self._optimizers_of_torch():
             each.register_step_pre_hook(self._note_move)
         job_settings.advise(self.session, ("max_steps",))
-        self.engine.begin(kind, total_steps=self.max_steps)
+        self._engine.begin(kind, total_steps=self.max_steps)
         first = next(self._module().parameters(), None)
-        self.engine.start(
+        self._engine.start(
             step=self._step,
             total_steps=self.max_steps,
             device=torch.device("cpu") if first is None else first.device,
@@ -619,7 +619,7 @@ class Loop:
             "passes": self._passes,
             "epoch": self._epoch,
             "epoch_began": self._epoch_began,
-            "trained": self.engine.coordinator.trained,
+            "trained": self._engine.coordinator.trained,
             "data": self._data.state() if self._data.shared else None,
         }
 
@@ -637,9 +637,9 @@ class Loop:
         self._epoch, self._epoch_began = saved.get("epoch", 0), saved.get("epoch_began", self._step)
         self._goes_on = self._step > 0
         self._saved_ahead = [] if new_rank else own.get("ahead", [])
-        self.engine.coordinator.trained = saved["trained"]
+        self._engine.coordinator.trained = saved["trained"]
         if new_rank:
-            self.engine.new_rank(self._step)
+            self._engine.new_rank(self._step)
         else:
             devices.set_random_state(own["random"])
 
@@ -673,5 +673,5 @@ class Loop:
     def _require_open(self) -> None:
         if self._output is not None:  # maxSteps are done and stored, but the loop goes on
             self.session.end_done()
-        if self.engine.ended:
+        if self._engine.ended:
             raise ConfigurationError("the Run has ended: nothing can be counted or saved after finish()")

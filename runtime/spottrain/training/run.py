@@ -106,7 +106,7 @@ class Run(Loop):
             self._add(kind, given)
         self._require_whole(scheduler)
         self._place = weight_averages.AveragePosition(self._emas())
-        self.engine.join()
+        self._engine.join()
         state = TrainingState(
             shared=self._shared,
             own=self._own,
@@ -159,7 +159,7 @@ class Run(Loop):
         if isinstance(each, EarlyStopping):
             job_settings.agreeing(each, self.session.world)
         if isinstance(each, Trackers):
-            self.engine.close_at_end(each)
+            self._engine.close_at_end(each)
         if isinstance(each, torch.nn.Module):
             self._modules[name] = plain_state.plain(each)
         elif all(hasattr(each, method) for method in STATEFUL):

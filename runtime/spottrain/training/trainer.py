@@ -208,8 +208,8 @@ class Trainer:
         self.trackers = Trackers(
             components.trackers(trackers, self.settings, self.session), world=self.session.world
         )
-        self.engine = Engine(self.session, explain=self._explain)
-        self.engine.close_at_end(self.trackers)
+        self._engine = Engine(self.session, explain=self._explain)
+        self._engine.close_at_end(self.trackers)
         self._schedule_evaluations(eval_dataset, collate_fn, eval_every)
         self.step = 0
         self.waiting: dict[str, Any] | None = None
@@ -290,7 +290,7 @@ class Trainer:
         Raises:
             RunError: the run cannot go on, such as a checkpoint that does not match, or a NaN loss.
         """
-        engine = self.engine
+        engine = self._engine
         restored = engine.begin(StateCheckpoints(self.checkpoint_state()), total_steps=self.total_steps)
         with closing(iter(self.batches)) as steps, closing(engine), engine.failures():  # loader workers last
             self._begin(restored)
@@ -347,7 +347,7 @@ class Trainer:
             self.step += 1
             self.batches.done(step)
             self.last_loss = loss
-            if not self.engine.metrics.began:
+            if not self._engine.metrics.began:
                 devices.settle_memory()
                 self._timer.restart()
             self._count(step, loss)
@@ -364,7 +364,7 @@ class Trainer:
             return float(process_group.total(loss.clone(), self.session.world))  # waits for the device
 
         rate, samples = self.schedule.rate, step.samples
-        self.engine.count(self.step, loss=of_all_ranks, rate=rate, samples=samples, epoch=step.epoch)
+        self._engine.count(self.step, loss=of_all_ranks, rate=rate, samples=samples, epoch=step.epoch)
 
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
         """Runs forward and backward of one micro-batch. Returns its part of the step's loss."""
@@ -415,10 +415,10 @@ class Trainer:
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
         """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
-        if not self.batches.workers or not self.engine.metrics.began or self.session.world.distributed:
+        if not self.batches.workers or not self._engine.metrics.began or self.session.world.distributed:
             return get()
         stopping = self.session.preemption
-        stopping.let_end(self.engine.coordinator.ends.between_steps, after=POLL_SHARE)
+        stopping.let_end(self._engine.coordinator.ends.between_steps, after=POLL_SHARE)
         # A stream is read under its own random state, so the training's is kept for a save meanwhile.
         self.waiting = None if isinstance(self.batches, Batches) else devices.random_state()
         found = get()
@@ -433,19 +433,21 @@ class Trainer:
     def _evaluate(self) -> None:
         if self.evaluations.due(self.step):
             self._use_findings()
-        if self.evaluations.evaluate(self.step, self.engine.coordinator):
-            self.engine.metrics.restart()
+        if self.evaluations.evaluate(self.step, self._engine.coordinator):
+            self._engine.metrics.restart()
             self._timer.restart()
 
     def _boundary(self) -> bool:
         with self._timer.checkpoint():
-            self._stopped = self.engine.boundary(self.step)
+            self._stopped = self._engine.boundary(self.step)
         return self._stopped
 
     def _finish(self) -> Result:
         last = float(process_group.total(self.last_loss.clone(), self.session.world))
         why = self.evaluations.stop_reason
-        uri, final = self.engine.finish(self._weights, outside_parameters.beside(self.model), ended_early=why)
+        uri, final = self._engine.finish(
+            self._weights, outside_parameters.beside(self.model), ended_early=why
+        )
         process_group.leave()
         return Result(
             step=self.step,
@@ -489,7 +491,7 @@ class Trainer:
             "data": None if self.batches.per_rank else self.batches.state_dict(),
             "progress": {
                 "step": self.step,
-                "trained": self.engine.coordinator.trained,
+                "trained": self._engine.coordinator.trained,
                 "trackers": self.trackers.state_dict(),
                 "micro_batch_size": self.memory_fit.size,
                 "micro_batch_room": self.memory_fit.memory_limit,
@@ -525,13 +527,13 @@ class Trainer:
         self._load_techniques(tree, own, new_rank)
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
-        self.step, self.engine.coordinator.trained = progress["step"], progress["trained"]
+        self.step, self._engine.coordinator.trained = progress["step"], progress["trained"]
         self.evaluations.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.memory_fit.saved_size = progress.get("micro_batch_size")
         self.memory_fit.saved_memory_limit = progress.get("micro_batch_room")
         if new_rank:
-            self.engine.new_rank(self.step)
+            self._engine.new_rank(self.step)
         else:
             devices.set_random_state(own["random"])
 
@@ -624,7 +626,7 @@ class Trainer:
             precision=self.precision,
             device=self.device,
         )
-        self.engine.start(
+        self._engine.start(
             step=self.step,
             total_steps=self.total_steps,
             device=self.device,
@@ -634,8 +636,8 @@ class Trainer:
             phases=phases,
             logged=self.trackers.log,
         )
-        assert self.engine.monitor is not None
-        return self.engine.monitor.timer
+        assert self._engine.monitor is not None
+        return self._engine.monitor.timer
 
     def _compress_gradients(self) -> Compression:
         """Sets how ranks exchange gradients, and times it."""

@@ -80,7 +80,7 @@ class Taking(Run):
 
     def __init__(self, **given: Any) -> None:
         self.session = session({})
-        self.engine = Engine(self.session)
+        self._engine = Engine(self.session)
         self._modules, self._objects, self._left_out = {}, {}, set()
         for kind, each in given.items():
             self._add(kind, each)
