@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spottrain.core import lazy
 
 if TYPE_CHECKING:
-    from spottrain import data, diagnostics, techniques
+    from spottrain import data, diagnostics, errors, techniques
     from spottrain.checkpoint.final_weights import load_weights
     from spottrain.core.device import seed
     from spottrain.core.training_spec import ActivationCheckpointing, LearningRateScaling, Profile
@@ -37,6 +37,7 @@ __all__ = [
     "cached",
     "data",
     "diagnostics",
+    "errors",
     "job_settings",
     "load_weights",
     "seed",
@@ -44,7 +45,7 @@ __all__ = [
     "techniques",
 ]
 
-_MODULES = ("data", "diagnostics", "techniques")
+_MODULES = ("data", "diagnostics", "errors", "techniques")
 _HOME = {
     "ActivationCheckpointing": "spottrain.core.training_spec",
     "EarlyStopping": "spottrain.techniques.early_stopping",
