@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from itertools import chain, zip_longest
 from typing import Any
@@ -20,6 +18,8 @@ from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.techniques.accumulation import parts
 from torch.utils.data import DataLoader, Dataset
+
+from tests.support.fresh import Fresh
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -190,10 +190,8 @@ THEIRS = (
 
 
 @pytest.mark.parametrize(("made", "persistent"), [(OURS, True), (THEIRS, False)], ids=["ours", "theirs"])
-def test_a_script_ends_although_its_workers_ignore_signals(made: str, persistent: bool) -> None:
-    script = SCRIPT.format(loader=made, persistent=persistent)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
+def test_a_script_ends_although_its_workers_ignore_signals(made: str, persistent: bool, fresh: Fresh) -> None:
+    assert fresh.run(SCRIPT.format(loader=made, persistent=persistent)) == "out\n"
 
 
 def test_without_workers_what_is_about_them_is_left_out_and_told(capfd: pytest.CaptureFixture[str]) -> None:

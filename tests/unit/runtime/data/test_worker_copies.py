@@ -6,7 +6,6 @@ import gc
 import json
 import multiprocessing
 import random
-import subprocess
 import sys
 from collections import defaultdict, deque
 from functools import partial
@@ -19,7 +18,9 @@ from spottrain.data import worker_copies
 from spottrain.data.object_size import PAGE, touched
 from spottrain.data.worker_copies import MOST, copy_of, start_method
 
-MANY = 200_000
+from tests.support.fresh import Fresh
+
+MANY = 50_000
 MIB = 2**20
 
 
@@ -198,9 +199,10 @@ def test_however_much_there_is_so_many_objects_are_looked_at(monkeypatch: pytest
         return 64
 
     monkeypatch.setattr(worker_copies, "touched", touched)
-    rows = [[[[f"{a} {b} {c}"] * 9 for c in range(9)] for b in range(9)] for a in range(3000)]
+    monkeypatch.setattr(worker_copies, "OBJECTS", 1000)
+    rows = [[[[f"{a} {b} {c}"] * 9 for c in range(9)] for b in range(9)] for a in range(90)]
     copy_of(*(rows[start::9] for start in range(9)), method="fork")
-    assert len(looked) <= 2 * worker_copies.OBJECTS + MOST
+    assert len(looked) <= 2 * 1000 + MOST
 
 
 def test_the_collector_is_as_it_was() -> None:
@@ -328,7 +330,7 @@ def test_only_some_items_of_a_container_are_looked_at(monkeypatch: pytest.Monkey
     assert len(looked) < 2 * MOST
 
 
-def test_how_workers_are_started_is_asked_without_settling_it_for_the_script() -> None:
+def test_how_workers_are_started_is_asked_without_settling_it_for_the_script(fresh: Fresh) -> None:
     script = (
         "import multiprocessing\n"
         "from spottrain.data.worker_copies import start_method\n"
@@ -336,6 +338,6 @@ def test_how_workers_are_started_is_asked_without_settling_it_for_the_script() -
         "multiprocessing.set_start_method('spawn')\n"
         "assert start_method() == 'spawn'\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    fresh.run(script)
     assert start_method("forkserver") == "forkserver"
     assert start_method(multiprocessing.get_context("spawn")) == "spawn"

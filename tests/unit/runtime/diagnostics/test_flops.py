@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +11,8 @@ from spottrain.diagnostics.flops import Roofline, Work, counted, mfu, mfu_of, tr
 from spottrain.diagnostics.hardware import GPUS, Machine, known_gpu, machine, of_gpu, peak_flops
 from spottrain.techniques.activation_checkpointing import Policy, apply
 from torch.utils.flop_counter import FlopCounterMode
+
+from tests.support.fresh import Fresh
 
 MACHINE = Machine(flops=1e9, bandwidth=1e6, cache_bytes=1000, cache_bandwidth=1e8, launch=1e-4)
 
@@ -238,13 +238,14 @@ def test_memory_is_told_apart_where_the_name_does() -> None:
         ("torch.set_float32_matmul_precision('high')", "True"),
     ],
 )
-def test_whether_fp32_is_tf32_is_known_whichever_way_a_script_said_so(setting: str, expected: str) -> None:
+def test_whether_fp32_is_tf32_is_known_whichever_way_a_script_said_so(
+    setting: str, expected: str, fresh: Fresh
+) -> None:
     """In a process of its own: the settings are the process's, and some cannot be taken back."""
     code = (
         f"import torch\n{setting}\nfrom spottrain.diagnostics.hardware import uses_tf32\nprint(uses_tf32())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == [expected], done.stderr
+    assert fresh.run(code).split() == [expected]
 
 
 def test_every_gpu_has_a_source_and_no_figure_of_sparsity() -> None:

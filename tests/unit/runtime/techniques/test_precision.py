@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -21,6 +19,8 @@ from spottrain.techniques.precision import (
     doubt_without_scaler,
     facts_of,
 )
+
+from tests.support.fresh import Fresh
 
 CPU = torch.device("cpu")
 
@@ -159,7 +159,7 @@ def test_flags_that_a_script_left_in_conflict_are_put_right(name: str) -> None:
 @pytest.mark.parametrize("above", ["torch.backends", "torch.backends.cudnn"])
 @pytest.mark.parametrize("name", ["fp32", "tf32"])
 def test_convolutions_too_are_in_the_format_that_was_chosen_whatever_was_set_above(
-    above: str, name: str
+    above: str, name: str, fresh: Fresh
 ) -> None:
     """In a process of its own: a setting of all backends is the process's."""
     code = f"""
@@ -171,9 +171,8 @@ cudnn = torch.backends.cudnn
 print(cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, cudnn.allow_tf32)
 print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cuda.matmul.allow_tf32)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     kind, allowed = ("tf32", True) if name == "tf32" else ("ieee", False)
-    assert done.stdout.splitlines()[-2:] == [f"{kind} {kind} {allowed}", f"{kind} {allowed}"], done.stderr
+    assert fresh.run(code).splitlines()[-2:] == [f"{kind} {kind} {allowed}", f"{kind} {allowed}"]
 
 
 def test_a_setting_of_the_script_that_is_overridden_is_told(capsys: pytest.CaptureFixture[str]) -> None:
