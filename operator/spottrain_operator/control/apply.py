@@ -69,7 +69,7 @@ RETRY_INVALID = timedelta(minutes=5)
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The API server's cause when it rejects new objects in a namespace that is being deleted."""
 ANNOTATE_SECONDS = 1.0
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Maximum number of failures in one message."""
 REJECTIONS: Final = frozenset(
     {
@@ -81,7 +81,7 @@ REJECTIONS: Final = frozenset(
     }
 )
 """Of an object that pods need: the job waits, and its status says why."""
-WITHOUT_VERDICT: Final = frozenset({ApiFailure.UNREACHABLE, ApiFailure.TOO_MANY_REQUESTS})
+UNDECIDED: Final = frozenset({ApiFailure.UNREACHABLE, ApiFailure.TOO_MANY_REQUESTS})
 """The API server has not judged the request."""
 
 
@@ -156,8 +156,8 @@ class Unfinished:
         return all(f.error.kind is ApiFailure.UNREACHABLE for f in self.failed)
 
     def __str__(self) -> str:
-        words = "; ".join(f"could not {f.what}: {f.error}" for f in self.failed[:MOST_NAMED])
-        more = len(self.failed) - MOST_NAMED
+        words = "; ".join(f"could not {f.what}: {f.error}" for f in self.failed[:MAX_NAMED])
+        more = len(self.failed) - MAX_NAMED
         return f"{words} (and {more} more)" if more > 0 else words
 
 
@@ -185,7 +185,7 @@ async def apply(job: Job, plan: Plan, context: Context) -> Done | Changed | Unfi
         return _summary([*early, written])
     late = await _do_all(plan.after, job, context)
     if plan.status is not None or not any(isinstance(r, Failed) for r in early):
-        await _tell(job, plan.events, context)
+        await _create_events(job, plan.events, context)
     return _summary([*early, *late])
 
 
@@ -274,13 +274,13 @@ async def _do(action: Action, job: Job, context: Context) -> Result:
         result = await _request(action, job, context)
     except ApiError as error:
         blocks = isinstance(action, Delete) and action.needed
-        return Failed(what=_name_of(action), error=error, blocks=blocks)
+        return Failed(what=_description(action), error=error, blocks=blocks)
     if isinstance(result, Rejected):
         context.memory.refusals[job.key] = result.refusal
     return result
 
 
-def _name_of(action: Action) -> str:
+def _description(action: Action) -> str:
     match action:
         case Annotate(pod=pod):
             return f"annotate pod {pod.name}"
@@ -311,11 +311,11 @@ async def _request(action: Action, job: Job, context: Context) -> Result:
         case Hold(on=on):
             return await _hold(job, on, context)
         case _:
-            return await _touch(action, context)
+            return await _change_pod(action, context)
 
 
 # --- existing objects ---------------------------------------------------------------------------------
-async def _touch(action: Annotate | Delete | Release, context: Context) -> Done | Changed | PodEnded:
+async def _change_pod(action: Annotate | Delete | Release, context: Context) -> Done | Changed | PodEnded:
     """Changes an existing pod. A pod that is gone is removed from the cache: no event may come for it."""
     pod, cluster = action.pod, context.cluster
     try:
@@ -387,7 +387,7 @@ async def _hold(job: Job, on: bool, context: Context) -> Done:
         if error.stale or error.kind is ApiFailure.INVALID:
             await _read_again(key, context)
             return Done(again=True)
-        if on and error.kind not in WITHOUT_VERDICT:  # it blocks all pods; report why
+        if on and error.kind not in UNDECIDED:  # it blocks all pods; report why
             context.memory.refusals[key] = _refusal(error, job.generation, context.now)
         raise
     context.caches.jobs.put(Job.parse(raw))
@@ -511,7 +511,7 @@ def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") ->
 
 
 # --- events -------------------------------------------------------------------------------------------
-async def _tell(job: Job, events: tuple[Event, ...], context: Context) -> None:
+async def _create_events(job: Job, events: tuple[Event, ...], context: Context) -> None:
     for event in events:
         try:
             await context.cluster.create_event(job.key.namespace, _event(job, event))

@@ -57,18 +57,18 @@ from spottrain_operator.status.changes import (
 )
 from spottrain_operator.status.conditions import with_conditions
 
-HURRY: Final = timedelta(seconds=10)
+URGENT: Final = timedelta(seconds=10)
 """If the deadline is nearer than this, SIGTERM does not wait for the deadline file."""
-PREDECESSOR_LOOK: Final = timedelta(seconds=2)
+PREDECESSOR_RECHECK: Final = timedelta(seconds=2)
 """Interval of rechecking a deleted job's pod, whose events enqueue that job and not this one."""
-CLAIM_LOOK: Final = timedelta(seconds=10)
+CLAIM_RECHECK: Final = timedelta(seconds=10)
 """Interval of rechecking a missing, terminating, foreign or unreadable claim: claims are not watched."""
-VOLUME_LOOK: Final = timedelta(seconds=30)
+VOLUME_RECHECK: Final = timedelta(seconds=30)
 """Interval of rechecking a claim without a volume, while a pod that mounts it has no node."""
 AT_ONCE: Final = timedelta(seconds=1)
-ENDING_LOOK: Final = timedelta(seconds=10)
+ENDING_RECHECK: Final = timedelta(seconds=10)
 """Interval of rechecking a pod that is being deleted: its trainer's responses do not enqueue the job."""
-NODES_LOOK: Final = timedelta(seconds=30)
+NODES_RECHECK: Final = timedelta(seconds=30)
 """Interval of rechecking the nodes in a pending pod's affinity; their events do not enqueue the job."""
 
 
@@ -77,13 +77,13 @@ def settled(o: Observed, status: Status) -> Status:
     """Returns the status with all facts from pods and progress; progress alone is written at intervals."""
     if o.job.deleting or _being_checked(o, status):
         return status
-    told = _facts(o, with_unknown_progress(status, o))
+    told = _with_facts(o, with_unknown_progress(status, o))
     sample = o.sample
     if sample is None or status.terminal or sample.progress.attempt != status.attempt:
         return told
     if told == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
         return told
-    return _facts(o, with_progress(status, o, sample))
+    return _with_facts(o, with_progress(status, o, sample))
 
 
 def _being_checked(o: Observed, status: Status) -> bool:
@@ -97,8 +97,8 @@ def _being_checked(o: Observed, status: Status) -> bool:
     return not (o.admitted or o.refusal is not None or capacity.problem(o))
 
 
-def _facts(o: Observed, status: Status) -> Status:
-    status = starting.noted(with_back_fill(with_vanished(with_pods(status, o), o)), o)
+def _with_facts(o: Observed, status: Status) -> Status:
+    status = starting.with_start_error(with_back_fill(with_vanished(with_pods(status, o), o)), o)
     return with_conditions(status, o, note="; ".join(trainer_pod.notes(o, status).values()))
 
 
@@ -113,7 +113,7 @@ def stale_first(o: Observed) -> Iterator[Action]:
 def hold_first(o: Observed) -> Iterator[Action]:
     """Sets our finalizer on the job, before the first attempt and when deletionPolicy has changed."""
     settled = o.job.deleting or o.job.status.terminal or o.job.spec is None
-    if not settled and not _refused(o) and o.job.holds_checkpoints != cleanup.wanted(o):
+    if not settled and not _rejected(o) and o.job.holds_checkpoints != cleanup.wanted(o):
         yield Hold(on=cleanup.wanted(o))
 
 
@@ -125,25 +125,25 @@ def removal(o: Observed, pod: PodView) -> Delete:
 def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
     going = {a.pod.uid for a in before if isinstance(a, Delete)}
     for pod in o.pods:
-        yield from _clear(o, status, pod, pod.uid in going)
+        yield from _remove(o, status, pod, pod.uid in going)
     # Users' copies of our pods have our finalizer, which only the operator removes.
     for pod in o.strays:
         if pod.deleted is not None and pod.holds_outcome:
             yield Release(pod=pod)
     if o.job.deleting:
-        yield from _clean(o)
+        yield from _delete_checkpoints(o)
     elif not (status.terminal or o.job.spec is None or capacity.problem(o)):
-        yield from _make(o, status)
+        yield from _create_missing(o, status)
 
 
-def _clean(o: Observed) -> Iterator[Action]:
+def _delete_checkpoints(o: Observed) -> Iterator[Action]:
     """Creates the pod that deletes a deleted job's checkpoints, once no trainer is left."""
-    wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.over_and_out(o)
+    wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.trainers_ended(o)
     if wanted and not o.cleaning and not cleanup.gives_up(o):
         yield Provide(kind="pods", manifest=objects.cleanup(o.job, capacity.pool_of(o, o.job.status)))
 
 
-def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
+def _remove(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
     """Deletes a pod that is no longer needed, and releases it once its outcome is recorded."""
     record = status.record(pod.attempt)
     judged = record is not None and bool(record.cause)
@@ -163,11 +163,11 @@ def _clear(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[A
 
 
 # --- pods to create -------------------------------------------------------------------------------------
-def _make(o: Observed, status: Status) -> Iterator[Action]:
+def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
     record = status.record(status.attempt)
     if not o.admitted:
-        if not _refused(o) and not o.job.spec.suspend:
+        if not _rejected(o) and not o.job.spec.suspend:
             yield Check(manifest=trainer_pod.trial(o, status), generation=o.job.generation)
         return
     if record is None or record.cause or record.stopping:
@@ -176,9 +176,9 @@ def _make(o: Observed, status: Status) -> Iterator[Action]:
         return
     lacks = gang.missing(o, status) and _due(o, status)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
-    if _refused(o) or claims.problem(o) or not (due or claims.to_make_again(o)):
+    if _rejected(o) or claims.problem(o) or not (due or claims.to_recreate(o)):
         return
-    if (cache := claims.to_make(o)) is not None:
+    if (cache := claims.to_create(o)) is not None:
         manifest = objects.cache_claim(o.job, cache)
         yield Provide(kind=CLAIMS, manifest=manifest, generation=o.job.generation)
     if due:
@@ -215,22 +215,22 @@ def _gang_api(o: Observed, status: Status) -> native_gangs.GangApi | None:
     return o.gang_api if begun and native_gangs.fits(o.job.spec) else None
 
 
-def _refused(o: Observed) -> bool:
+def _rejected(o: Observed) -> bool:
     """Returns whether the API server rejected this generation and the retry is not due yet."""
     no = o.refusal
     return no is not None and no.generation == o.job.generation and o.now < no.at + no.retry
 
 
 # --- annotations of pods --------------------------------------------------------------------------------
-def deadline_words(notice: Notice) -> dict[str, str]:
+def deadline_annotations(notice: Notice) -> dict[str, str]:
     deadline = rfc3339(notice.deadline, timespec="microseconds")
     return {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
 
 
 def delete_at(o: Observed, pod: PodView, notice: Notice) -> datetime:
     """Returns when to delete: a moment after the annotation, for the file to have it; at once if urgent."""
-    hurry = notice.deadline - o.now < HURRY
-    return o.now if hurry else o.told.get(pod.uid, o.now) + o.limits.told_lead
+    urgent = notice.deadline - o.now < URGENT
+    return o.now if urgent else o.told.get(pod.uid, o.now) + o.limits.told_lead
 
 
 def advice(o: Observed) -> Iterator[Action]:
@@ -253,7 +253,7 @@ def recheck_after(o: Observed, status: Status, actions: tuple[Action, ...] = ())
 
 def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
     if o.job.deleting and o.job.holds_checkpoints:
-        yield o.now + cleanup.LOOK
+        yield o.now + cleanup.RECHECK
     if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
         yield max(end, o.now + AT_ONCE)
     if not status.terminal:
@@ -261,26 +261,26 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         yield lifecycle.deadline(o, status)
         yield hang.due(o)
         yield starting.due(o)
-        yield starting.look(o)
+        yield starting.next_read(o)
         yield None if capacity.problem(o) else capacity.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
-        yield _claims_look(o)
+        yield _claims_recheck(o)
         yield from runtime.times(status, o)
     for pod in gang.team(o):
         if pod.deleted is not None and pod.rank == 0 and not over(pod, o):
-            yield o.now + ENDING_LOOK
+            yield o.now + ENDING_RECHECK
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
             # After that time, recheck until the deletion is seen.
             yield max(delete_at(o, pod, notice), o.now + AT_ONCE)
-        if avoid.may_be_in_vain(pod) or (pod.pinned and not pod.node):
-            yield o.now + NODES_LOOK
+        if avoid.is_unschedulable(pod) or (pod.pinned and not pod.node):
+            yield o.now + NODES_RECHECK
     if not status.attempt and saving_predecessor(o):
-        yield o.now + PREDECESSOR_LOOK
+        yield o.now + PREDECESSOR_RECHECK
     yield from (p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node)
 
 
-def _claims_look(o: Observed) -> datetime | None:
+def _claims_recheck(o: Observed) -> datetime | None:
     if claims.problem(o):
-        return o.now + CLAIM_LOOK
-    return o.now + VOLUME_LOOK if claims.unsettled(o) else None
+        return o.now + CLAIM_RECHECK
+    return o.now + VOLUME_RECHECK if claims.unsettled(o) else None

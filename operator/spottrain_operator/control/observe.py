@@ -24,7 +24,7 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
 from spottrain_operator.policies import avoid, claims, pins, starting
-from spottrain_operator.policies.avoid import may_be_in_vain
+from spottrain_operator.policies.avoid import is_unschedulable
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 EVENTS_AT_ONCE: Final = 8
@@ -117,10 +117,10 @@ async def _events(
     known = {uid: read for uid, read in before.items() if has_ended.get(uid) is read.ended}
     o = replace(o, heard={uid: read.events for uid, read in known.items()})
     last = {uid: read.at for uid, read in known.items()}
-    wanted = sorted(starting.asks(o), key=lambda p: last.get(p.uid, NEVER))
+    wanted = sorted(starting.pods_to_read(o), key=lambda p: last.get(p.uid, NEVER))
     error = None
     for pod in wanted[:EVENTS_AT_ONCE]:
-        if last.get(pod.uid, NEVER) > o.now - starting.QUIET:
+        if last.get(pod.uid, NEVER) > o.now - starting.READ_INTERVAL:
             continue
         try:
             raws = await cluster.pod_events(pod.namespace, pod.uid)
@@ -143,7 +143,7 @@ async def _claim(key: JobKey, name: str, cluster: Cluster) -> ClaimView | None:
 def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:
     """Adds what this process remembers and pods and claims have not made obsolete."""
     key, spec = o.job.key, o.job.spec
-    made = spec is not None and len(current) == spec.workers and o.admitted and claims.to_make(o) is None
+    made = spec is not None and len(current) == spec.workers and o.admitted and claims.to_create(o) is None
     refusal = None if made else memory.refusals.get(key)  # made: all objects that a rejected POST was for
     volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
     return replace(o, refusal=refusal, volume_wait=volume_wait)
@@ -180,7 +180,7 @@ async def _nodes(
     A node counts as gone only if the API server confirms it. The second result are the nodes that the cache
     did not have.
     """
-    avoided = {name for pod in pods if may_be_in_vain(pod) for name in pod.avoids}
+    avoided = {name for pod in pods if is_unschedulable(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
     fetched = []
     for name in {p.node for p in pods if p.node} | pins.nodes_of(job) | avoid.nodes_of(job.status):

@@ -44,7 +44,7 @@ from spottrain_operator.policies import (
     runtime,
     starting,
 )
-from spottrain_operator.policies.cause import by_notice, notice_of, why, word_of
+from spottrain_operator.policies.cause import by_notice, notice_of, termination_message_of, why
 from spottrain_operator.policies.gone import ended, saving_predecessor
 from spottrain_operator.status.changes import (
     with_condition,
@@ -55,7 +55,7 @@ from spottrain_operator.status.changes import (
 from spottrain_operator.status.events import events_between
 
 Rule = Callable[[Observed], Decision | None]
-LEAST_GRACE: Final = 2
+MIN_GRACE: Final = 2
 """Seconds; a DELETE with less would amount to a SIGKILL."""
 
 
@@ -100,7 +100,7 @@ def leaving(o: Observed) -> Decision | None:
         return None
     decision = _keep(o, "Leaving", "the job is being deleted")
     left = cleanup.gives_up(o)
-    if not o.job.holds_checkpoints or not (left or cleanup.over_and_out(o)):
+    if not o.job.holds_checkpoints or not (left or cleanup.trainers_ended(o)):
         return decision
     kept = o.job.spec is not None and not cleanup.wanted(o)
     if kept or cleanup.finished(o):
@@ -115,16 +115,16 @@ def unreadable(o: Observed) -> Decision | None:
     return _keep(o, Reason.INVALID_SPEC, o.job.invalid) if o.job.spec is None else None
 
 
-def done_by_any(o: Observed) -> Decision | None:
+def reported_done(o: Observed) -> Decision | None:
     """Completes the job on rank 0's `done`; any attempt's is valid, as only the owner of HEAD reports it."""
-    said = ((p, word_of(p)) for p in o.pods if p.rank == 0)
+    said = ((p, termination_message_of(p)) for p in o.pods if p.rank == 0)
     pod = next((p for p, word in said if word is not None and word.outcome is Outcome.DONE), None)
     return _completed(o, pod, why(pod, o)) if pod is not None else None
 
 
 # --- rules: the current attempt -------------------------------------------------------------------------
 def attempt_over(o: Observed) -> Decision | None:
-    if _judged_already(o):
+    if _attempt_ended(o):
         return None
     if gang.done(o):
         first = gang.team(o)[0]
@@ -132,7 +132,7 @@ def attempt_over(o: Observed) -> Decision | None:
     if not gang.broken(o) and not (_stopping(o) and not gang.working(o)):
         return None
     if gang.working(o):  # while it is being stopped, later rules handle the pods with a notice
-        return None if _stopping(o) else _stop(o, gang.first_sight(o))
+        return None if _stopping(o) else _stop(o, gang.preliminary_verdict(o))
     if not gang.team(o) and not gang.vanished(o):
         return None  # stopped before any pod was created
     dead = tuple(follow.removal(o, p) for p in gang.team(o) if not ended(p))
@@ -144,10 +144,10 @@ def under_notice(o: Observed) -> Decision | None:
     told = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
     if not told or o.job.spec is None:
         return None
-    before = tuple(action for pod, notice in told for action in _tell(o, pod, notice))
+    before = tuple(action for pod, notice in told for action in _notify(o, pod, notice))
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
     going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
-    done_with = o.job.spec.suspend or _judged_already(o) or _stopping(o)
+    done_with = o.job.spec.suspend or _attempt_ended(o) or _stopping(o)
     gated = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
     early = gated and not claims.one_node_at_a_time(o)
     if not going or not early or done_with:
@@ -160,18 +160,18 @@ def under_notice(o: Observed) -> Decision | None:
     return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
 
 
-def _tell(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
+def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
     if pod.deleted is not None:
         return
     if pod.notice is None:
-        yield Annotate(pod=pod, words=follow.deadline_words(notice))
+        yield Annotate(pod=pod, words=follow.deadline_annotations(notice))
     if o.now >= follow.delete_at(o, pod, notice):
         yield Delete(pod=pod, grace=_grace(o, pod, notice))
 
 
 def _grace(o: Observed, pod: PodView, notice: Notice) -> int:
     left = (notice.deadline - o.now - o.limits.margin).total_seconds()
-    return max(LEAST_GRACE, min(int(left), pod.grace))
+    return max(MIN_GRACE, min(int(left), pod.grace))
 
 
 def _is_delete(action: Action, pod: PodView) -> bool:
@@ -186,21 +186,21 @@ def advised(o: Observed) -> Decision | None:
 
 def stopped_by_owner(o: Observed) -> Decision | None:
     """Stops an attempt that is suspended, past its deadline, resized, stalled, or to move back to spot."""
-    if _judged_already(o) or _stopping(o) or not gang.team(o):
+    if _attempt_ended(o) or _stopping(o) or not gang.team(o):
         return None
     asked = lifecycle.asked_to_stop(o) or gang.resized(o) or hang.stalled(o) or capacity.moves(o)
     return _stop(o, asked) if asked is not None else None
 
 
-def in_vain(o: Observed) -> Decision | None:
+def unschedulable(o: Observed) -> Decision | None:
     """Replaces pods that are unschedulable because of our own rule, or pending too long; not counted."""
     team = gang.team(o)
-    if _judged_already(o) or _stopping(o) or not team:
+    if _attempt_ended(o) or _stopping(o) or not team:
         return None
-    kept_off = [(p, free) for p in team if avoid.may_be_in_vain(p) and (free := avoid.free_again(o, p))]
+    kept_off = [(p, free) for p in team if avoid.is_unschedulable(p) and (free := avoid.usable_again(o, p))]
     words = [f"pod {p.name} avoids {', '.join(free)}, which can be used again" for p, free in kept_off]
-    words += [sentence for p in team if (sentence := pins.in_vain(o, p))]
-    words += [sentence] if (sentence := claims.in_vain(o)) else []
+    words += [sentence for p in team if (sentence := pins.useless(o, p))]
+    words += [sentence] if (sentence := claims.lost(o)) else []
     if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
         words.append(f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more")
     if words:
@@ -211,7 +211,7 @@ def in_vain(o: Observed) -> Decision | None:
 
 def not_starting(o: Observed) -> Decision | None:
     """Stops an attempt with a pod that has a node and that the kubelet fails to start for too long."""
-    if _judged_already(o) or _stopping(o) or o.job.spec is None:
+    if _attempt_ended(o) or _stopping(o) or o.job.spec is None:
         return None
     ending = starting.gives_up(o)
     return _stop(o, ending) if ending is not None else None
@@ -232,7 +232,7 @@ def suspended(o: Observed) -> Decision | None:
 
 def renewed(o: Observed) -> Decision | None:
     """Resumes an attempt that had no pod yet: its deadline counts from now."""
-    if not o.job.status.attempt or o.job.status.active_since is not None or _judged_already(o):
+    if not o.job.status.attempt or o.job.status.active_since is not None or _attempt_ended(o):
         return None
     status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
     return Decision(reason="Start", message="resumed", status=status)
@@ -244,7 +244,7 @@ def unknown_pools(o: Observed) -> Decision | None:
     return _keep(o, Reason.INVALID_SPEC, problem) if problem else None
 
 
-def too_late(o: Observed) -> Decision | None:
+def deadline_exceeded(o: Observed) -> Decision | None:
     """Fails a job that is past its deadline while nothing runs."""
     ending = lifecycle.past_deadline(o)
     return _failed(o, o.job.status, ending.reason, ending.evidence) if ending is not None else None
@@ -267,18 +267,18 @@ def predecessor_saves(o: Observed) -> Decision | None:
     return _keep(o, Reason.PREDECESSOR_SAVES, words) if words and not o.job.status.attempt else None
 
 
-def clock_was_ahead(o: Observed) -> Decision | None:
+def clock_set_back(o: Observed) -> Decision | None:
     """Recomputes the wait after the operator's clock was set back, or it moved to another machine."""
-    if o.job.spec is None or gang.team(o) or _judged_already(o):
+    if o.job.spec is None or gang.team(o) or _attempt_ended(o):
         return None
-    status = restart.brought_forward(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
+    status = restart.with_earlier_start(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
     words = "the next start was computed by a clock that was ahead"
     return Decision(reason="ClockWasAhead", message=words, status=status) if status is not None else None
 
 
 def next_attempt(o: Observed) -> Decision | None:
     """Starts the first attempt, or the one after a suspension."""
-    if o.job.status.attempt and not _judged_already(o):
+    if o.job.status.attempt and not _attempt_ended(o):
         return None
     message = "resumed" if o.job.status.attempt else "first attempt"
     status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
@@ -289,22 +289,22 @@ RULES: Final[tuple[Rule, ...]] = (
     finished,
     leaving,
     unreadable,
-    done_by_any,
+    reported_done,
     attempt_over,
     under_notice,
     stopped_by_owner,
-    in_vain,
+    unschedulable,
     not_starting,
     advised,
     running,
     suspended,
     renewed,
-    too_late,
+    deadline_exceeded,
     unknown_pools,
     not_admitted,
     not_held,
     predecessor_saves,
-    clock_was_ahead,
+    clock_set_back,
     next_attempt,
 )
 
@@ -314,7 +314,7 @@ def _record(o: Observed) -> AttemptRecord | None:
     return o.job.status.record(o.job.status.attempt)
 
 
-def _judged_already(o: Observed) -> bool:
+def _attempt_ended(o: Observed) -> bool:
     """Returns whether the current attempt has ended and the next one is not created yet."""
     record = _record(o)
     return record is not None and bool(record.cause)
@@ -331,8 +331,8 @@ def _keep(o: Observed, reason: str, message: str) -> Decision:
 
 
 def _completed(o: Observed, pod: PodView, ending: Ending) -> Decision:
-    word = word_of(pod)
-    status = with_final_word(_judged(o, o.job.status, pod.attempt, ending), o, word)
+    word = termination_message_of(pod)
+    status = with_final_word(_with_ending(o, o.job.status, pod.attempt, ending), o, word)
     reason, said = Reason.COMPLETED, ending.evidence
     if word is not None and word.reason == Reason.EARLY_STOPPED:
         reason, said = Reason.EARLY_STOPPED, word.message or said
@@ -364,7 +364,7 @@ def _stop(o: Observed, ending: Ending) -> Decision:
     return Decision(reason=ending.cause, message=message, status=status)
 
 
-def _judged(o: Observed, status: Status, attempt: int, ending: Ending) -> Status:
+def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> Status:
     record = status.record(attempt)
     if record is None or record.cause:
         return status  # it has a cause already: an interrupted attempt that completes afterwards keeps it
@@ -384,7 +384,7 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
     """Ends the current attempt, counts its ending, and starts the next one or fails the job."""
     assert o.job.spec is not None
     policy, old = o.job.spec.failure_policy, o.job.status
-    status = _judged(o, with_pods(old, o), old.attempt, ending)
+    status = _with_ending(o, with_pods(old, o), old.attempt, ending)
     managed = o.job.spec.checkpoint.managed
     status = restart.counted(status, ending, policy, o.now, managed=managed)
     status = capacity.with_reclaim(o, status, ending)
@@ -415,7 +415,7 @@ def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
     if ending.charged or ending.cause in restart.UNCOUNTED:
         return ""
     first = next((p for p in gang.team(o) if p.rank == 0), None)
-    silent = first is not None and first.ended is not None and word_of(first) is None
+    silent = first is not None and first.ended is not None and termination_message_of(first) is None
     return runtime.starts_over(o, status, ending, silent)
 
 

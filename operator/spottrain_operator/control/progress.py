@@ -23,7 +23,7 @@ from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.policies.gone import ended
 from spottrain_operator.status.changes import progress_due
-from spottrain_operator.status.conditions import OBEYED
+from spottrain_operator.status.conditions import STOP_DELAY
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ LIMITS = {
     "waitingFor": WARNING_LIMIT,
     "ignoredSettings": WARNING_LIMIT,
 }
-NO_ANSWER = (
+NO_RESPONSE = (
     aiohttp.ClientError,
     TimeoutError,
     OSError,
@@ -47,7 +47,7 @@ NO_ANSWER = (
     AttributeError,
     RecursionError,
 )
-AT_ONCE = 64
+MAX_CONCURRENT = 64
 """Maximum number of concurrent queries."""
 
 
@@ -56,7 +56,7 @@ def missed_the_signal(pod: PodView, now: datetime) -> bool:
 
     The kernel drops a SIGTERM to PID 1 without a handler, and the kubelet sends no second one.
     """
-    return pod.deleted is not None and now > pod.deleted - timedelta(seconds=pod.deletion_grace) + OBEYED
+    return pod.deleted is not None and now > pod.deleted - timedelta(seconds=pod.deletion_grace) + STOP_DELAY
 
 
 class Poller:
@@ -74,7 +74,7 @@ class Poller:
         self._caches, self._memory, self._queue = caches, memory, queue
         self._interval, self._write_interval = interval, write_interval
         self._now, self._port = now, port
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def run(self) -> None:
         """Runs until cancelled. Each round queries every running trainer once, spread over the interval."""
@@ -83,13 +83,13 @@ class Poller:
                 pods = [
                     p for p in self._caches.pods if p.running_since and p.ip and p.rank == 0 and not ended(p)
                 ]
-                asks = [self._ask_later(session, pod) for pod in pods]
-                await asyncio.gather(asyncio.sleep(self._interval), *asks)
+                polls = [self._poll_later(session, pod) for pod in pods]
+                await asyncio.gather(asyncio.sleep(self._interval), *polls)
 
-    async def _ask_later(self, session: aiohttp.ClientSession, pod: PodView) -> None:
+    async def _poll_later(self, session: aiohttp.ClientSession, pod: PodView) -> None:
         await asyncio.sleep(random.uniform(0, self._interval))
         async with self._slots:
-            heard = await self._ask(session, pod)
+            heard = await self._poll(session, pod)
         job = self._caches.jobs.get(pod.job)
         if job is None:
             return  # the job was deleted in the meantime, and its memory must stay empty
@@ -109,7 +109,7 @@ class Poller:
         try:
             async with session.post(self._url(pod, STOP_PATH), data=order.to_json()) as reply:
                 known = reply.status == 204
-        except NO_ANSWER:
+        except NO_RESPONSE:
             return  # it may be ending
         words = "it has been told to stop" if known else "it does not stop, because it belongs to another pod"
         logger.info("pod %s was deleted, and its trainer still responds: %s", pod.name, words)
@@ -118,12 +118,12 @@ class Poller:
         host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         return f"http://{host}:{self._port}{path}"
 
-    async def _ask(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
+    async def _poll(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
         try:
             async with session.get(self._url(pod, "/progress"), allow_redirects=False) as reply:
                 text = (await reply.content.read(LIMIT)).decode()
             progress = Progress.from_json(text)
-        except NO_ANSWER as error:  # it may not listen yet, be gone, or be another program
+        except NO_RESPONSE as error:  # it may not listen yet, be gone, or be another program
             return Silence(pod_uid=pod.uid, refused=_reached(error))
         return cut(progress, LIMITS) if well_typed(progress) else Silence(pod_uid=pod.uid, refused=True)
 

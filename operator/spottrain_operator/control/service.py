@@ -36,7 +36,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _say_why(task: asyncio.Task[None]) -> None:
+def _log_end(task: asyncio.Task[None]) -> None:
     """Logs why a task has ended. /livez then fails, and the kubelet restarts the operator."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.critical("a task of the operator has ended", exc_info=error)
@@ -61,7 +61,7 @@ class Service:
         self._health = await health.start(self.settings.health_port)
         for work in (health.measure_lag(), self._run(self._cluster)):
             self._tasks.append(asyncio.create_task(work))
-            self._tasks[-1].add_done_callback(_say_why)
+            self._tasks[-1].add_done_callback(_log_end)
 
     def _alive(self) -> bool:
         return not any(task.done() for task in self._tasks)

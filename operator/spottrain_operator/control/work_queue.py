@@ -44,7 +44,7 @@ class WorkQueue:
         self._later: list[tuple[float, int, JobKey]] = []
         self._count = itertools.count()
         self._changed = asyncio.Event()
-        self._said: dict[JobKey | None, tuple[float, str]] = {}
+        self._logged: dict[JobKey | None, tuple[float, str]] = {}
         """Time and text of the last logged error, by job; None: the API server does not respond."""
 
     def add(self, key: JobKey) -> None:
@@ -109,7 +109,7 @@ class WorkQueue:
             self._changed.set()
         if not failed:
             self._failures.pop(key, None)
-            self._said.pop(key, None)
+            self._logged.pop(key, None)
             return
         times = self._failures[key] = self._failures.get(key, 0) + 1
         self.add_after(key, min(self._longest, self._first * 2 ** min(times - 1, 20)))
@@ -127,7 +127,7 @@ class WorkQueue:
                     self.add_after(key, again.total_seconds())
             except OperatorError as error:
                 RECONCILE_ERRORS.inc()
-                self._say(key, error)
+                self._log(key, error)
                 if isinstance(error, Incomplete) and error.again is not None:
                     self.add_after(key, error.again.total_seconds())
             except Exception:
@@ -136,18 +136,18 @@ class WorkQueue:
             finally:
                 self.done(key, failed=failed)
 
-    def _say(self, key: JobKey, error: OperatorError) -> None:
+    def _log(self, key: JobKey, error: OperatorError) -> None:
         """Logs an error once a minute or when it changes; an unreachable API server once for all jobs."""
-        unanswered = (isinstance(error, ApiError) and error.kind is ApiFailure.UNREACHABLE) or (
+        unreachable = (isinstance(error, ApiError) and error.kind is ApiFailure.UNREACHABLE) or (
             isinstance(error, Incomplete) and error.unreachable
         )
-        words, about_what = str(error), None if unanswered else key
-        at, said = self._said.get(about_what, (0.0, ""))
+        words, about_what = str(error), None if unreachable else key
+        at, said = self._logged.get(about_what, (0.0, ""))
         now = asyncio.get_running_loop().time()
-        if said and now < at + QUIET_SECONDS and (unanswered or said == words):
+        if said and now < at + QUIET_SECONDS and (unreachable or said == words):
             return
-        self._said[about_what] = (now, words)
-        if unanswered:
+        self._logged[about_what] = (now, words)
+        if unreachable:
             logger.warning("the API server does not respond; all jobs are retried: %s", words)
         else:
             logger.warning("%s: %s; will be retried", key, words, extra=about(key))

@@ -34,7 +34,7 @@ def note(o: Observed, pod: PodView) -> str:
     return f" (avoids {', '.join(kept)}, where a GPU has failed)" if kept else ""
 
 
-def doomed(o: Observed, status: Status) -> tuple[str, ...]:
+def to_avoid(o: Observed, status: Status) -> tuple[str, ...]:
     """Returns host names of nodes with a notice or a failed GPU, and of nodes where the predecessor still
     saves."""
     going = (n for n in o.nodes.values() if n.leaving or (n.notice is not None and n.notice.deadline > o.now))
@@ -45,15 +45,15 @@ def doomed(o: Observed, status: Status) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def may_be_in_vain(pod: PodView) -> bool:
+def is_unschedulable(pod: PodView) -> bool:
     """Returns whether a pod that avoids nodes is unschedulable; pinned pods are handled in pins.py."""
     waits = bool(pod.avoids and pod.unschedulable) and not pod.pinned
     return waits and not pod.node and pod.deleted is None
 
 
-def free_again(o: Observed, pod: PodView) -> tuple[str, ...]:
+def usable_again(o: Observed, pod: PodView) -> tuple[str, ...]:
     """Returns the nodes that the pod avoids and that a replacement would not avoid."""
-    still = set(doomed(o, o.job.status))
+    still = set(to_avoid(o, o.job.status))
     return tuple(name for name in pod.avoids if name in usable(o) - still)
 
 

@@ -20,10 +20,10 @@ from spottrain_operator.policies import claims, gang, pins
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
-MOST_RECLAIMS: Final = 1000
+MAX_RECLAIMS: Final = 1000
 """The maximum of onDemandAfter.interruptions."""
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
-COOLING: Final = timedelta(minutes=10)
+REST: Final = timedelta(minutes=10)
 """How long a pool that interrupted the job, or had no nodes, ranks after the others."""
 
 
@@ -54,13 +54,13 @@ def _pick(o: Observed, status: Status) -> Pool:
     assert o.job.spec is not None
     pools = pools_of(o)
     wanted = [p for p in pools if p.type == kind(o, status)] or list(pools)
-    if (home := _home(o, status)) in {p.name for p in wanted}:
-        return next(p for p in wanted if p.name == home)
-    cold = [p for p in wanted if not _hot(p, status, o.now)]
-    return (cold or sorted(wanted, key=lambda p: _last_trouble(p, status, o.now)))[0]
+    if (pool_name := _survivors_pool(o, status)) in {p.name for p in wanted}:
+        return next(p for p in wanted if p.name == pool_name)
+    rested = [p for p in wanted if not _recently_failed(p, status, o.now)]
+    return (rested or sorted(wanted, key=lambda p: _last_failure(p, status, o.now)))[0]
 
 
-def _home(o: Observed, status: Status) -> str:
+def _survivors_pool(o: Observed, status: Status) -> str:
     """Returns the pool where a gang's survivors keep their nodes; "" for one worker, which lost its own."""
     record = status.record(status.attempt)
     if record is None or record.cause not in RECLAIMS or gang.spec_size(o) == 1:
@@ -97,7 +97,7 @@ def pool_of(o: Observed, status: Status) -> ChosenPool:
     return as_chosen(pool, notice_seconds=record.notice_seconds, **known)
 
 
-def asked(status: Status) -> str:
+def labels_note(status: Status) -> str:
     """Returns a suffix for messages: the node labels that the operator added to the pods' requirements."""
     record = status.record(status.attempt)
     if record is None or not record.node_labels:
@@ -134,7 +134,7 @@ def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
         return status
     since = o.now - timedelta(seconds=rule.within_seconds)
     times = (*(t for t in status.spot_reclaims if t >= since), o.now.replace(microsecond=0))
-    return replace(status, spot_reclaims=times[-MOST_RECLAIMS:])
+    return replace(status, spot_reclaims=times[-MAX_RECLAIMS:])
 
 
 def _moved_back(status: Status) -> int:
@@ -150,13 +150,13 @@ def _end(record: AttemptRecord, now: datetime) -> datetime:
     return record.ended or now
 
 
-def _hot(pool: Pool, status: Status, now: datetime) -> bool:
-    return now - _last_trouble(pool, status, now) < COOLING
+def _recently_failed(pool: Pool, status: Status, now: datetime) -> bool:
+    return now - _last_failure(pool, status, now) < REST
 
 
-def _last_trouble(pool: Pool, status: Status, now: datetime) -> datetime:
-    troubles = {*RECLAIMS, Cause.SCHEDULING_TIMEOUT}
-    ends = [_end(r, now) for r in status.attempts if r.pool == pool.name and r.cause in troubles]
+def _last_failure(pool: Pool, status: Status, now: datetime) -> datetime:
+    failures = {*RECLAIMS, Cause.SCHEDULING_TIMEOUT}
+    ends = [_end(r, now) for r in status.attempts if r.pool == pool.name and r.cause in failures]
     return max(ends, default=NEVER)
 
 
@@ -196,10 +196,10 @@ def due_pending(o: Observed) -> datetime | None:
         return None
     if not (any(p.node for p in team) or _others(o)):
         return None
-    return _in_want_since(o) + timedelta(seconds=_patience(o))
+    return _waits_for_nodes_since(o) + timedelta(seconds=_patience(o))
 
 
-def _in_want_since(o: Observed) -> datetime:
+def _waits_for_nodes_since(o: Observed) -> datetime:
     """Returns since when pods may have waited only for nodes.
 
     Waits for volumes come before that, and those that an earlier process saw are unknown.

@@ -37,7 +37,7 @@ SIGNALLED: Final = frozenset(
 """Exit codes of a trainer that a signal ended."""
 ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
 """The pod exceeded a limit of its own: storage, activeDeadlineSeconds."""
-MAX_WORDS: Final = 2000
+MAX_CHARACTERS: Final = 2000
 MESSAGE_LIMITS: Final = {
     "reason": REASON_LIMIT,
     "outputURI": URI_LIMIT,
@@ -47,10 +47,10 @@ MESSAGE_LIMITS: Final = {
 """Character limits of the termination message's fields that the status contains."""
 
 
-NO_WORD: Final = "exit code 0, and no termination message of the spottrain runtime"
-SILENT_END: Final = (
-    f"{NO_WORD} says that the training is done. The checkpoints are kept. Let the script end by itself, not "
-    "by os._exit() or an exec, and go on in a new job with the same checkpoint.uri and "
+NO_MESSAGE: Final = "exit code 0, and no termination message of the spottrain runtime"
+NOT_DONE_SENTENCE: Final = (
+    f"{NO_MESSAGE} says that the training is done. The checkpoints are kept. Let the script return normally, "
+    "without os._exit() or exec, and continue in a new job with the same checkpoint.uri and "
     "checkpoint.onExisting: Resume"
 )
 
@@ -84,7 +84,7 @@ Rule = Callable[[Case], Ending | None]
 
 
 def why(pod: PodView, o: Observed) -> Ending:
-    case = Case(pod=pod, o=o, word=word_of(pod))
+    case = Case(pod=pod, o=o, word=termination_message_of(pod))
     found = next((e for rule in RULES if (e := rule(case)) is not None), None)
     return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended, and nothing shows why")
 
@@ -99,23 +99,28 @@ def before_us(pod: PodView, o: Observed) -> PodView:
         return pod
     finished = pod.ended.finished if pod.ended is not None else None
     told = pod.deletion_grace > 1  # else the kubelet's later delete request has overwritten the time
-    earlier = told and finished is not None and finished < _asked(pod) + ONE_SECOND and not _obeyed(pod)
+    earlier = (
+        told
+        and finished is not None
+        and finished < _deletion_requested(pod) + ONE_SECOND
+        and not _ended_by_signal(pod)
+    )
     of_its_own = pod.phase == "Failed" and pod.reason in ENDED_BY_KUBELET
     return replace(pod, deleted=None) if earlier or of_its_own else pod
 
 
-def _obeyed(pod: PodView) -> bool:
+def _ended_by_signal(pod: PodView) -> bool:
     """Returns whether the trainer ended like one that obeyed a signal."""
     return pod.ended is not None and pod.ended.exit_code in SIGNALLED and not _oom_killed(pod)
 
 
-def _asked(pod: PodView) -> datetime:
+def _deletion_requested(pod: PodView) -> datetime:
     """Returns the latest time at which its deletion was requested."""
     assert pod.deleted is not None
     return pod.deleted - timedelta(seconds=pod.deletion_grace)
 
 
-def word_of(pod: PodView) -> TerminationMessage | None:
+def termination_message_of(pod: PodView) -> TerminationMessage | None:
     """Returns the trainer's termination message; None where it is not in our format."""
     try:
         word = TerminationMessage.from_json(pod.ended.message) if pod.ended and pod.ended.message else None
@@ -143,12 +148,14 @@ def _bad_configuration(case: Case) -> Ending | None:
         sentence = word.message or "the trainer rejects its configuration"
         return Ending(cause=Cause.BAD_CONFIGURATION, evidence=sentence, charged=True, reason=word.reason)
     if word is None and code == ExitCode.BAD_CONFIGURATION:
-        return Ending(cause=Cause.BAD_CONFIGURATION, evidence=_told(case, f"exit code {code}"), charged=True)
+        return Ending(
+            cause=Cause.BAD_CONFIGURATION, evidence=_with_message(case, f"exit code {code}"), charged=True
+        )
     return None
 
 
 # --- external evidence -------------------------------------------------------------------------------
-def _noticed(case: Case) -> Ending | None:
+def _under_notice(case: Case) -> Ending | None:
     for notice in case.notices:
         seen, last = (notice.seen or case.pod.created) - SKEW, notice.deadline + AFTERMATH
         if case.pod.created <= last and seen <= case.end <= last:
@@ -185,7 +192,7 @@ def _leaving(case: Case) -> Ending | None:
     code = case.pod.ended.exit_code if case.pod.ended else None
     told = word is not None and word.outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     signalled = code in SIGNALLED or case.pod.deleted is not None
-    crashed = _oom_killed(case.pod) or (_ended_first(case) and not _obeyed(case.pod))
+    crashed = _oom_killed(case.pod) or (_ended_first(case) and not _ended_by_signal(case.pod))
     if not (told or signalled) or crashed:
         return None
     return Ending(cause=Cause.DISRUPTED, evidence=f"node {case.pod.node}: {node.leaving}")
@@ -200,7 +207,7 @@ def _ended_first(case: Case) -> bool:
     pod = case.pod
     if pod.deleted is None or pod.ended is None:
         return False
-    return case.end < _asked(pod) - (SKEW if pod.deletion_grace > 1 else AFTERMATH)
+    return case.end < _deletion_requested(pod) - (SKEW if pod.deletion_grace > 1 else AFTERMATH)
 
 
 def _node_gone(case: Case) -> Ending | None:
@@ -228,7 +235,9 @@ def _deleted(case: Case) -> Ending | None:
         return None
     if _ended_first(case):
         return None
-    return Ending(cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {rfc3339(_asked(pod))}")
+    return Ending(
+        cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {rfc3339(_deletion_requested(pod))}"
+    )
 
 
 def _ended_by_kubelet(case: Case) -> Ending | None:
@@ -236,7 +245,7 @@ def _ended_by_kubelet(case: Case) -> Ending | None:
     pod = case.pod
     if pod.phase != "Failed" or pod.reason not in ENDED_BY_KUBELET:
         return None
-    said = f"{pod.reason}: {pod.message[-MAX_WORDS:]}" if pod.message else pod.reason
+    said = f"{pod.reason}: {pod.message[-MAX_CHARACTERS:]}" if pod.message else pod.reason
     return Ending(cause=Cause.FAILED, evidence=said, charged=True, reason=pod.reason)
 
 
@@ -256,7 +265,9 @@ def _node_fault(case: Case) -> Ending | None:
         found = node.fault
     if not found:
         return None
-    return Ending(cause=Cause.NODE_FAULT, evidence=f"node {pod.node}: {found[:MAX_WORDS]}", node=pod.node)
+    return Ending(
+        cause=Cause.NODE_FAULT, evidence=f"node {pod.node}: {found[:MAX_CHARACTERS]}", node=pod.node
+    )
 
 
 def _probe(case: Case) -> Ending | None:
@@ -279,14 +290,16 @@ def _own_outcome(case: Case) -> Ending | None:
     if _peer_out_of_memory(case):
         return None
     if outcome is Outcome.SUPERSEDED or (outcome is None and code == ExitCode.SUPERSEDED and case.managed):
-        return Ending(cause=Cause.SUPERSEDED, evidence=_told(case, "a newer attempt owns the checkpoints"))
+        return Ending(
+            cause=Cause.SUPERSEDED, evidence=_with_message(case, "a newer attempt owns the checkpoints")
+        )
     silent = outcome is None and code == ExitCode.STORE_UNREACHABLE and case.managed
     if outcome is Outcome.STORE_UNREACHABLE or silent:
-        said = _told(case, "the checkpoint store does not respond")
+        said = _with_message(case, "the checkpoint store does not respond")
         return Ending(cause=Cause.STORE_UNREACHABLE, evidence=said)
     stopped = outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     if stopped or (outcome is None and code in (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST)):
-        return Ending(cause=Cause.INTERRUPTED, evidence=_told(case, f"exit code {code}"))
+        return Ending(cause=Cause.INTERRUPTED, evidence=_with_message(case, f"exit code {code}"))
     return _exit_0(case) if code == ExitCode.DONE and outcome in (None, Outcome.UNTRAINED) else None
 
 
@@ -295,12 +308,12 @@ def _exit_0(case: Case) -> Ending:
     if not case.managed or case.pod.rank:
         return Ending(cause=Cause.DONE, evidence="exit code 0")
     if case.word is not None:
-        words, reason = f"{case.word.message} {runtime.WAYS_OUT}", case.word.reason
+        words, reason = f"{case.word.message} {runtime.REMEDIES}", case.word.reason
     elif runtime.attached(case.o.job.status):
-        words, reason = SILENT_END, OurReason.NOT_DONE
+        words, reason = NOT_DONE_SENTENCE, OurReason.NOT_DONE
     else:
         words, reason = (
-            f"{NO_WORD}, and no training with it was seen. {runtime.WAYS_OUT}",
+            f"{NO_MESSAGE}, and no training with it was seen. {runtime.REMEDIES}",
             OurReason.NO_RUNTIME,
         )
     return Ending(cause=Cause.BAD_CONFIGURATION, evidence=words, charged=True, reason=reason)
@@ -335,7 +348,7 @@ def _failed(case: Case) -> Ending | None:
     unstarted = pod.init_failure or pod.reason or "phase Failed"
     known = _code(pod.ended.exit_code) if pod.ended else unstarted
     reason = word.reason if word else pod.reason
-    return Ending(cause=Cause.FAILED, evidence=_told(case, known), charged=True, reason=reason)
+    return Ending(cause=Cause.FAILED, evidence=_with_message(case, known), charged=True, reason=reason)
 
 
 def _code(code: int) -> str:
@@ -348,17 +361,17 @@ def _code(code: int) -> str:
     return f"exit code {code} ({name}{unasked})"
 
 
-def _told(case: Case, known: str) -> str:
+def _with_message(case: Case, known: str) -> str:
     """Appends the trainer's message or last log lines to the known facts."""
     pod = case.pod
     said = case.word.message if case.word else (pod.ended.message if pod.ended else "") or pod.message
-    return f"{known}: {said.strip()[-MAX_WORDS:]}" if said.strip() else known
+    return f"{known}: {said.strip()[-MAX_CHARACTERS:]}" if said.strip() else known
 
 
 RULES: Final[tuple[Rule, ...]] = (
     _done,
     _bad_configuration,
-    _noticed,
+    _under_notice,
     _node_silent,
     _disrupted,
     _leaving,

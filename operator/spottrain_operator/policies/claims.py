@@ -34,7 +34,7 @@ def wanted(o: Observed) -> tuple[str, ...]:
         return ()
     own = (_own(o, spec.data_cache),) if spec.data_cache is not None else ()
     replaced = spec.replaces_during_notice and any(notice_of(p, o) is not None for p in team)
-    return tuple(dict.fromkeys((*own, *(_of_template(spec) if replaced or _homeless(o) else ()))))
+    return tuple(dict.fromkeys((*own, *(_of_template(spec) if replaced or _without_node(o) else ()))))
 
 
 def _own(o: Observed, cache: DataCache) -> str:
@@ -48,7 +48,7 @@ def _quiet(o: Observed) -> bool:
     return calm and len(team) == gang.size(o) and not any(p.deleted is not None for p in team)
 
 
-def _homeless(o: Observed) -> tuple[PodView, ...]:
+def _without_node(o: Observed) -> tuple[PodView, ...]:
     """Returns the pods that wait for a node."""
     return tuple(p for p in gang.team(o) if not p.node and p.deleted is None)
 
@@ -72,7 +72,7 @@ def mounted(spec: TrainingJobSpec) -> bool:
 
 
 # --- the data cache's claim -----------------------------------------------------------------------------
-def to_make(o: Observed) -> DataCache | None:
+def to_create(o: Observed) -> DataCache | None:
     """Returns the data cache whose claim must be created because it was not found."""
     cache = o.job.spec.data_cache if o.job.spec is not None else None
     if cache is None or cache.claim_ref is not None:
@@ -81,9 +81,9 @@ def to_make(o: Observed) -> DataCache | None:
     return cache if name in o.claims and o.claims[name] is None else None
 
 
-def to_make_again(o: Observed) -> bool:
+def to_recreate(o: Observed) -> bool:
     """Returns whether pending pods mount the cache's claim and it is gone; only the operator recreates it."""
-    return bool(_homeless(o)) and to_make(o) is not None
+    return bool(_without_node(o)) and to_create(o) is not None
 
 
 def problem(o: Observed) -> str:
@@ -139,7 +139,9 @@ def one_node_at_a_time(o: Observed) -> bool:
 # --- pending pods ---------------------------------------------------------------------------------------
 def wait_for_volume(o: Observed) -> bool:
     """Returns whether a pending pod waits for a volume, so that another node would not help."""
-    return any(_unbound_immediate(p) for p in _homeless(o)) or bool(_homeless(o) and _without_volume(o))
+    return any(_unbound_immediate(p) for p in _without_node(o)) or bool(
+        _without_node(o) and _without_volume(o)
+    )
 
 
 def _unbound_immediate(pod: PodView) -> bool:
@@ -157,16 +159,16 @@ def _without_volume(o: Observed) -> list[str]:
 
 def unsettled(o: Observed) -> bool:
     """Returns whether a pending pod has a claim whose state may still change."""
-    return bool(_homeless(o)) and any(c is None or c.going or not c.bound for c in o.claims.values())
+    return bool(_without_node(o)) and any(c is None or c.going or not c.bound for c in o.claims.values())
 
 
-def in_vain(o: Observed) -> str:
+def lost(o: Observed) -> str:
     """Returns a sentence about why a gang must release its nodes; "" where it need not.
 
     Its scheduled pods block the claim's deletion, and no pod is scheduled with a claim that is being deleted.
     """
     gone = [name for name, claim in o.claims.items() if claim is None or claim.going]
-    if not gone or not _homeless(o) or not any(p.node for p in gang.team(o)):
+    if not gone or not _without_node(o) or not any(p.node for p in gang.team(o)):
         return ""
     return f"PersistentVolumeClaim {gone[0]} was deleted before all pods had a node"
 
@@ -175,7 +177,7 @@ def note(o: Observed, pod: PodView) -> str:
     """Returns which claim's volume the scheduler waits for, as it does not say so; "" for other reasons."""
     if words := problem(o):
         return f" ({words})"
-    if (cache := to_make(o)) is not None:
+    if (cache := to_create(o)) is not None:
         why = o.refusal.message if o.refusal is not None else "it is created again"
         return f" (PersistentVolumeClaim {_own(o, cache)} does not exist any more: {why})"
     waiting = _without_volume(o)

@@ -16,7 +16,7 @@ from spottrain_operator.api.training_job import DeletionPolicy
 from spottrain_operator.policies.gone import over
 
 DEADLINE: Final = timedelta(minutes=15)
-LOOK: Final = timedelta(seconds=5)
+RECHECK: Final = timedelta(seconds=5)
 """Interval of rechecking the cleanup pod, which is not watched."""
 
 DELETE: Final = "spottrain checkpoints delete {uri} --job-uid {uid}"
@@ -27,7 +27,7 @@ def wanted(o: Observed) -> bool:
     return spec is not None and spec.deletion_policy is DeletionPolicy.DELETE and bool(spec.checkpoint.uri)
 
 
-def over_and_out(o: Observed) -> bool:
+def trainers_ended(o: Observed) -> bool:
     """Returns whether no trainer of the job is left that could write a checkpoint."""
     return all(over(pod, o) for pod in o.pods)
 

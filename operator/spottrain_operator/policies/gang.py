@@ -16,7 +16,7 @@ from spottrain_operator.names import Cause, cause_of
 from spottrain_operator.policies.cause import before_us, why
 from spottrain_operator.policies.gone import over
 
-OUTSIDE: Final = frozenset(
+EXTERNAL: Final = frozenset(
     {
         Cause.SPOT_NOTICE,
         Cause.NODE_LOST,
@@ -27,9 +27,9 @@ OUTSIDE: Final = frozenset(
     }
 )
 """External causes: one on any pod explains the ends of all others."""
-LATER: Final = frozenset({Cause.SPOT_NOTICE, Cause.DISRUPTED})
+VISIBLE_AT_ONCE: Final = frozenset({Cause.SPOT_NOTICE, Cause.DISRUPTED})
 """Causes that are visible at once: if absent when a rank failed, they came later and do not explain it."""
-OWN: Final = frozenset(
+BY_OPERATOR: Final = frozenset(
     {
         Cause.REPLACED,
         Cause.SCHEDULING_TIMEOUT,
@@ -126,7 +126,7 @@ def zone_note(o: Observed, pod: PodView) -> str:
     return f" (capacity.sameZone keeps {where}: {todo})"
 
 
-def first_sight(o: Observed) -> Ending:
+def preliminary_verdict(o: Observed) -> Ending:
     """Returns why the attempt breaks, as far as visible. A pod being ended explains its peers' ends."""
     return gravest([*_vanishings(o), *(_named(p, o) for p in team(o) if over(p, o) or p.deleted is not None)])
 
@@ -138,10 +138,11 @@ def verdict(o: Observed) -> Ending:
         return gravest([*_vanishings(o), *(_named(p, o) for p in team(o))])
     cause = cause_of(record.stopping)
     first = Ending(cause=cause, evidence=record.evidence, charged=bool(record.charged), reason=record.reason)
-    if cause in OWN or not isinstance(cause, Cause):  # an unknown cause was decided by a newer operator
+    unknown = not isinstance(cause, Cause)  # decided by a newer operator
+    if cause in BY_OPERATOR or unknown:
         return first
     endings = [*_vanishings(o), *(_named(before_us(p, o), o) for p in team(o))]
-    passed = {Cause.POD_DELETED, *(LATER if first.charged else ())}
+    passed = {Cause.POD_DELETED, *(VISIBLE_AT_ONCE if first.charged else ())}
     return gravest([first, *(e for e in endings if e.cause not in passed)])
 
 
@@ -153,7 +154,7 @@ def gravest(endings: Iterable[Ending]) -> Ending:
 def _order(ending: Ending) -> int:
     if ending.cause is Cause.BAD_CONFIGURATION:
         return 0
-    if ending.cause in OUTSIDE:
+    if ending.cause in EXTERNAL:
         return 1
     if ending.cause is Cause.POD_DELETED:
         return 2

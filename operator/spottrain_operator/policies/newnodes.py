@@ -1,9 +1,9 @@
 """Placement of an attempt's pods that are still to be created, so that autoscalers add nodes. Pure.
 
 Karpenter adds no node for a pod whose required node affinity names hosts, not even to exclude them
-(tests/karpenter). With Karpenter, only pinned pods therefore have such a rule, as they need no new node. The
-taints of doomed nodes and a preferred affinity keep the other pods away. Those pods are created after the
-pinned ones have their nodes, because they could occupy these.
+(tests/karpenter). With Karpenter, only pinned pods therefore have such a rule, as they need no new node.
+Taints and a preferred affinity keep the other pods away from nodes that end soon. Those pods are created
+after the pinned ones have their nodes, because they could occupy these.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def placements(
     """Yields the ranks to create now. `pinned`: host name by rank. `api`: version of their group."""
     soft = by_karpenter(o, pool)
     in_turn = soft and api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
-    doomed = avoid.doomed(o, status)
+    avoided = avoid.to_avoid(o, status)
     for rank in gang.missing(o, status):
         pin = pinned.get(rank, "")
         if in_turn and not pin and _waited_for(o, status, pinned):
@@ -36,7 +36,7 @@ def placements(
         leave = () if pin or in_turn else tuple(pinned.values())
         yield Placement(
             rank=rank,
-            avoid=doomed,
+            avoid=avoided,
             pin=pin,
             leave=leave,
             zoned=o.zoned,

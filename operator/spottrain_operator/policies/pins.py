@@ -61,7 +61,7 @@ def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
     return found
 
 
-def in_vain(o: Observed, pod: PodView) -> str:
+def useless(o: Observed, pod: PodView) -> str:
     """Returns a sentence about why a pending pod must not stay pinned; "" where it may."""
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""

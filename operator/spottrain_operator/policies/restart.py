@@ -17,7 +17,7 @@ from spottrain_operator.api.training_job import AttemptRecord, FailurePolicy, St
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Condition, Reason, cause_of
 
-CLOCKS: Final = timedelta(seconds=5)
+CLOCK_SKEW: Final = timedelta(seconds=5)
 """Allowed clock difference between machines on which the operator runs one after the other."""
 LONGEST_BACKOFF: Final = timedelta(seconds=300)
 LONGEST_STORE_BACKOFF: Final = timedelta(seconds=1800)
@@ -52,7 +52,7 @@ EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cau
 """Endings that predict nothing about the next attempt, however early they come."""
 
 
-MOST_STARTS: Final = 10
+MAX_FAILED_STARTS: Final = 10
 """Limit of attempts in a row that could not be started; with the longest backoff about 90 minutes."""
 
 
@@ -125,7 +125,7 @@ def exhausted(
     if ending.charged and status.failures > policy.max_failures:
         many = f"failed {status.failures} time(s), and failurePolicy.maxFailures is {policy.max_failures}"
         return Reason.TOO_MANY_FAILURES, many + last
-    if ending.cause is Cause.START_FAILED and (tries := _starts_in_vain(status)) >= MOST_STARTS:
+    if ending.cause is Cause.START_FAILED and (tries := _failed_starts(status)) >= MAX_FAILED_STARTS:
         return Reason.CANNOT_START, f"{tries} attempts in a row could not be started{last}"
     if ending.charged or ending.cause in UNCOUNTED:
         return None
@@ -143,7 +143,7 @@ def exhausted(
     return None
 
 
-def _starts_in_vain(status: Status) -> int:
+def _failed_starts(status: Status) -> int:
     """Counts failed starts in a row; moved or replaced attempts in between are ignored."""
     between = (Cause.REPLACED, Cause.MOVED, Cause.SCHEDULING_TIMEOUT)
     ended = [r.cause for r in reversed(status.attempts) if r.cause and r.cause not in between]
@@ -158,14 +158,14 @@ def next_start(
     return now + wait if wait else None
 
 
-def brought_forward(status: Status, policy: FailurePolicy, now: datetime, uid: str) -> Status | None:
+def with_earlier_start(status: Status, policy: FailurePolicy, now: datetime, uid: str) -> Status | None:
     """Returns the status with an earlier start, if the present one exceeds every policy's wait."""
     before = status.record(status.attempt - 1)
     if before is None or not before.cause or status.next_start is None:
         return None
     ending = Ending(cause=cause_of(before.cause), evidence=before.evidence, charged=bool(before.charged))
     wait = _wait(replace(status, attempt=before.number), policy, ending, now, uid)
-    if status.next_start <= now + wait + CLOCKS:
+    if status.next_start <= now + wait + CLOCK_SKEW:
         return None
     return replace(status, next_start=now + wait)
 

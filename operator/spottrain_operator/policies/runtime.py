@@ -28,7 +28,7 @@ STARTING_STATE: Final = "Starting"
 NOT_BEGUN: Final = ("", UNKNOWN_STATE, STARTING_STATE, WAITING_FOR_STORE)
 SIGKILLED: Final = 128 + 9
 """Exit code after SIGKILL; a killed runtime leaves no termination message either."""
-WAYS_OUT: Final = (
+REMEDIES: Final = (
     "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Run "
     "or a callback in it), or set spec.checkpoint.mode: Self in a new job: the image then saves and "
     "restores by itself, or starts over, and exit code 0 is success"
@@ -59,7 +59,7 @@ def missed(status: Status, o: Observed) -> Verdict | None:
     pod = _first(status, o)
     if pod is None or not _late(status, o, pod):
         return None
-    minutes = _spell(o.limits.runtime_patience)
+    minutes = _duration(o.limits.runtime_patience)
     state = status.progress.state if status.progress is not None else ""
     if state == WAITING_FOR_STORE:
         return None
@@ -69,7 +69,7 @@ def missed(status: Status, o: Observed) -> Verdict | None:
             Reason.NOT_TRAINING,
             f"the script in pod {pod.name} runs under `spottrain run` and has not begun a training with "
             f"the runtime within {minutes} of its start. If it still prepares its data, nothing is wrong. If "
-            f"it trains without the runtime, nothing is saved and each attempt begins at step 0. {WAYS_OUT}",
+            f"it trains without the runtime, nothing is saved and each attempt begins at step 0. {REMEDIES}",
         )
     if o.silence is None or o.silence.pod_uid != pod.uid:
         return None
@@ -86,7 +86,7 @@ def missed(status: Status, o: Observed) -> Verdict | None:
         Reason.NO_RUNTIME,
         f"no spottrain runtime has responded on port {PROGRESS_PORT} of pod {pod.name} within {minutes} of "
         "its start: nothing is saved, and the job fails at its first interruption instead of beginning at "
-        f"step 0 again. {WAYS_OUT}. A script that imports or prepares for longer responds at once under "
+        f"step 0 again. {REMEDIES}. A script that imports or prepares for longer responds at once under "
         "`spottrain run`",
     )
 
@@ -105,7 +105,7 @@ def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
         if o.now - pod.running_since >= limit:
             words = (
                 f"the container of attempt {status.attempt} runs; no spottrain runtime has responded on port "
-                f"{PROGRESS_PORT} for over {_spell(limit)}, so it is unknown whether it trains"
+                f"{PROGRESS_PORT} for over {_duration(limit)}, so it is unknown whether it trains"
             )
     return Reason.WAITING_FOR_RUNTIME, words
 
@@ -138,7 +138,7 @@ def _first(status: Status, o: Observed) -> PodView | None:
     return next((p for p in found if p.running_since is not None and not over(p, o)), None)
 
 
-def _spell(time: timedelta) -> str:
+def _duration(time: timedelta) -> str:
     seconds = time.total_seconds()
     return f"{seconds / 60:.0f} min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:.0f} s"
 
@@ -160,7 +160,7 @@ def starts_over(o: Observed, status: Status, ending: Ending, silent_end: bool) -
     return (
         f"attempt {status.attempt} was interrupted ({ending.evidence}) without a checkpoint, and no "
         "spottrain runtime was ever seen in its container, so the next attempt would begin at step 0 again. "
-        f"{WAYS_OUT}"
+        f"{REMEDIES}"
     )
 
 

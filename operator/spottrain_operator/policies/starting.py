@@ -18,11 +18,11 @@ from spottrain_operator.names import Cause
 from spottrain_operator.policies import gang
 from spottrain_operator.policies.gone import over
 
-QUIET: Final = timedelta(seconds=5)
+READ_INTERVAL: Final = timedelta(seconds=5)
 """A pod's Events are read when it has had its node for this time, and again at this interval."""
-NEXT: Final = timedelta(seconds=1)
+NEXT_BATCH: Final = timedelta(seconds=1)
 """Recheck interval while more pods' Events are to be read than one reconcile reads."""
-ELSEWHERE: Final = timedelta(minutes=15)
+ATTACH_WAIT: Final = timedelta(minutes=15)
 """Minimum wait for a volume that is still attached to another node. Kubernetes itself detaches it from a dead
 node after about six minutes."""
 MAX_WORDS: Final = 2000
@@ -30,14 +30,14 @@ MAX_WORDS: Final = 2000
 MULTI_ATTACH: Final = "Multi-Attach error"
 BAD_NAME: Final = "InvalidImageName"
 BAD_CONFIG: Final = "CreateContainerConfigError"
-PASSING: Final = "failed to sync"
+TRANSIENT: Final = "failed to sync"
 """In the message of a CreateContainerConfigError that an unreachable API server causes."""
 VOLUME_REASON: Final = "FailedMount"
 MISSING: Final = ('configmap "', 'secret "', "references non-existent")
 """In the message of a FailedMount for an object, or a key in one, that the job names and that is missing."""
 
 
-def asks(o: Observed) -> tuple[PodView, ...]:
+def pods_to_read(o: Observed) -> tuple[PodView, ...]:
     """Returns the pods whose Events are to be read now."""
     return tuple(p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o) or _may_be_probed(p, o))
 
@@ -51,13 +51,13 @@ def _waits(pod: PodView, o: Observed) -> bool:
 def _sets_up(pod: PodView, o: Observed) -> bool:
     known = o.heard.get(pod.uid, PodEvents())
     told = pod.waiting is not None and pod.waiting.error
-    return _waits(pod, o) and not told and not known.set_up and o.now >= _first_look(pod)
+    return _waits(pod, o) and not told and not known.set_up and o.now >= _first_read(pod)
 
 
 def _may_pull(pod: PodView, o: Observed) -> bool:
     """Checks for a new image pull before giving up: meanwhile the status keeps the last error."""
     until = due(o)
-    return _waits(pod, o) and trouble(pod, o) is not None and until is not None and o.now >= until
+    return _waits(pod, o) and start_error(pod, o) is not None and until is not None and o.now >= until
 
 
 def _may_be_probed(pod: PodView, o: Observed) -> bool:
@@ -65,28 +65,28 @@ def _may_be_probed(pod: PodView, o: Observed) -> bool:
     return pod.probed and pod.ended is not None and pod.uid not in o.heard
 
 
-def _first_look(pod: PodView) -> datetime:
-    return (pod.bound or pod.created) + QUIET
+def _first_read(pod: PodView) -> datetime:
+    return (pod.bound or pod.created) + READ_INTERVAL
 
 
-def look(o: Observed) -> datetime | None:
+def next_read(o: Observed) -> datetime | None:
     """Returns when to read Events again."""
     if reads := [p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o)]:
         unread = any(p.uid not in o.heard for p in reads)
-        return o.now + (NEXT if unread else QUIET)
-    return min((_first_look(p) for p in gang.team(o) if _waits(p, o) and not _told(p)), default=None)
+        return o.now + (NEXT_BATCH if unread else READ_INTERVAL)
+    return min((_first_read(p) for p in gang.team(o) if _waits(p, o) and not _has_error(p)), default=None)
 
 
-def _told(pod: PodView) -> bool:
+def _has_error(pod: PodView) -> bool:
     return pod.waiting is not None and pod.waiting.error
 
 
 # --- start errors ---------------------------------------------------------------------------------------
-def trouble(pod: PodView, o: Observed) -> Waiting | None:
+def start_error(pod: PodView, o: Observed) -> Waiting | None:
     """Returns the kubelet's error; None while startup is in progress."""
     if pod.deleted is not None or over(pod, o):
         return None
-    if _told(pod):
+    if _has_error(pod):
         return pod.waiting
     known = o.heard.get(pod.uid)
     return known.trouble if known is not None and pod.running_since is None else None
@@ -94,7 +94,7 @@ def trouble(pod: PodView, o: Observed) -> Waiting | None:
 
 def blocked(o: Observed) -> tuple[PodView, Waiting] | None:
     """Returns the first pod of the attempt that cannot start, and why."""
-    found = ((p, w) for p in gang.team(o) if p.running_since is None and (w := trouble(p, o)) is not None)
+    found = ((p, w) for p in gang.team(o) if p.running_since is None and (w := start_error(p, o)) is not None)
     return next(found, None)
 
 
@@ -115,7 +115,7 @@ def sentence(o: Observed, status: Status) -> str:
     return f"{words(*found)}; {what} at {when} unless it starts (failurePolicy.startTimeoutSeconds)"
 
 
-def busy(pod: PodView, o: Observed) -> str:
+def slow_step(pod: PodView, o: Observed) -> str:
     """Returns what is slow without an error; "" where nothing is known."""
     known = o.heard.get(pod.uid)
     return known.slow if known is not None else ""
@@ -125,12 +125,12 @@ def configuration(waiting: Waiting) -> bool:
     """Returns whether the job's configuration is wrong, so that a retry does not help."""
     if waiting.reason == VOLUME_REASON:
         text = waiting.message.lower()
-        return any(word in text for word in MISSING) and PASSING not in text
-    return waiting.reason == BAD_NAME or (waiting.reason == BAD_CONFIG and PASSING not in waiting.message)
+        return any(word in text for word in MISSING) and TRANSIENT not in text
+    return waiting.reason == BAD_NAME or (waiting.reason == BAD_CONFIG and TRANSIENT not in waiting.message)
 
 
 # --- giving up --------------------------------------------------------------------------------------------
-def noted(status: Status, o: Observed) -> Status:
+def with_start_error(status: Status, o: Observed) -> Status:
     """Records the time of the kubelet's first error in the status, so that it survives operator restarts."""
     record = status.record(status.attempt)
     if record is None or record.cause or record.stopping or status.attempt != o.job.status.attempt:
@@ -138,7 +138,7 @@ def noted(status: Status, o: Observed) -> Status:
     since = record.start_error_since
     if blocked(o) is not None:
         since = since or o.now.replace(microsecond=0)
-    elif not any(_waits(p, o) and p.uid not in o.heard and o.now >= _first_look(p) for p in gang.team(o)):
+    elif not any(_waits(p, o) and p.uid not in o.heard and o.now >= _first_read(p) for p in gang.team(o)):
         since = None
     if since == record.start_error_since:
         return status
@@ -156,7 +156,7 @@ def due(o: Observed) -> datetime | None:
 def _patience(o: Observed, waiting: Waiting) -> timedelta:
     policy = o.job.spec.failure_policy if o.job.spec is not None else FailurePolicy()
     most = timedelta(seconds=policy.start_timeout_seconds)
-    return max(most, ELSEWHERE) if waiting.message.startswith(MULTI_ATTACH) else most
+    return max(most, ATTACH_WAIT) if waiting.message.startswith(MULTI_ATTACH) else most
 
 
 def gives_up(o: Observed) -> Ending | None:

@@ -22,7 +22,7 @@ from spottrain_operator.api.training_job import (
 )
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies import runtime
-from spottrain_operator.policies.cause import word_of
+from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.gone import over
 
 N = TypeVar("N", int, float)
@@ -76,8 +76,8 @@ def with_pods(status: Status, o: Observed) -> Status:
 
 
 def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> Status:
-    words = [word for pod in pods if (word := word_of(pod)) is not None]
-    first = word_of(pods[0]) if pods[0].rank == 0 else None
+    words = [word for pod in pods if (word := termination_message_of(pod)) is not None]
+    first = termination_message_of(pods[0]) if pods[0].rank == 0 else None
     if first is not None and record.ended is None:  # once; a later attempt's figures must stay
         status = _with_last_figures(status, o, first)
     for word in words:
@@ -108,7 +108,7 @@ def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed
     for pod in pods:
         if pod.rank == 0:
             record = _of_first(record, pod, o)
-        if word := word_of(pod):
+        if word := termination_message_of(pod):
             record = _with_steps(record, word.startStep, word.step, word.durableStep)
     if record.ended is None and all(over(pod, o) for pod in pods):
         ends = [pod.ended.finished for pod in pods if pod.ended and pod.ended.finished]

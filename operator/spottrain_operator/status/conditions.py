@@ -17,13 +17,13 @@ from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
 from spottrain_operator.policies import avoid, capacity, claims, gang, runtime, starting
-from spottrain_operator.policies.cause import word_of
+from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.gone import over, saving_predecessor
 from spottrain_operator.status.changes import with_condition
 
 Verdict = tuple[bool, str, str]
 """Value, reason, message of a condition."""
-WAITS = frozenset(
+NOT_FOR_NODES = frozenset(
     {
         Reason.QUOTA_EXCEEDED,
         Reason.WAITING_FOR_QUEUE,
@@ -35,7 +35,7 @@ WAITS = frozenset(
 """Reasons of Scheduled=False that are not caused by missing nodes."""
 GATED_STATE = "Gated"
 TRAINING_STATE = "Training"
-OBEYED: Final = timedelta(seconds=5)
+STOP_DELAY: Final = timedelta(seconds=5)
 """A trainer that was told to end stops training within this time, except during a very long step."""
 TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
 
@@ -51,7 +51,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.RUNNING: _running(status, o, pods),
         Condition.STORE_REACHABLE: _store(status),
         Condition.CHECKPOINT_DURABLE: _durable(status),
-        Condition.SAVE_FITS: _fits(status, o),
+        Condition.SAVE_FITS: _save_fits(status, o),
         Condition.RUNTIME_ATTACHED: runtime.missed(status, o),
         Condition.SETTINGS_APPLIED: _settings(status, o, pods),
         Condition.INTERRUPTED: _recovered(status, o, pods),
@@ -60,7 +60,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     for kind, verdict in verdicts.items():
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
-    ready = sum(p.running_since is not None and not over(p, o) and _node_answers(p, o) for p in pods)
+    ready = sum(p.running_since is not None and not over(p, o) and _node_ready(p, o) for p in pods)
     shown = f"{ready}/{gang.size_of(o, status)}"
     return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
 
@@ -124,7 +124,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
         note = claims.note(o, stuck) + gang.zone_note(o, stuck) + avoid.note(o, stuck)
-        said = f"{stuck.unschedulable}{capacity.asked(status)}{note}"
+        said = f"{stuck.unschedulable}{capacity.labels_note(status)}{note}"
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
     if not waiting:
         refused = (
@@ -143,9 +143,9 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
     if record is not None and record.stopping:
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
     if not pods or all(over(p, o) for p in pods):
-        return (False, Reason.WAITING_FOR_POD, _coming(status)) if known else None
-    if silent := [p for p in pods if not over(p, o) and not _node_answers(p, o)]:
-        return _silent(o, silent[0])
+        return (False, Reason.WAITING_FOR_POD, _pod_pending(status)) if known else None
+    if silent := [p for p in pods if not over(p, o) and not _node_ready(p, o)]:
+        return _node_not_ready(o, silent[0])
     if going := [p for p in pods if p.running_since is not None and p.deleted is not None and not over(p, o)]:
         return _ending(o, going[0])
     late = [p for p in pods if p.running_since is None and not over(p, o)]
@@ -154,12 +154,12 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
     return _starting(status, o, late[0] if late else pods[0])
 
 
-def _node_answers(pod: PodView, o: Observed) -> bool:
+def _node_ready(pod: PodView, o: Observed) -> bool:
     node = o.nodes.get(pod.node)
     return node is None or node.ready
 
 
-def _silent(o: Observed, pod: PodView) -> Verdict:
+def _node_not_ready(o: Observed, pod: PodView) -> Verdict:
     """Describes a pod on a node that is not ready: Kubernetes reports it as running, but that is unknown."""
     known = f"node {pod.node} of pod {pod.name} is not ready {o.nodes[pod.node].unready}"
     if pod.deleted is not None:
@@ -187,7 +187,7 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
         trains
         and sample is not None
         and sample.progress.state == TRAINING_STATE
-        and sample.at > asked + OBEYED
+        and sample.at > asked + STOP_DELAY
     ):
         still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
         return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have received the signal"
@@ -213,7 +213,7 @@ def edited(status: Status, o: Observed) -> str:
     )
 
 
-def _coming(status: Status) -> str:
+def _pod_pending(status: Status) -> str:
     return f"the pod of attempt {status.attempt} is being created"
 
 
@@ -238,13 +238,13 @@ def _training(status: Status, o: Observed) -> Verdict:
 def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
     if (found := starting.blocked(o)) is not None:
         return False, found[1].reason, starting.sentence(o, status)
-    slow = f": {said}" if (said := starting.busy(pod, o)) else ""
+    slow = f": {said}" if (said := starting.slow_step(pod, o)) else ""
     return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started{slow}"
 
 
 def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
     """Reports another container that fails to start beside a running trainer; nothing is ended for it."""
-    failing = ((p, w) for p in pods if (w := starting.trouble(p, o)) is not None)
+    failing = ((p, w) for p in pods if (w := starting.start_error(p, o)) is not None)
     value, _, message = verdict
     found = next(failing, None)
     if found is None or not value:
@@ -281,7 +281,7 @@ TIGHT: Final = 0.8
 """Share of the grace period above which a save at a notice may not fit; the runtime warns from there on."""
 
 
-def _fits(status: Status, o: Observed) -> Verdict | None:
+def _save_fits(status: Status, o: Observed) -> Verdict | None:
     """Returns whether a save at a notice is expected to fit into notice, grace and the launcher's limit."""
     shown = status.progress
     if shown is None or shown.emergency_seconds is None or not shown.grace_seconds or o.job.spec is None:
@@ -315,7 +315,7 @@ def _settings(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict |
 
 def _ignored(status: Status, o: Observed, pods: Sequence[PodView]) -> str | None:
     """Returns the ignored fields that rank 0 of the current attempt reports; None before it has trained."""
-    word = word_of(pods[0]) if pods and pods[0].rank == 0 else None
+    word = termination_message_of(pods[0]) if pods and pods[0].rank == 0 else None
     if word is not None and (word.ignoredSettings or word.step is not None):
         return word.ignoredSettings
     progress = o.sample.progress if o.sample is not None else None
@@ -376,6 +376,6 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
     if pods and all(pod.node for pod in pods):
         return Phase.STARTING
     scheduled = status.condition(Condition.SCHEDULED)
-    if scheduled is not None and scheduled.reason in WAITS:
+    if scheduled is not None and scheduled.reason in NOT_FOR_NODES:
         return Phase.WAITING
     return Phase.RESTARTING if status.attempt > 1 else Phase.PENDING

@@ -303,12 +303,12 @@ def faulted(hours: float, *ranks: str) -> Job:
 def test_a_survivor_comes_back_to_its_node_and_the_rank_of_the_failed_gpu_does_not() -> None:
     o = make_observed(job=faulted(0, "node-a", "node-b"), nodes=(make_node(), make_node("node-b")))
     assert pins.pins(o, o.job.status) == {1: "node-b"}
-    assert avoid.doomed(o, o.job.status) == ("node-a",)
+    assert avoid.to_avoid(o, o.job.status) == ("node-a",)
 
 
 def test_after_a_day_the_node_may_be_used_again() -> None:
     o = make_observed(job=faulted(24.1), nodes=(make_node(),))
-    assert avoid.doomed(o, o.job.status) == ()
+    assert avoid.to_avoid(o, o.job.status) == ()
 
 
 def test_a_pod_that_finds_no_other_node_is_told_why() -> None:

@@ -170,8 +170,8 @@ def test_a_start_reckoned_by_a_clock_that_was_ahead_is_brought_forward() -> None
     made = plan(o)
     assert made.status is not None and made.status.next_start == after(10)
     assert plan(replace(o, job=replace(o.job, status=made.status))).status is None, "once"
-    assert restart.brought_forward(replace(status, next_start=after(12)), policy, NOW, "uid") is None
-    assert restart.brought_forward(replace(status, failures=0), policy, NOW, "uid") == replace(
+    assert restart.with_earlier_start(replace(status, next_start=after(12)), policy, NOW, "uid") is None
+    assert restart.with_earlier_start(replace(status, failures=0), policy, NOW, "uid") == replace(
         status, failures=0, next_start=NOW
     ), "by a policy that would not have waited at all"
 

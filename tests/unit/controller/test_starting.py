@@ -203,7 +203,7 @@ def test_nothing_is_given_up_while_the_image_is_being_pulled() -> None:
     assert starting.gives_up(o) is not None
     pulling = heard(o, pulling=True, set_up=True)
     assert starting.gives_up(pulling) is None
-    assert starting.look(pulling) == after(5), "it is asked again until the pull has ended"
+    assert starting.next_read(pulling) == after(5), "it is asked again until the pull has ended"
 
 
 def test_a_volume_that_another_node_still_has_is_waited_for_longer() -> None:
@@ -360,7 +360,7 @@ async def test_of_a_large_gang_only_some_are_read_at_a_look_and_each_has_its_tur
     assert len(cluster.read) == 8
     for seconds in (60.1, 60.2):
         o = await looked(cluster, world, seconds)
-        assert starting.look(o) is not None
+        assert starting.next_read(o) is not None
     assert set(cluster.read) == {p.uid for p in pods} and len(cluster.read) == 20
 
 

@@ -186,5 +186,5 @@ def test_a_clock_that_was_ahead_does_not_lengthen_the_pause_for_the_store() -> N
     status = _ended(started(), _gave_up(1))
     policy = make_job().spec
     assert policy is not None
-    moved = restart.brought_forward(status, policy.failure_policy, after(-7200), "uid-1")
+    moved = restart.with_earlier_start(status, policy.failure_policy, after(-7200), "uid-1")
     assert moved is not None and moved.next_start == after(-7190)

@@ -32,7 +32,7 @@ from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, InvalidSpec
 from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import TRAINER_ANNOTATION, Platform
-from spottrain_operator.policies.cause import word_of
+from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.rendering import trainer_pod
 from spottrain_operator.settings import Settings
 from spottrain_operator.status.changes import progress_due
@@ -151,7 +151,7 @@ HARMFUL = (
 
 @given(text=st.one_of(st.text(max_size=50), st.sampled_from(HARMFUL)))
 def test_no_termination_message_does_harm(text: str) -> None:
-    word_of(ended_pod(code=1, message=text))
+    termination_message_of(ended_pod(code=1, message=text))
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -326,7 +326,7 @@ async def test_only_a_sane_answer_of_the_current_attempt_is_progress(
         port=port,
     )
     async with aiohttp.ClientSession() as session:
-        await poller._ask_later(session, pod)
+        await poller._poll_later(session, pod)
     assert (KEY in memory.samples) == known
 
 
@@ -365,7 +365,7 @@ async def _silence(port: int) -> Silence | None:
         port=port,
     )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
-        await poller._ask_later(session, pod)
+        await poller._poll_later(session, pod)
     return memory.silences.get(KEY)
 
 
@@ -385,7 +385,7 @@ async def test_an_image_without_our_runtime_need_not_name_its_job(port: int, uid
         port=port,
     )
     async with aiohttp.ClientSession() as session:
-        await poller._ask_later(session, make_pod(ip="127.0.0.1"))
+        await poller._poll_later(session, make_pod(ip="127.0.0.1"))
     assert (KEY in memory.samples) == known
 
 
@@ -401,7 +401,7 @@ async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: in
         port=port,
     )
     async with aiohttp.ClientSession() as session:
-        progress = await poller._ask(session, make_pod(ip="127.0.0.1"))
+        progress = await poller._poll(session, make_pod(ip="127.0.0.1"))
     assert isinstance(progress, Progress) and (len(progress.state), len(progress.durableTime)) == (63, 64)
     assert len(progress.warning) == 1024
     seen = Sample(progress=progress, at=NOW)
@@ -445,6 +445,6 @@ async def test_a_trainer_that_goes_on_though_its_pod_was_deleted_is_told_by_its_
         port=port,
     )
     async with aiohttp.ClientSession() as session:
-        await poller._ask_later(session, pod)
+        await poller._poll_later(session, pod)
     assert [each.podUID for each in ORDERS] == [pod.uid] * told
     assert all(ends is not None and each.deadline == ends.timestamp() for each in ORDERS)
