@@ -99,6 +99,7 @@ class RunConfig:
     store_wait: float = STORE_WAIT_SECONDS
     """Seconds to wait for an unreachable store, at a start and at the end of a training."""
     log_format: str = AUTO
+    """One of `LOG_FORMATS`. The log reads the environment itself: it is needed before this is checked."""
     logs: bool = False
     """Whether the ranks' output is stored beside the checkpoints (log capture)."""
     folder: Path = field(default_factory=Path.cwd)

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pty
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -147,10 +148,11 @@ def test_lines_of_several_threads_stay_whole(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_reader_that_is_gone_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
-    with pytest.raises(BrokenPipeError), os.fdopen(write, "w") as out:
-        monkeypatch.setattr(sys, "stdout", out)
-        log.event("released")
-        raise BrokenPipeError
+    out = os.fdopen(write, "w")
+    monkeypatch.setattr(sys, "stdout", out)
+    log.event("released")
+    with pytest.raises(BrokenPipeError):
+        out.close()
 
 
 def test_a_child_forked_while_a_line_is_written_can_write(capfd: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +169,7 @@ def test_a_child_forked_while_a_line_is_written_can_write(capfd: pytest.CaptureF
     with capfd.disabled():
         pid = os.fork()
         if not pid:
-            os.close(1)
+            signal.alarm(30)
             sys.stdout = io.StringIO()
             log.event("released")
             os._exit(7 if "event=released" in sys.stdout.getvalue() else 1)
@@ -257,12 +259,12 @@ def test_the_progress_line_yields_to_a_line_that_is_not_whole_and_to_other_bars(
     wait_for(shown, "progress")
     print("loading", end="", flush=True)
     for _ in range(3):
-        drawn.acquire(timeout=30)
+        assert drawn.acquire(timeout=30)
     log.event("released")
     print("\rbar 10 %", end="", flush=True)
     print("\rbar 20 %", end="", flush=True)
     for _ in range(3):
-        drawn.acquire(timeout=30)
+        assert drawn.acquire(timeout=30)
     assert shown.rows()[-1] == "bar 20 %"
     log.event("released")
     handler.close_progress()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.contract import Env
+from spottrain.contract import LOG_FORMAT, Env
 from spottrain.core import device as devices
 from spottrain.core.run_config import Interval, RunConfig, grace_seconds
 from spottrain.core.training_settings import resolve
@@ -167,6 +167,7 @@ def test_a_schedule_that_wants_a_measure_is_refused() -> None:
     ("env", "says"),
     [
         ({Env.LOGS: "yes"}, "SPOTTRAIN_LOGS='yes': must be keep or off"),
+        ({LOG_FORMAT: "xml"}, "SPOTTRAIN_LOG_FORMAT='xml': must be one of auto, text, logfmt, json"),
         ({Env.HANG_TIMEOUT: "0"}, "SPOTTRAIN_HANG_TIMEOUT='0': must be a number of seconds above 0"),
         ({Env.HANG_TIMEOUT: "soon"}, "SPOTTRAIN_HANG_TIMEOUT='soon': must be a number of seconds"),
     ],
