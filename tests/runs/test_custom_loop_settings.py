@@ -204,7 +204,7 @@ def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
     [
         ("bath_size=4", "job_settings(bath_size=...) is not a setting; the settings are global_batch_size,"),
         ("global_batch_size='4'", "job_settings(global_batch_size='4'): must be a whole number"),
-        ("compile_mode='max-autotune'", "says how to compile, and compile is not true"),
+        ("compile_mode='max-autotune'", "has no effect without compile=True"),
     ],
 )
 def test_bad_values_of_a_loop_are_one_sentence(lab: Lab, words: str, says: str) -> None:
@@ -226,7 +226,9 @@ def test_a_guard_makes_the_profile_that_the_manifest_asks_for(lab: Lab) -> None:
 def test_a_window_past_the_end_of_a_guards_run_is_refused_before_the_first_step(lab: Lab) -> None:
     run = lab.run(PLAIN, training='{"profile": {"wait": 100}}')
     assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
-    assert not run.losses and "make the window smaller, or maxSteps at least 105" in run.message.message
+    assert (
+        not run.losses and "make the window smaller, or set maxSteps to at least 105" in run.message.message
+    )
     assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
 
 
@@ -285,7 +287,7 @@ def test_a_loop_that_passes_its_own_end_has_stored_its_profile(lab: Lab) -> None
 def test_the_command_fails_where_the_script_makes_no_profile(tmp_path: Path) -> None:
     run = profiled(tmp_path, "import torch\nprint('trained')\n")
     assert run.end(60) == ExitCode.FAILED, run.log
-    assert "A profile was asked for, and none was made" in run.message.message
+    assert "A profile was requested but not made" in run.message.message
 
 
 def test_the_commands_flags_win_over_a_window_of_the_script(tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ def test_a_loop_that_early_stopping_ends_is_done_for_that_reason(lab: Lab) -> No
         Reason.EARLY_STOPPED,
         2,
     )
-    assert "ended early: loss did not get better" in run.message.message
+    assert "ended early: loss did not improve" in run.message.message
 
 
 def test_a_reason_that_the_loop_does_not_heed_ends_nothing_early(lab: Lab) -> None:

@@ -66,9 +66,9 @@ OF_A_GPU = """
 from spottrain.diagnostics import gpu_monitor
 
 class Sampler(gpu_monitor.GPUMonitor):
-    def __init__(self, device, told):
+    def __init__(self, device, on_sample):
         read = lambda: gpu_monitor.GPUSample(utilisation=0.73, memory=0.25)
-        super().__init__(device, every=0.01, read=read, told=told)
+        super().__init__(device, every=0.01, read=read, on_sample=on_sample)
 
 gpu_monitor.GPUMonitor = Sampler
 """

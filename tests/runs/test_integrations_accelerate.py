@@ -171,14 +171,14 @@ def test_a_checkpoint_of_another_model_is_refused(lab: Lab) -> None:
     assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
     again = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"})
     assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
-    assert "is not of this training" in again.message.message
+    assert "does not match this training" in again.message.message
 
 
 def test_a_checkpoint_of_another_interface_is_refused(lab: Lab) -> None:
     assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
     again = lab.run(HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n", attempt=2)
     assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
-    assert "is of kind folder, and this script goes on from kind state" in again.message.message
+    assert "is of kind folder, but this script resumes from kind state" in again.message.message
 
 
 def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:

@@ -116,7 +116,9 @@ def test_where_not_even_one_sample_fits_any_more_the_run_fails_and_names_the_way
     it = run(lab, 0)
     assert it.end(300) == ExitCode.BAD_CONFIGURATION, it.log
     assert it.log.count("event=restarted") == 3, "8, 4, 2, and then 1"
-    assert "micro-batches of 1 do not fit, and there is no smaller: set activation" in it.message.message
+    assert (
+        "micro-batches of 1 samples do not fit into memory, and no smaller size divides" in it.message.message
+    )
 
 
 @pytest.mark.usefixtures("warm")
@@ -129,8 +131,8 @@ def test_without_our_launcher_they_end_and_the_next_attempt_goes_on_smaller(lab:
     assert set(codes) <= lost, first[0].log + first[1].log
     words = first[1].message
     assert words.reason == Reason.OUT_OF_MEMORY and words.outcome is not Outcome.FAILED
-    assert "rank 1 ran out of memory with micro-batches of 8, at step 6" in words.message
-    assert "goes on from the last checkpoint, with 4 at a time at most" in words.message
+    assert "rank 1 ran out of memory with micro-batches of 8 samples at step 6" in words.message
+    assert "resumes from the last checkpoint with at most 4" in words.message
     second = lab.ranks(2, SHORT, attempt=2, env=env)
     assert ends(second) == [ExitCode.DONE] * 2, second[0].log
     assert sizes(second[0]) == [4] and min(second[0].losses) > 1
@@ -147,7 +149,7 @@ def test_under_torchrun_it_ends_and_says_that_it_has_to_be_started_again(tmp_pat
         run.close()
     assert run.message.reason == Reason.OUT_OF_MEMORY
     assert run.message.message.endswith(
-        "with 4 at a time at most: start it again (spottrain run --nproc does that by itself)"
+        "with at most 4: start it again (spottrain run --nproc does that by itself)"
     )
 
 

@@ -78,7 +78,7 @@ def test_a_window_leaves_a_trace_and_a_table(tmp_path: Path, capsys: pytest.Capt
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}, "those after one to wait and one to warm up"
     words = table.read_text()
     assert words.startswith(
-        "utilisation is 50%, under 70%: the loader wants fixing, not the arithmetic; data-bound"
+        "utilisation is 50%, below 70%: speed up data loading first, not the computation; data-bound"
     )
     assert "aten::addmm" in words
     out = capsys.readouterr().out
@@ -145,4 +145,4 @@ def test_a_run_that_is_told_to_profile_keeps_it_beside_its_checkpoints(folder: P
 def test_a_window_that_does_not_fit_ends_the_run_with_64(folder: Path) -> None:
     run = spottrain(folder, "run", **{PROFILE: WINDOW.to_json(), Env.TRAINING: '{"maxSteps": 3}'})
     assert run.end(60) == 64
-    assert "make the window smaller, or maxSteps at least 4" in run.message.message
+    assert "make the window smaller, or set maxSteps to at least 4" in run.message.message

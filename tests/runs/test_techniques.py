@@ -96,7 +96,7 @@ def test_after_fsdp2_its_blocks_are_found_by_the_name_that_the_script_gave_them(
 def test_a_sharded_model_is_refused_a_trial_that_could_hang(world_of_one: None) -> None:
     model = torch.nn.Linear(2, 2)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(ConfigurationError, match="sharded by FSDP2 wait for each other in a trial"):
+    with pytest.raises(ConfigurationError, match="a model sharded by FSDP2 involves all ranks"):
         Trial(
             model,
             torch.optim.SGD(model.parameters()),

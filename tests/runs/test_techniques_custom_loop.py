@@ -105,7 +105,7 @@ def test_interrupted_they_are_as_if_never_interrupted(lab: Lab, ranks: int) -> N
     (begun,), (end,) = said(second, "begin"), said(second, "end")
     assert 6 <= begun["step"] < 60 and begun["trackers"]["last"] == begun["step"]
     assert [end] == said(whole, "end")
-    assert "did not get better by more than 10 in 14 evaluation(s)" in end["stopping"]["reason"]
+    assert "did not improve by more than 10 in 14 evaluation(s)" in end["stopping"]["reason"]
 
 
 def test_a_sharded_average_goes_on_with_one_rank(lab: Lab) -> None:

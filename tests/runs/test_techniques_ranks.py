@@ -424,8 +424,8 @@ def test_ranks_on_unequal_devices_take_the_format_that_all_are_good_at(
 def test_ranks_whose_script_wants_a_format_by_rank_are_refused(lab: Lab) -> None:
     ranks = found(lab, FORMATS, env={"GPUS": json.dumps(["A10G", "T4"])})
     first, second = (each["refused"] for each in ranks if "refused" in each)
-    assert "rank 0 wants precision 'bf16', and not all ranks do (bf16 and fp16)" in first
-    assert "rank 1 wants precision 'fp16', and not all ranks do (bf16 and fp16)" in second
+    assert "rank 0 has precision 'bf16', but the ranks differ (bf16 and fp16)" in first
+    assert "rank 1 has precision 'fp16', but the ranks differ (bf16 and fp16)" in second
 
 
 # --- accumulation ---------------------------------------------------------------------------------------

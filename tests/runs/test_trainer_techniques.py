@@ -31,7 +31,7 @@ def test_what_does_not_improve_ends_early_and_is_done(lab: Lab) -> None:
     it = done(run(lab, {"earlyStopping": stopping}, env={"EVAL": "1"}))
     assert (it.message.outcome, it.message.reason) == (Outcome.DONE, Reason.EARLY_STOPPED)
     assert it.message.step == 14, "the second evaluation, after two epochs of 7 steps of 24"
-    assert "ended early: loss did not get better by more than 1e+09" in it.message.message
+    assert "ended early: loss did not improve by more than 1e+09" in it.message.message
     again = done(run(lab, {"earlyStopping": stopping}, env={"EVAL": "1"}, attempt=2))
     assert again.message.outcome is Outcome.DONE and not again.losses, "it is not begun anew"
 
@@ -45,7 +45,7 @@ def test_early_stopping_without_an_evaluation_is_refused_before_the_first_step(l
 def test_an_unknown_metric_is_refused_before_the_first_step(lab: Lab) -> None:
     it = run(lab, {"earlyStopping": {"patience": 1, "metric": "auc"}}, env={"EVAL": "1"})
     assert it.end() == ExitCode.BAD_CONFIGURATION and not it.losses
-    assert "waits for the metric 'auc', and an evaluation gives loss" in it.message.message
+    assert "needs the metric 'auc', but an evaluation returns loss" in it.message.message
 
 
 def test_a_metric_that_is_changed_to_an_unknown_one_is_refused_before_a_later_attempt_s_first_step(
@@ -56,7 +56,7 @@ def test_a_metric_that_is_changed_to_an_unknown_one_is_refused_before_a_later_at
     assert first.send().end() == ExitCode.INTERRUPTED
     second = run(lab, {"earlyStopping": patience | {"metric": "auc"}}, env=env, attempt=2)
     assert second.end() == ExitCode.BAD_CONFIGURATION and not second.losses
-    assert "waits for the metric 'auc', and an evaluation gives loss" in second.message.message
+    assert "needs the metric 'auc', but an evaluation returns loss" in second.message.message
 
 
 LITTLE_MEMORY = SCRIPT.replace(
@@ -307,7 +307,7 @@ def test_a_metric_that_the_evaluation_does_not_give_is_refused_before_the_first_
     wanted = {"earlyStopping": {"patience": 1, "metric": "auc"}}
     it = run(lab, wanted, script=MEASURED, env={"EVAL": "1"})
     assert it.end() == ExitCode.BAD_CONFIGURATION and not it.losses
-    assert "waits for the metric 'auc', and an evaluation gives accuracy, loss" in it.message.message
+    assert "needs the metric 'auc', but an evaluation returns accuracy, loss" in it.message.message
     wanted = {"earlyStopping": {"patience": 100, "metric": "accuracy"}}
     plain = done(run(lab, {}, script=MEASURED, env={"EVAL": "1"}, at="plain"))
     same = done(run(lab, wanted, script=MEASURED, env={"EVAL": "1"}, at="same"))
@@ -316,7 +316,7 @@ def test_a_metric_that_the_evaluation_does_not_give_is_refused_before_the_first_
 
 def test_early_stopping_that_cannot_act_is_told(lab: Lab) -> None:
     it = done(run(lab, {"earlyStopping": {"patience": 4}}, env={"EVAL": "1"}))
-    assert "has a patience of 4 evaluation(s), and the run has 4: it cannot end it" in it.log
+    assert "cannot run out of patience: it is 4 evaluation(s), and the run has 4" in it.log
 
 
 def test_a_step_that_fp16_leaves_out_moves_neither_schedule_nor_average(lab: Lab) -> None:

@@ -146,7 +146,7 @@ def test_a_change_of_the_rules_by_somebody_else_at_the_same_time_is_noticed(
     answers = iter([None, Rules(rules=(OTHERS,))])
     monkeypatch.setattr(S3Lifecycle, "rules", lambda self: next(answers) or read(self))
     code, said = ran(capsys, "--apply")
-    assert code == 1 and "not as they were written" in said
+    assert code == 1 and "differ from what was written" in said
 
 
 # --- the tag ----------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_a_completion_that_always_says_200_with_an_error_fails_and_leaves_nothin
     ("status", "kind", "sentence"),
     [
         (403, StoreDenied, "check that its policy allows"),
-        (404, BucketNotFound, "there is no such bucket"),
+        (404, BucketNotFound, "the bucket does not exist"),
     ],
 )
 def test_what_a_person_must_mend_ends_the_upload_at_once(
@@ -203,7 +203,7 @@ def test_an_upload_that_somebody_aborted_is_no_answer(
 ) -> None:
     gone = Treatment(fault=Fault.ANSWER, answer=error(404, "NoSuchUpload"))
     proxy.reset(first(1, is_part, gone))
-    with pytest.raises(StoreUnavailable, match="somebody aborted the upload"):
+    with pytest.raises(StoreUnavailable, match="another client aborted the upload"):
         patient.upload("k", memoryview(BODY))
     assert_absent(direct)
 

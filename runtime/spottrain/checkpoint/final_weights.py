@@ -44,9 +44,10 @@ def require_room(state: Mapping[str, Any], known: ContainerMemory | None) -> Non
     name = max(sizes, key=lambda each: sizes[each], default="")
     if known is not None and name and 2 * sizes[name] > known.left:
         raise ConfigurationError(
-            f"the final weights are written tensor by tensor, and {name} alone has {gib(sizes[name])}: with "
-            f"its copy that is more than the {gib(known.left)} that {known.whose} leaves; raise "
-            f"resources.limits.memory by {gib(2 * sizes[name] - known.left)} or more",
+            f"the final weights are written tensor by tensor, and {name} alone has "
+            f"{gib(sizes[name])}: with its copy that is more than the {gib(known.left)} that are left "
+            f"of {known.whose}; raise resources.limits.memory by {gib(2 * sizes[name] - known.left)} "
+            "or more",
             reason=Reason.OUT_OF_MEMORY,
         )
 
@@ -143,9 +144,9 @@ def _require_storable(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in SAFETENSORS:
             raise CheckpointError(
-                f"the model's {name} is of type {tensor.dtype}, which a safetensors file cannot hold; the "
-                "weights were not stored. Keep it in a type that it can (complex64, float64), or out of "
-                "state_dict()",
+                f"the model's {name} has dtype {tensor.dtype}, which a safetensors file cannot store, "
+                "so the final weights were not stored. Convert it (complex64, float64), or keep it "
+                "out of state_dict()",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
 

@@ -178,8 +178,8 @@ def _require_storable(leaf: Leaf) -> None:
     tensor = local(leaf.tensor)
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.dtype not in SAFETENSORS:
         raise CheckpointError(
-            f"the state holds a tensor of type {tensor.dtype}, layout {tensor.layout} on {tensor.device} at "
-            f"{leaf.path}, which cannot be stored; keep it out of state_dict() (persistent=False for a "
-            "buffer), or store it as a dense tensor",
+            f"the state has a tensor of dtype {tensor.dtype} and layout {tensor.layout} on "
+            f"{tensor.device} at {leaf.path}, which cannot be stored; keep it out of state_dict() "
+            "(persistent=False for a buffer), or store it as a dense tensor",
             reason=Reason.CHECKPOINT_INCOMPATIBLE,
         )

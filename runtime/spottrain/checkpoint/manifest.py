@@ -109,7 +109,7 @@ class Manifest:
             raw: Any = json.loads(text)
             _require_format(raw["format"])
             if raw.pop("sha256") != hashlib.sha256(canonical(raw)).hexdigest():
-                raise Damaged("the manifest's checksum does not fit")
+                raise Damaged("the manifest's checksum does not match")
             return cls(
                 step=raw["step"],
                 world=raw["world"],
@@ -143,8 +143,8 @@ def _require_format(number: Any) -> None:
         return
     newer = isinstance(number, int) and number > FORMAT
     raise CheckpointError(
-        f"the checkpoint has format {number}, of {'a newer' if newer else 'an older'} spottrain; this one "
-        f"reads format {FORMAT}. Use the image that it was made with, or another checkpoint URI",
+        f"the checkpoint has format {number}, of {'a newer' if newer else 'an older'} spottrain; this "
+        f"one reads format {FORMAT}. Use the image that wrote it, or another checkpoint URI",
         reason=Reason.CHECKPOINT_INCOMPATIBLE,
     )
 

@@ -31,8 +31,9 @@ def plain(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the model inside DDP and torch.compile. Raises ConfigurationError for a DataParallel."""
     if isinstance(model, DataParallel):
         raise ConfigurationError(
-            "the model is a torch.nn.DataParallel, which torch.compile and resuming do not work with; use "
-            "DistributedDataParallel: spottrain run --nproc auto starts a process for each GPU"
+            "the model is a torch.nn.DataParallel, which supports neither torch.compile nor "
+            "resuming; use DistributedDataParallel: spottrain run --nproc auto starts one process "
+            "per GPU"
         )
     if isinstance(model, DistributedDataParallel):
         return plain(model.module)
@@ -181,7 +182,7 @@ def wanted(model: torch.nn.Module) -> Callable[[StoredTensor], Box | None]:
 
 def incompatible(uri: str | None, why: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint at {uri} is not of this training: {why}. "
-        "Use the script it was made with, or another checkpoint URI",
+        f"the checkpoint at {uri} does not match this training: {why}. Use the script that wrote it, "
+        "or another checkpoint URI",
         reason=Reason.CHECKPOINT_INCOMPATIBLE,
     )

@@ -51,7 +51,7 @@ def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, wan
         tensors = reading.tensors(sorted(needed))
         return unflatten(manifest.tree, tensors.__getitem__), unflatten(own, tensors.__getitem__)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise Damaged(f"shards and manifest do not fit together ({type(error).__name__}: {error})") from error
+        raise Damaged(f"shards and manifest do not match ({type(error).__name__}: {error})") from error
 
 
 def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None:
@@ -155,9 +155,7 @@ class _Reading:
             for number, sinks in self._chunks(shard, self._sinks.pop(shard.name, []))
         ]
         if self._sinks:
-            raise Damaged(
-                f"tensors are said to be in {', '.join(self._sinks)}, which the manifest does not list"
-            )
+            raise Damaged(f"the manifest has tensors in {', '.join(self._sinks)}, which it does not list")
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             futures = [pool.submit(self._fetch, *task) for task in tasks]
             try:
@@ -193,7 +191,7 @@ class _Reading:
         covered = sum(_volume(_overlap(box, Box(start=p.start, shape=p.shape))) for p in stored.pieces)
         if covered != math.prod(box.shape):
             raise Damaged(
-                f"{stored.name} is not whole: {covered} of {math.prod(box.shape)} numbers are there"
+                f"{stored.name} is incomplete: {covered} of {math.prod(box.shape)} numbers are there"
             )
         return target
 

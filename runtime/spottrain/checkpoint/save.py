@@ -81,9 +81,9 @@ def manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Man
     for rank, report in enumerate(reports):
         if report["shared"] != reports[0]["shared"]:
             raise CheckpointError(
-                f"the state of rank {rank} has other tensors than that of rank 0 (names, types, shapes or "
-                "their order), so they cannot make one checkpoint; give all ranks the same model, optimizer "
-                "and extra objects, and keep what differs out of state_dict()",
+                f"the state of rank {rank} has other tensors than that of rank 0 (names, types, "
+                "shapes or their order), so they cannot form one checkpoint; use the same model, "
+                "optimizer and extra objects on all ranks, and keep what differs out of state_dict()",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
     tensors = [
@@ -100,7 +100,7 @@ def manifest(save: Save, world: World, reports: Sequence[dict[str, Any]]) -> Man
     for each in tensors:
         if sum(math.prod(piece.shape) for piece in each.pieces) != math.prod(each.shape):
             raise CheckpointError(
-                f"{each.name} was not stored whole by the {world.size} rank(s); this is a defect of "
+                f"{each.name} was not stored completely by the {world.size} rank(s); this is a bug in "
                 "spottrain. Nothing was committed",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )

@@ -110,9 +110,9 @@ class CheckpointSelection:
             manifest = read_manifest(self.store, entry.key)
             if manifest.kind != kind:
                 raise CheckpointError(
-                    f"the checkpoint at {self.store.uri} is of kind {manifest.kind}, and this script goes on "
-                    f"from kind {kind}: another interface of spottrain has made it. Use the script that made "
-                    "it, or another checkpoint URI",
+                    f"the checkpoint at {self.store.uri} is of kind {manifest.kind}, but this script "
+                    f"resumes from kind {kind}: another interface of spottrain wrote it. Use the "
+                    "script that wrote it, or another checkpoint URI",
                     reason=Reason.CHECKPOINT_INCOMPATIBLE,
                 )
             return read(entry, manifest), ""
@@ -132,6 +132,6 @@ class CheckpointSelection:
             raise self._control.lost
         why = next((answer.decode() for answer in answers if answer), "")
         if any(answer is None for answer in answers):
-            raise PeerLost("another rank ended while the checkpoint was read; see what ended that one")
+            raise PeerLost("another rank ended while the checkpoint was read; its log says why")
         say(self._control, f"{name}/verdict", {"why": why})
         return why

@@ -126,8 +126,8 @@ def require_memory(needed: int, known: ContainerMemory | None = None) -> None:
     if known is None or needed <= known.left:
         return
     raise ConfigurationError(
-        f"a save needs {gib(needed)} of memory for a copy of the training state, and the container has "
-        f"{gib(known.left)} left of its limit of {gib(known.limit)}; raise resources.limits.memory "
-        f"by {gib(needed - known.left)} or more. Nothing was overwritten",
+        f"a save needs {gib(needed)} of memory for a copy of the training state, but only "
+        f"{gib(known.left)} are left of the container's limit of {gib(known.limit)}; raise "
+        f"resources.limits.memory by {gib(needed - known.left)} or more. Nothing was overwritten",
         reason=Reason.OUT_OF_MEMORY,
     )

@@ -60,7 +60,7 @@ class Flattened:
                 return dict(pairs)
             return {"$dict": [[self._plain(key, path), item] for key, item in pairs]}
         raise CheckpointError(
-            f"the state holds a {type(value).__name__} at {path or 'its top'}, which cannot be stored; "
+            f"the state has a {type(value).__name__} at {path or 'its top'}, which cannot be stored; "
             "use numbers, strings, bytes, lists, dicts and tensors in state_dict()",
             reason=Reason.CHECKPOINT_INCOMPATIBLE,
         )

@@ -80,13 +80,13 @@ def choose(wanted: str | torch.device | None = None) -> torch.device:
     try:
         device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
-        raise ConfigurationError(f"Trainer(device={wanted!r}) is no device: {error}") from error
+        raise ConfigurationError(f"Trainer(device={wanted!r}) is not a device: {error}") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigurationError(
-            f"Trainer(device={str(device)!r}): only cpu and cuda can be saved and resumed"
-        )
+        raise ConfigurationError(f"Trainer(device={str(device)!r}): only cpu and cuda are supported")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError(f"Trainer(device={str(device)!r}): torch finds no CUDA device here")
+        raise ConfigurationError(
+            f"Trainer(device={str(device)!r}): torch finds no CUDA device on this machine"
+        )
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # the device of this process's random state and copies
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

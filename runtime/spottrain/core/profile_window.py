@@ -122,10 +122,10 @@ def not_made(env: Mapping[str, str]) -> str:
     if MADE or not (env.get(PROFILE) or Training.from_json(env.get(Env.TRAINING, "")).profile):
         return ""
     lack = (
-        "A profile was asked for, and none was made: it takes a script that does all steps of the window "
-        "(wait + warmup + active) under spottrain.Trainer, spottrain.Run or a library's callback, or that "
-        "steps a spottrain.diagnostics.Profiler itself; a line event=profile-... above says what else went "
-        "wrong."
+        "A profile was requested but not made. The script must run all steps of the window (wait + "
+        "warmup + active) under spottrain.Trainer, spottrain.Run or a library's callback, or step a "
+        "spottrain.diagnostics.Profiler itself. A line event=profile-... above may name another "
+        "reason."
     )
     if env.get(PROFILE) and Env.JOB_UID not in env:
         return lack
@@ -143,8 +143,9 @@ def require_window(wait: int, warmup: int, active: int, total_steps: int, start:
     if start + window.steps > total_steps:
         at = f" from step {start} on" if start else ""
         raise ConfigurationError(
-            f"a profile of wait {wait} + warmup {warmup} + active {active} steps does not fit{at} into the "
-            f"run's {total_steps} steps: make the window smaller, or maxSteps at least {start + window.steps}"
+            f"a profile of wait {wait} + warmup {warmup} + active {active} steps does not fit{at} "
+            f"into the run's {total_steps} steps: make the window smaller, or set maxSteps to at "
+            f"least {start + window.steps}"
         )
     return window
 

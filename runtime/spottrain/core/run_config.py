@@ -53,7 +53,7 @@ class Interval:
         match = re.fullmatch(r"([1-9][0-9]*)(steps|s|m|h)", text)
         if match is None:
             raise ConfigurationError(
-                f"checkpoint interval {text!r} is not understood: write auto, 500steps, 90s, 10m or 1h"
+                f"checkpoint interval {text!r} is not valid: use auto, 500steps, 90s, 10m or 1h"
             )
         number, unit = int(match[1]), match[2]
         if unit == "steps":
@@ -168,10 +168,10 @@ def save_advised_file(env: Mapping[str, str]) -> Path | None:
 
 def data_cache_folder(env: Mapping[str, str]) -> Path:
     """Folder for downloads: on the job's volume, or on a laptop in the user's cache folder."""
-    if told := env.get(Env.DATA_CACHE):
-        if not Path(told).is_absolute():
-            raise ConfigurationError(f"{Env.DATA_CACHE}={told!r} must be an absolute path")
-        return Path(told)
+    if folder := env.get(Env.DATA_CACHE):
+        if not Path(folder).is_absolute():
+            raise ConfigurationError(f"{Env.DATA_CACHE}={folder!r} must be an absolute path")
+        return Path(folder)
     user = env.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative path
     return (Path(user) if user.startswith("/") else Path.home() / ".cache") / "spottrain" / "data"
 
@@ -188,7 +188,7 @@ def use_data_cache(env: Mapping[str, str], environ: MutableMapping[str, str]) ->
             environ.setdefault(name, folder)
         elif environ.get(name, folder) == folder:  # not the user's choice, but perhaps the operator's
             environ.pop(name, None)
-            why = f"nothing can be written there, so {name} is left alone: its downloads end with the pod"
+            why = f"it is not writable, so {name} is not set: what is downloaded is lost with the pod"
             log.event("data-cache-not-writable", folder=folder, why=why)
 
 

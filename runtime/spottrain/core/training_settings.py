@@ -109,7 +109,7 @@ class Settings:
     def __post_init__(self) -> None:
         given = [name for name in WARM_UPS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give one")
+            raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give only one")
         if (self.precision, self.gradient_compression) == ("fp16", "powerSGD"):
             raise ConfigurationError(POWER_SGD_FP16)
 
@@ -123,8 +123,8 @@ class Settings:
         if steps_per_epoch is None:
             if self.max_steps is None:
                 raise ConfigurationError(
-                    "how long an epoch is cannot be known of this train_dataset: give Trainer max_steps, or "
-                    "steps_per_epoch"
+                    "the length of an epoch is not known for this train_dataset: set "
+                    "Trainer(max_steps=...) or steps_per_epoch"
                 )
             return self.max_steps
         ends = (self.max_steps, self.epochs and self.epochs * steps_per_epoch)
@@ -151,12 +151,12 @@ def resolve(manifest: Training, *, of_loop: bool = False, **arguments: Any) -> S
             wins |= {name: None for name in group if name in script and name not in {*wins, *kept}}
     for name, value in wins.items():
         if name not in MADE and value != script.get(name):
-            log.event("override", setting=name, manifest=told(value), script=told(script.get(name)))
+            log.event("override", setting=name, manifest=log_value(value), script=log_value(script.get(name)))
     _require_effect(script, wins)
     found = Settings(**script | wins)
     if found.max_steps is None and found.epochs is None and not of_loop:
         raise ConfigurationError(
-            "the training has no end: give Trainer max_steps or epochs, or set spec.training.maxSteps"
+            "the training has no end: set Trainer(max_steps=...) or epochs, or spec.training.maxSteps"
         )
     return found
 
@@ -171,19 +171,19 @@ def _require_effect(script: Mapping[str, Any], wins: Mapping[str, Any]) -> None:
     mode = script.get("compile_mode", "default")
     if mode != "default" and not script.get("compile") and not wins.get("compile"):
         raise ConfigurationError(
-            f"Trainer(compile_mode={mode!r}): says how to compile, and compile is not true; give "
-            "compile=True, or leave compile_mode out"
+            f"Trainer(compile_mode={mode!r}) has no effect without compile=True: set it, or leave "
+            "compile_mode out"
         )
 
 
-def told(value: Any) -> Any:
+def log_value(value: Any) -> Any:
     """Formats a setting as one word of a log line."""
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is None:
         plain = value is None or isinstance(value, bool | Integral | Real | str | tuple)
         return value if plain else getattr(value, "__name__", type(value).__name__)
     given = ((name, getattr(value, name)) for name in fields)
-    return ",".join(f"{name}={told(item)}" for name, item in given if item not in (None, ()))
+    return ",".join(f"{name}={log_value(item)}" for name, item in given if item not in (None, ()))
 
 
 def _of(manifest: Training, path: str) -> Any:

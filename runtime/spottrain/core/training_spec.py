@@ -26,9 +26,9 @@ WANDB_MODES: Final = ("online", "offline", "disabled")
 COMPRESSIONS: Final = ("none", "bf16", "powerSGD")
 
 POWER_SGD_FP16: Final = (
-    "powerSGD with fp16 is refused: a gradient that overflows, as a loss scale makes happen by design, would "
-    "stay in its error feedback for ever; use bf16 or fp32 (auto is fp16 on a GPU that has no bf16), or bf16 "
-    "compression"
+    "powerSGD with fp16 is refused: with a loss scale some gradients overflow by design, and an "
+    "infinite one would stay in the error feedback forever; use bf16 or fp32 (auto is fp16 on a GPU "
+    "without bf16), or bf16 compression"
 )
 
 Auto = Literal["auto"]
@@ -354,18 +354,18 @@ def _policy_fits(training: Training) -> bool:
 _TOGETHER: Final[tuple[tuple[Callable[[Training], bool], str], ...]] = (
     (
         _multiple,
-        "globalBatchSize must be a multiple of microBatchSize, and {it.globalBatchSize} is none of "
+        "globalBatchSize must be a multiple of microBatchSize, but {it.globalBatchSize} is not one of "
         "{it.microBatchSize}: choose a size that divides it, or auto",
     ),
     (_one_warm_up, "warmupSteps, warmupEpochs and warmupFraction exclude each other; give one"),
     (
         lambda t: t.warmupSteps is None or t.maxSteps is None or t.warmupSteps < t.maxSteps,
-        "warmupSteps must be less than maxSteps, and {it.warmupSteps} is not less than {it.maxSteps}: "
-        "shorten it, or give warmupFraction",
+        "warmupSteps, {it.warmupSteps}, must be less than maxSteps, {it.maxSteps}: shorten it, or set "
+        "warmupFraction",
     ),
     (
         lambda t: t.compileMode is None or t.compile is True,
-        "compileMode says how to compile, and compile is not true; set it, or leave compileMode out",
+        "compileMode has no effect unless compile is true; set it, or leave compileMode out",
     ),
     (
         _policy_fits,
@@ -383,8 +383,8 @@ _TOGETHER: Final[tuple[tuple[Callable[[Training], bool], str], ...]] = (
     ),
     (
         _window_fits,
-        "profile records past maxSteps: wait + warmup + active must not be more than the {it.maxSteps} steps "
-        "that there are; wait less, or record less",
+        "profile records past maxSteps: wait + warmup + active must not be more than {it.maxSteps} steps; "
+        "wait less, or record less",
     ),
 )
 """Rules between fields; the CRD has the same ones as CEL rules."""

@@ -39,7 +39,6 @@ __all__ = [
     "step_timer",
 ]
 
-_MODULES: Final = ("bottleneck", "flops", "loop_watch", "profiler", "step_timer")
 _HOME: Final = {
     "InUse": "spottrain.diagnostics.bottleneck",
     "Profiler": "spottrain.diagnostics.profiler",
@@ -49,4 +48,4 @@ _HOME: Final = {
     "Window": "spottrain.core.profile_window",
 }
 
-__getattr__ = lazy.names(__name__, _HOME, _MODULES)
+__getattr__ = lazy.names(__name__, _HOME, set(__all__) - set(_HOME))

@@ -4,7 +4,7 @@ The order follows "Always fix the slowest part of the pipeline first: data → m
 what leaves the device without work: data, a straggler, communication, checkpoints, compilations. If none of
 them takes STALL of the time, a roofline model decides: memory bandwidth, launches or compute.
 
-A gain is an upper bound, as a share: 0.5 means 50 % more steps per second. `reckoning` says how it was
+A gain is an upper bound, as a share: 0.5 means 50 % more steps per second. `basis` says how it was
 calculated from the measurements.
 """
 
@@ -89,19 +89,19 @@ class Verdict:
         sentence: what was measured.
         fix: what to change.
         gain: upper bound of the speed-up, as a share: 0.5 means 50 % more steps per second.
-        reckoning: how the gain was calculated.
+        basis: how the gain was calculated.
     """
 
     name: Name
     sentence: str
     fix: str
     gain: float
-    reckoning: str
+    basis: str
 
     @property
     def text(self) -> str:
         """The whole verdict, for a log line."""
-        return f"{self.name}: {self.sentence} {self.fix} Gain: at most {self.gain:.0%} ({self.reckoning})."
+        return f"{self.name}: {self.sentence} {self.fix} Gain: at most {self.gain:.0%} ({self.basis})."
 
 
 def diagnose(facts: Measurements) -> Verdict | None:
@@ -131,11 +131,11 @@ def utilised(busy: float, waits: float) -> str:
     if busy >= WISH:
         return ""
     if busy >= LOW:
-        return f"utilisation is {busy:.0%}, of {WISH:.0%} to wish for"
+        return f"utilisation is {busy:.0%} (target {WISH:.0%})"
     if waits >= 0.5 * (1 - busy):
-        return f"utilisation is {busy:.0%}, under {LOW:.0%}: the loader wants fixing, not the arithmetic"
-    why = f"and the loader is not why: data are waited for {waits:.0%}"
-    return f"utilisation is {busy:.0%}, under {LOW:.0%}, {why}"
+        return f"utilisation is {busy:.0%}, below {LOW:.0%}: speed up data loading first, not the computation"
+    why = f"but data loading is not the cause: waiting for data takes {waits:.0%} of the time"
+    return f"utilisation is {busy:.0%}, below {LOW:.0%}, {why}"
 
 
 def swing(samples: tuple[float, ...]) -> float:
@@ -165,16 +165,18 @@ def _straggler(facts: Measurements) -> Verdict | None:
         fix = recommendations.of_slow_rank(facts.use, slowest)
     else:
         fix = (
-            f"Look at the node of rank {slowest}: its clock (heat, power), its neighbours, its share of the "
-            "samples; where the node is slow, delete its pod and let another node take it."
+            f"Check the node of rank {slowest}: its clock (heat, power), other load on it, its share "
+            "of the samples; if the node is slow, delete its pod so that another node takes over."
         )
     return Verdict(
         name=Name.STRAGGLER,
-        sentence=f"Rank {slowest} takes {rank.own:.3g} s of its own for a step, the others "
-        f"{others:.3g} s, and they wait for it.",
+        sentence=(
+            f"Rank {slowest} takes {rank.own:.3g} s for a step without communication, the others "
+            f"{others:.3g} s, and they wait for it."
+        ),
         fix=fix,
         gain=late / max(others, 0.01 * rank.own),
-        reckoning="its own time brought to the others' median",
+        basis="if it were as fast as the median of the others",
     )
 
 
@@ -203,7 +205,7 @@ def _data(facts: Measurements, size: float) -> Verdict:
             sentence=f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}.",
             fix=recommendations.of_copy(facts.use),
             gain=recommendations.faster(copy / 2),
-            reckoning="half of the copy's time",
+            basis="if the copy took half the time",
         )
     fix = recommendations.of_loader(facts.use, data)
     return Verdict(
@@ -211,7 +213,7 @@ def _data(facts: Measurements, size: float) -> Verdict:
         sentence=f"The device waits for data {data:.0%} of the time{_swinging(facts)}.",
         fix=fix.text,
         gain=fix.gain,
-        reckoning=fix.reckoning,
+        basis=fix.basis,
     )
 
 
@@ -221,23 +223,25 @@ def _swinging(facts: Measurements) -> str:
 
 
 def _communication(facts: Measurements, size: float) -> Verdict:
-    rarer = "exchange less often: a greater globalBatchSize, with microBatchSize as it is."
+    rarer = "exchange gradients less often: raise globalBatchSize and keep microBatchSize."
     if facts.use.sharded:
         fix = f"{rarer} Or reduce in bf16: FSDP2's MixedPrecisionPolicy(reduce_dtype=...)."
         fix = fix[0].upper() + fix[1:]
-        reckoning = "twice the micro-batches for each exchange, so half of the wait"
+        basis = "with half as many exchanges, so half the wait"
     elif facts.use.gradient_compression == "none":
-        fix = f"Set training.gradientCompression to bf16, which halves what is sent, or {rarer}"
-        reckoning = "half of the bytes, so half of the wait"
+        fix = f"Set training.gradientCompression to bf16, which halves the bytes sent, or {rarer}"
+        basis = "with half the bytes, so half the wait"
     else:
         fix = f"The gradients are compressed already: {rarer}"
-        reckoning = "twice the micro-batches for each exchange, so half of the wait"
+        basis = "with half as many exchanges, so half the wait"
     return Verdict(
         name=Name.COMMUNICATION,
-        sentence=f"Ranks wait for their gradients {size:.0%} of the time, with nothing left to compute.",
+        sentence=(
+            f"Ranks wait for the exchange of gradients {size:.0%} of the time, with nothing left to compute."
+        ),
         fix=fix,
         gain=recommendations.faster(size / 2),
-        reckoning=reckoning,
+        basis=basis,
     )
 
 
@@ -247,14 +251,14 @@ def _checkpoint(facts: Measurements, size: float) -> Verdict:
     auto = (
         ""
         if facts.use.interval_auto
-        else ", or set it to auto, which weighs the stall against what an interruption costs"
+        else ", or set it to auto, which weighs this cost against that of an interruption"
     )
     return Verdict(
         name=Name.CHECKPOINT,
-        sentence=f"Training stands still for its saves {size:.0%} of the time.",
+        sentence=f"Saves block training {size:.0%} of the time.",
         fix=f"Make checkpoint.interval {math.ceil(times)} times as long{auto}.",
         gain=(1 - CHECKPOINT_GOAL) / rest - 1,
-        reckoning=f"saves brought to {CHECKPOINT_GOAL:.0%} of the time",
+        basis=f"if saves took {CHECKPOINT_GOAL:.0%} of the time",
     )
 
 
@@ -268,7 +272,7 @@ def _recompiling(facts: Measurements, size: float) -> Verdict:
         fix=f"Give batches one shape (pad to a fixed length{drop}), or let Dynamo take sizes as variables "
         f"(no dynamic=False){off}.",
         gain=recommendations.faster(size),
-        reckoning="all compilations gone",
+        basis="without these compilations",
     )
 
 
@@ -283,7 +287,7 @@ def _unsplit(facts: Measurements) -> Verdict | None:
         sentence=f"The GPU swings between idle and full ({swing(facts.busy):.1f} of 1); {idle:.0%} is idle.",
         fix=recommendations.of_idle(facts.use, idle),
         gain=recommendations.faster(idle),
-        reckoning="all of the idle time gone; this loop does not tell its data wait, so it is a guess",
+        basis="without the idle time; an estimate, as this loop does not mark its data wait",
     )
 
 
@@ -311,21 +315,23 @@ def _bound(facts: Measurements) -> Verdict | None:
 def _memory(facts: Measurements, size: float, part: float) -> Verdict:
     return Verdict(
         name=Name.MEMORY,
-        sentence=f"The device works, but {part:.0%} of that work is to move bytes{_achieved(facts)}.",
+        sentence=f"The device is busy, but {part:.0%} of its work is moving bytes{_achieved(facts)}.",
         fix=recommendations.of_bytes(facts.use),
         gain=recommendations.faster(size / 2),
-        reckoning="half of the bytes of those operations that the memory binds",
+        basis="with half the bytes of the memory-bound operations",
     )
 
 
 def _launch(facts: Measurements, size: float, part: float) -> Verdict:
     return Verdict(
         name=Name.LAUNCH,
-        sentence=f"{part:.0%} of the work is operations so small that to dispatch them takes longer than to "
-        f"do them{_achieved(facts)}.",
+        sentence=(
+            f"{part:.0%} of the work is operations so small that dispatching them takes longer than "
+            f"running them{_achieved(facts)}."
+        ),
         fix=recommendations.of_launches(facts.use),
         gain=recommendations.faster(size),
-        reckoning="all launches gone, as in one graph",
+        basis="without launch overhead, as in one graph",
     )
 
 
@@ -333,12 +339,12 @@ def _compute(facts: Measurements, size: float, part: float) -> Verdict:
     half = recommendations.half(facts.use)
     return Verdict(
         name=Name.COMPUTE,
-        sentence=f"The device does arithmetic: {part:.0%} of the work is bound by it{_achieved(facts)}.",
+        sentence=f"The device is computing: {part:.0%} of its work is arithmetic{_achieved(facts)}.",
         fix=recommendations.of_arithmetic(facts.use),
         gain=recommendations.faster(size / 2) if half else 0.0,
-        reckoning=f"half of the time of matrix products, which a device with units for {half} saves"
+        basis=f"with matrix products in half the time, on a device with units for {half}"
         if half
-        else "nothing is known to be in its way",
+        else "no setting is known to speed this up",
     )
 
 
@@ -355,7 +361,7 @@ def _by_samples(facts: Measurements) -> Verdict | None:
         found,
         sentence=sentence,
         gain=0.0,
-        reckoning="a guess by NVML's samples alone, so no gain is reckoned",
+        basis="an estimate from NVML samples only, so no gain is calculated",
     )
 
 
@@ -363,5 +369,5 @@ def _achieved(facts: Measurements) -> str:
     """How close the work comes to the machine's limits; far from them, something else limits it too."""
     words = [] if facts.mfu is None else [f"MFU {facts.mfu:.0%}"]
     if explained := _explained(facts):
-        words.append(f"the machine's limits explain {explained:.0%} of its time")
+        words.append(f"the machine's limits explain {explained:.0%} of the time")
     return f" ({', '.join(words)})" if words else ""

@@ -173,25 +173,6 @@ def counted(machine: Machine | None = None) -> Iterator[Work]:
         yield work
 
 
-def transformer_flops(
-    *, parameters: int, layers: int, heads: int, head_dim: int, context: int, tokens: int
-) -> float:
-    """Returns FLOPs of forward and backward of a decoder, by 6N + 12 L H Q T per token.
-
-    Source: PaLM (Chowdhery et al., 2022, appendix B). It counts attention in full; a causal kernel does half
-    of it. Useful to cross-check `counted`.
-
-    Args:
-        parameters: parameters of the multiplied matrices, without embedding tables that are looked up.
-        layers: number of layers.
-        heads: attention heads per layer.
-        head_dim: size of one head.
-        context: tokens of one sequence.
-        tokens: tokens of the whole step.
-    """
-    return float(tokens) * (6 * parameters + 12 * layers * heads * head_dim * context)
-
-
 def mfu(work: Work, seconds: float, device: torch.device) -> float | None:
     """Returns the model FLOPs utilisation, from 0 to 1: the step's time at peak FLOP/s over its real time.
 

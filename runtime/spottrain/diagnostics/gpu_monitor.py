@@ -45,9 +45,9 @@ class GPUSample:
 class GPUMonitor:
     """Samples a GPU in a thread until `close`.
 
-    `samples` covers training only, by the calls of `stepped` and `restarted`. `told` gets the mean of the
-    LATEST samples of any kind. `read` takes a sample; default: NVML on `device`. `every`: seconds between
-    samples, at least NVML's sampling period.
+    `samples` covers training only, by the calls of `stepped` and `restarted`. `on_sample` is called with the
+    mean of the LATEST samples of any kind. `read` takes a sample; default: NVML on `device`. `every`: seconds
+    between samples, at least NVML's sampling period.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class GPUMonitor:
         *,
         every: float = 1.0,
         read: Callable[[], GPUSample] | None = None,
-        told: Callable[[GPUSample], None] = lambda sample: None,
+        on_sample: Callable[[GPUSample], None] = lambda sample: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._latest: deque[GPUSample] = deque(maxlen=LATEST)
         self._samples: deque[tuple[float, GPUSample]] = deque(maxlen=KEPT)
         self._over = threading.Event()
-        self._every, self._clock, self._told = every, clock, told
+        self._every, self._clock, self._on_sample = every, clock, on_sample
         self._device = device
         self._read = read
         self._step = self._window = clock()
@@ -126,7 +126,7 @@ class GPUMonitor:
         self._latest.append(sample)
         if now >= self._not_before:
             self._samples.append((now, sample))
-        self._told(
+        self._on_sample(
             GPUSample(
                 utilisation=statistics.fmean(each.utilisation for each in self._latest),
                 memory=sample.memory,

@@ -63,26 +63,26 @@ def warning(before: Look, now: Look, *, seconds: float, ranks: int = 1) -> str:
     until = max(memory.left, 0) / grown * seconds
     of = f" in this rank, one of {ranks} here" if ranks > 1 else ""
     return (
-        f"{len(now.private)} loader worker(s){of} hold {gib(now.bytes)} of their own, "
-        f"{gib(now.growth(before))} more than {seconds:.0f} s ago, and of {memory.whose} of "
-        f"{gib(memory.limit)} {gib(max(memory.left, 0))} are left: at this pace for about {until:.0f} s, and "
-        "then the kernel kills. Lower training.data.numWorkers, keep the samples in one numpy array "
-        "or torch tensor, a memory map or an Arrow table instead of Python objects, or raise "
-        "resources.limits.memory"
+        f"{len(now.private)} loader worker(s){of} hold {gib(now.bytes)} of private memory, "
+        f"{gib(now.growth(before))} more than {seconds:.0f} s ago; {gib(max(memory.left, 0))} of "
+        f"{memory.whose} of {gib(memory.limit)} are left, enough for about {until:.0f} s at this "
+        "rate; then the kernel kills the process. Lower training.data.numWorkers, keep the "
+        "samples in one numpy array or torch tensor, a memory map or an Arrow table instead of "
+        "Python objects, or raise resources.limits.memory"
     )
 
 
 class LoaderMemory:
     """Measures in a thread until `close`.
 
-    `pids` returns the process ids of the current workers. `told` is called with their private bytes after
+    `pids` returns the process ids of the current workers. `report` is called with their private bytes after
     each measurement. `ranks`: ranks in this container. The other arguments are for tests.
     """
 
     def __init__(
         self,
         pids: Callable[[], Iterable[int]],
-        told: Callable[[int], None],
+        report: Callable[[int], None],
         *,
         ranks: int = 1,
         memory: Callable[[], ContainerMemory | None] = memory_here,
@@ -90,7 +90,7 @@ class LoaderMemory:
         first: float = FIRST,
         every: float = EVERY,
     ) -> None:
-        self._pids, self._told, self._ranks = pids, told, ranks
+        self._pids, self._report, self._ranks = pids, report, ranks
         self._memory, self._proc = memory, proc
         self._first, self._every = first, every
         self._before = Look()
@@ -126,19 +126,19 @@ class LoaderMemory:
         found = {pid: private for pid in pids if (private := private_bytes(pid, self._proc)) is not None}
         now, before = Look(private=found, memory=self._memory()), self._before
         self._before = now
-        self._told(now.bytes)
+        self._report(now.bytes)
         text = warning(before, now, seconds=seconds, ranks=self._ranks)
         if not text:
             self._found = 0  # recovered; a later warning may follow
             return
-        told, self._found = self._found >= IN_A_ROW, self._found + 1
+        warned, self._found = self._found >= IN_A_ROW, self._found + 1
         # Out of memory before the next measurement: warn now.
         if (
             now.memory is not None
             and now.memory.left * seconds <= now.growth(before) * self._ranks * following
         ):
             self._found = max(self._found, IN_A_ROW)
-        if not told and self._found >= IN_A_ROW:
+        if not warned and self._found >= IN_A_ROW:
             log.event("advice", about="data", text=text)
 
 

@@ -83,7 +83,7 @@ class Profiler:
             require_window(window.wait, window.warmup, window.active, total_steps, start)
         if store is None:
             raise ConfigurationError(
-                "a profile is asked for, and there is nowhere to keep it: set checkpoint.uri, or --checkpoint"
+                "a profile is requested, but there is no store for it: set checkpoint.uri, or --checkpoint"
             )
         self._window, self._store = window, store
         self._attempt, self._rank = attempt, rank
@@ -116,7 +116,11 @@ class Profiler:
         """Waits up to LAST_SECONDS until the profile is stored; discards an incomplete one."""
         if self._profile is not None:
             self._end()
-            log.event("profile-cut-short", steps_missing=self._left, why="the loop ended before the window")
+            log.event(
+                "profile-cut-short",
+                steps_missing=self._left,
+                why="the loop ended before the end of the window",
+            )
         if self._storing is not None:
             self._storing.join(LAST_SECONDS)
 

@@ -46,7 +46,7 @@ class InUse:
 class Fix:
     text: str
     gain: float
-    reckoning: str
+    basis: str
 
 
 def faster(gone: float) -> float:
@@ -59,20 +59,20 @@ def of_loader(use: InUse, data: float) -> Fix:
     """Advice if the device waits for data for a share `data` of the time."""
     if _no_core_left(use):
         gain = faster(data)
-        return Fix(text=_cheaper(use) + _beside(use, data), gain=gain, reckoning="all of that wait gone")
+        return Fix(text=_cheaper(use) + _beside(use, data), gain=gain, basis="without that wait")
     # With enough workers a batch is ready when the rest of the step is done.
     rest = max(1 - data, 0.01)
     now = max(1, use.workers or 0)
     needed = max(now + 1, math.ceil(now * data / rest) + (1 if use.workers else 0))
     workers = min(needed, max(use.cores or needed, now))
     after = max(rest, (data + (rest if use.workers else 0)) * now / workers)
-    held = f"; {needed} would be needed, and {use.cores} cores are there" if workers < needed else ""
+    held = f"; {needed} would be needed, but there are {use.cores} cores" if workers < needed else ""
     known = "not known" if use.workers is None else use.workers
     settings = [f"{_name(use, 'numWorkers')} to {workers} (now {known})", *_further_ahead(use), *_pinned(use)]
     return Fix(
         text=f"Set {_listed(settings)}; or make dataset[i] cheaper{held}.{_compiled(use, data)}",
         gain=1 / after - 1,
-        reckoning=f"loading spread over {workers} workers beside the rest of the step",
+        basis=f"with loading spread over {workers} workers, in parallel to the rest of the step",
     )
 
 
@@ -83,21 +83,23 @@ def of_idle(use: InUse, idle: float) -> str:
     now = "" if use.workers is None else f" (now {use.workers})"
     pin = [] if use.pin_memory else [f"{_name(use, 'pinMemory')} to true"]
     settings = [f"{_name(use, 'numWorkers')} higher{now}", *pin]
-    return f"Set {' and '.join(settings)}, and look again.{_compiled(use, idle)}"
+    return f"Set {' and '.join(settings)}, and measure again.{_compiled(use, idle)}"
 
 
 def of_copy(use: InUse) -> str:
     if use.pin_memory:
-        return "Send less: keep samples in their small type (uint8, token ids) and widen them on the device."
+        return (
+            "Copy less: keep samples in their small type (uint8, token ids) and convert them on the device."
+        )
     return (
-        f"Set {_name(use, 'pinMemory')} to true: the copy is faster then, and the host does not wait for it."
+        f"Set {_name(use, 'pinMemory')} to true: the copy is then faster, and the host does not wait for it."
     )
 
 
 def of_slow_rank(use: InUse, rank: int) -> str:
     """Advice if one rank is late because it waits for its data."""
     more = "make dataset[i] cheaper" if _no_core_left(use) else f"raise {_name(use, 'numWorkers')}"
-    return f"It waits for its data: {more}, or look at the storage of rank {rank}."
+    return f"It waits for its data: {more}, or check the storage of rank {rank}."
 
 
 def too_many_workers(use: InUse) -> str | None:
@@ -105,11 +107,10 @@ def too_many_workers(use: InUse) -> str | None:
     if use.workers is None or use.cores is None or use.workers <= max(1, use.cores):
         return None
     return (
-        f"{use.workers} loader workers share {use.cores} core(s), all that this rank may use of the "
-        "container's: unless they mostly wait for storage, they take time from each other and from the "
-        f"training, and memory; set {_name(use, 'numWorkers')} to {use.cores} at most"
-        + ("" if use.own_loader else ", or to auto")
-    )
+        f"{use.workers} loader workers share {use.cores} core(s), all that this rank has: unless they "
+        "mostly wait for storage, they take CPU time and memory from each other and from training; "
+        f"set {_name(use, 'numWorkers')} to {use.cores} at most"
+    ) + ("" if use.own_loader else ", or to auto")
 
 
 def _no_core_left(use: InUse) -> bool:
@@ -118,9 +119,9 @@ def _no_core_left(use: InUse) -> bool:
 
 def _cheaper(use: InUse) -> str:
     return (
-        f"No core is left for another worker: {use.workers} worker(s) have used up the {use.cores} core(s). "
-        "Give the container more CPU for each GPU, make dataset[i] cheaper (its transforms), or store the "
-        "samples decoded, or cached."
+        f"No CPU core is free for another worker: {use.workers} worker(s) use all {use.cores} "
+        "core(s). Give the container more CPU for each GPU, make dataset[i] cheaper (its "
+        "transforms), or store the samples decoded, or cached."
     )
 
 
@@ -132,7 +133,7 @@ def _beside(use: InUse, waits: float) -> str:
 def _further_ahead(use: InUse) -> list[str]:
     name = _name(use, "prefetchFactor")
     if use.prefetch is None:
-        return [f"{name} to {AHEAD} where it is less"]
+        return [f"{name} to {AHEAD} if it is lower"]
     return [f"{name} to {AHEAD} (now {use.prefetch})"] if use.prefetch < AHEAD else []
 
 
@@ -184,8 +185,8 @@ def of_bytes(use: InUse) -> str:
     if not use.compile:
         return "Set compile to true: it joins elementwise operations, so that values stay in registers."
     return (
-        "Make microBatchSize smaller, so that activations fit into the cache, or take kernels that are "
-        "fused (attention, loss, optimizer)."
+        "Lower microBatchSize so that activations fit into the cache, or use fused kernels "
+        "(attention, loss, optimizer)."
     )
 
 
@@ -197,20 +198,17 @@ def of_launches(use: InUse) -> str:
         fix = "Set compileMode to reduce-overhead (CUDA graphs); "
     else:
         fix = "Look for graph breaks (TORCH_LOGS=graph_breaks); "
-    return fix + f"or make {_greater(use)}, so that each operation does more."
+    return fix + f"or raise {_batch(use)}, so that each operation does more."
 
 
-def _greater(use: InUse) -> str:
+def _batch(use: InUse) -> str:
     """A micro-batch can only grow within the global batch."""
-    return (
-        "globalBatchSize greater, and microBatchSize with it" if use.whole_share else "microBatchSize greater"
-    )
+    return "globalBatchSize and microBatchSize" if use.whole_share else "microBatchSize"
 
 
 def of_arithmetic(use: InUse) -> str:
     name = half(use)
     if name is None:
-        grown = "globalBatchSize and microBatchSize" if use.whole_share else "microBatchSize"
-        return f"This is how it should be. A greater {grown} may fill the device still better."
+        return f"This is the goal. A larger {_batch(use)} may use the device even better."
     faster_by = f"precision {name}{scaled(name)}, for matrix products in half the time."
-    return f"This is how it should be. Still faster: {faster_by}"
+    return f"This is the goal. Even faster: {faster_by}"

@@ -30,8 +30,6 @@ import torch.distributed as dist
 M = TypeVar("M")
 
 DATA, H2D, COMPUTE, COMMUNICATION, CHECKPOINT = range(5)
-RECENT: Final = 64
-"""Steps in `StepTimer.recent`."""
 PENDING: Final = 256
 """Steps that may wait for their events; older ones are dropped and counted as `unread`."""
 
@@ -197,7 +195,6 @@ class StepTimer:
         self._intervals: list[tuple[int, Any, Any]] = []
         self._pending: deque[_Step[Any]] = deque()
         self._whole, self._window = _Sums(), _Sums()
-        self._recent: deque[float] = deque(maxlen=RECENT)
         self._reduced: Any = None
         phases = [_Phase(self, number) for number in range(CHECKPOINT + 1)]
         self._data, self._h2d, self._compute, self._communication, self._checkpoint = phases
@@ -289,11 +286,6 @@ class StepTimer:
             self._window = _Sums()
         return found
 
-    @property
-    def recent(self) -> tuple[float, ...]:
-        """Utilisation (0 to 1) of each of the last RECENT steps, oldest first."""
-        return tuple(self._recent)
-
     # --- private ------------------------------------------------------------------------------------
     def _enter(self, number: int) -> None:
         now = self._marks.mark()
@@ -333,8 +325,6 @@ class StepTimer:
             parts[number] += between(begin, end)
         self._whole.add(total, parts)
         self._window.add(total, parts)
-        if total > 0:
-            self._recent.append(min(1.0, parts[COMPUTE] / total))
 
 
 class _Sums:

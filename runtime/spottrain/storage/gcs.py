@@ -245,8 +245,8 @@ class GCSStore:
         found = self._look(key)
         if found is None:
             raise StoreUnavailable(
-                f"{self._place(key)}: another write is under way, or the upload's session has ended; "
-                "try again"
+                f"{self._place(key)}: another write is in progress, or the upload's session has "
+                "ended; try again"
             )
         if (found.metadata or {}).get(WRITE_ID) != write_id:
             raise AlreadyExists(self._place(key))
@@ -314,7 +314,7 @@ def _translated(error: BaseException, place: str) -> Exception:
         )
     if isinstance(error, requests.exceptions.InvalidURL | requests.exceptions.MissingSchema):
         return ConfigurationError(f"{place} cannot be used: {error}; check the endpoint")
-    return StoreUnavailable(f"{place} did not answer: {error}")
+    return StoreUnavailable(f"{place} did not respond: {error}")
 
 
 def _answered(error: api.GoogleAPICallError, said: str) -> Exception:
@@ -326,9 +326,9 @@ def _answered(error: api.GoogleAPICallError, said: str) -> Exception:
         case 401 | 403:
             return StoreDenied(f"the store denied {said}; check the identity of this pod, and {POLICY}")
         case 404:
-            return BucketNotFound(f"there is no such bucket: {said}; create it, or check the URI")
+            return BucketNotFound(f"the bucket does not exist: {said}; create it, or check the URI")
         case status if status in (408, 429) or status >= 500 or not status:
-            return StoreUnavailable(f"the store could not answer: {said}")
+            return StoreUnavailable(f"the store failed: {said}")
     return ConfigurationError(f"the store refused {said}; check the URI and the endpoint")
 
 

@@ -208,7 +208,7 @@ class FolderStore:
     def _path(self, key: str) -> Path:
         parts = key.split("/")
         if not all(parts) or not {".", "..", PRIVATE}.isdisjoint(parts):
-            raise ValueError(f"not a key: {key!r}")
+            raise ValueError(f"invalid key {key!r}: it has empty, relative or reserved parts")
         return self._root / key
 
     def _keys(self) -> Iterator[str]:
@@ -234,8 +234,8 @@ class FolderStore:
             if error.errno not in hopeless:
                 raise
             raise ConfigurationError(
-                f"{self._root} cannot hold checkpoints: {error.strerror}; name a folder that can be made and "
-                "written (in a pod: below the mount of a volume)"
+                f"{self._root} cannot store checkpoints: {error.strerror}; use a folder that can be "
+                "created and written (in a pod: below the mount of a volume)"
             ) from error
 
     @contextlib.contextmanager
@@ -246,7 +246,8 @@ class FolderStore:
             yield
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigurationError(
-                f"{where} cannot be used: {error.strerror}; a file is in the way"
+                f"{where} cannot be used: {error.strerror}; remove the file of that name, or use "
+                "another folder"
             ) from error
         except PermissionError as error:
             raise StoreDenied(

@@ -30,7 +30,7 @@ def open_store(
     parts = urlsplit(uri)
     if parts.query or parts.fragment:
         raise ConfigurationError(
-            f"checkpoint URI {uri!r} holds ? or #, which would be lost; use a prefix without them"
+            f"checkpoint URI {uri!r} contains ? or #, which are not supported; use a prefix without them"
         )
     if uri.startswith("s3://"):
         return _open_s3(uri, _bucket(uri, parts), endpoint, path_style, kms_key)
@@ -40,7 +40,7 @@ def open_store(
         return _open_folder(uri, Path(unquote(parts.path)))
     hint = f"; for a folder of that name write ./{uri}" if uri else ""
     raise ConfigurationError(
-        f"checkpoint URI {uri!r} is not understood: use s3://bucket/prefix, gs://bucket/prefix, "
+        f"checkpoint URI {uri!r} is not valid: use s3://bucket/prefix, gs://bucket/prefix, "
         f"file:///folder (lower case, with these slashes) or a path{hint}"
     )
 

@@ -134,7 +134,7 @@ class Outage:
             if failing is not None:
                 found.append(Silence(seconds=now - max(failing, self._heard), why=self._error))
             if waiting is not None:
-                why = f"no answer to {waiting[1]}"
+                why = f"no response to {waiting[1]}"
                 found.append(Silence(seconds=now - max(waiting[0], self._heard), why=why))
             return max(found, key=lambda each: each.seconds, default=None)
 

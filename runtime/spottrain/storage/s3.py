@@ -262,7 +262,7 @@ class S3Store:
                 except FAILURES as error:
                     raise translate(error, self._place(key)) from error
                 if not count:
-                    raise StoreUnavailable(f"{self._place(key)}: the body broke off")
+                    raise StoreUnavailable(f"{self._place(key)}: the response ended early")
                 at += count
                 yield count
 

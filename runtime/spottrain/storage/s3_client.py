@@ -56,8 +56,8 @@ def clients(reach: Connection, place: str) -> Clients:
         )
     except (BotoCoreError, ValueError) as error:  # unknown profile or region, or an invalid URL
         raise ConfigurationError(
-            f"no client for {place} at {reach.endpoint or 'AWS'}: {error}; check the endpoint "
-            "and the AWS_... variables"
+            f"cannot make an S3 client for {place} at {reach.endpoint or 'AWS'}: {error}; check the "
+            "endpoint and the AWS_... variables"
         ) from error
 
 

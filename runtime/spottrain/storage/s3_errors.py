@@ -34,7 +34,7 @@ DENIED: Final[Mapping[str, str]] = {
     "ExpiredToken": "the temporary credentials have expired; check what should renew them",
     "TokenRefreshRequired": "the temporary credentials have expired; check what should renew them",
     "InvalidToken": "check AWS_SESSION_TOKEN; it must belong to the access key",
-    "RequestTimeTooSkewed": "the clock of this node and the store's differ too much; check its time service",
+    "RequestTimeTooSkewed": "the clocks of this node and the store differ too much; check its time service",
 }
 KMS: Final = (
     "check checkpoint.encryption.kmsKey, that the key is enabled and in the bucket's region, and that the "
@@ -105,7 +105,7 @@ def translate(error: Exception, place: RequestTarget) -> Exception:
             "and AWS_SECRET_ACCESS_KEY, or give the service account a role"
         )
     if isinstance(error, NO_ANSWER):
-        return StoreUnavailable(f"{place} did not answer: {error}")
+        return StoreUnavailable(f"{place} did not respond: {error}")
     if isinstance(error, OSError) and error.filename:
         return StoreDenied(f"no credentials for {place}: {error.filename}: {error.strerror}; {WEB_IDENTITY}")
     return ConfigurationError(f"{place} cannot be used: {error}")
@@ -125,8 +125,8 @@ def _archived(error: Mapping[str, Any], place: RequestTarget) -> CheckpointArchi
     storage_class = str(error.get("AccessTier") or error.get("StorageClass") or "an archive class")
     command = restore_command(place, storage_class, aws=".amazonaws.com" in place.endpoint)
     return CheckpointArchived(
-        f"{place} was moved to {storage_class} and cannot be read; restore it, and each other object of "
-        f"its folder, with: {command} - and start the job again when that is done (hours)"
+        f"{place} was moved to {storage_class} and cannot be read; restore it, and each other object "
+        f"of its folder, with: {command} - and start the job again once that is done (hours)"
     )
 
 
@@ -151,7 +151,7 @@ def _answered(error: boto.ClientError, place: RequestTarget) -> Exception:
 def _no_role(status: int, code: str, said: str) -> RunError:
     """Error for a failed web identity: STS issued no credentials."""
     if status >= 500 or status == 429 or code in ("Throttling", "IDPCommunicationError"):
-        return StoreUnavailable(f"STS could not answer for {said}")
+        return StoreUnavailable(f"STS failed: {said}")
     return StoreDenied(f"STS refused the role for {said}; {WEB_IDENTITY}")
 
 
@@ -163,15 +163,17 @@ def _refused(code: str, status: int, said: str) -> RunError:
         return StoreDenied(f"the store denied {said}; {DENIED.get(code, POLICY)}")
     if not code or code.isdigit():
         # A truncated response, or a server that is not S3; neither says anything about the key.
-        return StoreUnavailable(f"no answer that is S3's from {said}; if this lasts, check the endpoint")
+        return StoreUnavailable(
+            f"the response is not from an S3 server: {said}; if this lasts, check the endpoint"
+        )
     if code == "NoSuchBucket":
         return BucketNotFound(
-            f"there is no such bucket: {said}; create it, or check the URI and the endpoint"
+            f"the bucket does not exist: {said}; create it, or check the URI and the endpoint"
         )
     if code in MOVED:
-        return ConfigurationError(f"the bucket lies in another region: {said}; set AWS_REGION")
+        return ConfigurationError(f"the bucket is in another region: {said}; set AWS_REGION")
     if code == "NotImplemented" or status == 501:
-        return StoreUnsuitable(f"the store lacks what checkpoints need: {said}")
+        return StoreUnsuitable(f"the store lacks an operation that checkpoints need: {said}")
     if status >= 500 or status in (408, 429) or code in PASSING:
-        return StoreUnavailable(f"the store could not answer: {said}")
+        return StoreUnavailable(f"the store failed: {said}")
     return ConfigurationError(f"the store refused {said}; check the URI and the endpoint")

@@ -64,8 +64,8 @@ class S3Lifecycle:
         if old:
             raise ConfigurationError(
                 f"the bucket of {self.uri} has lifecycle rules in the old form, without Filter "
-                f"({', '.join(old)}), beside which S3 takes no rule with tags; write them anew with a "
-                "Filter. No rule was changed"
+                f"({', '.join(old)}), and S3 accepts no rule with tags beside them; rewrite them with "
+                "a Filter. No rule was changed"
             )
         wanted = before.having(rule)
         document = {"Rules": list(wanted.rules)}
@@ -74,9 +74,9 @@ class S3Lifecycle:
         after = self.rules()
         if rule not in after.rules or any(each not in after.rules for each in wanted.rules):
             raise ConfigurationError(
-                f"the lifecycle rules of the bucket of {self.uri} are not as they were written: somebody "
-                "changed them at the same time, or the server alters rules. Look at them "
-                "(aws s3api get-bucket-lifecycle-configuration), then try again"
+                f"the lifecycle rules of the bucket of {self.uri} differ from what was written: "
+                "another client changed them at the same time, or the server alters rules. Check "
+                "them (aws s3api get-bucket-lifecycle-configuration), then try again"
             )
         return after
 

@@ -173,7 +173,7 @@ class Upload:
         try:
             reply = self._tried(put, self._rest_of_worker)
         except KeyMissing as error:
-            raise StoreUnavailable(f"somebody aborted the upload under way: {error}; try again") from error
+            raise StoreUnavailable(f"another client aborted the upload: {error}; try again") from error
         self._parts[number] = {"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": digest}
 
     def _complete(self, upload_id: str) -> bool:

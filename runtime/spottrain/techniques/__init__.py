@@ -71,22 +71,6 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES: Final = (
-    "accumulation",
-    "activation_checkpointing",
-    "batch_size_trials",
-    "compilation",
-    "dry_run",
-    "early_stopping",
-    "ema",
-    "gradient_compression",
-    "lr_scaling",
-    "memory",
-    "optimizers",
-    "precision",
-    "schedules",
-    "trackers",
-)
 _HOME: Final = {
     "Amp": "spottrain.techniques.precision",
     "EMA": "spottrain.techniques.ema",
@@ -102,4 +86,4 @@ _HOME: Final = {
     "warm_up": "spottrain.techniques.compilation",
 }
 
-__getattr__ = lazy.names(__name__, _HOME, _MODULES)
+__getattr__ = lazy.names(__name__, _HOME, set(__all__) - set(_HOME))

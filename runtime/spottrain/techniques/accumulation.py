@@ -103,9 +103,9 @@ def shares_by_count(
     Raises:
         ConfigurationError: a count is negative, NaN or infinite.
     """
-    world = world or joined()
     _require_counts(counts)
-    return _shares(counts, _summed(_table([float(sum(counts))], world, device), 0))
+    whole = sum(row[0] for row in _gathered([float(sum(counts))], world or joined(), device))
+    return [count / whole if whole else 0.0 for count in counts]
 
 
 class Reweighed(Generic[Batch]):
@@ -195,7 +195,7 @@ def parts(
         ConfigurationError: `size` or a count is not valid, or a filler is needed and there is none.
     """
     if size < 1:
-        raise ConfigurationError(f"accumulation over {size} micro-batches: must be at least 1")
+        raise ConfigurationError(f"accumulation.parts(size={size}): must be at least 1")
     world = world or joined()
     stream, fillers = iter(loader), _Fillers(spare or _first_of(loader, count))
     while True:
@@ -204,21 +204,25 @@ def parts(
         window = [(batch, each) for batch, each in counted if each]
         counts = [each for _, each in window]
         _require_counts(counts)
-        table = _table([sum(counts), len(given), len(counts)], world, device)
-        if not _summed(table, 1):
+        totals, fetched, counting = zip(
+            *_gathered([sum(counts), len(given), len(counts)], world, device), strict=True
+        )
+        if not any(fetched):
             return
-        most = int(max(row[2] for row in table))
+        most = int(max(counting))
         if not most and not fillers.repeatable:
             log.event("step-left-out", why="it has nothing to count, and parts(spare=...) is not set")
             continue
         if not most:
-            log.event("empty-step", why="no micro-batch of it has anything to count: its gradients are zero")
-        shares = _shares(counts, _summed(table, 0))
-        filled = [(batch, share * world.size) for (batch, _), share in zip(window, shares, strict=True)]
+            log.event("empty-step", why="all its micro-batches count 0 items, so its gradients are zero")
+        filled = [(batch, each / sum(totals) * world.size) for batch, each in window]
         missing = max(0, (max(1, most) if _gathers(model) else 1) - len(filled))
         fillers.seen(window)
         filler = fillers.of(window) if missing else None
-        yield from _window(model, filled + [(filler, 0.0)] * missing)
+        micro_batches: list[tuple[Any, float]] = filled + [(filler, 0.0)] * missing
+        for number, (batch, weight) in enumerate(micro_batches, 1):
+            final = number == len(micro_batches)
+            yield MicroBatch(batch=batch, weight=weight, sync=sync(model, last=final), last=final)
 
 
 class _Fillers:
@@ -242,7 +246,13 @@ class _Fillers:
             return window[-1][0]
         if self._known is None and self._make is not None:
             self._known = self._make()
-        return _spare(self._known)
+        if self._known is None:
+            raise ConfigurationError(
+                "this rank has no micro-batch with items to count, but must run a pass because other ranks "
+                "do: give it more data, use fewer ranks, check what count(batch) returns, or set "
+                "parts(spare=...)"
+            )
+        return self._known
 
     def seen(self, window: Sequence[tuple[Any, float]]) -> None:
         """Remembers the last micro-batch that counted, if nothing makes a filler."""
@@ -276,12 +286,6 @@ def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
     return find
 
 
-def _window(model: torch.nn.Module | None, window: list[tuple[Any, float]]) -> Iterator[MicroBatch[Any]]:
-    for number, (batch, weight) in enumerate(window, 1):
-        last = number == len(window)
-        yield MicroBatch(batch=batch, weight=weight, sync=sync(model, last=last), last=last)
-
-
 def sync(model: torch.nn.Module | None, *, last: bool) -> AbstractContextManager[Any]:
     """Returns the context for forward and backward of a micro-batch: only the last exchanges gradients.
 
@@ -302,26 +306,12 @@ def _gathers(model: torch.nn.Module | None) -> bool:
     return hasattr(getattr(model, "_orig_mod", model), "set_requires_gradient_sync")
 
 
-def _spare(batch: Any) -> Any:
-    if batch is None:
-        raise ConfigurationError(
-            "no micro-batch that this rank could take has anything to count, and it must do a pass: each "
-            "rank needs at least one to begin with; give it more data, use fewer ranks, look at the count, "
-            "or give parts(spare=...)"
-        )
-    return batch
-
-
 def _require_counts(counts: Sequence[float]) -> None:
     for count in counts:
         if not 0 <= count < float("inf"):
             raise ConfigurationError(
-                f"a micro-batch counts {count} items: count must answer a finite number, at least 0"
+                f"count(batch) returned {count}: it must return a finite number, at least 0"
             )
-
-
-def _shares(counts: Sequence[float], whole: float) -> list[float]:
-    return [count / whole if whole else 0.0 for count in counts]
 
 
 # --- ranks ------------------------------------------------------------------------------------------
@@ -332,7 +322,7 @@ def joined() -> World:
     return World(rank=dist.get_rank(), size=dist.get_world_size())
 
 
-def _table(values: Sequence[float], world: World, device: Any) -> list[list[float]]:
+def _gathered(values: Sequence[float], world: World, device: Any) -> list[list[float]]:
     """Gathers the values of all ranks by one collective: one row per rank."""
     if not world.distributed:
         return [[float(value) for value in values]]
@@ -340,7 +330,3 @@ def _table(values: Sequence[float], world: World, device: Any) -> list[list[floa
     rows[world.rank] = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(rows)
     return [[float(value) for value in row] for row in rows.tolist()]
-
-
-def _summed(table: list[list[float]], column: int) -> float:
-    return sum(row[column] for row in table)

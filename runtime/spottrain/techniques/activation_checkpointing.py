@@ -15,9 +15,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -27,8 +26,6 @@ from spottrain.checkpoint.plain_state import clean, plain
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
 
-SMALL: Final = 0.25
-"""Recomputation does not pay if activations take less than this share of weights, gradients and optimizer."""
 ROOMY: Final = 0.7
 """Memory is not a constraint while the peak is below this share of the device's memory."""
 
@@ -75,8 +72,8 @@ class Policy:
         names = tuple(name.strip() for name in wanted.split(","))
         if not all(name.isidentifier() for name in names):
             raise ConfigurationError(
-                f"activation checkpointing {wanted!r} is not known: use none, all, every-K (as every-2), "
-                "auto, or the names of the model's block classes, with commas between them"
+                f"activation checkpointing {wanted!r} is not known: use none, all, every-K (such as "
+                "every-2), auto, or the class names of the model's blocks, separated by commas"
             )
         return cls(every=1, classes=names)
 
@@ -136,12 +133,8 @@ def _once(module: torch.nn.Module) -> dict[str, Any]:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if torch.compiler.is_compiling():
         return options
-    return options | {"context_fn": partial(_contexts, module)}
-
-
-def _contexts(module: torch.nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Returns the contexts of the forward pass and of its recomputation."""
-    return nullcontext(), _statistics_kept(module)
+    # Contexts of the forward pass and of its recomputation.
+    return options | {"context_fn": lambda: (nullcontext(), _statistics_kept(module))}
 
 
 @contextmanager
@@ -186,19 +179,15 @@ def blocks(model: torch.nn.Module, classes: Iterable[str] = ()) -> dict[str, tor
     if not wanted:
         return _outermost(_repeated(inner))
     named = {clean(name): module for name, module in inner.named_modules() if name}
-    there = {name: _class_names(module) for name, module in named.items()}
+    # With the bases, because `fully_shard` turns a Block into an FSDPBlock.
+    there = {name: {kind.__name__ for kind in type(module).__mro__} for name, module in named.items()}
     for each in wanted:
         if not any(each in names for names in there.values()):
             have = ", ".join(sorted({type(module).__name__ for module in named.values()}))
             raise ConfigurationError(
-                f"activation checkpointing: no module of the model is a {each}; its classes are {have}"
+                f"activation checkpointing: the model has no module of class {each}; its classes are {have}"
             )
     return _outermost({name: named[name] for name, names in there.items() if names & set(wanted)})
-
-
-def _class_names(module: torch.nn.Module) -> set[str]:
-    """Returns the names of the class and its bases: `fully_shard` turns a Block into an FSDPBlock."""
-    return {kind.__name__ for kind in type(module).__mro__}
 
 
 def _repeated(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -210,16 +199,15 @@ def _repeated(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         for name, child in container.named_children():
             if kinds[type(child)] > 1 and not _is_plain_layer(child):
                 found.setdefault(type(child), {})[f"{place}.{name}" if place else name] = child
-    return max(found.values(), key=lambda named: _size(named.values()), default={})
+
+    def size(named: dict[str, torch.nn.Module]) -> int:
+        return sum({id(p): p.numel() for module in named.values() for p in module.parameters()}.values())
+
+    return max(found.values(), key=size, default={})
 
 
 def _is_plain_layer(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.") and not any(True for _ in module.children())
-
-
-def _size(modules: Iterable[torch.nn.Module]) -> int:
-    each = {id(parameter): parameter.numel() for module in modules for parameter in module.parameters()}
-    return sum(each.values())
+    return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
 
 
 def _outermost(named: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
@@ -251,8 +239,8 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
     """
     if policy.auto:
         raise ConfigurationError(
-            "activation checkpointing auto needs a trial of what fits: pass its outcome, "
-            "apply(model, least(fits)), or name a policy: none, every-2, all"
+            "apply() does not accept the policy auto, which needs trials: pass the result of "
+            "least(fits), or one of none, every-2, all"
         )
     inner = plain(model)
     remove(inner)
@@ -376,31 +364,6 @@ def saved_bytes(forward: Callable[[], Any], model: torch.nn.Module) -> int:
     return sum(kept.values())
 
 
-def doubt(*, activations: int, state: int, peak: int, limit: int) -> str | None:
-    """Returns why checkpointing does not pay here, as a sentence; None if it may pay.
-
-    Args:
-        activations: bytes by `saved_bytes`, without checkpointing.
-        state: bytes of weights, gradients and optimizer state.
-        peak: peak memory in bytes, without checkpointing.
-        limit: memory of the device in bytes.
-
-    Returns:
-        The sentence, or None.
-    """
-    if peak < ROOMY * limit:
-        return (
-            f"memory is not the constraint: a step without activation checkpointing needs {peak / limit:.0%} "
-            "of it; leave it off, or raise the micro-batch size"
-        )
-    if activations < SMALL * state:
-        return (
-            f"activations take {activations:,} bytes, weights and optimizer {state:,}: recomputing them "
-            "saves little; shard the model (spottrain.shard) or choose an optimizer with less state"
-        )
-    return None
-
-
 def needless(*, peak: int, limit: int) -> str | None:
     """Returns why checkpointing that is on does not pay, as a sentence; None if it may pay.
 
@@ -416,12 +379,7 @@ def needless(*, peak: int, limit: int) -> str | None:
     if MORE * peak >= ROOMY * limit:
         return None
     return (
-        f"memory is not the constraint: with activation checkpointing {peak / limit:.0%} of it are used, and "
-        f"without it hardly {MORE} times that: leave it off, or raise the micro-batch size"
+        f"memory is not the constraint: a step with activation checkpointing uses {peak / limit:.0%} "
+        f"of the device's memory, and without it at most about {MORE} times that; turn it off, or "
+        "raise the micro-batch size"
     )
-
-
-def advise(*, activations: int, state: int, peak: int, limit: int) -> None:
-    """Logs the sentence of `doubt`, if there is one; the arguments are the same."""
-    if (sentence := doubt(activations=activations, state=state, peak=peak, limit=limit)) is not None:
-        log.event("advice", about="activations", text=sentence)

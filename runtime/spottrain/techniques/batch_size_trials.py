@@ -24,11 +24,11 @@ import torch
 from spottrain.core import log
 from spottrain.core.device import to_device
 from spottrain.distributed import process_group
-from spottrain.distributed.dtensor import any_sharded, local
+from spottrain.distributed.dtensor import any_sharded
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.techniques import accumulation
-from spottrain.techniques.dry_run import rehearsal, release
+from spottrain.techniques.dry_run import local_bytes, rehearsal, release
 from spottrain.techniques.memory import StepMemory
 from spottrain.techniques.precision import Precision
 
@@ -40,8 +40,8 @@ OUT_OF_MEMORY: Final = re.compile(
 )
 """Messages of a RuntimeError that mean out of memory (torch 2.15); CUDA's allocator has its own class."""
 SMALLER_WAYS: Final = (
-    "set activation checkpointing (all), precision bf16 instead of fp32, an optimizer with less state, shard "
-    "the model over more GPUs (spottrain.shard), or take a smaller model or shorter samples"
+    "use activation checkpointing (all), precision bf16, an optimizer with less state, more GPUs "
+    "with a sharded model (spottrain.shard), a smaller model, or shorter samples"
 )
 
 
@@ -57,8 +57,9 @@ class OutOfMemoryTogether(Exception):
 
     def __init__(self, size: int) -> None:
         super().__init__(
-            f"a trial of {size} samples ran out of memory, and other ranks wait for this one in it: set "
-            "microBatchSize auto, which begins again with less, or name a policy of activation checkpointing"
+            f"a trial with {size} samples ran out of memory while other ranks waited for this one: "
+            "set microBatchSize to auto, which restarts with smaller batches, or set "
+            "activationCheckpointing to a policy other than auto"
         )
         self.size = size
 
@@ -100,12 +101,15 @@ def find(
         ConfigurationError: not even the smallest size fits, or `share` is below 1.
     """
     if share < 1:
-        raise ConfigurationError(f"a rank's share of the global batch is {share}: it must be at least 1")
+        raise ConfigurationError(
+            f"one rank's share of the global batch is {share}: it must be at least 1; raise the global "
+            "batch size, or use fewer ranks"
+        )
     sizes = [size for size in divisors(share) if largest is None or size <= largest]
     good, fitted = _first_that_runs(trial, sizes, clear)
     if not fitted:
         least = "one sample" if sizes[good] == 1 else f"{sizes[good]} samples"
-        raise ConfigurationError(f"not even {least} at a time fit into memory: {SMALLER_WAYS}")
+        raise ConfigurationError(f"a micro-batch of {least} does not fit into memory: {SMALLER_WAYS}")
     tried = [str(sizes[good])]
 
     def tried_well(at: int) -> bool:
@@ -138,7 +142,7 @@ def _first_that_runs(
             if size == sizes[-1] or isinstance(error, RunError | OutOfMemoryTogether):
                 raise
             log.event("batch-size", left_out=size, why=f"{type(error).__name__}: {error}")
-    raise AssertionError("there is always the size 1")
+    raise AssertionError("the size 1 is always tried")
 
 
 def fits(trial: Callable[[int], None], size: int, clear: Callable[[], None]) -> bool:
@@ -161,7 +165,8 @@ def smaller(size: int, share: int) -> int:
     below = [each for each in divisors(share) if each < size]
     if not below:
         raise ConfigurationError(
-            f"micro-batches of {size} do not fit, and there is no smaller: {SMALLER_WAYS}"
+            f"micro-batches of {size} samples do not fit into memory, and no smaller size divides the "
+            f"rank's share of the global batch: {SMALLER_WAYS}"
         )
     return below[-1]
 
@@ -241,9 +246,9 @@ class Trial:
         self._together = isinstance(memory, MemoryOfAllRanks)
         if not self._together and any_sharded(model):
             raise ConfigurationError(
-                "the ranks of a model that is sharded by FSDP2 wait for each other in a trial: give it "
-                "memory=MemoryOfAllRanks(memory_of(device), world), on all ranks, or set microBatchSize to a "
-                "number"
+                "a trial of a model sharded by FSDP2 involves all ranks: pass "
+                "memory=MemoryOfAllRanks(memory_of(device), world) on all of them, or set "
+                "microBatchSize to a number"
             )
         self.model, self.optimizer = model, optimizer
         self.loss_of, self.batch_of = loss_of, batch_of
@@ -331,11 +336,13 @@ class Trial:
 
     def _require(self, size: int, known: dict[int, _Peaks]) -> None:
         if (peak := known[size].whole) > self._allowed:
-            raise MemoryExceeded(f"{size} samples need {peak:,} bytes of {self._allowed:,}")
+            raise MemoryExceeded(f"{size} samples need {peak:,} bytes, and {self._allowed:,} are allowed")
 
     def _require_foreseen(self, size: int, known: dict[int, _Peaks]) -> None:
         if (foreseen := _foreseen(size, known)) > self._allowed:
-            raise MemoryExceeded(f"{size} samples would need some {foreseen:,} bytes of {self._allowed:,}")
+            raise MemoryExceeded(
+                f"{size} samples would need about {foreseen:,} bytes, and {self._allowed:,} are allowed"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -365,7 +372,7 @@ def touched(size: int, device: torch.device) -> torch.Tensor:
 
 def weight_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Returns the bytes of the optimizer's parameters; of sharded ones only this rank's part."""
-    return sum(_bytes(each) for group in optimizer.param_groups for each in group["params"])
+    return sum(local_bytes(each) for group in optimizer.param_groups for each in group["params"])
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -380,21 +387,13 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     probe.grad = torch.ones_like(probe)
     try:
         with torch.random.fork_rng(devices=[]):
-            small = type(optimizer)([probe], **_settings(optimizer))
+            # Not all defaults are arguments: AdamW's include some of its base's (torch 2.15).
+            accepted = inspect.signature(type(optimizer)).parameters
+            settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+            small = type(optimizer)([probe], **settings)
             small.step()
     except Exception as error:  # a user's class may need other arguments
         log.event("batch-size", optimizer=type(optimizer).__name__, state="as Adam's", why=error)
         return 2 * weight_bytes(optimizer)
-    state = sum(_bytes(each) for each in small.state[probe].values() if isinstance(each, torch.Tensor))
-    return round(weight_bytes(optimizer) * state / _bytes(probe))
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the defaults that its constructor accepts: AdamW's include some of its base's (torch 2.15)."""
-    takes = inspect.signature(type(optimizer)).parameters
-    return {name: value for name, value in optimizer.defaults.items() if name in takes}
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    here = local(tensor)
-    return here.numel() * here.element_size()
+    state = sum(local_bytes(each) for each in small.state[probe].values() if isinstance(each, torch.Tensor))
+    return round(weight_bytes(optimizer) * state / local_bytes(probe))

@@ -48,14 +48,16 @@ def compiled(
     """
     if isinstance(model, DataParallel):
         raise ConfigurationError(
-            "torch.compile does not work with torch.nn.DataParallel: use DistributedDataParallel, which "
-            "spottrain run --nproc auto starts a process for each GPU for; give Trainer the plain model"
+            "torch.compile does not work with torch.nn.DataParallel: use DistributedDataParallel "
+            "(spottrain run --nproc auto starts one process per GPU), or give Trainer the plain model"
         )
     if mode not in MODES:
         raise ConfigurationError(f"compile mode {mode!r} is not known: use {', '.join(MODES)}")
     if mode != "default" and not any(parameter.is_cuda for parameter in model.parameters()):
         log.event(
-            "advice", about="compile", text=f"mode {mode} is for CUDA devices, and this model is on none"
+            "advice",
+            about="compile",
+            text=f"compile mode {mode} needs a CUDA device, and the model is not on one: leave the mode out",
         )
     log.event("compile", mode=mode, dynamic=dynamic)
     outer: Any = torch.compile(model, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
@@ -122,6 +124,6 @@ def doubt(data_wait: float) -> str | None:
     if data_wait < DATA_BOUND:
         return None
     return (
-        f"{data_wait:.0%} of each step is waiting for data, which torch.compile does not shorten: mend that "
-        "first, or compiling buys nothing"
+        f"{data_wait:.0%} of each step is spent waiting for data, which torch.compile does not "
+        "shorten: speed up data loading first"
     )

@@ -72,10 +72,11 @@ class _Weights:
     def __init__(self, model: torch.nn.Module) -> None:
         named = dict(model.named_parameters())
         frozen = {name: each for name, each in named.items() if not each.requires_grad}
-        trained = sum(_bytes(each) for name, each in named.items() if name not in frozen)
-        few = sum(map(_bytes, frozen.values())) <= MOST_FROZEN * trained
-        self._copies = [(each, each.data, _copy(each)) for each in frozen.values() if few]
-        self._samples = [(n, each, _sample(each)) for n, each in named.items() if not (few and n in frozen)]
+        trained = sum(local_bytes(each) for name, each in named.items() if name not in frozen)
+        few = sum(map(local_bytes, frozen.values())) <= MOST_FROZEN * trained
+        copied = frozen if few else {}
+        self._copies = [(e, e.data, local(e).detach().to("cpu", copy=True)) for e in copied.values()]
+        self._samples = [(n, each, _sample(each)) for n, each in named.items() if n not in copied]
 
     def restore(self) -> None:
         for parameter, data, copy in self._copies:
@@ -87,18 +88,16 @@ class _Weights:
         written = [name for name, each, sample in self._samples if not torch.equal(_sample(each), sample)]
         if written:
             raise ConfigurationError(
-                f"a forward or backward pass changes weights of the model by itself ({written[0]}), so no "
-                "step can be tried without a trace: give sizes and policies in place of auto, no compile; or "
-                "keep what the pass changes in buffers, or under no_grad in frozen weights"
+                f"forward or backward passes change the model's weights ({written[0]}), so a trial "
+                "step cannot be undone: set fixed sizes and policies instead of auto and turn "
+                "compile off, or keep what the passes change in buffers, or in frozen weights under "
+                "no_grad"
             )
 
 
-def _copy(parameter: torch.Tensor) -> torch.Tensor:
-    return local(parameter).detach().to("cpu", copy=True)
-
-
-def _bytes(parameter: torch.Tensor) -> int:
-    here = local(parameter)
+def local_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of this rank's part."""
+    here = local(tensor)
     return here.numel() * here.element_size()
 
 

@@ -70,7 +70,7 @@ class EarlyStopping:
             raise self._bad(f"min_steps={self.min_steps}", "must be at least 0")
         if self.patience is None and self.target is None and not self.stop_on_nan:
             raise self._bad(
-                "patience=None, target=None, stop_on_nan=False", "would never stop: give one of them"
+                "patience=None, target=None, stop_on_nan=False", "would never stop: set one of them"
             )
 
     def require(self, *, evaluates: bool, metrics: Iterable[str] | None = None) -> None:
@@ -85,8 +85,8 @@ class EarlyStopping:
         """
         if not evaluates:
             raise ConfigurationError(
-                f"early stopping waits for the {self.metric} of an evaluation, and there is no eval_dataset: "
-                "give Trainer(eval_dataset=...), or leave early stopping out"
+                f"early stopping needs the {self.metric} of an evaluation, but there is no "
+                "eval_dataset: set Trainer(eval_dataset=...), or leave early stopping out"
             )
         if metrics is not None:
             self._require_known(metrics)
@@ -99,11 +99,14 @@ class EarlyStopping:
             total_steps: optimizer steps of the run.
         """
         if self.min_steps >= total_steps:
-            return f"early stopping begins at step {self.min_steps}, and the run has {total_steps}"
+            return (
+                f"early stopping has no effect: it begins at step {self.min_steps}, and the run has "
+                f"{total_steps} steps"
+            )
         if self.patience is not None and self.target is None and evaluations <= self.patience:
             return (
-                f"early stopping has a patience of {self.patience} evaluation(s), and the run has "
-                f"{evaluations}: it cannot end it for that; evaluate more often (eval_every)"
+                f"early stopping cannot run out of patience: it is {self.patience} evaluation(s), and "
+                f"the run has {evaluations}; evaluate more often (eval_every)"
             )
         return None
 
@@ -136,45 +139,39 @@ class EarlyStopping:
         if not math.isfinite(value) and self.stop_on_nan:
             known = self.best is not None
             best = f"; the best is {self.best:.9g} of step {self.best_step}" if known else ""
-            return f"{self.metric} is {value} at step {step}: what follows would be worth nothing{best}"
-        if math.isfinite(value) and self._better(value):
+            return f"{self.metric} is {value} at step {step}, so further training is useless{best}"
+        if math.isfinite(value) and (self.best is None or self._gain(value, self.best) > self.min_delta):
             self.best, self.best_step, self.bad = value, step, 0
         elif step >= self.min_steps:
             self.bad += 1
         if step < self.min_steps:
             return None
-        if math.isfinite(value) and self._reached(value):
+        if math.isfinite(value) and self.target is not None and self._gain(value, self.target) >= 0:
             return f"{self.metric} is {value:.9g} at step {step}, which reaches the target {self.target:.9g}"
         if self.patience is not None and self.bad >= self.patience:
             return self._stale(step)
         return None
 
-    def _better(self, value: float) -> bool:
-        if self.best is None:
-            return True
-        gain = self.best - value if self.mode == "min" else value - self.best
-        return gain > self.min_delta
-
-    def _reached(self, value: float) -> bool:
-        if self.target is None:
-            return False
-        return value <= self.target if self.mode == "min" else value >= self.target
+    def _gain(self, value: float, other: float) -> float:
+        """Returns by how much `value` is better than `other`."""
+        return other - value if self.mode == "min" else value - other
 
     def _stale(self, step: int) -> str:
         best = (
-            "no value was a number"
+            "every value was NaN or infinite"
             if self.best is None
             else f"the best is {self.best:.9g} of step {self.best_step}"
         )
         by = f" by more than {self.min_delta:.9g}" if self.min_delta else ""
-        return f"{self.metric} did not get better{by} in {self.bad} evaluation(s) up to step {step}; {best}"
+        return f"{self.metric} did not improve{by} in {self.bad} evaluation(s) up to step {step}; {best}"
 
     def _require_known(self, names: Iterable[str]) -> None:
         there = sorted(names)
         if self.metric not in there:
             raise ConfigurationError(
-                f"early stopping waits for the metric {self.metric!r}, and an evaluation gives "
-                f"{', '.join(there) or 'none'}: name one of those, or return it from Trainer(metrics=...)"
+                f"early stopping needs the metric {self.metric!r}, but an evaluation returns "
+                f"{', '.join(there) or 'none'}: use one of those, or return it from "
+                "Trainer(metrics=...)"
             )
 
     # --- state --------------------------------------------------------------------------------------

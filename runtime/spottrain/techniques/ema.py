@@ -84,11 +84,8 @@ class EMA:
         if step <= self._updated or step % self.every:
             return
         self._updated = step
-        lerp(self._locals(self._average), self._locals(self._weights), 1 - self._kept(step))
-
-    def _kept(self, step: int) -> float:
         decay = min(self.decay, (1 + step) / (10 + step)) if self.warm_up else self.decay
-        return float(decay**self.every)
+        lerp(self._locals(self._average), self._locals(self._weights), 1 - decay**self.every)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -156,9 +153,7 @@ class EMA:
 
     def _require_own(self) -> None:
         if self._applied:
-            raise RuntimeError(
-                "the model has the average of its weights now; leave `with ema.applied()` first"
-            )
+            raise RuntimeError("the model holds its averaged weights; leave `with ema.applied()` first")
 
 
 @torch.no_grad()
@@ -175,30 +170,18 @@ def _copy(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach().clone().float() if small else weight.detach().clone()
 
 
-def _exchange(weight: torch.Tensor, average: torch.Tensor) -> Callable[[], None]:
+@torch.no_grad()
+def _exchange(weight: torch.Tensor, average: torch.Tensor) -> Callable[[], object]:
     """Writes the average into the weight. Returns a function that restores the weight.
 
     With one dtype they swap, which needs one temporary tensor. With two, the weight is kept in a copy.
     """
     before = weight.clone()
-    with torch.no_grad():
-        weight.copy_(average)
-        if weight.dtype == average.dtype:
-            average.copy_(before)
-            return lambda: _swap(weight, average)
-    return lambda: _restore(weight, before)
-
-
-@torch.no_grad()
-def _swap(weight: torch.Tensor, average: torch.Tensor) -> None:
-    inside = weight.clone()
     weight.copy_(average)
-    average.copy_(inside)
-
-
-@torch.no_grad()
-def _restore(weight: torch.Tensor, before: torch.Tensor) -> None:
-    weight.copy_(before)
+    if weight.dtype != average.dtype:
+        return lambda: weight.copy_(before)
+    average.copy_(before)
+    return lambda: _exchange(weight, average)
 
 
 def _reshard(model: torch.nn.Module) -> None:
@@ -211,7 +194,7 @@ def _reshard(model: torch.nn.Module) -> None:
 
 def _mismatch(saved: Mapping[str, Any], here: Mapping[str, torch.Tensor]) -> str | None:
     if odd := sorted(set(saved) ^ set(here)):
-        return f"the average in the checkpoint and the one here differ in {odd[0]}"
+        return f"the average in the checkpoint and that of this model differ in {odd[0]}"
     for name, tensor in here.items():
         if tuple(saved[name].shape) not in (tuple(tensor.shape), box_of(tensor).shape):
             before, now = tuple(saved[name].shape), tuple(tensor.shape)

@@ -208,7 +208,7 @@ class PowerSGD(Compression):
         self._torch.iter = int(state["step"])
         self._errors = _clones(own["errors"]) if own else {}
         if own is None and self.step > self._torch.start_powerSGD_iter:
-            log.event("new-rank", why="the checkpoint has no error feedback of this rank; it begins without")
+            log.event("new-rank", why="the checkpoint has no error feedback of this rank; it starts at zero")
         same = state["matrix_rank"] == self._matrix_rank
         self._qs = _clones(state["qs"]) if same else {}
         if not same:
@@ -270,7 +270,10 @@ def attach(
     if not _useful(ddp, kind):
         return Compression()
     if kind == "powerSGD" and precision is None:
-        text = "powerSGD must not meet fp16, which auto may become: say attach(precision=amp.precision.name)"
+        text = (
+            "powerSGD does not work with fp16, which precision auto may choose: pass "
+            "attach(precision=amp.precision.name)"
+        )
         log.event("advice", about="compression", text=text)
     if kind == "bf16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -296,15 +299,16 @@ def _useful(model: torch.nn.Module, kind: str) -> bool:
             return True
     elif hasattr(model, "set_requires_gradient_sync"):
         raise ConfigurationError(
-            f"gradient compression {kind} is for DDP, and this model is sharded by FSDP2, which has no such "
-            "hooks: leave it out, or reduce in bf16 by FSDP2's MixedPrecisionPolicy(reduce_dtype=...)"
+            f"gradient compression {kind} needs DDP, but the model is sharded by FSDP2, which has no "
+            "communication hooks: leave it out, or reduce in bf16 by FSDP2's "
+            "MixedPrecisionPolicy(reduce_dtype=...)"
         )
     elif dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigurationError(
-            f"gradient compression {kind} needs the model that DDP has wrapped, and was given a "
-            f"{type(model).__name__}: call it after DistributedDataParallel(model)"
+            f"gradient compression {kind} needs a model wrapped by DDP, not a {type(model).__name__}: "
+            "call it after DistributedDataParallel(model)"
         )
-    why = f"gradient compression {kind} does nothing: there is one rank, and nothing is exchanged"
+    why = f"gradient compression {kind} has no effect: with one rank, no gradients are exchanged"
     log.event("advice", about="compression", why=why, fix="leave it out")
     return False
 

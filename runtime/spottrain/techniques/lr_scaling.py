@@ -51,7 +51,7 @@ def scaled(learning_rate: float, *, batch_size: int, base_batch_size: int, rule:
         ConfigurationError: an argument is not valid.
     """
     if rule not in RULES:
-        raise ConfigurationError(f"the rule {rule!r} for the learning rate is not known: use {_or(RULES)}")
+        raise ConfigurationError(f"the learning-rate rule {rule!r} is not known: use {', '.join(RULES)}")
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise ConfigurationError(f"the learning rate {learning_rate} must be a finite number above 0")
     for name, size in (("batch size", batch_size), ("base batch size", base_batch_size)):
@@ -71,9 +71,15 @@ def scaled(learning_rate: float, *, batch_size: int, base_batch_size: int, rule:
 def _advise(rule: str, batch_size: int) -> None:
     limit, source = TESTED[rule]
     if batch_size > limit:
-        why = f"a global batch of {batch_size} is beyond {limit}, up to which {rule} was tested ({source})"
+        why = (
+            f"a global batch of {batch_size} is larger than {limit}, the largest that {rule} was tested "
+            f"with ({source})"
+        )
         log.event(
-            "advice", about="learning-rate", why=why, fix="sweep the rate at this batch size, or lower it"
+            "advice",
+            about="learning-rate",
+            why=why,
+            fix="tune the learning rate at this batch size, or use a smaller batch",
         )
 
 
@@ -89,15 +95,15 @@ def advise_on_rule(rule: str, optimizer: str, *, warms_up: bool) -> None:
         log.event(
             "advice",
             about="learning-rate",
-            why=f"the linear rule was found for SGD, and this is {optimizer}",
+            why=f"the linear rule was derived for SGD, and the optimizer is {optimizer}",
             fix="use the rule sqrt",
         )
     if rule != "none" and not warms_up:
         log.event(
             "advice",
             about="learning-rate",
-            why="the rate is scaled and there is no warm-up, without which large batches diverge early",
-            fix="warm up, as for 5 epochs (Goyal et al. 2017)",
+            why="the learning rate is scaled without a warm-up, and large batches then diverge early",
+            fix="add a warm-up, such as 5 epochs (Goyal et al. 2017)",
         )
 
 
@@ -137,7 +143,7 @@ def warmup_steps(
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) > 1:
         words = " and ".join(f"{name}={value}" for name, value in named.items())
-        raise ConfigurationError(f"the warm-up is given as {words}: give one of them")
+        raise ConfigurationError(f"the warm-up is set more than once ({words}): keep one")
     for name, value in named.items():
         if not (math.isfinite(value) and value >= 0):
             raise ConfigurationError(f"the warm-up's {name}={value} must be a finite number, at least 0")
@@ -145,8 +151,8 @@ def warmup_steps(
     if found and found >= total_steps:
         what = " ".join(f"{name}={value}" for name, value in named.items())
         raise ConfigurationError(
-            f"the warm-up ({what}) is {found} steps, and the run has {total_steps}: the full rate would "
-            "never be reached; shorten it, or give it as a fraction of the run"
+            f"the warm-up ({what}) is {found} steps, but the run has only {total_steps}: shorten it, "
+            "or give it as a fraction of the run"
         )
     return found
 
@@ -156,8 +162,8 @@ def _of_epochs(epochs: float | None, steps_per_epoch: int | None) -> int:
         return 0
     if steps_per_epoch is None:
         raise ConfigurationError(
-            f"the warm-up is given as epochs={epochs}, and how long an epoch is cannot be known of this "
-            "data: give it in steps, or give steps_per_epoch"
+            f"the warm-up is given as epochs={epochs}, but the length of an epoch is not known for "
+            "this data: give it in steps, or set steps_per_epoch"
         )
     return _whole(epochs * steps_per_epoch)
 
@@ -165,7 +171,3 @@ def _of_epochs(epochs: float | None, steps_per_epoch: int | None) -> int:
 def _whole(steps: float) -> int:
     """Rounds up, without the error of binary fractions: 0.07 of 100 is 7, not 8."""
     return math.ceil(round(steps, 6))
-
-
-def _or(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

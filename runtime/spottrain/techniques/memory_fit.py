@@ -82,8 +82,9 @@ class MemoryFit:
         self._batches = source if isinstance(source, Batches) else None
         if (self._sized or self.policy.auto) and self._batches is None:
             raise ConfigurationError(
-                "microBatchSize auto and activationCheckpointing auto try batches of their own, which takes "
-                "a map-style train_dataset: give a size and a policy, or a dataset in place of the loader"
+                "microBatchSize auto and activationCheckpointing auto run trials, which need a "
+                "map-style train_dataset: set a size and a policy, or pass a dataset instead of a "
+                "loader"
             )
 
     def fit(self) -> None:
@@ -146,13 +147,16 @@ class MemoryFit:
             return nothing
         rank = self._world.rank
         if not self._oom_history.note(size, rank=rank, ranks=self._world.size, share=self._share, step=step):
-            text = f"no checkpoint URI to keep it in, or no answer: set microBatchSize to {smaller} or less"
+            text = (
+                "the size could not be stored for the next attempt (no checkpoint URI, or the store "
+                f"failed): set microBatchSize to {smaller} or less"
+            )
             log.event("advice", about="memory", micro_batch_size=size, text=text)
             return None
         log.event("batch-size", micro_batch_size=smaller, was=size, why="a step ran out of memory")
         return OutOfMemory(
-            f"rank {rank} ran out of memory with micro-batches of {size}, at step {step + 1}; the next start "
-            f"goes on from the last checkpoint, with {smaller} at a time at most"
+            f"rank {rank} ran out of memory with micro-batches of {size} samples at step {step + 1}; "
+            f"the next attempt resumes from the last checkpoint with at most {smaller}"
         )
 
     def shrink(self) -> None:
@@ -172,12 +176,15 @@ class MemoryFit:
 
     def _without(self, policy: Policy) -> RunError | None:
         if not self._oom_history.note_policy(str(policy), rank=self._world.rank, ranks=self._world.size):
-            text = "no checkpoint URI to keep it in, or no answer: name a policy of activation checkpointing"
+            text = (
+                "the policy could not be stored for the next attempt (no checkpoint URI, or the store "
+                "failed): set activationCheckpointing to a policy other than auto"
+            )
             log.event("advice", about="memory", policy=policy, text=text)
             return None
         return OutOfMemory(
-            f"rank {self._world.rank} ran out of memory in a trial of activation checkpointing {policy}; the "
-            "next start tries those that recompute more"
+            f"rank {self._world.rank} ran out of memory in a trial of activation checkpointing "
+            f"{policy}; the next attempt tries policies that recompute more"
         )
 
     def _untried(self) -> list[Policy]:
@@ -237,7 +244,8 @@ class MemoryFit:
         self._tried = None
         if found is None and not self._sized:
             raise ConfigurationError(
-                f"micro-batches of {size} do not fit even with all blocks recomputed: set microBatchSize auto"
+                f"micro-batches of {size} samples do not fit into memory even if all blocks are "
+                "recomputed: set microBatchSize to auto"
             )
         return found or Policy(every=1)
 

@@ -21,10 +21,10 @@ from typing import Any, Final
 import torch
 
 from spottrain.core import log
-from spottrain.distributed.dtensor import is_sharded
+from spottrain.distributed.dtensor import local
 from spottrain.errors import ConfigurationError
 
-SAID: Final = "said"
+MANIFEST_KEY: Final = "said"
 """Key in a parameter group: the settings that the manifest gave, with their values."""
 
 
@@ -157,8 +157,8 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     if rate is None:
         if not same:
             raise ConfigurationError(
-                f"the manifest asks for {name} in place of the script's {type(optimizer).__name__}, whose "
-                "learning rate means nothing to it: give learningRate as well"
+                f"the manifest replaces the script's {type(optimizer).__name__} by {name}, which "
+                "needs another learning rate: set optimizer.learningRate too"
             )
         rate = optimizer.defaults["lr"]
     groups = [_carried(group, optimizer.defaults, same=same, rate=rate) for group in optimizer.param_groups]
@@ -172,7 +172,7 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     return found
 
 
-def hold(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
+def override_checkpoint(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
     """Makes settings of the manifest override those of a checkpoint, if the manifest has changed since.
 
     The manifest's values are stored in the parameter groups. If they are the same as at the save, nothing is
@@ -187,12 +187,12 @@ def hold(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
         return
     said = [{name: group[name] for name in names} for group in optimizer.param_groups]
     for group, mine in zip(optimizer.param_groups, said, strict=True):
-        group[SAID] = group.get(SAID, {}) | mine
+        group[MANIFEST_KEY] = group.get(MANIFEST_KEY, {}) | mine
 
     def put_back(restored: torch.optim.Optimizer) -> None:
         for number, (group, mine) in enumerate(zip(restored.param_groups, said, strict=False)):
-            before = group.get(SAID, {})
-            group[SAID] = before | mine
+            before = group.get(MANIFEST_KEY, {})
+            group[MANIFEST_KEY] = before | mine
             for name, value in mine.items():
                 if before.get(name) != value:
                     _override(group, name, value, number)
@@ -213,14 +213,14 @@ def _override(group: dict[str, Any], name: str, value: Any, number: int) -> None
 def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:
     if optimizer.state:
         raise ConfigurationError(
-            f"the script's {type(optimizer).__name__} has made steps already, and {name} would forget them: "
-            "let the manifest's optimizer be made before the first step"
+            f"the script's {type(optimizer).__name__} has already stepped, and {name} would not have "
+            "its state: replace it before its first step"
         )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ConfigurationError(
-            f"a torch LRScheduler was made over the script's {type(optimizer).__name__} and would not know "
-            f"of {name}: use schedule='cosine', 'constant' or a function of the step, or leave the "
-            "optimizer to the script"
+            f"a torch LRScheduler refers to the script's {type(optimizer).__name__} and would not act "
+            f"on {name}: use schedule='cosine', 'constant' or a function of the step, or leave the "
+            "optimizer out of the manifest"
         )
 
 
@@ -270,8 +270,10 @@ def _translated(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
     for key in hyper:
         if key not in words:
             others = [other for other, kind in KINDS.items() if key in kind.words]
-            of = f"; it belongs to {', '.join(others)}" if others else ""
-            raise ConfigurationError(f"{name} has no {key}{of}: {name} has learning_rate, {', '.join(words)}")
+            of = f"; it is a setting of {', '.join(others)}" if others else ""
+            raise ConfigurationError(
+                f"{name} has no {key}{of}: {name} takes learning_rate, {', '.join(words)}"
+            )
     return {words[key]: value for key, value in hyper.items()}
 
 
@@ -279,10 +281,13 @@ def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
     """Returns torch's parameter groups, with the parameters in lists, as they are iterated repeatedly."""
     given: list[Any] = list(parameters)
     if not given:
-        raise ConfigurationError(f"the optimizer {name} is given no parameters: give it model.parameters()")
+        raise ConfigurationError(f"the optimizer {name} has no parameters: pass model.parameters()")
     if not isinstance(given[0], Mapping):
         return [{"params": given}]
-    groups = [dict(group) | {"params": _listed(group["params"])} for group in given]
+    groups = [dict(group) for group in given]
+    for group in groups:
+        of = group["params"]
+        group["params"] = [of] if isinstance(of, torch.Tensor) else list(of)
     allowed = {"params", "param_names", "lr", "fused", *KINDS[name].words.values()}
     for number, group in enumerate(groups):
         if odd := sorted(set(group) - allowed):
@@ -290,32 +295,20 @@ def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
     return groups
 
 
-def _listed(parameters: Any) -> list[torch.Tensor]:
-    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-
-
 # --- fused ------------------------------------------------------------------------------------------
 def _fused(
     kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None, unfit: str | None
 ) -> bool | None:
     """Returns whether to use fused kernels, and logs why not. unfit: an option that excludes them."""
-    why = "not asked for: its bits differ" if wanted is False else None
-    why = why or (unfit and f"{unfit} is asked for, and torch refuses both")
+    why = "fused=False is set" if wanted is False else None
+    why = why or (unfit and f"{unfit} is set, and torch refuses both")
     why = why if kind.fuses else f"torch has no fused {name}"
-    why = why or next(filter(None, (_refusal(kind, *each) for each in _places(groups))), None)
+    places = dict.fromkeys((local(p).device, p.dtype) for group in groups for p in group["params"])
+    why = why or next(filter(None, (_refusal(kind, *each) for each in places)), None)
     if why is not None and wanted:
-        raise ConfigurationError(f"fused=True for {name} cannot be had: {why}")
+        raise ConfigurationError(f"fused=True is not possible for {name}: {why}")
     log.event("optimizer", name=name, fused=why is None, why=why)
     return None if why is not None else True
-
-
-def _places(groups: list[dict[str, Any]]) -> list[tuple[torch.device, torch.dtype]]:
-    """Returns the distinct devices and dtypes of the parameters; of a DTensor those of the local part."""
-    return list(dict.fromkeys((_device(p), p.dtype) for group in groups for p in group["params"]))
-
-
-def _device(parameter: torch.Tensor) -> torch.device:
-    return parameter.to_local().device if is_sharded(parameter) else parameter.device
 
 
 def _refusal(kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:

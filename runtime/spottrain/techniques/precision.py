@@ -143,7 +143,7 @@ def choose(
     if wanted == AUTO:
         own = _best(bf16=facts.bf16, gpu=facts.type == "cuda")
         name = _of_all(facts, device, joined() if world is None else world)
-        why = None if name == own else f"{own} is good here, and not on another rank"
+        why = None if name == own else f"{own} suits this rank, but not all ranks"
         log.event("precision", wanted=AUTO, chosen=name, device=facts.name, bf16=facts.bf16, why=why)
     else:
         name = wanted
@@ -163,8 +163,9 @@ def agreed(wanted: str, device: torch.device, world: World) -> Precision:
         if first != last:
             names = " and ".join(sorted({(AUTO, *NAMES)[each] for each in (first, mine, last)}))
             raise ConfigurationError(
-                f"rank {world.rank} wants precision {wanted!r}, and not all ranks do ({names}): they would "
-                "average scaled gradients with others; give all the same, or auto"
+                f"rank {world.rank} has precision {wanted!r}, but the ranks differ ({names}), and "
+                "scaled gradients must not be averaged with others: set the same precision on all "
+                "ranks, or auto"
             )
     return choose(wanted, device, world=world)
 
@@ -206,9 +207,9 @@ def doubt_without_scaler(precision: Precision) -> str | None:
     if not precision.needs_scaler:
         return None
     return (
-        "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a loop of your "
-        "own use spottrain.techniques.Amp for backward and step, or torch.amp.GradScaler, and give it to "
-        "Run as scaler="
+        "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a "
+        "custom loop use spottrain.techniques.Amp for backward and step, or torch.amp.GradScaler, "
+        "and pass it as Run(scaler=...)"
     )
 
 
@@ -242,8 +243,9 @@ def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bo
     log.event("step-skipped", why="gradients overflowed in fp16", scale=after)
     if after < LEAST_SCALE:
         raise TrainingFailed(
-            f"fp16: gradients overflow at every loss scale down to {after:g}, so no step moves the weights: "
-            "lower the learning rate, look at the samples, or set precision to bf16 or fp32"
+            f"fp16: gradients overflow at every loss scale down to {after:g}, so the weights no "
+            "longer change: lower the learning rate, check the samples, or set precision to bf16 or "
+            "fp32"
         )
     return False
 
@@ -314,8 +316,8 @@ class Amp:
         """
         if self._stepped and self.scaler.is_enabled():
             raise ConfigurationError(
-                "Amp.step() was called twice after one Amp.backward(): the first call has found another loss "
-                "scale than the gradients have; give one call all optimizers: amp.step([a, b])"
+                "Amp.step() was called twice after one Amp.backward(), and the first call may have "
+                "changed the loss scale: pass all optimizers in one call, amp.step([a, b])"
             )
         self._stepped = None if self._stepped is None else True
         optimizers = _listed(optimizer)
@@ -346,8 +348,8 @@ def _require_group() -> None:
     """Raises ConfigurationError before the process group exists: each rank would choose for itself."""
     if World.from_env(os.environ).distributed and not joined().distributed:
         raise ConfigurationError(
-            'Amp("auto") asks all ranks what they are good at, and they have not joined: make it after '
-            "torch.distributed.init_process_group(), or name a format"
+            'Amp("auto") compares the hardware of all ranks, but the process group is not '
+            "initialised: make it after torch.distributed.init_process_group(), or name a format"
         )
 
 

@@ -46,7 +46,7 @@ def shape(name: str, *, warmup_steps: int, total_steps: int) -> Usual:
         raise _unknown(name)
     if warmup_steps >= total_steps:
         raise ConfigurationError(
-            f"warmupSteps {warmup_steps} must be below the number of steps, {total_steps}"
+            f"warmupSteps {warmup_steps} must be less than the number of steps, {total_steps}"
         )
     return Usual(name=name, warmup_steps=warmup_steps, total_steps=total_steps)
 
@@ -57,7 +57,7 @@ def lr_schedule(
     *,
     warmup_steps: int = 0,
     total_steps: int,
-    said_anew: bool = False,
+    override_checkpoint: bool = False,
 ) -> LambdaLR:
     """Makes a schedule for a custom loop, with the same rates as `Trainer`.
 
@@ -69,7 +69,7 @@ def lr_schedule(
         warmup_steps: optimizer steps of linear warm-up; ignored with a function. `lr_scaling.warmup_steps`
             converts epochs or a share of the run.
         total_steps: optimizer steps of the run.
-        said_anew: whether the optimizer's current rates override those of a checkpoint.
+        override_checkpoint: whether the optimizer's current rates override those of a checkpoint.
 
     Returns:
         A torch LRScheduler.
@@ -81,26 +81,28 @@ def lr_schedule(
         kind if callable(kind) else shape(kind, warmup_steps=warmup_steps, total_steps=total_steps)
     )
     # A plain function: of any other callable torch saves the __dict__.
-    return _Rates(optimizer, lambda step: _finite(factor(step), step), said_anew=said_anew)
+    return _Rates(
+        optimizer, lambda step: _finite(factor(step), step), override_checkpoint=override_checkpoint
+    )
 
 
 class _Rates(LambdaLR):
-    """A LambdaLR with the `said_anew` of `Schedule`. Restore the optimizer before it."""
+    """A LambdaLR with the `override_checkpoint` of `Schedule`. Restore the optimizer before it."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, factor: Shape, *, said_anew: bool) -> None:
-        self._said_anew = said_anew
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: Shape, *, override_checkpoint: bool) -> None:
+        self._override_checkpoint = override_checkpoint
         super().__init__(optimizer, factor)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in super().state_dict().items() if name != "_said_anew"}
+        return {name: value for name, value in super().state_dict().items() if name != "_override_checkpoint"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         now, saved = ([float(rate) for rate in of] for of in (self.base_lrs, state_dict["base_lrs"]))
         super().load_state_dict(state_dict)
         if saved == now:
             return
-        _tell_rates(saved, now, said_anew=self._said_anew)
-        if not self._said_anew:
+        _tell_rates(saved, now, override_checkpoint=self._override_checkpoint)
+        if not self._override_checkpoint:
             return
         self.base_lrs = list(now)
         groups = zip(self.optimizer.param_groups, now, self.lr_lambdas, strict=True)
@@ -116,25 +118,29 @@ class Schedule:
     Args:
         optimizer: its current learning rates are the base rates.
         kind: a function from the step to a factor, or a torch LRScheduler over the same optimizer.
-        said_anew: whether the optimizer's current rates override those of a checkpoint.
+        override_checkpoint: whether the optimizer's current rates override those of a checkpoint.
 
     Raises:
         ConfigurationError: `kind` is a ReduceLROnPlateau, or is not callable.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, kind: Shape | LRScheduler, *, said_anew: bool = False
+        self,
+        optimizer: torch.optim.Optimizer,
+        kind: Shape | LRScheduler,
+        *,
+        override_checkpoint: bool = False,
     ) -> None:
         if isinstance(kind, ReduceLROnPlateau):
             raise ConfigurationError(
-                "schedule is a ReduceLROnPlateau, which wants a measure at every step; use a schedule that "
-                "depends on the step alone"
+                "schedule: ReduceLROnPlateau needs a metric at every step; use a schedule that "
+                "depends only on the step"
             )
         if not isinstance(kind, LRScheduler) and not callable(kind):
             raise _unknown(kind)
         self._optimizer = optimizer
         self._kind = kind
-        self._said_anew = said_anew
+        self._override_checkpoint = override_checkpoint
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
 
     def before_step(self, step: int) -> None:
@@ -172,17 +178,17 @@ class Schedule:
         return {"kind": self.kind, "base": list(self._base), "torch": torch_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state. The checkpoint's rates hold, unless `said_anew`.
+        """Restores the state. The checkpoint's rates hold, unless `override_checkpoint`.
 
         Raises:
             ValueError: the state is of another kind of schedule.
         """
         saved = state.get("kind", self.kind)  # older states have no kind
         if saved != self.kind:
-            raise ValueError(f"the checkpoint has {saved}, the script {self.kind}")
+            raise ValueError(f"the checkpoint's schedule is {saved}, the script's {self.kind}")
         if state["base"] != self._base:
-            _tell_rates(state["base"], self._base, said_anew=self._said_anew)
-        if not self._said_anew:
+            _tell_rates(state["base"], self._base, override_checkpoint=self._override_checkpoint)
+        if not self._override_checkpoint:
             self._base = list(state["base"])
         if isinstance(self._kind, LRScheduler):
             self._kind.load_state_dict(state["torch"])
@@ -202,8 +208,8 @@ def _finite(factor: object, step: int) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ConfigurationError(
-            f"Trainer(schedule=...): the function returned {factor!r} for step {step} (the first is 0); it "
-            "must return a finite number, the factor on the learning rate"
+            f"Trainer(schedule=...): the function returned {factor!r} for step {step} (the first is "
+            "0); it must return a finite factor on the learning rate"
         )
     return number
 
@@ -216,9 +222,9 @@ def _set(group: dict[str, Any], name: str, value: float) -> None:
         group[name] = value
 
 
-def _tell_rates(saved: list[float], now: list[float], *, said_anew: bool) -> None:
+def _tell_rates(saved: list[float], now: list[float], *, override_checkpoint: bool) -> None:
     words = {"checkpoint": _rates(saved), "now": _rates(now)}
-    log.event("override", setting="lr", holds="now" if said_anew else "checkpoint", **words)
+    log.event("override", setting="lr", holds="now" if override_checkpoint else "checkpoint", **words)
 
 
 def _rates(base: list[float]) -> str:

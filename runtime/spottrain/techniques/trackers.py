@@ -25,7 +25,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -89,7 +89,8 @@ def run_id(job_uid: str) -> str:
     found = re.sub(r"[^A-Za-z0-9_-]+", "-", job_uid).strip("-")[:64]
     if not found:
         raise ConfigurationError(
-            f"the job UID {job_uid!r} has no letter or digit to name a tracker's run by: give it a name"
+            f"the job UID {job_uid!r} has no letter or digit, so no tracker's run can be named after "
+            "it: use another UID"
         )
     return found
 
@@ -101,7 +102,7 @@ def listed(given: Sequence[Tracker] | None, where: str) -> list[Tracker]:
     if given is None or (several and all(hasattr(each, word) for each in given for word in words)):
         return list(given or ())
     raise ConfigurationError(
-        f"{where} is {given!r:.80}: give it a list of trackers, such as "
+        f"{where} is {given!r:.80}: pass a list of trackers, such as "
         "[spottrain.techniques.trackers.TensorBoard(folder=...)]"
     )
 
@@ -178,7 +179,7 @@ class Trackers:
 
     def _tell_late(self, step: int) -> None:
         if self._lines and not self._late:
-            why = "they were closed, as a Run does at its end: what comes after that is left out"
+            why = "the trackers are closed (a Run closes them when it ends): later values are dropped"
             log.event("tracker-closed", step=step, why=why)
         self._late = True
 
@@ -213,7 +214,7 @@ class _Line:
             return self._queue.put(call)
         self._dropped += 1
         if self._dropped == 1:
-            why = f"{QUEUED} calls wait for it: what comes meanwhile is left out"
+            why = f"{QUEUED} calls are waiting: further values are dropped until there is room"
             log.event("tracker-slow", tracker=self.tracker.name, why=why)
 
     def end(self, outcome: Outcome) -> None:
@@ -236,7 +237,7 @@ class _Line:
             )
 
     def _work(self) -> None:
-        for call in self._calls():
+        while (call := self._queue.get()) is not None:
             if self._in_a_row >= GIVE_UP:
                 self._failed += 1
                 continue
@@ -246,16 +247,12 @@ class _Line:
             except Exception as error:  # no error of a tracker may stop training
                 self._note(error)
 
-    def _calls(self) -> Iterator[Callable[[], None]]:
-        while (call := self._queue.get()) is not None:
-            yield call
-
     def _note(self, error: Exception) -> None:
         self._failed += 1
         self._in_a_row += 1
         if self._failed == 1:
             why = f"{type(error).__name__}: {str(error)[:200]}"
-            log.event("tracker-failed", tracker=self.tracker.name, why=why, then="the training goes on")
+            log.event("tracker-failed", tracker=self.tracker.name, why=why, then="training continues")
 
 
 class Once:
@@ -439,7 +436,7 @@ class MLflow:
 def _require(package: str) -> None:
     if find_spec(package) is None:
         raise ConfigurationError(
-            f"the tracker {package} is asked for, and the package {package} is not installed in this image: "
-            f"add it (pip install {package}), or leave the tracker out of Trainer(trackers=...) and of "
-            f"spec.training.trackers"
+            f"the tracker {package} needs the package {package}, which is not installed in this "
+            f"image: add it (pip install {package}), or remove the tracker from Trainer(trackers=...) "
+            "and spec.training.trackers"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spottrain.core import log
-from spottrain.core.training_settings import WARM_UPS, Settings, require_whole, told
+from spottrain.core.training_settings import WARM_UPS, Settings, log_value, require_whole
 from spottrain.core.training_spec import MLflowSpec, TensorBoardSpec, WandBSpec
 from spottrain.data import Batches, Source
 from spottrain.errors import ConfigurationError
@@ -90,7 +90,10 @@ def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Sessi
     for each in own:
         if each.name in asked:
             log.event(
-                "override", setting=f"trackers.{each.name}", manifest=told(asked[each.name]), script="own"
+                "override",
+                setting=f"trackers.{each.name}",
+                manifest=log_value(asked[each.name]),
+                script="own",
             )
     if not session.world.first:  # the package of a tracker may need a lock or an account
         return []
@@ -98,7 +101,7 @@ def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Sessi
 
 
 def _tracker(wanted: TensorBoardSpec | WandBSpec | MLflowSpec, settings: Settings) -> Tracker:
-    config = {name: told(value) for name, value in settings.given().items()}
+    config = {name: log_value(value) for name, value in settings.given().items()}
     match wanted:
         case TensorBoardSpec():
             return trackers_of.TensorBoard(folder=wanted.folder)

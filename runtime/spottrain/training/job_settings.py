@@ -100,7 +100,7 @@ class JobSettings:
         with _own_words():
             made = optimizer_setup.optimizer(given, model, self._settings, learning_rate)
         if "schedule" not in self._asked and optimizer_setup.said_anew(self._settings):
-            optimizers.hold(made, ["lr"])
+            optimizers.override_checkpoint(made, ["lr"])
         return made
 
     def make_scheduler(
@@ -131,7 +131,7 @@ class JobSettings:
             kind,
             warmup_steps=warmup,
             total_steps=total_steps,
-            said_anew=optimizer_setup.said_anew(settings),
+            override_checkpoint=optimizer_setup.said_anew(settings),
         )
 
 

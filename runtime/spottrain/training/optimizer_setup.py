@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import outside_parameters
 from spottrain.core import log
-from spottrain.core.training_settings import WARM_UPS, Settings, told
+from spottrain.core.training_settings import WARM_UPS, Settings, log_value
 from spottrain.core.training_spec import OPTIMIZERS, problem
 from spottrain.errors import ConfigurationError
 from spottrain.techniques import lr_scaling, optimizers, schedules
@@ -36,7 +36,7 @@ def optimizer(
                 "Trainer(learning_rate=...), or spec.training.optimizer.learningRate"
             )
         if named is not None:
-            log.event("override", setting="optimizer", manifest=told(named), script=f"{given} lr={own}")
+            log.event("override", setting="optimizer", manifest=log_value(named), script=f"{given} lr={own}")
         made = optimizers.make(
             named.name if named else given,
             outside_parameters.groups(model),
@@ -51,7 +51,7 @@ def optimizer(
         made = optimizers.rebuilt(given, named.name, fused=fused, **hyper)
     else:
         made = given
-    optimizers.hold(made, _said(settings))
+    optimizers.override_checkpoint(made, _said(settings))
     _scale(made, settings)
     return made
 
@@ -109,7 +109,7 @@ def schedule(
     warmup = warmup_steps(settings, total_steps, steps_per_epoch)
     if isinstance(kind, str):
         kind = schedules.shape(kind, warmup_steps=warmup, total_steps=total_steps)
-    return schedules.Schedule(made, kind, said_anew=said_anew(settings))
+    return schedules.Schedule(made, kind, override_checkpoint=said_anew(settings))
 
 
 def warmup_steps(settings: Settings, total_steps: int, steps_per_epoch: int | None) -> int:

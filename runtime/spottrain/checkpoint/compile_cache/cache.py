@@ -75,9 +75,9 @@ class CacheEntry:
         try:
             entry = cls(**json.loads(text))
         except TypeError as error:
-            raise ValueError(f"its entry has not the fields of format {FORMAT}: {error}") from error
+            raise ValueError(f"its entry lacks fields of format {FORMAT}: {error}") from error
         if not all(isinstance(word, str) for word in (entry.archive, entry.sha256, entry.savedAt)):
-            raise ValueError(f"its entry has not the types of format {FORMAT}")
+            raise ValueError(f"its entry has fields of other types than format {FORMAT}")
         return entry
 
 
@@ -263,7 +263,7 @@ class CompileCache:
         if entry.format != FORMAT or canonical(entry.facts) != canonical(asdict(self._facts)):
             raise ValueError("it was made for another machine, or in another format")
         if not re.fullmatch(rf"{self.key}-[0-9a-f]{{64}}\.tar\.gz", entry.archive):
-            raise ValueError(f"its entry names {entry.archive!r}, which is no archive of this key")
+            raise ValueError(f"its entry names {entry.archive!r}, which is not an archive of this key")
         return entry
 
     def _archive(self, entry: CacheEntry) -> bytes:
@@ -271,7 +271,7 @@ class CompileCache:
         if found is None:
             raise ValueError(f"the archive {entry.archive} is missing")
         if hashlib.sha256(found.body).hexdigest() != entry.sha256:
-            raise ValueError(f"the archive {entry.archive} is not what was saved: its SHA-256 differs")
+            raise ValueError(f"the archive {entry.archive} is damaged: its SHA-256 differs")
         return found.body
 
     def _forget(self) -> None:

@@ -117,7 +117,9 @@ def pack(places: Folders, files: Listing) -> memoryview:
     """Returns a tar.gz of the files; equal files give equal bytes. Raises ValueError above UNPACKED_LIMIT."""
     total = sum(size for size, _ in files.values())
     if total > UNPACKED_LIMIT:
-        raise ValueError(f"the compiled files are {total} bytes, and {UNPACKED_LIMIT} at most are kept")
+        raise ValueError(
+            f"the compiled files have {total} bytes, more than the {UNPACKED_LIMIT} that are kept at most"
+        )
     buffer = io.BytesIO()
     with (
         gzip.GzipFile("", "wb", LEVEL, buffer, mtime=0) as packed,
@@ -163,7 +165,9 @@ def _extract(tar: tarfile.TarFile, staging: Folders) -> None:
         left -= member.size
         led_astray = not path or not {"", ".", ".."}.isdisjoint(path)
         if not member.isreg() or label not in staging or led_astray or left < 0:
-            raise ValueError(f"the archive holds {member.name!r}, which is no file of a compile cache")
+            raise ValueError(
+                f"the archive contains {member.name!r}, which does not belong to a compile cache"
+            )
         target = staging[label].joinpath(*path)
         target.parent.mkdir(parents=True, exist_ok=True)
         source = tar.extractfile(member)

@@ -33,9 +33,10 @@ def require_idle(head: Head) -> None:
     """Raises ConfigurationError if a job owns HEAD, or if its checkpoints were deleted with the job."""
     if head.state is HeadState.ACTIVE:
         raise ConfigurationError(
-            f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}) runs on this URI; nothing was "
-            "changed. It prunes by itself (checkpoint.keep). Wait for its end, or, where it was killed and "
-            "no pod of it is left, free the URI with spottrain checkpoints release URI",
+            f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}) is using this URI; nothing "
+            "was changed. It prunes its checkpoints by itself (checkpoint.keep). Wait until it ends. "
+            "If it was killed and none of its pods is left, free the URI with spottrain "
+            "checkpoints release URI",
             reason=Reason.URI_IN_USE,
         )
     if head.state is HeadState.DELETED:
@@ -50,7 +51,7 @@ def prunable(
     Entries of earlier jobs stay too, unless `earlier_jobs` is set: then all of them are removed.
     """
     if keep < 1:
-        raise ValueError(f"keep is {keep}; at least 1")
+        raise ValueError(f"keep is {keep}: it must be at least 1")
     stay = survivors(head.checkpoints, keep, damaged)
     kept = {entry.key for entry in stay if not (earlier_jobs and entry.foreign)}
     return tuple(entry for entry in head.checkpoints if entry.key not in kept)
@@ -81,8 +82,8 @@ class Pruning:
         require_idle(head)
         if head.nonce != self.seen.nonce:
             raise ConfigurationError(
-                "HEAD changed while this command was at work: another one pruned, or a job came and went; "
-                "look again with spottrain checkpoints list URI"
+                "HEAD changed while this command was running: another one pruned, or a job began or "
+                "ended; check with spottrain checkpoints list URI, then try again"
             )
         left = tuple(entry for entry in head.checkpoints if entry.key not in self.doomed)
         return replace(head, nonce=nonce, checkpoints=left) if left != head.checkpoints else None
@@ -119,8 +120,8 @@ def term_for_copy(head: Head | None) -> int:
         return 1
     if head.state is not HeadState.DONE:
         raise ConfigurationError(
-            f"the target holds {counted(len(head.checkpoints), 'checkpoint')} of job {head.job} (UID "
-            f"{head.jobUID}), which is {head.state}; a copy goes to a URI that is empty or whose job is done",
+            f"the target has {counted(len(head.checkpoints), 'checkpoint')} of job {head.job} (UID "
+            f"{head.jobUID}), which is {head.state}; copy to a URI that is empty or whose job is done",
             reason=Reason.URI_IN_USE,
         )
     return head.term + 1
@@ -143,8 +144,8 @@ class Adopting:
         term = term_for_copy(head)
         if term_of_key(self.entry.key) != term:
             raise ConfigurationError(
-                f"the target's HEAD changed while the copy was under way; the objects at {self.entry.key} "
-                "are named by nothing (spottrain checkpoints prune URI --orphans removes them)"
+                "the target's HEAD changed during the copy; no HEAD refers to the objects at "
+                f"{self.entry.key} (spottrain checkpoints prune URI --orphans removes them)"
             )
         mark = KEPT_FOR_JOB + head.jobUID if head else ""
         old = head.checkpoints if head else ()

@@ -107,7 +107,7 @@ class Reading:
         body = self.intent.decide(seen.head if seen else None, nonce)
         if body is not None:
             return Writing(intent=self.intent, seen=seen, body=body)
-        assert seen is not None, "no intent is content with an absent HEAD"
+        assert seen is not None, "every intent writes if HEAD is absent"
         return Finished(head=seen.head, etag=seen.etag)
 
 

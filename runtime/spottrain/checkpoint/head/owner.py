@@ -122,7 +122,7 @@ class Walker:
             reply = self.ask(step.request)
             self.open = step = step.on(reply, self._nonce())
             if isinstance(reply, NoAnswer | Refused) and self._clock() >= give_up:
-                raise StoreUnavailable(f"HEAD could not be settled within {patience:g} s: {reply}")
+                raise StoreUnavailable(f"HEAD could not be written or read within {patience:g} s: {reply}")
             if isinstance(reply, NoAnswer):
                 self._sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -289,7 +289,7 @@ class HeadOwner:
     def _change(self, intent: Intent, patience: float | None) -> Finished:
         known, self._known = self._known, None
         finished = self._walker.change(intent, known, patience=patience)
-        assert finished is not None, "nothing stops a change"
+        assert finished is not None, "a change without `stopping` runs to its end"
         self._known = Found(head=finished.head, etag=finished.etag)
         return finished
 

@@ -106,8 +106,8 @@ class Head:
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise CheckpointError(
-                f"HEAD is not readable ({type(error).__name__}: {error}); nothing was changed. "
-                "Restore the object from a backup or an older version, or use another URI."
+                f"HEAD cannot be read ({type(error).__name__}: {error}); nothing was changed. Restore "
+                "the object from a backup or an older version, or use another URI."
             ) from error
 
 
@@ -208,25 +208,25 @@ class Claiming:
             self._refuse_foreign(head)
         elif head.attempt > self.who.attempt and head.state is not HeadState.DONE:
             raise Superseded(
-                f"attempt {self.who.attempt} of {self.who.job} came too late: "
-                f"attempt {head.attempt} has claimed HEAD already"
+                f"attempt {self.who.attempt} of {self.who.job} started too late: attempt "
+                f"{head.attempt} has already claimed HEAD"
             )
 
     def _refuse_foreign(self, head: Head) -> None:
         owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt})"
         if head.state is HeadState.ACTIVE:
             raise ConfigurationError(
-                f"the checkpoint URI is in use by {owner}; give this job a URI of its own, or end that one. "
-                "Where its owner was killed (out of memory, node lost) and no pod of it runs any more "
-                f"(kubectl get pods -A -l spottrain.io/job-uid={head.jobUID}), "
-                "spottrain checkpoints release URI frees it",
+                f"the checkpoint URI is in use by {owner}; use another URI for this job, or end that "
+                "one. If its owner was killed (out of memory, node lost) and none of its pods is "
+                f"left (kubectl get pods -A -l spottrain.io/job-uid={head.jobUID}), spottrain "
+                "checkpoints release URI frees it",
                 reason=Reason.URI_IN_USE,
             )
         if self.policy.on_existing is OnExisting.FAIL:
             raise ConfigurationError(
-                f"the checkpoint URI holds {counted(len(head.checkpoints), 'checkpoint')} of {owner}, now "
-                f"{head.state}; set checkpoint.onExisting (spottrain run --on-existing) to Resume or Fresh, "
-                "or use another URI",
+                f"the checkpoint URI has {counted(len(head.checkpoints), 'checkpoint')} of {owner}, "
+                f"now {head.state}; set checkpoint.onExisting (spottrain run --on-existing) to Resume "
+                "or Fresh, or use another URI",
                 reason=Reason.URI_IN_USE,
             )
 
@@ -240,9 +240,9 @@ class Claiming:
         known = self.policy.known_durable_step
         if known is not None and not claimed.resumable:
             raise ConfigurationError(
-                f"step {known} of {self.who.job} is known to be durable, but HEAD is absent or lists no "
-                "checkpoint of it; refusing to start from nothing. Check the URI, or restore HEAD from an "
-                "older version",
+                f"step {known} of {self.who.job} is known to be durable, but HEAD is absent or lists "
+                "no checkpoint of it; refusing to start from the beginning. Check the URI, or "
+                "restore HEAD from an older version",
                 reason=Reason.CHECKPOINT_MISSING,
             )
 
@@ -264,7 +264,7 @@ class Committing:
 
     def __post_init__(self) -> None:
         if self.keep < MIN_KEEP:
-            raise ValueError(f"keep is {self.keep}; at least {MIN_KEEP}")
+            raise ValueError(f"keep is {self.keep}: it must be at least {MIN_KEEP}")
         if self.entry.keptAs not in ("", BEST):
             raise ValueError(f"a commit cannot be kept as {self.entry.keptAs!r}")
         if term_of_key(self.entry.key) != self.tenure.term:
@@ -313,8 +313,8 @@ def survivors(entries: Iterable[Entry], keep: int, damaged: Collection[str]) -> 
 def present(head: Head | None) -> Head:
     if head is None:
         raise CheckpointError(
-            "HEAD vanished from the store while this process was using it; it is not created anew, because "
-            "whoever removed it may have started another run. Restore it, or use another URI",
+            "HEAD was deleted while this process was using it; it is not written again, because "
+            "whoever deleted it may have started another run. Restore it, or use another URI",
             reason=Reason.CHECKPOINT_MISSING,
         )
     return head

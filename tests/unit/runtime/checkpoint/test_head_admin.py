@@ -115,5 +115,5 @@ def test_a_copy_into_a_uri_whose_job_is_not_done_is_refused(state: HeadState) ->
 
 
 def test_a_copy_that_came_too_late_changes_nothing() -> None:
-    with pytest.raises(ConfigurationError, match="changed while the copy"):
+    with pytest.raises(ConfigurationError, match="changed during the copy"):
         Adopting(entry=entry(7, term=4), job="copy").decide(head(state=HeadState.DONE, term=6), "n")

@@ -92,7 +92,7 @@ def test_no_part_of_a_head_passes_for_a_whole_one(it: Head, data: st.DataObject)
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_json_that_is_no_head_is_said_to_be_damaged(raw: object) -> None:
-    with pytest.raises(CheckpointError, match="HEAD is not readable"):
+    with pytest.raises(CheckpointError, match="HEAD cannot be read"):
         Head.from_json(json.dumps(raw).encode())
 
 

@@ -225,8 +225,8 @@ def test_a_model_that_does_not_fit_is_not_touched() -> None:
     assert same(dict(model.state_dict()), before)
     error = incompatible("s3://b/p", "bias is gone")
     assert str(error) == (
-        "the checkpoint at s3://b/p is not of this training: bias is gone. "
-        "Use the script it was made with, or another checkpoint URI"
+        "the checkpoint at s3://b/p does not match this training: bias is gone. "
+        "Use the script that wrote it, or another checkpoint URI"
     )
     assert error.reason == "CheckpointIncompatible"
 

@@ -168,7 +168,7 @@ def test_a_tensor_that_is_not_whole_is_noticed() -> None:
     store = pack_parts(torch.arange(8.0).reshape(4, 2), boxes([4, 2], 4), chunk_bytes=64)
     stored = read_manifest(store, KEY).tensors[0]
     for pieces in (stored.pieces[:3], stored.pieces[1:], ()):
-        with pytest.raises(Damaged, match=rf"t is not whole: {2 * len(pieces)} of 8 numbers are there"):
+        with pytest.raises(Damaged, match=rf"t is incomplete: {2 * len(pieces)} of 8 numbers are there"):
             unpack(change(store, tensors=(replace(stored, pieces=pieces),)))
     first = boxes([4, 2], 4)[0]
     part = change(store, tensors=(replace(stored, pieces=stored.pieces[:1]),))
@@ -180,7 +180,7 @@ def test_a_tensor_that_is_not_whole_is_noticed() -> None:
     [
         ({"shard": "r00009-00.safetensors"}, "r00009-00.safetensors, which the manifest does not list"),
         ({"offset": 30}, "a tensor ends at byte 62 of r00000-00.safetensors, which has 37"),
-        ({"start": (0, 0)}, "do not fit together"),
+        ({"start": (0, 0)}, "do not match"),
         ({"start": (-1,)}, "is not whole"),
         ({"shape": (7,)}, "is not whole"),
     ],

@@ -275,7 +275,7 @@ def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path) -> None:
     assert found is not None
     assert found.entry.step == 5 and found.own == {"random": [1, 2]} and not found.new_rank
     assert [tensor.tolist() for tensor in found.shared.values()] == [[0] * 4, [1] * 4, [2] * 4]
-    with pytest.raises(CheckpointError, match=r"is of kind state, and this script goes on from kind folder"):
+    with pytest.raises(CheckpointError, match=r"is of kind state, but this script resumes from kind folder"):
         successor.choice.restore_folder(successor.claim(), lambda step: tmp_path / "here")
     successor.release()
 

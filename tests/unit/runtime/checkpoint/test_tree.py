@@ -127,7 +127,7 @@ def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str) -> N
     store = pack({"w": torch.ones(2)})
     piece = Piece(shard="r00000-00.safetensors", offset=0, start=(0,), shape=(2,))
     evil = StoredTensor(name="w", dtype=dtype, shape=(2,), pieces=(piece,))
-    with pytest.raises(Damaged, match="do not fit together"):
+    with pytest.raises(Damaged, match="do not match"):
         unpack(change(store, tensors=(evil,)))
 
 
@@ -143,7 +143,7 @@ def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str) -> N
     ],
 )
 def test_a_tree_that_was_made_by_no_writer_is_damaged(tree: Any) -> None:
-    with pytest.raises(Damaged, match="do not fit together"):
+    with pytest.raises(Damaged, match="do not match"):
         unpack(change(pack({"w": torch.ones(2)}), tree=tree))
 
 

@@ -108,7 +108,7 @@ def test_an_error_of_the_store_comes_back_as_what_it_was(tmp_path: Path) -> None
         it.share(arena)
         with pytest.raises(AlreadyExists):
             it.put([UploadItem(key="checkpoints/there", bytes=10)], never)
-        with pytest.raises(errors.ConfigurationError, match="a file is in the way") as caught:
+        with pytest.raises(errors.ConfigurationError, match="remove the file of that name") as caught:
             it.put([UploadItem(key="checkpoints/file/below", bytes=10)], never)
         assert caught.value.reason == "BadConfiguration"
         with pytest.raises(errors.StoreUnavailable, match=r"failed with FileNotFoundError: .*nowhere"):

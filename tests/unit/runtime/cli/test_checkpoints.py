@@ -153,7 +153,7 @@ def test_verify_names_the_shard_and_the_bytes(store: Store, capsys: pytest.Captu
         ({"shards": []}, "lies outside of the shards"),
         ({"tensors": [{"name": "x", "dtype": "float32", "shape": [2], "pieces": []}]}, "do not cover it"),
         ({"tensors": [{"name": "x", "dtype": "object", "shape": [], "pieces": []}]}, "unknown type"),
-        ({"format": 3}, "Use the image that it was made with"),
+        ({"format": 3}, "Use the image that wrote it"),
     ],
 )
 def test_verify_finds_a_manifest_whose_parts_do_not_fit(
@@ -261,7 +261,7 @@ def test_prune_under_a_running_job_is_refused_and_changes_nothing(
     save(store, it, 5)
     for words in (["--keep", "1"], ["--orphans"], ["--keep", "1", "--orphans", "--dry-run"]):
         code, _, err = ran(store, capsys, "prune", *words, "--yes")
-        assert code == 1 and "job job-A (UID A, attempt 1) runs on this URI" in err
+        assert code == 1 and "job job-A (UID A, attempt 1) is using this URI" in err
     save(store, it, 7)
     assert steps(store) == [7, 5, 3]
 
@@ -343,7 +343,7 @@ def test_a_prune_that_loses_to_a_claim_deletes_nothing(
 
     monkeypatch.setattr("spottrain.cli.pruning.confirm", claim_meanwhile)
     code, _, err = ran(store, capsys, "prune", "--keep", "1", "--yes")
-    assert code == 1 and "attempt 2) runs on this URI" in err
+    assert code == 1 and "attempt 2) is using this URI" in err
     assert steps(store) == [5, 3]
     assert ran(store, capsys, "verify")[0] == 0
 

@@ -106,7 +106,7 @@ def test_a_copy_never_overwrites_a_run_that_is_not_done(
         it.release()
     before = target.list(""), target.get("HEAD")
     assert copied(source, tmp_path / "busy") == 1
-    assert "a copy goes to a URI that is empty or whose job is done" in capsys.readouterr().err
+    assert "copy to a URI that is empty or whose job is done" in capsys.readouterr().err
     assert (target.list(""), target.get("HEAD")) == before
 
 

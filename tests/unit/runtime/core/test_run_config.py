@@ -76,7 +76,7 @@ def test_bad_training_settings(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        ({Env.CHECKPOINT_INTERVAL: "10 minutes"}, "write auto, 500steps, 90s, 10m or 1h"),
+        ({Env.CHECKPOINT_INTERVAL: "10 minutes"}, "use auto, 500steps, 90s, 10m or 1h"),
         ({Env.CHECKPOINT_KEEP: "1"}, "SPOTTRAIN_CHECKPOINT_KEEP='1': must be a whole number, at least 2"),
         ({Env.CHECKPOINT_ON_EXISTING: "maybe"}, "must be one of fail, resume, fresh"),
         ({Env.ATTEMPT: "zero"}, "SPOTTRAIN_ATTEMPT='zero'"),
@@ -108,7 +108,7 @@ def test_bad_sizes(sizes: tuple[int, int, int], says: str) -> None:
 def test_bad_schedules() -> None:
     with pytest.raises(ConfigurationError, match="schedule 'linear' is not known"):
         shape("linear", warmup_steps=0, total_steps=5)
-    with pytest.raises(ConfigurationError, match="warmupSteps 5 must be below the number of steps, 5"):
+    with pytest.raises(ConfigurationError, match="warmupSteps 5 must be less than the number of steps, 5"):
         shape("cosine", warmup_steps=5, total_steps=5)
 
 
@@ -159,7 +159,7 @@ def test_a_device_that_cannot_be_used_is_refused_with_a_sentence(device: str, sa
 def test_a_schedule_that_wants_a_measure_is_refused() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau, which wants a measure"):
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau needs a metric"):
         Schedule(optimizer, plateau)
 
 

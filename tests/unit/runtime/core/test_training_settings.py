@@ -66,14 +66,14 @@ def test_the_manifest_s_steps_alone_say_when_it_ends() -> None:
 
 
 def test_epochs_of_unknown_length_are_no_end() -> None:
-    with pytest.raises(ConfigurationError, match="give Trainer max_steps, or steps_per_epoch"):
+    with pytest.raises(ConfigurationError, match=r"set Trainer\(max_steps=...\) or steps_per_epoch"):
         settings(max_steps=None, epochs=3).total_steps(None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"max_steps": None}, "the training has no end: give Trainer max_steps or epochs, or set"),
+        ({"max_steps": None}, r"the training has no end: set Trainer\(max_steps=...\) or epochs, or spec"),
         ({"precision": "fp8"}, r"Trainer\(precision='fp8'\): must be auto, bf16, fp16, fp32 or tf32"),
         ({"global_batch_size": 0}, r"Trainer\(global_batch_size=0\): must be a whole number, at least 1"),
         ({"micro_batch_size": 0}, r"Trainer\(micro_batch_size=0\): must be .*, at least 1, or auto"),

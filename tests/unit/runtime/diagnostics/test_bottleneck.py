@@ -109,7 +109,7 @@ def test_of_a_compiled_model_launches_and_bytes_that_the_compiler_removes_bind_n
     uncompiled = roof(launch=0.9, arithmetic=0.1)
     known = facts(use=COMPILED, roofline=uncompiled, products=roof(arithmetic=0.6))
     assert judged(known).name is Name.COMPUTE
-    assert "the machine's limits explain 60% of its time" in judged(known).text
+    assert "the machine's limits explain 60% of the time" in judged(known).text
     assert judged(facts(roofline=uncompiled, products=roof(arithmetic=0.6))).name is Name.LAUNCH
 
 
@@ -154,7 +154,7 @@ def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
         (
             InUse(workers=0),
             {"data": 6},
-            "training.data.numWorkers to 2 (now 0), and training.data.prefetchFactor to 4 where it is less;",
+            "training.data.numWorkers to 2 (now 0), and training.data.prefetchFactor to 4 if it is lower;",
         ),
         (InUse(workers=4), {"data": 5}, "training.data.numWorkers to 5 (now 4)"),
         (
@@ -163,13 +163,17 @@ def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
             "(now 2), and training.data.prefetchFactor to 4 (now 2);",
         ),
         (InUse(workers=2, prefetch=8), {"data": 5}, "Set training.data.numWorkers to 3 (now 2); or make"),
-        (InUse(workers=2, cores=3), {"data": 6}, "4 would be needed, and 3 cores are there"),
+        (InUse(workers=2, cores=3), {"data": 6}, "4 would be needed, but there are 3 cores"),
         (InUse(workers=2, cuda=True, pin_memory=False), {"data": 5}, ", and training.data.pinMemory to true"),
         (InUse(workers=2, own_loader=True), {"data": 5}, "Set num_workers of the script's loader to 3"),
         (InUse(), {"h2d": 5}, "training.data.pinMemory to true"),
-        (InUse(pin_memory=True), {"h2d": 5}, "Send less"),
+        (InUse(pin_memory=True), {"h2d": 5}, "Copy less"),
         (InUse(), {"communication": 5}, "training.gradientCompression to bf16"),
-        (InUse(gradient_compression="bf16"), {"communication": 5}, "compressed already: exchange less often"),
+        (
+            InUse(gradient_compression="bf16"),
+            {"communication": 5},
+            "compressed already: exchange gradients less often",
+        ),
         (InUse(), {"checkpoint": 5}, "checkpoint.interval 99 times as long"),
         (InUse(compile=True), {"compile_seconds": 5.0}, "training.compile to false"),
         (InUse(), {"roofline": roof(memory=1)}, "precision to bf16"),
@@ -179,18 +183,18 @@ def test_a_straggler_that_waits_for_its_data_is_told_so() -> None:
             {"roofline": roof(memory=1)},
             "precision to fp16 (this GPU has no bf16; Trainer scales the loss",
         ),
-        (V100, {"roofline": roof(arithmetic=1)}, "Still faster: precision fp16 (this GPU has no bf16;"),
+        (V100, {"roofline": roof(arithmetic=1)}, "Even faster: precision fp16 (this GPU has no bf16;"),
         (InUse(precision="fp16", bf16=False, cuda=True), {"roofline": roof(memory=1)}, "Set compile to true"),
-        (InUse(precision="bf16", compile=True), {"products": roof(memory=1)}, "microBatchSize smaller"),
+        (InUse(precision="bf16", compile=True), {"products": roof(memory=1)}, "Lower microBatchSize"),
         (InUse(cuda=True), {"roofline": roof(launch=1)}, "compileMode to reduce-overhead"),
-        (InUse(), {"roofline": roof(launch=1)}, "Set compile to true; or make microBatchSize greater"),
-        (InUse(whole_share=True), {"roofline": roof(launch=1)}, "globalBatchSize greater, and microBatch"),
+        (InUse(), {"roofline": roof(launch=1)}, "Set compile to true; or raise microBatchSize"),
+        (InUse(whole_share=True), {"roofline": roof(launch=1)}, "raise globalBatchSize and microBatch"),
         (InUse(sharded=True), {"communication": 5}, "MixedPrecisionPolicy(reduce_dtype=...)"),
         (InUse(interval_auto=True), {"checkpoint": 5}, "99 times as long."),
         (InUse(drop_last=True), {"compile_seconds": 5.0}, "(pad to a fixed length), or"),
         (InUse(compile=True, compile_mode="reduce-overhead"), {"products": roof(launch=1)}, "graph breaks"),
         (InUse(), {"roofline": roof(arithmetic=1)}, "precision bf16"),
-        (InUse(precision="bf16"), {"roofline": roof(arithmetic=1)}, "greater microBatchSize"),
+        (InUse(precision="bf16"), {"roofline": roof(arithmetic=1)}, "larger microBatchSize"),
     ],
 )
 def test_a_fix_names_the_setting_and_not_one_that_is_made_already(
@@ -202,9 +206,7 @@ def test_a_fix_names_the_setting_and_not_one_that_is_made_already(
 @pytest.mark.parametrize("workers", [2, 8])
 def test_with_no_core_left_no_more_workers_are_advised(workers: int) -> None:
     verdict = judged(facts(data=5, use=InUse(workers=workers, cores=2, prefetch=2)))
-    assert verdict.fix.startswith(
-        f"No core is left for another worker: {workers} worker(s) have used up the 2"
-    )
+    assert verdict.fix.startswith(f"No CPU core is free for another worker: {workers} worker(s) use all 2")
     assert "more CPU for each GPU" in verdict.fix and "cheaper" in verdict.fix and "decoded" in verdict.fix
     assert "Set " not in verdict.fix and "prefetchFactor" not in verdict.fix
     assert verdict.gain == pytest.approx(1.0), "all of the wait, not the 0 % that no change brings"
@@ -231,9 +233,15 @@ def test_pinned_memory_is_named_only_where_it_is_known_to_be_absent_on_a_gpu(use
 @pytest.mark.parametrize(
     ("use", "fix"),
     [
-        (InUse(), "Set training.data.numWorkers higher and training.data.pinMemory to true, and look again."),
-        (InUse(workers=2, pin_memory=True), "Set training.data.numWorkers higher (now 2), and look again."),
-        (InUse(workers=2, cores=2), "No core is left for another worker"),
+        (
+            InUse(),
+            "Set training.data.numWorkers higher and training.data.pinMemory to true, and measure again.",
+        ),
+        (
+            InUse(workers=2, pin_memory=True),
+            "Set training.data.numWorkers higher (now 2), and measure again.",
+        ),
+        (InUse(workers=2, cores=2), "No CPU core is free for another worker"),
     ],
 )
 def test_a_gpu_that_swings_is_mended_by_what_is_not_set_already(use: InUse, fix: str) -> None:
@@ -243,7 +251,7 @@ def test_a_gpu_that_swings_is_mended_by_what_is_not_set_already(use: InUse, fix:
 @pytest.mark.parametrize("known", [{"data": 5}, {"busy": SWINGING}])
 @pytest.mark.parametrize("cores", [None, 2])
 def test_compiling_while_data_bound_is_told_to_buy_nothing(known: dict[str, Any], cores: int | None) -> None:
-    words = "50% of each step is waiting for data, which torch.compile does not shorten"
+    words = "50% of each step is spent waiting for data, which torch.compile does not shorten"
     assert words in judged(facts(use=InUse(workers=2, cores=cores, compile=True), **known)).fix
     assert words not in judged(facts(use=InUse(workers=2, cores=cores), **known)).fix
 
@@ -287,19 +295,19 @@ def test_more_workers_than_cores_do_harm(use: InUse, words: str | None) -> None:
 )
 def test_a_gain_is_reckoned_from_what_was_measured(known: Measurements, gain: float) -> None:
     verdict = judged(known)
-    assert verdict.gain == pytest.approx(gain) and verdict.reckoning
+    assert verdict.gain == pytest.approx(gain) and verdict.basis
 
 
 def test_the_text_says_all_of_it() -> None:
     verdict = judged(facts(data=5))
     assert verdict.text.startswith("data-bound: The device waits for data 50% of the time. Set ")
-    assert verdict.text.endswith(f"Gain: at most 100% ({verdict.reckoning}).")
+    assert verdict.text.endswith(f"Gain: at most 100% ({verdict.basis}).")
 
 
 def test_a_bound_says_how_near_the_work_comes_to_it() -> None:
     verdict = judged(facts(roofline=roof(arithmetic=0.3, memory=0.1), mfu=0.28))
     assert (
-        "75% of the work is bound by it (MFU 28%, the machine's limits explain 40% of its time)"
+        "75% of its work is arithmetic (MFU 28%, the machine's limits explain 40% of the time)"
         in verdict.text
     )
 
@@ -308,14 +316,14 @@ def test_a_bound_says_how_near_the_work_comes_to_it() -> None:
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        (facts(data=4), "under 70%: the loader wants fixing, not the arithmetic"),
-        (facts(h2d=4), "the loader wants fixing"),
-        (facts(communication=4), "under 70%, and the loader is not why: data are waited for 0%"),
-        (facts(data=2.5), "utilisation is 75%, of 80% to wish for"),
+        (facts(data=4), "below 70%: speed up data loading first, not the computation"),
+        (facts(h2d=4), "speed up data loading"),
+        (facts(communication=4), "below 70%, but data loading is not the cause: waiting for data takes 0%"),
+        (facts(data=2.5), "utilisation is 75% (target 80%)"),
         (facts(data=4, busy=FULL), ""),  # the GPU's own word holds
-        (facts(busy=(0.5,) * 4), "under 70%, and the loader is not why: data are waited for 0%"),
-        (facts(data=0.15, h2d=0.05, busy=(0.45,) * 4), "45%, under 70%, and the loader is not why"),
-        (facts(data=3, busy=(0.45,) * 4), "45%, under 70%: the loader wants fixing"),
+        (facts(busy=(0.5,) * 4), "below 70%, but data loading is not the cause: waiting for data takes 0%"),
+        (facts(data=0.15, h2d=0.05, busy=(0.45,) * 4), "45%, below 70%, but data loading is not the cause"),
+        (facts(data=3, busy=(0.45,) * 4), "45%, below 70%: speed up data loading"),
     ],
 )
 def test_low_utilisation_is_said_first_with_whose_it_is(known: Measurements, words: str) -> None:

@@ -35,7 +35,7 @@ class ByHand(GPUMonitor):
     def __init__(self) -> None:
         self.now = 100.0
         self.told: list[GPUSample] = []
-        super().__init__(CPU, every=1.0, told=self.told.append, clock=lambda: self.now)
+        super().__init__(CPU, every=1.0, on_sample=self.told.append, clock=lambda: self.now)
 
     def sample(self, *utilisations: float) -> None:
         for each in utilisations:

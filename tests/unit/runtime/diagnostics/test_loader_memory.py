@@ -42,9 +42,9 @@ def test_a_growth_that_would_soon_reach_the_limit_is_told(
 
 def test_the_words_name_the_share_of_the_workers_and_the_ways_out() -> None:
     text = warning(look(1, 1), look(2, 2, left=8), seconds=30)
-    assert text.startswith("2 loader worker(s) hold 4.00 GiB of their own, 2.00 GiB more than 30 s ago")
-    assert "of the container's limit of 64.00 GiB 8.00 GiB are left" in text
-    assert "at this pace for about 120 s, and then the kernel kills" in text
+    assert text.startswith("2 loader worker(s) hold 4.00 GiB of private memory, 2.00 GiB more than 30 s ago")
+    assert "8.00 GiB of the container's limit of 64.00 GiB are left" in text
+    assert "enough for about 120 s at this rate; then the kernel kills" in text
     assert (
         "Lower training.data.numWorkers" in text
         and "numpy array or torch tensor" in text
@@ -136,7 +136,7 @@ def test_where_the_next_look_would_come_too_late_it_is_told_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (line,) = Watched(tmp_path, 1, 5).lines(capfd)
-    assert "hold 10.00 GiB of their own, 8.00 GiB more than" in line
+    assert "hold 10.00 GiB of private memory, 8.00 GiB more than" in line
 
 
 def test_what_has_recovered_and_comes_again_is_told_again(

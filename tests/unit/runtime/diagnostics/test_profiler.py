@@ -43,9 +43,9 @@ def test_waits_for_a_dataloader_are_known_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("busy", "loader", "words"),
     [
-        (0.45, 0.5, "utilisation is 45%, under 70%: the loader wants fixing, not the arithmetic"),
-        (0.45, 0.02, "under 70%, and the loader is not why: data are waited for 2%"),
-        (None, 0.5, "utilisation is 50%, under 70%: the loader wants fixing"),
+        (0.45, 0.5, "utilisation is 45%, below 70%: speed up data loading first, not the computation"),
+        (0.45, 0.02, "below 70%, but data loading is not the cause: waiting for data takes 2%"),
+        (None, 0.5, "utilisation is 50%, below 70%: speed up data loading"),
         (0.9, 0.5, ""),  # that wait is hidden behind the device's work
         (1.2, 0.0, ""),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.diagnostics.step_timer import PENDING, RECENT, EventMarks, Seconds, Shares, StepTimer
+from spottrain.diagnostics.step_timer import PENDING, EventMarks, Seconds, Shares, StepTimer
 
 CPU = torch.device("cpu")
 
@@ -143,17 +143,6 @@ def test_communication_is_what_backward_takes_after_the_last_bucket_was_handed_o
             clock.pass_(1)
     split.step_done()
     assert split.whole().seconds == Seconds(compute=4 + 1, communication=0.5 + 1)
-
-
-def test_the_trend_keeps_the_utilisation_of_the_last_steps() -> None:
-    clock = Clock()
-    split = StepTimer(CPU, clock=clock)
-    for number in range(RECENT + 1):
-        in_phase(split, clock, "compute", number)
-        in_phase(split, clock, "data", RECENT - number)
-        split.step_done()
-    assert len(split.recent) == RECENT
-    assert split.recent[-1] == 1.0 and split.recent[0] == pytest.approx(1 / RECENT)
 
 
 def test_events_are_read_when_the_device_got_there_and_not_before() -> None:

@@ -68,7 +68,7 @@ def test_a_file_in_the_way_is_a_bad_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("act", ["probe", "put"])
 def test_a_folder_that_cannot_be_made_is_a_bad_configuration(tmp_path: Path, path: str, act: str) -> None:
     it = FolderStore(tmp_path / path)
-    with pytest.raises(ConfigurationError, match=f"{path} cannot hold checkpoints: .*; name a folder that"):
+    with pytest.raises(ConfigurationError, match=f"{path} cannot store checkpoints: .*; use a folder that"):
         it.probe() if act == "probe" else it.put("k", b"")
 
 
@@ -79,7 +79,7 @@ def test_a_folder_that_is_only_read_is_a_bad_configuration(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ConfigurationError, match="Read-only file system; name a folder that can be made"):
+    with pytest.raises(ConfigurationError, match="Read-only file system; use a folder that can be created"):
         folder.probe()
 
 

@@ -253,9 +253,7 @@ def test_where_nothing_of_a_step_counts_a_spare_that_is_given_is_asked_for_once(
 
 
 def test_a_rank_that_never_had_anything_to_count_is_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match="no micro-batch that this rank could take has anything to count"
-    ):
+    with pytest.raises(ConfigurationError, match="this rank has no micro-batch with items to count"):
         Reweighed[Tokens](count, ALONE)([(tokens([0])[0], 1.0)])
 
 
@@ -268,12 +266,14 @@ def test_shares_add_up_to_one_and_weights_to_the_number_of_ranks() -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_a_count_that_is_none_is_refused(bad: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"a micro-batch counts .* items"):
+    with pytest.raises(
+        ConfigurationError, match=r"count\(batch\) returned .*: it must return a finite number"
+    ):
         shares_by_count([1, bad], ALONE)
-    with pytest.raises(ConfigurationError, match="a micro-batch counts"):
+    with pytest.raises(ConfigurationError, match=r"count\(batch\) returned"):
         list(accumulation.parts([1], 1, count=lambda _: bad, world=ALONE))
 
 
 def test_a_window_of_no_micro_batch_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="over 0 micro-batches: must be at least 1"):
+    with pytest.raises(ConfigurationError, match=r"parts\(size=0\): must be at least 1"):
         list(accumulation.parts([1], 0))

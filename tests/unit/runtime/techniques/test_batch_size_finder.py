@@ -81,5 +81,7 @@ def test_a_policy_of_the_arguments_is_taken_as_it_is() -> None:
 
 def test_where_nothing_fits_it_is_one_sentence() -> None:
     model, optimizer = built()
-    with pytest.raises(ConfigurationError, match="micro-batches of 32 do not fit even with all blocks"):
+    with pytest.raises(
+        ConfigurationError, match="micro-batches of 32 samples do not fit into memory even if all blocks"
+    ):
         fit(model, optimizer, micro_batch_size=32, checkpointing="auto")

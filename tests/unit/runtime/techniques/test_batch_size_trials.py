@@ -99,7 +99,7 @@ def test_the_next_smaller_one_divides_too(size: int, share: int, expected: int) 
 
 def test_below_one_there_is_none() -> None:
     with pytest.raises(
-        ConfigurationError, match="micro-batches of 1 do not fit, and there is no smaller: set act"
+        ConfigurationError, match="micro-batches of 1 samples do not fit into memory, and no smaller size"
     ):
         smaller(1, 8)
 
@@ -205,7 +205,7 @@ def test_where_going_above_ends_the_process_a_size_foreseen_to_is_not_tried() ->
     scene = Scene(Metered(limit=300, fails_softly=False))
     assert find(scene.trial, 64) == 16
     assert set(scene.passes) == {1, 2, 4, 8, 16}, "64 would need 740 of 270, and 32 would 420"
-    with pytest.raises(MemoryExceeded, match="64 samples would need some 740 bytes of 270"):
+    with pytest.raises(MemoryExceeded, match="64 samples would need about 740 bytes, and 270 are allowed"):
         scene.trial(64)
 
 
@@ -253,7 +253,7 @@ def test_where_ranks_try_together_one_that_runs_out_does_not_try_another_size(at
     trial = Trial(
         scene.model, scene.optimizer, loss_of=loss_of, batch_of=scene.batch_of, share=64, memory=together
     )
-    with pytest.raises(OutOfMemoryTogether, match=f"a trial of {at} samples ran out of memory") as caught:
+    with pytest.raises(OutOfMemoryTogether, match=f"a trial with {at} samples ran out of memory") as caught:
         find(trial, 64)
     assert caught.value.size == at and not is_out_of_memory(caught.value)
 

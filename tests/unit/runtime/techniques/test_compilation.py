@@ -155,7 +155,7 @@ class Clipped(Net):
 
 def test_a_forward_pass_that_writes_trained_weights_cannot_be_rehearsed() -> None:
     model = Clipped()
-    words = r"changes weights.*\(layer.weight\).*in place of auto"
+    words = r"change the model's weights \(layer.weight\).*instead of auto"
     with pytest.raises(ConfigurationError, match=words), rehearsal(model):
         step(model)
 
@@ -232,4 +232,4 @@ def test_what_compiles_anew_is_counted() -> None:
 
 @pytest.mark.parametrize(("share", "doubted"), [(0.05, False), (0.4, True)])
 def test_compiling_while_waiting_for_data_is_doubted(share: float, doubted: bool) -> None:
-    assert ("40% of each step is waiting for data" in str(doubt(share))) is doubted
+    assert ("40% of each step is spent waiting for data" in str(doubt(share))) is doubted

@@ -53,7 +53,7 @@ def test_it_stops_where_it_should(words: dict[str, Any], values: list[float], ex
         (
             {"patience": 1, "min_delta": 0.1},
             [5, 4.95],
-            "loss did not get better by more than 0.1 in 1 evaluation(s) up to step 20; "
+            "loss did not improve by more than 0.1 in 1 evaluation(s) up to step 20; "
             "the best is 5 of step 10",
         ),
         (
@@ -61,11 +61,11 @@ def test_it_stops_where_it_should(words: dict[str, Any], values: list[float], ex
             [0.75],
             "f1 is 0.75 at step 10, which reaches the target 0.5",
         ),
-        ({}, [NAN], "loss is nan at step 10: what follows would be worth nothing"),
+        ({}, [NAN], "loss is nan at step 10, so further training is useless"),
         (
             {"patience": 1, "stop_on_nan": False},
             [NAN],
-            "loss did not get better in 1 evaluation(s) up to step 10; no value was a number",
+            "loss did not improve in 1 evaluation(s) up to step 10; every value was NaN or infinite",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_the_best_of_another_metric_says_nothing_and_is_not_taken(capsys: pytest
 # --- refused --------------------------------------------------------------------------------------------
 def test_an_unknown_metric_is_refused_at_the_first_evaluation_with_those_there_are() -> None:
     with pytest.raises(
-        ConfigurationError, match="'acuracy', and an evaluation gives accuracy, loss: name one"
+        ConfigurationError, match="'acuracy', but an evaluation returns accuracy, loss: use one"
     ):
         EarlyStopping(metric="acuracy").note(10, {"loss": 1.0, "accuracy": 0.5})
 
@@ -128,7 +128,7 @@ def test_a_metric_that_never_comes_is_refused_before_the_first_step() -> None:
     stopping = EarlyStopping(patience=3)
     with pytest.raises(ConfigurationError, match="there is no eval_dataset"):
         stopping.require(evaluates=False)
-    with pytest.raises(ConfigurationError, match="gives accuracy: name one"):
+    with pytest.raises(ConfigurationError, match="returns accuracy: use one"):
         stopping.require(evaluates=True, metrics=["accuracy"])
     stopping.require(evaluates=True, metrics=["accuracy", "loss"])
     stopping.require(evaluates=True)

@@ -55,7 +55,7 @@ def test_none_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch's own of a mesh of one
 def test_a_model_that_is_sharded_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"is for DDP, .* sharded by FSDP2, which .*reduce_dtype"):
+    with pytest.raises(ConfigurationError, match=r"needs DDP, .* sharded by FSDP2, which .*reduce_dtype"):
         model = torch.nn.Linear(2, 2)
         fully_shard(model)
         attach(model, "bf16")
@@ -63,7 +63,7 @@ def test_a_model_that_is_sharded_is_refused() -> None:
 
 def test_with_several_ranks_a_model_that_is_not_wrapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
-    with pytest.raises(ConfigurationError, match=r"given a Linear: call it after DistributedDataParallel"):
+    with pytest.raises(ConfigurationError, match=r"not a Linear: call it after DistributedDataParallel"):
         attach(torch.nn.Linear(2, 2), "bf16")
 
 
@@ -71,7 +71,7 @@ def test_with_several_ranks_a_model_that_is_not_wrapped_is_refused(monkeypatch: 
     ("kind", "words", "sentence"),
     [
         ("fp8", {}, "'fp8' is not known: use none, bf16, powerSGD"),
-        ("powerSGD", {"precision": "fp16"}, "would stay in its error feedback for ever"),
+        ("powerSGD", {"precision": "fp16"}, "would stay in the error feedback forever"),
         ("powerSGD", {"matrix_rank": 0}, "matrix_rank=0 must be at least 1"),
         ("powerSGD", {"start_step": 1}, "start_step=1 must be at least 2"),
         ("powerSGD", {"min_compression_rate": 0.0}, "min_compression_rate=0.0 must be above 0"),

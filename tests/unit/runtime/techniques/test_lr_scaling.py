@@ -40,7 +40,7 @@ def test_the_scaled_rate_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"rule": "cubic"}, "'cubic' for the learning rate is not known: use none, linear or sqrt"),
+        ({"rule": "cubic"}, "learning-rate rule 'cubic' is not known: use none, linear, sqrt"),
         ({"batch_size": 0}, "batch size 0 must be at least 1"),
         ({"base_batch_size": 0}, "base batch size 0 must be at least 1"),
         ({"learning_rate": float("nan")}, "learning rate nan must be a finite number above 0"),
@@ -79,9 +79,9 @@ def test_what_binary_fractions_add_makes_no_step_more() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"steps": 5, "fraction": 0.1}, "given as steps=5 and fraction=0.1: give one"),
-        ({"steps": 100}, r"\(steps=100\) is 100 steps, and the run has 100"),
-        ({"fraction": 1.0}, "would never be reached"),
+        ({"steps": 5, "fraction": 0.1}, r"more than once \(steps=5 and fraction=0.1\): keep one"),
+        ({"steps": 100}, r"\(steps=100\) is 100 steps, but the run has only 100"),
+        ({"fraction": 1.0}, "the run has only 100: shorten it"),
         ({"epochs": 10}, "is 100 steps"),
         ({"steps": -1}, "steps=-1 must be a finite number, at least 0"),
         ({"fraction": float("inf")}, "fraction=inf"),
@@ -95,5 +95,5 @@ def test_a_warm_up_that_makes_no_sense_is_refused_before_the_first_step(
 
 
 def test_epochs_of_a_stream_of_unknown_length_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="give it in steps, or give steps_per_epoch"):
+    with pytest.raises(ConfigurationError, match="give it in steps, or set steps_per_epoch"):
         warmup_steps(epochs=1, total_steps=100)

@@ -72,7 +72,7 @@ def test_only_a_schedule_of_the_same_kind_goes_on(saved: str, script: str) -> No
     if saved == script:
         scheduled(script).load_state_dict(state)
         return
-    with pytest.raises(ValueError, match=rf"the checkpoint has .*{saved}, the script .*{script}"):
+    with pytest.raises(ValueError, match=rf"the checkpoint's schedule is .*{saved}, the script's .*{script}"):
         scheduled(script).load_state_dict(state)
 
 

@@ -93,7 +93,7 @@ def test_without_a_world_the_launcher_s_environment_says_which_rank_it_is(
 
 @pytest.mark.parametrize("given", ["wandb", 3, [1], Fake()], ids=["a name", "a number", "numbers", "one"])
 def test_what_is_no_list_of_trackers_is_one_sentence(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"Trackers\(...\) is .*: give it a list of trackers"):
+    with pytest.raises(ConfigurationError, match=r"Trackers\(...\) is .*: pass a list of trackers"):
         Trackers(given)
 
 
@@ -179,7 +179,7 @@ def test_what_the_attempt_before_has_logged_is_not_logged_again() -> None:
 def test_the_run_id_is_the_jobs_in_characters_that_all_take() -> None:
     assert run_id("3f2a7c1e-0000-4000-8000-0123456789ab") == "3f2a7c1e-0000-4000-8000-0123456789ab"
     assert run_id("team/a b:c") == "team-a-b-c" and len(run_id("x" * 200)) == 64
-    with pytest.raises(ConfigurationError, match="give it a name"):
+    with pytest.raises(ConfigurationError, match="use another UID"):
         run_id("//")
 
 

@@ -219,7 +219,7 @@ def test_a_rate_that_is_said_anew_holds_after_a_resume_and_is_told(
 def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
     model = torch.nn.Linear(2, 1)
     own = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
-    made = spottrain.techniques.lr_schedule(own, "constant", total_steps=9, said_anew=True)
+    made = spottrain.techniques.lr_schedule(own, "constant", total_steps=9, override_checkpoint=True)
     state, held = rated({})[1].state_dict(), own.param_groups[0]["lr"]
     held.fill_(0.1)
     made.load_state_dict(state)
@@ -315,7 +315,7 @@ def test_trackers_that_the_script_names_log_on_the_first_rank_alone() -> None:
 
 def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> None:
     assert arguments({}, trackers=None).trackers == []
-    with pytest.raises(ConfigurationError, match=r"^job_settings\(trackers=...\) is 'wandb': give it a"):
+    with pytest.raises(ConfigurationError, match=r"^job_settings\(trackers=...\) is 'wandb': pass a"):
         arguments({}, trackers="wandb")
     trained: Named = {
         "model": torch.nn.Linear(2, 1),
@@ -328,7 +328,7 @@ def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> 
     }
     made = spottrain.Trainer(**trained | {"trackers": None})
     assert trained["session"].closing == [made.trackers], "however the run ends, they are told"
-    with pytest.raises(ConfigurationError, match=r"^Trainer\(trackers=...\) is 'wandb': give it a list of"):
+    with pytest.raises(ConfigurationError, match=r"^Trainer\(trackers=...\) is 'wandb': pass a list of"):
         spottrain.Trainer(**trained | {"trackers": "wandb"})
 
 
