@@ -134,7 +134,7 @@ COMING = ASKING.replace('extra={"ema": ema} if ema else None,', 'extra={"ema": e
 )
 
 
-def test_what_a_new_manifest_says_holds_and_levers_come_and_go_from_attempt_to_attempt(lab: Lab) -> None:
+def test_what_a_new_manifest_says_holds_and_techniques_come_and_go_from_attempt_to_attempt(lab: Lab) -> None:
     sgd = {"name": "sgd", "learningRate": 0.1, "momentum": 0.9}
     paused = {"PAUSE": "0.05"}
     first = lab.run(COMING, training=json.dumps({"optimizer": sgd}), env=paused).until("step=3/")
