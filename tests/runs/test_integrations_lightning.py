@@ -294,7 +294,7 @@ def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab
 def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
     run = lab.run(SCRIPT, training='{"profile": {"wait": 100}}')
     assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
-    assert not run.losses and "maxSteps at least 105" in run.message.message
+    assert not run.losses and "maxSteps to at least 105" in run.message.message
     assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
 
 

@@ -108,7 +108,7 @@ def test_without_a_window_nothing_is_begun(tmp_path: Path, capsys: pytest.Captur
 def test_a_window_past_the_end_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not fit from step 7 on into the run's 10 steps"):
         Profiler(WINDOW, store_in(tmp_path), attempt=1, rank=0, total_steps=10, start=7)
-    with pytest.raises(ConfigurationError, match="nowhere to keep it"):
+    with pytest.raises(ConfigurationError, match="there is no store for it"):
         Profiler(WINDOW, None, attempt=1, rank=0, total_steps=10)
 
 

@@ -91,7 +91,7 @@ def test_an_endpoint_that_never_answers_is_named_and_sigterm_ends_the_wait_uncha
     with socket.create_server(("127.0.0.1", 0)) as mute:
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
         run = lab.run(env=at(endpoint) | {Env.PROGRESS_PORT: "0"})
-        assert "no answer to" in told(run, endpoint)
+        assert "no response to" in told(run, endpoint)
         progress = asked(run)
         assert progress.state == WAITING_FOR_STORE and endpoint in progress.waitingFor
         assert run.send().end() == ExitCode.INTERRUPTED

@@ -69,4 +69,4 @@ def test_a_bucket_that_is_not_there_is_a_sentence(
     store: S3Store, server: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = ran(server, capsys, "s3://no-such-bucket-here/run", "list")
-    assert code == 1 and "no such bucket" in said
+    assert code == 1 and "the bucket does not exist" in said

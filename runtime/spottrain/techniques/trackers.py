@@ -214,7 +214,7 @@ class _Line:
             return self._queue.put(call)
         self._dropped += 1
         if self._dropped == 1:
-            why = f"{QUEUED} calls are waiting: further values are dropped until there is room"
+            why = f"{QUEUED} calls are queued: further values are dropped until there is room"
             log.event("tracker-slow", tracker=self.tracker.name, why=why)
 
     def end(self, outcome: Outcome) -> None:

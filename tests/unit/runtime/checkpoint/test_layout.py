@@ -240,7 +240,7 @@ def test_too_little_memory_for_a_copy_is_told_with_what_to_raise() -> None:
     require_memory(2 * gib, ContainerMemory(limit=8 * gib, used=6 * gib))
     with pytest.raises(ConfigurationError) as caught:
         require_memory(3 * gib, ContainerMemory(limit=8 * gib, used=6 * gib))
-    assert "a save needs 3.00 GiB" in str(caught.value) and "has 2.00 GiB left" in str(caught.value)
+    assert "a save needs 3.00 GiB" in str(caught.value) and "only 2.00 GiB are left" in str(caught.value)
     assert "raise resources.limits.memory by 1.00 GiB or more" in str(caught.value)
     assert caught.value.reason == "OutOfMemory"
 

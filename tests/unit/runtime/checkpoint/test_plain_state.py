@@ -297,7 +297,7 @@ def test_tensors_of_every_width_without_shape_and_without_numbers_are_in_the_fin
 
 
 def test_weights_of_a_type_that_safetensors_has_not_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"the model's filter is of type torch.complex128"):
+    with pytest.raises(CheckpointError, match=r"the model's filter has dtype torch.complex128"):
         FinalWeights({"filter": torch.ones(2, dtype=torch.complex128)})
 
 

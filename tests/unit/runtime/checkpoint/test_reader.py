@@ -178,11 +178,11 @@ def test_a_tensor_that_is_not_whole_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        ({"shard": "r00009-00.safetensors"}, "r00009-00.safetensors, which the manifest does not list"),
+        ({"shard": "r00009-00.safetensors"}, "r00009-00.safetensors, which it does not list"),
         ({"offset": 30}, "a tensor ends at byte 62 of r00000-00.safetensors, which has 37"),
         ({"start": (0, 0)}, "do not match"),
-        ({"start": (-1,)}, "is not whole"),
-        ({"shape": (7,)}, "is not whole"),
+        ({"start": (-1,)}, "is incomplete"),
+        ({"shape": (7,)}, "is incomplete"),
     ],
 )
 def test_pieces_that_contradict_their_shards_are_damaged(harm: dict[str, Any], says: str) -> None:

@@ -105,7 +105,7 @@ def test_an_optimizer_s_state_comes_back() -> None:
     ("value", "kind"), [({1, 2}, "set"), (print, "builtin_function_or_method"), (object(), "object")]
 )
 def test_what_cannot_be_stored_is_named_with_its_place(value: object, kind: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"holds a {kind} at optimizer\.seen, which cannot be stored"):
+    with pytest.raises(CheckpointError, match=rf"has a {kind} at optimizer\.seen, which cannot be stored"):
         Flattened({"optimizer": {"seen": value}})
 
 

@@ -122,7 +122,7 @@ def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload(tmp_path: Pat
         pass
     it = ProcessTransfer({"uri": "ftp://nowhere"})
     it.share(arena)
-    with pytest.raises(errors.ConfigurationError, match="'ftp://nowhere' is not understood"):
+    with pytest.raises(errors.ConfigurationError, match="'ftp://nowhere' is not valid"):
         it.put([UploadItem(key="a", bytes=1)], never)
     it.close()
     it._process.wait(SECONDS)

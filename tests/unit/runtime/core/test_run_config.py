@@ -61,7 +61,7 @@ ARGUMENTS: dict[str, Any] = {
         ('{"data": {"numWorkers": "many"}}', "data.numWorkers must be a whole number, at least 0, or auto"),
         ('{"activationCheckpointing": {"policy": "every"}}', "every belongs to the policy every"),
         ('{"warmupSteps": 1, "warmupEpochs": 1}', "exclude each other; give one"),
-        ('{"compileMode": "default"}', "compile is not true"),
+        ('{"compileMode": "default"}', "no effect unless compile is true"),
         ('{"microBatchSize": 3, "globalBatchSize": 8}', "must be a multiple of microBatchSize"),
         ('{"profile": {"wait": 9, "active": 2}, "maxSteps": 10}', "profile records past maxSteps"),
         ('{"deterministic": 1}', "deterministic must be true or false"),
@@ -149,7 +149,7 @@ def test_an_interval_is_due_by_steps_or_by_time() -> None:
 
 @pytest.mark.parametrize(
     ("device", "says"),
-    [("meta", "only cpu and cuda"), ("toaster", "is no device"), ("cuda:99", "device")],
+    [("meta", "only cpu and cuda"), ("toaster", "is not a device"), ("cuda:99", "device")],
 )
 def test_a_device_that_cannot_be_used_is_refused_with_a_sentence(device: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):

@@ -194,7 +194,7 @@ def test_a_manifest_s_warm_up_replaces_the_script_s_in_other_units() -> None:
 
 
 def test_how_to_compile_without_compile_is_refused_where_the_script_says_it() -> None:
-    with pytest.raises(ConfigurationError, match=r"compile_mode='max-autotune'.*compile is not true"):
+    with pytest.raises(ConfigurationError, match=r"'max-autotune'.* no effect without compile=True"):
         settings(compile_mode="max-autotune")
     assert settings(compile=True, compile_mode="max-autotune").compile_mode == "max-autotune"
     assert settings('{"compile": true}', compile_mode="max-autotune").compile

@@ -123,7 +123,7 @@ def test_it_is_told_once_and_before_the_limit_is_reached(
     watched = Watched(tmp_path, 1, 2, 3, 4, 5, 6, 7)
     (line,) = watched.lines(capfd)
     assert watched.given[1:7] == [2 * GIB * number for number in range(1, 7)]
-    assert "2 loader worker(s) hold 10.00 GiB of their own" in line and "6.00 GiB are left" in line
+    assert "2 loader worker(s) hold 10.00 GiB of private memory" in line and "6.00 GiB of" in line
 
 
 def test_copies_that_fill_quickly_and_then_stop_are_not_told(

@@ -65,7 +65,7 @@ def test_a_verdict_is_told_when_it_changes_and_only_then(capsys: pytest.CaptureF
         loop.watch.look()
     lines = [line for line in capsys.readouterr().out.splitlines() if "event=diagnosis" in line]
     assert len(lines) == 2
-    assert "verdict=data-bound" in lines[0] and "the loader wants fixing" in lines[0]
+    assert "verdict=data-bound" in lines[0] and "speed up data loading" in lines[0]
     assert "verdict=launch-bound" in lines[1] and "first=" not in lines[1]
     assert loop.watch.figures.verdict is not None and loop.watch.figures.verdict.name is Name.LAUNCH
 

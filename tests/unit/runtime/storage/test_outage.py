@@ -113,7 +113,7 @@ def test_the_silence_begins_with_the_first_request_that_had_no_answer(outage: Ou
 def test_a_request_that_has_no_answer_yet_is_silence_too(outage: Outage, clock: Clock) -> None:
     with outage.request("the first requests"):
         clock.now += 42.0
-        assert silent(outage) == Silence(seconds=42.0, why="no answer to the first requests")
+        assert silent(outage) == Silence(seconds=42.0, why="no response to the first requests")
     assert outage.silence is None
 
 

@@ -65,7 +65,7 @@ def test_no_size_above_the_largest_wanted_is_tried() -> None:
 
 def test_where_nothing_fits_the_ways_out_are_named() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"not even one sample.*activation checkpointing.*bf16.*smaller"
+        ConfigurationError, match=r"one sample does not fit.*activation checkpointing.*bf16.*smaller"
     ):
         find(up_to(0), 8)
 

@@ -46,7 +46,7 @@ def test_a_function_that_returns_no_finite_number_is_named_with_the_step(bad: An
     own = optimizer(0.1)
     it = Schedule(own, lambda step: 0.5 if step < 7 else bad)
     it.before_step(6)
-    with pytest.raises(ConfigurationError, match=r"for step 7 .*; it must return a finite number"):
+    with pytest.raises(ConfigurationError, match=r"for step 7 .*; it must return a finite factor"):
         it.before_step(7)
     assert it.rate == 0.05, "the rate is left as it was"
 
