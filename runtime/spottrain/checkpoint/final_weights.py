@@ -114,8 +114,8 @@ class FinalWeights:
     def _header(self, names: list[str]) -> tuple[bytes, dict[str, int], int]:
         """Returns the file's header, the offset of each tensor after it, and the tensors' total bytes."""
         beside = sorted(self._beside.intersection(names))
-        said = {"format": "pt"} | ({BESIDE: json.dumps(beside)} if beside else {})
-        entries: dict[str, Any] = {"__metadata__": said}
+        metadata = {"format": "pt"} | ({BESIDE: json.dumps(beside)} if beside else {})
+        entries: dict[str, Any] = {"__metadata__": metadata}
         starts: dict[str, int] = {}
         at = 0
         for name in names:
@@ -200,8 +200,8 @@ def load_weights(path: str | Path, of: str = "") -> dict[str, torch.Tensor]:
     beside: set[str] = set()
     for file in _files(Path(path)):
         body = file.read_bytes()
-        said = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")]).get("__metadata__", {})
-        beside |= set(json.loads(said.get(BESIDE, "[]")))
+        metadata = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")]).get("__metadata__", {})
+        beside |= set(json.loads(metadata.get(BESIDE, "[]")))
         found |= safetensors.torch.load(body)
     if not of:
         return {name: each for name, each in found.items() if name not in beside}

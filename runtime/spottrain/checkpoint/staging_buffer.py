@@ -52,10 +52,10 @@ class StagingBuffer:
         self._pinned = False
         self._ready = threading.Event()
         self._targets: dict[int, torch.Tensor] = {}
-        threading.Thread(target=self._make_resident, name="spottrain-arena", daemon=True).start()
+        threading.Thread(target=self._make_resident, name="spottrain-staging", daemon=True).start()
 
     def _make_file(self) -> int:
-        fd = os.memfd_create("spottrain-arena", os.MFD_CLOEXEC)
+        fd = os.memfd_create("spottrain-staging", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, fd)
         os.ftruncate(fd, self.size)
         return fd

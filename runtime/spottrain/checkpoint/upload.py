@@ -50,7 +50,7 @@ class Sent:
 
 
 class Transfer(Protocol):
-    def share(self, arena: StagingBuffer) -> None:
+    def share(self, buffer: StagingBuffer) -> None:
         """Makes the offsets of later items refer to this staging buffer."""
 
     def forget(self) -> None:
@@ -72,45 +72,45 @@ class ProcessTransfer:
         self._process, self._link = start_child("spottrain.checkpoint.upload_process")
         self._turn = threading.Lock()
         self._number = 0
-        self._say("store", dict(where))
+        self._send("store", dict(where))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def share(self, arena: StagingBuffer) -> None:
+    def share(self, buffer: StagingBuffer) -> None:
         with contextlib.suppress(OSError):  # the uploader died; the next put raises UploaderDied
-            self._link.send("arena", json.dumps(arena.size).encode(), descriptor=arena.fd)
+            self._link.send("buffer", json.dumps(buffer.size).encode(), descriptor=buffer.fd)
 
     def forget(self) -> None:
         with contextlib.suppress(UploaderDied):
-            self._say("forget", None)
+            self._send("forget", None)
 
     def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         with self._turn:
             self._number += 1
             plain = [{k: v for k, v in asdict(file).items() if v != ""} for file in files]
-            self._say("put", {"put": self._number, "files": plain})
-            while (answer := self._answer()) is None or answer["put"] != self._number:
+            self._send("put", {"put": self._number, "files": plain})
+            while (reply := self._receive()) is None or reply["put"] != self._number:
                 if cancelled():  # does not wait for the part in progress, which may take long
-                    self._say("abandon", self._number)
+                    self._send("abandon", self._number)
                     raise Cancelled("the upload was abandoned")
-        if "error" in answer:
-            raise _error(answer)
-        return {key: Sent(bytes=size, chunks=tuple(chunks)) for key, (size, chunks) in answer["sent"].items()}
+        if "error" in reply:
+            raise _error(reply)
+        return {key: Sent(bytes=size, chunks=tuple(chunks)) for key, (size, chunks) in reply["sent"].items()}
 
     def close(self) -> None:
         """Closes the socket, on which the process exits by itself, without waiting for it."""
         self._link.socket.close()
         self._process.poll()
 
-    def _say(self, name: str, facts: Any) -> None:
+    def _send(self, name: str, facts: Any) -> None:
         try:
             self._link.send(name, json.dumps(facts).encode())
         except OSError as error:
             raise self._died() from error
 
-    def _answer(self) -> dict[str, Any] | None:
+    def _receive(self) -> dict[str, Any] | None:
         """Returns the next message; None if none arrives within POLL_SECONDS."""
         try:
             message = self._link.receive(POLL_SECONDS)
@@ -132,8 +132,8 @@ class InProcessTransfer:
         self._memory = memoryview(b"")
         self._sent: dict[str, Sent] = {}
 
-    def share(self, arena: StagingBuffer) -> None:
-        self._memory = memoryview(arena.map)
+    def share(self, buffer: StagingBuffer) -> None:
+        self._memory = memoryview(buffer.map)
 
     def forget(self) -> None:
         self._memory = memoryview(b"")
@@ -155,12 +155,12 @@ class InProcessTransfer:
         self._memory.release()
 
 
-def _error(answer: dict[str, Any]) -> Exception:
+def _error(reply: dict[str, Any]) -> Exception:
     """Rebuilds the error that the store raised in the uploader process."""
-    name, message = answer["error"], answer["message"]
+    name, message = reply["error"], reply["message"]
     kind = getattr(errors, name, None) or getattr(stores, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.RunError):
-        return kind(message, reason=answer["reason"] or None)
+        return kind(message, reason=reply["reason"] or None)
     if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == stores.__name__:
         return kind(message)
     return StoreUnavailable(f"the upload failed with {name}: {message}")

@@ -4,7 +4,7 @@ A separate process, because uploads in the training process would compete for th
 buffer of the training process and sends from it. It does not import torch, so it starts in a fraction of a
 second.
 
-    trainer -> store: arguments of open_store; arena: its size, and a file descriptor; forget;
+    trainer -> store: arguments of open_store; buffer: its size, and a file descriptor; forget;
                put: {"put": number, "files": [...]}; abandon: number
     trainer <- put: {"put": number, "sent": {key: [bytes, [sha256 of each chunk]]}} or {"put", "error", ...}
 
@@ -36,11 +36,11 @@ SMALL_AT_ONCE: Final = 8
 
 
 class Uploader:
-    """Uploads files and shared memory. `say` sends one message back."""
+    """Uploads files and shared memory. `send` sends one message back."""
 
-    def __init__(self, store: Callable[[], Store], say: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, store: Callable[[], Store], send: Callable[[dict[str, Any]], None]) -> None:
         self._store = store
-        self._say = say
+        self._send = send
         self._memory: mmap.mmap | None = None
         self._abandoned: set[int] = set()
         self._sent: dict[str, tuple[int, list[str]]] = {}
@@ -62,10 +62,10 @@ class Uploader:
     def put(self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None) -> None:
         try:
             sent = self._put_all(number, files, memory)
-            self._say({"put": number, "sent": sent})
+            self._send({"put": number, "sent": sent})
         except Exception as error:  # every error is reported to the trainer
             words = {"error": type(error).__name__, "message": str(error)}
-            self._say({"put": number, **words, "reason": getattr(error, "reason", "")})
+            self._send({"put": number, **words, "reason": getattr(error, "reason", "")})
 
     def _put_all(
         self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None
@@ -135,7 +135,7 @@ def _mapped(path: Path) -> memoryview:
 def main(fd: int) -> None:
     link = to_parent(fd)
 
-    def say(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         with suppress(OSError):  # the training process has ended
             link.send("put", json.dumps(message).encode())
 
@@ -144,14 +144,14 @@ def main(fd: int) -> None:
     if first is not None:
         store = _opened(first[1])
         threading.Thread(target=_warm, args=[store], daemon=True).start()
-        uploader = Uploader(store, say)
+        uploader = Uploader(store, send)
         for name, facts in messages:
             _act(uploader, name, facts, link.descriptors)
     os._exit(0)  # the training process has ended, and its memory with it
 
 
 def _act(uploader: Uploader, name: str, facts: Any, descriptors: list[int]) -> None:
-    if name == "arena":
+    if name == "buffer":
         uploader.share(descriptors.pop(0), facts)
     elif name == "forget":
         uploader.forget()

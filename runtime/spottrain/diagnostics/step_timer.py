@@ -86,11 +86,11 @@ class Shares:
 
 
 class Marks(Protocol[M]):
-    """Marks in time. `come`: whether a mark has completed; `between`: seconds between two that have."""
+    """Marks in time. `completed`: whether a mark has completed; `between`: seconds between two that have."""
 
     def mark(self) -> M: ...
 
-    def come(self, mark: M) -> bool: ...
+    def completed(self, mark: M) -> bool: ...
 
     def between(self, first: M, second: M) -> float: ...
 
@@ -101,7 +101,7 @@ class ClockMarks:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.mark = clock
 
-    def come(self, mark: float) -> bool:
+    def completed(self, mark: float) -> bool:
         return True
 
     def between(self, first: float, second: float) -> float:
@@ -111,8 +111,8 @@ class ClockMarks:
 class EventMarks:
     """Marks on the current CUDA stream. `event` makes one; tests replace it.
 
-    torch's Event.elapsed_time raises unless both events have completed, so call `come` first. All marks of a
-    step are on one stream, so one query of the last mark is enough.
+    torch's Event.elapsed_time raises unless both events have completed, so call `completed` first. All
+    marks of a step are on one stream, so one query of the last mark is enough.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
@@ -123,7 +123,7 @@ class EventMarks:
         event.record()
         return event
 
-    def come(self, mark: Any) -> bool:
+    def completed(self, mark: Any) -> bool:
         return bool(mark.query())
 
     def between(self, first: Any, second: Any) -> float:
@@ -310,7 +310,7 @@ class StepTimer:
         self._leave()
 
     def _read(self) -> None:
-        while self._pending and self._marks.come(self._pending[0].end):
+        while self._pending and self._marks.completed(self._pending[0].end):
             self._add(self._pending.popleft())
         while len(self._pending) > PENDING:
             self._pending.popleft()

@@ -107,7 +107,7 @@ class GCSStore:
         self._chunk_bytes = chunk_bytes
         options = {"api_endpoint": endpoint} if endpoint else None
         os.environ.setdefault(NO_LOOKUPS, "true")
-        with self._said(""):
+        with self._translating(""):
             self._client = storage.Client(NO_PROJECT, credentials, client_options=options)
         self._bucket = self._client.bucket(bucket)
 
@@ -118,7 +118,7 @@ class GCSStore:
     def get(self, key: str) -> Object | None:
         blob = self._blob(key)
         try:
-            with self._said(key):
+            with self._translating(key):
                 body = blob.download_as_bytes(**self._patience(key))
         except KeyMissing:
             return None
@@ -161,7 +161,7 @@ class GCSStore:
         for at in range(0, len(view), READ_WINDOW):
             window = view[at : at + READ_WINDOW]
             start = offset + at
-            with self._said(key):
+            with self._translating(key):
                 body = blob.download_as_bytes(
                     start=start,
                     end=start + len(window) - 1,
@@ -187,13 +187,13 @@ class GCSStore:
         return []
 
     def list(self, prefix: str) -> builtins.list[str]:
-        with self._said(""):
+        with self._translating(""):
             found = self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, **self._patience(""))
             return [blob.name.removeprefix(self._prefix) for blob in found]
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            with contextlib.suppress(KeyMissing), self._said(key):
+            with contextlib.suppress(KeyMissing), self._translating(key):
                 self._blob(key).delete(**self._patience(key))
 
     def probe(self) -> None:
@@ -219,7 +219,7 @@ class GCSStore:
     def _put(self, key: str, body: Body, generation: int | None, write_id: str = "") -> str:
         blob = self._blob(key, write_id)
         content = body if isinstance(body, bytes) else bytes(body)
-        with self._said(key):
+        with self._translating(key):
             blob.upload_from_string(content, if_generation_match=generation, **self._patience(key))
         return str(blob.generation)
 
@@ -229,7 +229,7 @@ class GCSStore:
 
         blob = self._blob(key, write_id)
         blob.chunk_size = self._chunk_bytes
-        with self._said(key):
+        with self._translating(key):
             blob.upload_from_file(
                 _Incoming(view, cancelled),
                 size=len(view),
@@ -256,7 +256,7 @@ class GCSStore:
         """Returns the blob with its metadata, or None."""
         blob = self._blob(key)
         try:
-            with self._said(key):
+            with self._translating(key):
                 blob.reload(**self._patience(key))
         except KeyMissing:
             return None
@@ -277,7 +277,7 @@ class GCSStore:
         return f"gs://{self._name}/{self._prefix}{key}"
 
     @contextlib.contextmanager
-    def _said(self, key: str) -> Iterator[None]:
+    def _translating(self, key: str) -> Iterator[None]:
         """Translates the library's exceptions to the store's."""
         place = self._place(key)
         try:
@@ -301,7 +301,7 @@ def _passes(error: Exception) -> bool:
 
 def _translated(error: BaseException, place: str) -> Exception:
     if isinstance(error, api.GoogleAPICallError):
-        return _answered(error, f"{place}: {error.code} {error.message}")
+        return _from_reply(error, f"{place}: {error.code} {error.message}")
     if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
         return StoreDenied(
             f"no credentials for {place} ({error}); give the service account an identity (GKE Workload "
@@ -317,19 +317,19 @@ def _translated(error: BaseException, place: str) -> Exception:
     return StoreUnavailable(f"{place} did not respond: {error}")
 
 
-def _answered(error: api.GoogleAPICallError, said: str) -> Exception:
+def _from_reply(error: api.GoogleAPICallError, what: str) -> Exception:
     match int(error.code or 0):
         case 409 | 412:
-            return PreconditionFailed(said)
+            return PreconditionFailed(what)
         case 416:
-            return Truncated(said)
+            return Truncated(what)
         case 401 | 403:
-            return StoreDenied(f"the store denied {said}; check the identity of this pod, and {POLICY}")
+            return StoreDenied(f"the store denied {what}; check the identity of this pod, and {POLICY}")
         case 404:
-            return BucketNotFound(f"the bucket does not exist: {said}; create it, or check the URI")
+            return BucketNotFound(f"the bucket does not exist: {what}; create it, or check the URI")
         case status if status in (408, 429) or status >= 500 or not status:
-            return StoreUnavailable(f"the store failed: {said}")
-    return ConfigurationError(f"the store refused {said}; check the URI and the endpoint")
+            return StoreUnavailable(f"the store failed: {what}")
+    return ConfigurationError(f"the store refused {what}; check the URI and the endpoint")
 
 
 class _Incoming:

@@ -57,7 +57,7 @@ class FolderStore:
         return ""
 
     def get(self, key: str) -> Object | None:
-        with self._said(key):
+        with self._translating(key):
             try:
                 body = self._path(key).read_bytes()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -101,7 +101,7 @@ class FolderStore:
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         left = buffer.cast("B")
-        with self._said(key), self._opened(key) as file:
+        with self._translating(key), self._opened(key) as file:
             file.seek(offset)
             while left:
                 count = file.readinto(left)
@@ -110,7 +110,7 @@ class FolderStore:
                 left = left[count:]
 
     def stat(self, key: str) -> Stat | None:
-        with self._said(key):
+        with self._translating(key):
             try:
                 with self._opened(key) as file:
                     size = os.fstat(file.fileno()).st_size
@@ -120,19 +120,19 @@ class FolderStore:
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
         """Deletes all abandoned temporary files; which keys they were for is not known."""
-        with self._said(prefix):
+        with self._translating(prefix):
             if self._require_not_lost():
                 with self._locked():
                     self._sweep_temporaries()
         return []
 
     def list(self, prefix: str) -> builtins.list[str]:
-        with self._said(prefix):
+        with self._translating(prefix):
             self._require_not_lost()
             return sorted(key for key in self._keys() if key.startswith(prefix))
 
     def delete(self, keys: Sequence[str]) -> None:
-        with self._said(f"({len(keys)} keys)"):
+        with self._translating(f"({len(keys)} keys)"):
             if not self._require_not_lost() and not self._root.is_dir():
                 return
             self._make()
@@ -141,7 +141,7 @@ class FolderStore:
                     self._remove(self._path(key))
 
     def probe(self) -> None:
-        with self._said(""), self._judged(HOPELESS):
+        with self._translating(""), self._usable(HOPELESS):
             self._make()
             with _temporary(self._private, _writes(b"probe")), self._locked():
                 self._sweep_temporaries()
@@ -150,7 +150,7 @@ class FolderStore:
         """Creates the folder, once only: recreating one that disappeared later would start another store."""
         if self._seen:
             return
-        with self._judged({errno.ENOENT, *HOPELESS}):
+        with self._usable({errno.ENOENT, *HOPELESS}):
             self._private.mkdir(parents=True, exist_ok=True)
         self._seen = True
 
@@ -187,7 +187,7 @@ class FolderStore:
     ) -> None:
         """Writes a temporary file, then renames it to `key` unless `condition` raises (under the lock)."""
         path = self._path(key)
-        with self._said(key):
+        with self._translating(key):
             self._make()
             with _temporary(self._private, write) as written, self._locked():
                 condition(path)
@@ -226,7 +226,7 @@ class FolderStore:
             folder.rmdir()
 
     @contextlib.contextmanager
-    def _judged(self, hopeless: set[int]) -> Iterator[None]:
+    def _usable(self, hopeless: set[int]) -> Iterator[None]:
         """On the first use of a folder: raises ConfigurationError for errors that retries will not fix."""
         try:
             yield
@@ -239,7 +239,7 @@ class FolderStore:
             ) from error
 
     @contextlib.contextmanager
-    def _said(self, key: str) -> Iterator[None]:
+    def _translating(self, key: str) -> Iterator[None]:
         """Translates the file system's errors to the store's."""
         where = f"{self._root}/{key}"
         try:

@@ -79,10 +79,10 @@ class Outage:
             self._failed(began if brief else self._clock(), str(error))
             raise
         except BaseException:
-            self._answered()  # a refusal, or a condition that did not hold: the store responds
+            self._responded()  # a refusal, or a condition that did not hold: the store responds
             raise
         else:
-            self._answered()
+            self._responded()
         finally:
             with self._lock:
                 self._asked.pop(number, None)
@@ -138,7 +138,7 @@ class Outage:
                 found.append(Silence(seconds=now - max(waiting[0], self._heard), why=why))
             return max(found, key=lambda each: each.seconds, default=None)
 
-    def _answered(self) -> None:
+    def _responded(self) -> None:
         with self._lock:
             self._heard = self._clock()
             self._failed_since = None

@@ -328,8 +328,8 @@ def _rewound(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _first_byte(reply: Any) -> int:
     """First byte of the returned range; 0 if the server sent the whole object."""
-    said = str(reply.get("ContentRange", "bytes 0-"))
-    return int(said.removeprefix("bytes ").split("-", 1)[0])
+    content_range = str(reply.get("ContentRange", "bytes 0-"))
+    return int(content_range.removeprefix("bytes ").split("-", 1)[0])
 
 
 def _sent(body: Body) -> dict[str, Any]:

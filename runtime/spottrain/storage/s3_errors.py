@@ -94,7 +94,7 @@ class RequestTarget:
 def translate(error: Exception, place: RequestTarget) -> Exception:
     """Returns the store's own exception for one of botocore's."""
     if isinstance(error, boto.ClientError):
-        return _answered(error, place)
+        return _from_reply(error, place)
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return ConfigurationError(
             f"the certificate of {place} is not trusted ({error}); name the file with its CA in AWS_CA_BUNDLE"
@@ -130,50 +130,50 @@ def _archived(error: Mapping[str, Any], place: RequestTarget) -> CheckpointArchi
     )
 
 
-def _answered(error: boto.ClientError, place: RequestTarget) -> Exception:
+def _from_reply(error: boto.ClientError, place: RequestTarget) -> Exception:
     response: Any = error.response
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = f"{place}: {status} {code}: {response.get('Error', {}).get('Message', '')}"
+    what = f"{place}: {status} {code}: {response.get('Error', {}).get('Message', '')}"
     if error.operation_name == "AssumeRoleWithWebIdentity":
-        return _no_role(status, code, said)
+        return _role_error(status, code, what)
     if code == "InvalidObjectState":
         return _archived(response["Error"], place)
     if status == 416:
-        return Truncated(said)
+        return Truncated(what)
     if status == 412 or (status == 409 and code not in PASSING):
-        return PreconditionFailed(said)
+        return PreconditionFailed(what)
     if code in GONE:
-        return KeyMissing(said)
-    return _refused(code, status, said)
+        return KeyMissing(what)
+    return _refused(code, status, what)
 
 
-def _no_role(status: int, code: str, said: str) -> RunError:
+def _role_error(status: int, code: str, what: str) -> RunError:
     """Error for a failed web identity: STS issued no credentials."""
     if status >= 500 or status == 429 or code in ("Throttling", "IDPCommunicationError"):
-        return StoreUnavailable(f"STS failed: {said}")
-    return StoreDenied(f"STS refused the role for {said}; {WEB_IDENTITY}")
+        return StoreUnavailable(f"STS failed: {what}")
+    return StoreDenied(f"STS refused the role for {what}; {WEB_IDENTITY}")
 
 
-def _refused(code: str, status: int, said: str) -> RunError:
+def _refused(code: str, status: int, what: str) -> RunError:
     # 403 never means that the object is absent.
-    if code.startswith("KMS.") or (status == 403 and "kms:" in said):
-        return StoreDenied(f"the store may not use the KMS key for {said}; {KMS}")
+    if code.startswith("KMS.") or (status == 403 and "kms:" in what):
+        return StoreDenied(f"the store may not use the KMS key for {what}; {KMS}")
     if code in DENIED or status in (401, 403):
-        return StoreDenied(f"the store denied {said}; {DENIED.get(code, POLICY)}")
+        return StoreDenied(f"the store denied {what}; {DENIED.get(code, POLICY)}")
     if not code or code.isdigit():
         # A truncated response, or a server that is not S3; neither says anything about the key.
         return StoreUnavailable(
-            f"the response is not from an S3 server: {said}; if this lasts, check the endpoint"
+            f"the response is not from an S3 server: {what}; if this lasts, check the endpoint"
         )
     if code == "NoSuchBucket":
         return BucketNotFound(
-            f"the bucket does not exist: {said}; create it, or check the URI and the endpoint"
+            f"the bucket does not exist: {what}; create it, or check the URI and the endpoint"
         )
     if code in MOVED:
-        return ConfigurationError(f"the bucket is in another region: {said}; set AWS_REGION")
+        return ConfigurationError(f"the bucket is in another region: {what}; set AWS_REGION")
     if code == "NotImplemented" or status == 501:
-        return StoreUnsuitable(f"the store lacks an operation that checkpoints need: {said}")
+        return StoreUnsuitable(f"the store lacks an operation that checkpoints need: {what}")
     if status >= 500 or status in (408, 429) or code in PASSING:
-        return StoreUnavailable(f"the store failed: {said}")
-    return ConfigurationError(f"the store refused {said}; check the URI and the endpoint")
+        return StoreUnavailable(f"the store failed: {what}")
+    return ConfigurationError(f"the store refused {what}; check the URI and the endpoint")

@@ -153,7 +153,7 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     same = type(optimizer) is kind.make
     _require_fresh(optimizer, name)
     rate, fused = hyper.pop("learning_rate", None), hyper.pop("fused", None)
-    said = _translated(name, {key: value for key, value in hyper.items() if value is not None})
+    given = _translated(name, {key: value for key, value in hyper.items() if value is not None})
     if rate is None:
         if not same:
             raise ConfigurationError(
@@ -164,7 +164,7 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     groups = [_carried(group, optimizer.defaults, same=same, rate=rate) for group in optimizer.param_groups]
     if same and optimizer.defaults.get("fused") is False:
         fused = False
-    words = _options(optimizer.defaults, kind, same=same) | said
+    words = _options(optimizer.defaults, kind, same=same) | given
     found = _made(name, groups, rate, words, fused=fused)
     log.event(
         "override", setting="optimizer", manifest=name, script=type(optimizer).__name__, lr=f"{rate:.6g}"
@@ -185,12 +185,12 @@ def override_checkpoint(optimizer: torch.optim.Optimizer, names: Collection[str]
     """
     if not names:
         return
-    said = [{name: group[name] for name in names} for group in optimizer.param_groups]
-    for group, mine in zip(optimizer.param_groups, said, strict=True):
+    wanted = [{name: group[name] for name in names} for group in optimizer.param_groups]
+    for group, mine in zip(optimizer.param_groups, wanted, strict=True):
         group[MANIFEST_KEY] = group.get(MANIFEST_KEY, {}) | mine
 
     def put_back(restored: torch.optim.Optimizer) -> None:
-        for number, (group, mine) in enumerate(zip(restored.param_groups, said, strict=False)):
+        for number, (group, mine) in enumerate(zip(restored.param_groups, wanted, strict=False)):
             before = group.get(MANIFEST_KEY, {})
             group[MANIFEST_KEY] = before | mine
             for name, value in mine.items():

@@ -151,25 +151,25 @@ def test_what_only_rank_0_has_right_is_its_own_by_path_or_by_how_the_path_begins
 @given(leaf_lists)
 def test_what_is_filled_in_equals_what_it_was_filled_from(specs: Any) -> None:
     found = leaves(*specs)
-    arena = StagingBuffer(all_of(found, shard_bytes=64))
+    buffer = StagingBuffer(all_of(found, shard_bytes=64))
     for turn in range(2):
         if turn:
             found = [Leaf(path=leaf.path, tensor=(leaf.tensor == 0).to(leaf.tensor.dtype)) for leaf in found]
-        arena.fill(found)
-        for place in arena.layout.places:
+        buffer.fill(found)
+        for place in buffer.layout.places:
             tensor = found[place.number].tensor
-            body = arena.map[place.offset : place.offset + tensor.nbytes]
+            body = buffer.map[place.offset : place.offset + tensor.nbytes]
             assert body == bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
 
 
 def test_a_snapshot_is_not_touched_by_what_happens_next() -> None:
     weight = torch.ones(3)
     found = [Leaf(path="w", tensor=weight)]
-    arena = StagingBuffer(all_of(found))
-    arena.fill(found)
+    buffer = StagingBuffer(all_of(found))
+    buffer.fill(found)
     weight += 1
-    at = arena.layout.places[0].offset
-    assert torch.frombuffer(bytearray(arena.map[at : at + 12]), dtype=torch.float32).tolist() == [1, 1, 1]
+    at = buffer.layout.places[0].offset
+    assert torch.frombuffer(bytearray(buffer.map[at : at + 12]), dtype=torch.float32).tolist() == [1, 1, 1]
 
 
 def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +181,9 @@ def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.Mon
         return copy(self, source, non_blocking)
 
     found = leaves((torch.float32, [3]))
-    arena = StagingBuffer(all_of(found))
+    buffer = StagingBuffer(all_of(found))
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
-    arena.fill(found)
+    buffer.fill(found)
     assert behind == [False]
 
 
@@ -198,35 +198,35 @@ def test_the_first_copy_waits_until_the_memory_is_there(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(StagingBuffer, "_touch", slowly)
     found = leaves((torch.float32, [3]))
-    arena = StagingBuffer(all_of(found))
+    buffer = StagingBuffer(all_of(found))
     threading.Timer(0.05, gate.set).start()
-    arena.fill(found)
+    buffer.fill(found)
     order.append("filled")
     assert order == ["resident", "filled"]
-    assert arena.map[: len(arena.layout.shards[0].header)] == arena.layout.shards[0].header
+    assert buffer.map[: len(buffer.layout.shards[0].header)] == buffer.layout.shards[0].header
 
 
 def test_an_older_kernel_s_memory_is_made_resident_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "MADV_POPULATE_WRITE", 12345)
     found = leaves((torch.float32, [3000]))
-    arena = StagingBuffer(all_of(found))
-    arena.fill(found)
-    at = arena.layout.places[0].offset
-    body = bytearray(arena.map[at : at + 12000])
+    buffer = StagingBuffer(all_of(found))
+    buffer.fill(found)
+    at = buffer.layout.places[0].offset
+    body = bytearray(buffer.map[at : at + 12000])
     assert torch.equal(torch.frombuffer(body, dtype=torch.float32), found[0].tensor)
 
 
 def test_the_memory_of_a_layout_that_fits_no_more_is_given_back() -> None:
     def mine() -> int:
         links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        return sum("spottrain-arena" in os.readlink(link) for link in links if os.path.islink(link))
+        return sum("spottrain-staging" in os.readlink(link) for link in links if os.path.islink(link))
 
     before = mine()
     found = leaves((torch.float32, [3]))
-    arena = StagingBuffer(all_of(found))
-    arena.fill(found)
+    buffer = StagingBuffer(all_of(found))
+    buffer.fill(found)
     assert mine() > before
-    del arena
+    del buffer
     assert mine() == before
 
 

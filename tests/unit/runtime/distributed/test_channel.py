@@ -114,8 +114,8 @@ def test_after_half_a_message_no_other_follows(monkeypatch: pytest.MonkeyPatch) 
 def test_a_file_descriptor_travels_with_its_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     with pair() as (ours, theirs), (tmp_path / "file").open("rb") as file:
-        ours.send("arena", b"7", descriptor=file.fileno())
-        assert theirs.receive(SECONDS) == ("arena", b"7")
+        ours.send("buffer", b"7", descriptor=file.fileno())
+        assert theirs.receive(SECONDS) == ("buffer", b"7")
         with os.fdopen(theirs.descriptors.pop(), "rb") as received:
             assert received.read() == b"content"
 
