@@ -24,6 +24,7 @@ from spottrain_operator.api.training_job import (
     RankRecord,
     Status,
 )
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.names import API_VERSION, KIND, Condition, Platform, Reason, pod_name
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -68,7 +69,7 @@ def raw_job(
 
 
 def make_job(spec: dict[str, Any] | None = None, *, status: Status | None = None, **meta: Any) -> Job:
-    return Job.parse(raw_job(spec, status=status, **meta))
+    return parse_job(raw_job(spec, status=status, **meta))
 
 
 def started(attempt: int = 1, **more: Any) -> Status:

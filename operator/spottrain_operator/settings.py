@@ -14,6 +14,7 @@ from typing import Any, Final
 from spottrain_operator.api import wire
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits
+from spottrain_operator.api.validation import decode
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Platform
 
@@ -85,7 +86,7 @@ def _namespaces(text: str) -> tuple[str, ...]:
 
 
 def _default_pool(text: str) -> Pool:
-    return wire.decode(Pool, wire.encode(DEFAULT_POOL) | _json(text, dict))
+    return decode(Pool, wire.encode(DEFAULT_POOL) | _json(text, dict), "")
 
 
 def _pools(text: str) -> tuple[Pool, ...]:
@@ -93,7 +94,7 @@ def _pools(text: str) -> tuple[Pool, ...]:
 
 
 def _named_pool(raw: object, path: str) -> Pool:
-    pool = wire.decode(Pool, raw, path)
+    pool = decode(Pool, raw, path)
     if pool.where is None:
         raise InvalidSpec(f"{path}: {pool.name} needs a platform or a preset")
     return pool

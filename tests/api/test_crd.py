@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from spottrain_operator.api.training_job import TrainingJobSpec
+from spottrain_operator.api.validation import parse_spec
 from spottrain_operator.names import API_VERSION
 
 from tests.api.kube import MERGE, Json, Kube, Refused, jobs
@@ -75,9 +75,9 @@ def test_defaults_are_filled_in(kube: Kube) -> None:
 
 def test_the_defaults_of_the_schema_are_those_of_the_dataclasses(kube: Kube) -> None:
     given = kube.create_job("default", job_body("defaults"), query=DRY)["spec"]
-    bare = TrainingJobSpec.parse({"template": given["template"], "checkpoint": {"uri": "s3://bucket/run"}})
+    bare = parse_spec({"template": given["template"], "checkpoint": {"uri": "s3://bucket/run"}})
     policy = replace(bare.failure_policy, backoff_seconds=1)
-    assert TrainingJobSpec.parse(given) == replace(bare, failure_policy=policy)
+    assert parse_spec(given) == replace(bare, failure_policy=policy)
 
 
 OTHER = {"spec": {"containers": [{"name": "trainer", "image": "other"}]}}

@@ -15,7 +15,8 @@ from spottrain.contract import OnExisting
 from spottrain_operator import names
 from spottrain_operator.api.data_cache import AccessMode, DataCache
 from spottrain_operator.api.node_pools import CapacityType
-from spottrain_operator.api.training_job import REMOVED, CheckpointMode, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.api.training_job import CheckpointMode, CompileCache, Status, TrainingJobSpec
+from spottrain_operator.api.validation import REMOVED, parse_spec
 from spottrain_operator.api.volumes import KeyRef
 from spottrain_operator.api.wire import camel
 
@@ -103,7 +104,7 @@ def test_names_are_those_of_the_crd() -> None:
 def test_the_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
     spec = SCHEMA["spec"]["properties"]
     ca_bundle = spec["checkpoint"]["properties"]["caBundle"]["properties"]
-    parsed = TrainingJobSpec.parse({"template": {"spec": {"containers": [{"name": "trainer"}]}}})
+    parsed = parse_spec({"template": {"spec": {"containers": [{"name": "trainer"}]}}})
     for group, values in (
         (spec, parsed),
         (spec["checkpoint"]["properties"], parsed.checkpoint),

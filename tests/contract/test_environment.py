@@ -31,7 +31,8 @@ from spottrain.core.training_spec import (
 )
 from spottrain.lifecycle.topology import Gang
 from spottrain_operator.api.observed import Placement
-from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.names import pod_name, service_name
 from spottrain_operator.rendering import trainer_pod
 
@@ -103,7 +104,7 @@ def environment() -> dict[str, str]:
         dataCache={"claimRef": {"name": "datasets"}, "mountPath": "/datasets/"},
     )
     status = Status(attempt=2, gate_until=after(100.2), known_durable_step=9)
-    pod = trainer_pod.pod(Job.parse(raw_job(spec)), status, POOL, Placement(rank=1))
+    pod = trainer_pod.pod(parse_job(raw_job(spec)), status, POOL, Placement(rank=1))
     return {e["name"]: e.get("value", "") for e in pod["spec"]["containers"][0]["env"]}
 
 
@@ -135,7 +136,7 @@ def test_the_data_cache_is_mounted_where_the_runtime_looks_for_it(environment: d
 
 
 def test_the_runtime_reads_what_a_job_without_checkpoints_of_ours_is_told() -> None:
-    job = Job.parse(raw_job(raw_spec(checkpoint={"mode": "Self"})))
+    job = parse_job(raw_job(raw_spec(checkpoint={"mode": "Self"})))
     run = RunConfig.from_env(trainer_pod.environment(job, Status(attempt=2), 110), script="train.py")
     assert run.checkpoint_uri is None and run.attempt == 2 and run.gate_until == 0
 
@@ -172,7 +173,7 @@ def test_a_warm_up_may_be_given_in_other_units(field: str) -> None:
 
 
 def test_what_is_not_known_is_not_set() -> None:
-    job = Job.parse(raw_job(raw_spec(checkpoint={}, capacity={"type": "OnDemand"})))
+    job = parse_job(raw_job(raw_spec(checkpoint={}, capacity={"type": "OnDemand"})))
     told = trainer_pod.environment(job, replace(Status(), attempt=1), 110)
     assert Env.KNOWN_DURABLE_STEP not in told and Env.CHECKPOINT_URI not in told
     assert not {Env.CHECKPOINT_PATH_STYLE, Env.CHECKPOINT_KMS_KEY, Env.IMAGE_DIGEST} & set(told)
@@ -191,7 +192,7 @@ def test_a_gang_finds_itself_by_our_launcher_and_by_torchrun(environment: dict[s
 
 
 def test_the_pod_has_the_file_and_the_port_that_it_names(environment: dict[str, str]) -> None:
-    job = Job.parse(raw_job())
+    job = parse_job(raw_job())
     pod = trainer_pod.pod(job, Status(attempt=1), POOL)
     trainer, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
     mount = next(m for m in trainer["volumeMounts"] if m["mountPath"] == PODINFO_DIR)

@@ -1,7 +1,7 @@
 """Kubernetes objects as frozen dataclasses: the TrainingJob, and views of pods and nodes.
 
-training_job   the CRD's schema; `wire` converts between JSON and dataclasses
-template, gpus, volumes, data_cache   validation of the pod template
+training_job   the CRD's schema as dataclasses; `validation` parses and checks it, `wire` writes it
+template, gpus, volumes, data_cache   rules for the pod template
 observed       input and output of one reconcile: `Observed`, `Plan`
 views          raw pods and nodes as `PodView`, `NodeView`
 node_signals   termination signals of other components

@@ -48,37 +48,41 @@ class DataCache:
     def path(self) -> str:
         return volumes.clean(self.mount_path)
 
-    def problem(self, pod: Mapping[str, Any], checkpoint_uri: str) -> str:
-        """Returns a sentence about what in the job conflicts with the data cache; "" without a conflict."""
-        return self._path_problem() or self._template_problem(pod) or self._folder_problem(checkpoint_uri)
 
-    def _path_problem(self) -> str:
-        what = f"spec.dataCache.mountPath {self.mount_path}"
-        if self.path == "/" or ".." in self.mount_path.split("/"):
-            return f"{what} must be a folder below /, without .. in its path"
-        if self.path in volumes.OWN_PATHS:
-            return f"{what} is a folder that the operator mounts itself; take another one"
+def problem(cache: DataCache, pod: Mapping[str, Any], checkpoint_uri: str) -> str:
+    """Returns a sentence about what in the job conflicts with the data cache; "" without a conflict."""
+    return _path_problem(cache) or _template_problem(cache, pod) or _folder_problem(cache, checkpoint_uri)
+
+
+def _path_problem(cache: DataCache) -> str:
+    what = f"spec.dataCache.mountPath {cache.mount_path}"
+    if cache.path == "/" or ".." in cache.mount_path.split("/"):
+        return f"{what} must be a folder below /, without .. in its path"
+    if cache.path in volumes.OWN_PATHS:
+        return f"{what} is a folder that the operator mounts itself; take another one"
+    return ""
+
+
+def _template_problem(cache: DataCache, pod: Mapping[str, Any]) -> str:
+    trainer, where = judged(pod["containers"]), trainer_path(pod)
+    hint = "it is the operator's where spec.dataCache is set; change or leave out one of the two"
+    if taken := next((path for path in volumes.paths(trainer) if _within(path, cache.path)), ""):
+        return f"{where}.volumeMounts must not have {taken}: {hint}"
+    if any(v.get("name") == VOLUME for v in pod.get("volumes") or ()):
+        return f"spec.template.spec.volumes must not have {VOLUME}: {hint}"
+    if any(e.get("name") == Env.DATA_CACHE for e in trainer.get("env") or ()):
+        return f"{where}.env must not have {Env.DATA_CACHE}: {hint}"
+    return ""
+
+
+def _folder_problem(cache: DataCache, checkpoint_uri: str) -> str:
+    folder = volumes.clean(unquote(urlsplit(checkpoint_uri).path))
+    if not checkpoint_uri.startswith("file:") or not _within(folder, cache.path):
         return ""
-
-    def _template_problem(self, pod: Mapping[str, Any]) -> str:
-        trainer, where = judged(pod["containers"]), trainer_path(pod)
-        hint = "it is the operator's where spec.dataCache is set; change or leave out one of the two"
-        if taken := next((path for path in volumes.paths(trainer) if _within(path, self.path)), ""):
-            return f"{where}.volumeMounts must not have {taken}: {hint}"
-        if any(v.get("name") == VOLUME for v in pod.get("volumes") or ()):
-            return f"spec.template.spec.volumes must not have {VOLUME}: {hint}"
-        if any(e.get("name") == Env.DATA_CACHE for e in trainer.get("env") or ()):
-            return f"{where}.env must not have {Env.DATA_CACHE}: {hint}"
-        return ""
-
-    def _folder_problem(self, checkpoint_uri: str) -> str:
-        folder = volumes.clean(unquote(urlsplit(checkpoint_uri).path))
-        if not checkpoint_uri.startswith("file:") or not _within(folder, self.path):
-            return ""
-        return (
-            f"spec.checkpoint.uri {checkpoint_uri} is in the data cache, which is for what can be downloaded "
-            "again, and may go with the job; give checkpoints a volume of their own, or an s3:// or gs:// URI"
-        )
+    return (
+        f"spec.checkpoint.uri {checkpoint_uri} is in the data cache, which is for what can be downloaded "
+        "again, and may go with the job; give checkpoints a volume of their own, or an s3:// or gs:// URI"
+    )
 
 
 def _within(path: str, folder: str) -> bool:

@@ -1,11 +1,10 @@
 """The TrainingJob as dataclasses, field by field the schema of crds/trainingjobs.yaml.
 
-tests/contract compares the two. A job is parsed once, when it enters the cache.
+tests/contract compares the two; `validation` fills them. A job is parsed once, when it enters the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -15,11 +14,9 @@ from spottrain.contract import OnExisting
 
 from spottrain_operator.api import gpus, volumes, wire
 from spottrain_operator.api.data_cache import DataCache
-from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
-from spottrain_operator.api.template import collision, template_problem
+from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.volumes import ObjectRef
-from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.names import CHECKPOINTS_FINALIZER, Condition
+from spottrain_operator.names import Condition
 
 REASON_LIMIT: Final = 128
 STATE_LIMIT: Final = 63
@@ -134,47 +131,6 @@ class TrainingJobSpec:
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
     queue_name: str = ""
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> TrainingJobSpec:
-        """Parses and validates a spec. Raises InvalidSpec for what the CRD's schema cannot reject."""
-        if problem := removed(raw):
-            raise InvalidSpec(problem)
-        spec = wire.decode(cls, raw, "spec")
-        if not isinstance(spec.template.get("spec"), dict):
-            raise InvalidSpec("spec.template.spec must be a pod's spec")
-        if problem := spec._problem():
-            raise InvalidSpec(problem)
-        return spec
-
-    def _problem(self) -> str:
-        """Returns a sentence about an error that the schema cannot detect; "" where the spec is valid."""
-        pod, checkpoint = self.template["spec"], self.checkpoint
-        if problem := template_problem(self.template) or gpus.problem(pod, self.gpus_per_worker):
-            return problem
-        if problem := self._other_capacity() or self._collision():
-            return problem
-        if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
-            return problem
-        if self.data_cache is not None and (problem := self.data_cache.problem(pod, checkpoint.uri)):
-            return problem
-        spot_folder = self.on_spot and checkpoint.uri.startswith("file:")
-        return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
-
-    def _collision(self) -> str:
-        managed, queue = self.checkpoint.managed, self.queue_name
-        return collision(self.template, gang=self.workers > 1, managed=managed, queue=queue)
-
-    def _other_capacity(self) -> str:
-        """Rejects a node selector for another capacity type than spec.capacity's."""
-        asked, wanted = type_asked_for(self.template["spec"].get("nodeSelector") or {}), self.capacity.type
-        if asked is None or asked[1] is wanted:
-            return ""
-        label, kind = asked
-        return (
-            f"spec.template.spec.nodeSelector has {label}, and spec.capacity.type is {wanted}: "
-            f"leave the label out, or set capacity.type to {kind}"
-        )
-
     @property
     def gpus(self) -> gpus.Gpus:
         return gpus.of(self.template["spec"], self.gpus_per_worker)
@@ -190,111 +146,9 @@ class TrainingJobSpec:
         queued = self.template["spec"].get("schedulerName") == "volcano"
         return self.capacity.replace_during_notice and self.checkpoint.managed and alone and not queued
 
-    def pools(self, default: Pool, named: Mapping[str, Pool]) -> tuple[Pool, ...]:
-        """Returns the job's pools in order of preference. Raises InvalidSpec.
-
-        A pool with only a name refers to one of the chart's. All pools get the job's type, unless it is
-        SpotFirst.
-        """
-        pools = tuple(_known(pool, named) for pool in self.capacity.pools) or self._of_default(default)
-        if self.capacity.type is not CapacityType.SPOT_FIRST:
-            for pool in pools:
-                _type_problem(pool, self.capacity.type)
-            pools = tuple(replace(pool, type=self.capacity.type) for pool in pools)
-            return self._agreed(pools)
-        for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
-            if not any(pool.type is kind for pool in pools):
-                raise InvalidSpec(
-                    f"spec.capacity.pools has no pool of type {kind}, and capacity.type SpotFirst needs one: "
-                    f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
-                )
-        return self._agreed(pools)
-
-    def _agreed(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
-        """Raises InvalidSpec where a pool and the template require different values of one label."""
-        given = self.template["spec"].get("nodeSelector")
-        for pool in pools:
-            for label, value in pool.selector.items() if isinstance(given, dict) else ():
-                if given.get(label, value) != value:
-                    raise InvalidSpec(
-                        f"spec.template.spec.nodeSelector has {label}: {given[label]}, and pool {pool.name} "
-                        f"has {label}: {value}; leave it out of one of them"
-                    )
-        return pools
-
-    def _of_default(self, default: Pool) -> tuple[Pool, ...]:
-        """Returns the default pool; for SpotFirst with detected labels, one pool per type."""
-        if self.capacity.type is not CapacityType.SPOT_FIRST or not default.finds_labels:
-            return (default,)
-        on_demand = replace(default, name=f"{default.name}-on-demand", type=CapacityType.ON_DEMAND)
-        return (replace(default, type=CapacityType.SPOT), on_demand)
-
     @property
     def on_spot(self) -> bool:
         return self.capacity.type in (CapacityType.SPOT, CapacityType.SPOT_FIRST)
-
-
-REMOVED: Final = {
-    "checkpoint.managed": (
-        "checkpoint.managed was replaced by mode in spottrain 0.2; write mode: Runtime in place of true, "
-        "mode: Self in place of false"
-    ),
-    "checkpoint.credentialsSecret": (
-        "checkpoint.credentialsSecret was replaced by credentialsSecretRef in spottrain 0.2; write "
-        "credentialsSecretRef with the Secret's name in its field name"
-    ),
-    "checkpoint.caBundle.configMap": (
-        "caBundle.configMap was replaced by configMapKeyRef in spottrain 0.2; "
-        "write configMapKeyRef with name and key"
-    ),
-    "checkpoint.caBundle.secret": (
-        "caBundle.secret was replaced by secretKeyRef in spottrain 0.2; write secretKeyRef with name and key"
-    ),
-    "checkpoint.caBundle.key": (
-        "caBundle.key moved into configMapKeyRef and secretKeyRef in spottrain 0.2; write it there"
-    ),
-    "dataCache.claimName": (
-        "dataCache.claimName was replaced by claimRef in spottrain 0.2; write claimRef with the claim's name "
-        "in its field name"
-    ),
-    "training.data.workers": (
-        "training.data.workers was renamed to numWorkers in spottrain 0.2; write numWorkers"
-    ),
-}
-"""Fields of spottrain 0.1, with the schema's sentences. Objects that were stored then may still have them."""
-
-
-def removed(raw: Any) -> str:
-    """Returns a sentence about a field that no longer exists; "" where the spec has none."""
-    for path, sentence in REMOVED.items():
-        part = raw
-        for step in path.split("."):
-            part = part.get(step) if isinstance(part, Mapping) else None
-        if part is not None:
-            return f"spec.{path}: {sentence}"
-    return ""
-
-
-def _type_problem(pool: Pool, wanted: CapacityType) -> None:
-    """Raises InvalidSpec where a pool's type contradicts the job's; spot, the default, is ignored."""
-    if pool.type not in (CapacityType.SPOT, wanted):
-        raise InvalidSpec(
-            f"spec.capacity.pools: {pool.name} is of type {pool.type}, and spec.capacity.type is {wanted}, "
-            f"which holds for all pools; set capacity.type to {pool.type} or SpotFirst, or leave the pool out"
-        )
-
-
-def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
-    if pool.where is not None:
-        return pool
-    if pool.name not in named:
-        known = f"it knows {', '.join(sorted(named))}" if named else "it knows none"
-        raise InvalidSpec(
-            f"spec.capacity.pools: {pool.name} has neither platform nor preset, and the operator knows no "
-            f"pool of this name ({known}; the chart's value pools names them)"
-        )
-    given = {name: value for name in ("node_selector", "tolerations") if (value := getattr(pool, name))}
-    return replace(named[pool.name], **given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -399,10 +253,6 @@ class Status:
     progress: ProgressStatus | None = None
     output: OutputStatus | None = None
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Status:
-        return wire.decode(cls, raw, "status")
-
     def to_json(self) -> dict[str, Any]:
         encoded: dict[str, Any] = wire.encode(self)
         return encoded
@@ -453,34 +303,6 @@ class Job:
     @property
     def deleting(self) -> bool:
         return self.deleted is not None
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Job:
-        meta = raw["metadata"]
-        spec, invalid = _parse_spec(raw.get("spec"))
-        return cls(
-            key=JobKey(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]),
-            resource_version=int(meta["resourceVersion"]),
-            generation=int(meta.get("generation", 1)),
-            deleted=wire.timestamp(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
-            holds_checkpoints=CHECKPOINTS_FINALIZER in (meta.get("finalizers") or ()),
-            spec=spec,
-            invalid=invalid,
-            status=Status.parse(raw.get("status") or {}),
-        )
-
-
-def _parse_spec(raw: Any) -> tuple[TrainingJobSpec | None, str]:
-    try:
-        return TrainingJobSpec.parse(raw), ""
-    except InvalidSpec as error:
-        return None, str(error)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # A template that the schema accepted must not stop the operator, which serves the other jobs.
-        return (
-            None,
-            f"spec cannot be read ({type(error).__name__}: {error}); compare spec.template with a PodSpec",
-        )
 
 
 KEPT_ATTEMPTS = 20

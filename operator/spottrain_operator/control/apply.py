@@ -39,6 +39,7 @@ from spottrain_operator.api.observed import (
 )
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Job, JobKey, Status
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
@@ -216,7 +217,7 @@ async def _write_status(job: Job, status: Status, plan: Plan, context: Context) 
             raise
         await _read_again(key, context)
         return Changed(why=f"{key} has changed: {error}")
-    context.caches.jobs.put(Job.parse(raw))
+    context.caches.jobs.put(parse_job(raw))
     _count_endings(job, status)
     words = about(key, attempt=status.attempt, reason=str(plan.reason))
     logger.info("%s: %s: %s", key, plan.reason, plan.message, extra=words)
@@ -390,7 +391,7 @@ async def _hold(job: Job, on: bool, context: Context) -> Done:
         if on and error.kind not in UNDECIDED:  # it blocks all pods; report why
             context.memory.refusals[key] = _refusal(error, job.generation, context.now)
         raise
-    context.caches.jobs.put(Job.parse(raw))
+    context.caches.jobs.put(parse_job(raw))
     return Done(again=on)
 
 

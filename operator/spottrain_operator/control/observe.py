@@ -17,6 +17,7 @@ from spottrain_operator.api.observed import (
     PodView,
 )
 from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
 from spottrain_operator.control.caches import Caches, Listed
 from spottrain_operator.control.memory import EventsRead, Learned, Memory
@@ -34,7 +35,7 @@ EVENTS_AT_ONCE: Final = 8
 async def read_job(key: JobKey, cluster: Cluster) -> Job | None:
     """Returns the job as the API server has it; None where it is gone or another one has its name."""
     raw = await cluster.get_job(key.namespace, key.name) if key.name else None
-    job = Job.parse(raw) if raw is not None else None
+    job = parse_job(raw) if raw is not None else None
     return job if job is not None and job.key == key else None
 
 

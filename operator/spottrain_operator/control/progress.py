@@ -17,7 +17,8 @@ from spottrain.contract import PROGRESS_PORT, STOP_PATH, Progress, Stop
 
 from spottrain_operator.api.observed import PodView, Sample, Silence
 from spottrain_operator.api.training_job import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Job, Status
-from spottrain_operator.api.wire import cut, well_typed
+from spottrain_operator.api.validation import well_typed
+from spottrain_operator.api.wire import cut
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import WorkQueue

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from spottrain_operator.api.training_job import Job
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.work_queue import WorkQueue
@@ -61,7 +61,7 @@ async def _jobs(raws: AsyncIterator[dict[str, Any]], caches: Caches) -> None:
     before, live = caches.jobs.keys(), set()
     async for raw in raws:
         try:
-            job = Job.parse(raw)
+            job = parse_job(raw)
         except InvalidSpec as error:  # one job's unreadable status must not stop the others
             logger.error("%s: %s", raw["metadata"]["name"], error)
             continue

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from spottrain_operator.api.training_job import Job
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.discovery import discover, discover_node_pools
@@ -121,7 +121,7 @@ class Service:
 
     # --- watch events ---
     def saw_job(self, kind: str | None, raw: Mapping[str, Any]) -> None:
-        job = Job.parse(raw)
+        job = parse_job(raw)
         if kind == "DELETED":
             self.caches.jobs.drop(job.key)
         elif not self.caches.jobs.put(job):

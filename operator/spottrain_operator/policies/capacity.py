@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from spottrain_operator.api import validation
 from spottrain_operator.api.node_pools import CapacityType, ChosenPool, Pool, as_chosen, chosen
 from spottrain_operator.api.observed import Ending, Observed
 from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJobSpec
@@ -39,7 +40,7 @@ def problem(o: Observed) -> str:
 
 def pools_of(o: Observed) -> tuple[Pool, ...]:
     assert o.job.spec is not None
-    return o.job.spec.pools(o.default_pool, o.pools)
+    return validation.pools_of(o.job.spec, o.default_pool, o.pools)
 
 
 def choose(o: Observed, status: Status) -> ChosenPool:

@@ -17,7 +17,8 @@ from spottrain.contract import ExitCode, Outcome, Reason, TerminationMessage, gp
 
 from spottrain_operator.api.observed import Ending, Notice, Observed, PodView
 from spottrain_operator.api.training_job import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
-from spottrain_operator.api.wire import cut, rfc3339, well_typed
+from spottrain_operator.api.validation import well_typed
+from spottrain_operator.api.wire import cut, rfc3339
 from spottrain_operator.names import Cause
 from spottrain_operator.names import Reason as OurReason
 from spottrain_operator.policies import runtime

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome, Progress
 from spottrain_operator.api.observed import Limits, Sample
-from spottrain_operator.api.training_job import Job, JobKey, Status
+from spottrain_operator.api.training_job import JobKey, Status
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
@@ -114,7 +115,7 @@ class World:
 
     @property
     def status(self) -> Status:
-        return Job.parse(self.cluster.jobs[KEY.name]).status
+        return parse_job(self.cluster.jobs[KEY.name]).status
 
 
 def rank_of(name: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Event, Observed, Plan
-from spottrain_operator.api.training_job import ConditionStatus, Job
+from spottrain_operator.api.training_job import ConditionStatus
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import Condition, Phase, Reason
@@ -160,4 +161,4 @@ async def test_only_a_namespace_that_goes_too_is_a_no_for_good_to_the_cleanup(
             await w.look()
     left = [e for e in w.cluster.events if e["reason"] == "CheckpointsLeft"]
     assert bool(left) == for_good
-    assert Job.parse(job).holds_checkpoints != for_good
+    assert parse_job(job).holds_checkpoints != for_good

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import pod_name
@@ -176,7 +177,7 @@ async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> Non
     job = w.cluster.jobs[KEY.name]
     job["spec"]["suspend"] = True
     w.cluster._bump(job)
-    w.caches.jobs.put(Job.parse(job))
+    w.caches.jobs.put(parse_job(job))
     await w.reconciler(KEY)
     assert w.caches.pods.of(KEY) == ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.training_job import Job
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.reconcile import AT_ONCE
 
 from tests.builders import KEY, word
@@ -34,7 +34,7 @@ async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() 
     await w.look()
     with pytest.raises(Crash):
         await w.look()
-    sleeper = Job.parse(w.cluster.jobs[KEY.name])
+    sleeper = parse_job(w.cluster.jobs[KEY.name])
     assert sleeper.status.attempt == 1 and not w.cluster.pods
     await _running(w)
     w.cluster.end(w.pod(1), 1)

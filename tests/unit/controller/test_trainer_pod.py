@@ -9,6 +9,7 @@ import pytest
 from spottrain_operator.api.observed import Placement
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.validation import pools_of
 from spottrain_operator.names import pod_name
 from spottrain_operator.rendering import trainer_pod
 
@@ -26,7 +27,7 @@ def rendered(
     assert job.spec is not None, job.invalid
     before = copy.deepcopy(job.spec.template)
     place = Placement(avoid=avoid)
-    manifest = trainer_pod.pod(job, Status(attempt=1), job.spec.pools(POOL, {})[0], place)
+    manifest = trainer_pod.pod(job, Status(attempt=1), pools_of(job.spec, POOL, {})[0], place)
     assert job.spec.template == before, "the template was changed"
     return manifest
 
@@ -107,7 +108,7 @@ def test_the_grace_is_at_most_what_a_notice_leaves(
     template = {"spec": {"containers": [{"name": "trainer"}]} | pod}
     job = make_job(raw_spec(template=template, capacity={"type": kind}))
     assert job.spec is not None
-    said = trainer_pod.grace_note(job.spec, job.spec.pools(POOL, {})[0])
+    said = trainer_pod.grace_note(job.spec, pools_of(job.spec, POOL, {})[0])
     assert note in said and bool(note) == bool(said)
 
 

@@ -20,7 +20,7 @@ from spottrain_operator.__main__ import main
 from spottrain_operator.api import wire
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Sample, Silence
-from spottrain_operator.api.training_job import Status, TrainingJobSpec
+from spottrain_operator.api.validation import REMOVED, parse_spec, parse_status
 from spottrain_operator.api.views import cleanup_ended, node_view, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
@@ -31,7 +31,7 @@ from spottrain_operator.control.resync import resync
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, InvalidSpec
 from spottrain_operator.io.cluster import KubeCluster
-from spottrain_operator.names import TRAINER_ANNOTATION, Platform
+from spottrain_operator.names import TRAINER_ANNOTATION, Condition, Phase, Platform
 from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.rendering import trainer_pod
 from spottrain_operator.settings import Settings
@@ -58,22 +58,60 @@ def test_a_status_comes_back_as_it_was_written() -> None:
     for pod in (make_pod(), ended_pod(code=1), told(Outcome.DONE, step=3, outputURI="s3://x/y")):
         written = plan(make_observed(pod, sample=sample(4, durableStep=3, loss=0.5))).status
         assert written is not None
-        assert Status.parse(json.loads(json.dumps(written.to_json()))) == written
+        assert parse_status(json.loads(json.dumps(written.to_json()))) == written
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gpusPerWorker": "two"}, "spec.gpusPerWorker must be int"),
-        ({"capacity": {"type": "cheap"}}, "spec.capacity.type"),
-        ({"capacity": {"pools": [{"platform": "AWS"}]}}, "spec.capacity.pools[0] lacks a field"),
+        ({"gpusPerWorker": "two"}, 'spec.gpusPerWorker must be a valid integer, and is "two"'),
+        (
+            {"capacity": {"type": "cheap"}},
+            "spec.capacity.type must be 'Spot', 'OnDemand', 'Reserved' or 'SpotFirst', and is \"cheap\"",
+        ),
+        ({"capacity": {"pools": [{"platform": "AWS"}]}}, "spec.capacity.pools[0].name is required"),
         ({"template": {"spec": None}}, "spec.template.spec"),
     ],
 )
 def test_a_spec_that_is_none_names_the_path(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSpec) as error:
-        TrainingJobSpec.parse(raw_spec(**change))
+        parse_spec(raw_spec(**change))
     assert words in str(error.value)
+
+
+OLD: dict[str, Any] = {
+    "checkpoint": {
+        "managed": False,
+        "credentialsSecret": "s3",
+        "caBundle": {"configMap": "ca", "secret": "ca", "key": "ca.crt"},
+        "onExisting": "resume",
+    },
+    "dataCache": {"claimName": "datasets"},
+    "training": {"data": {"workers": 2}},
+    "capacity": {"type": "spotFirst", "pools": [{"name": "a", "platform": "auto"}]},
+}
+"""Every name of 0.1 that is another one now."""
+
+
+def test_a_spec_with_old_names_is_told_all_the_new_ones_at_once() -> None:
+    job = make_job(raw_spec(**OLD))
+    assert job.spec is None
+    for path, sentence in REMOVED.items():
+        assert f"spec.{path}: {sentence}" in job.invalid
+    for words in ("onExisting must be 'Fail',", "capacity.type must be 'Spot',", "platform must be 'Auto',"):
+        assert words in job.invalid
+    accepted = plan(make_observed(job=job)).status
+    assert accepted is not None
+    condition = accepted.condition(Condition.ACCEPTED)
+    assert condition is not None and (condition.status, condition.message) == ("False", job.invalid)
+
+
+def test_a_job_with_old_names_that_has_succeeded_stays_so() -> None:
+    succeeded = plan(make_observed(told(Outcome.DONE, step=3))).status
+    assert succeeded is not None and succeeded.terminal
+    made = plan(make_observed(job=make_job(raw_spec(**OLD), status=succeeded)))
+    assert made.status is not None and made.status.terminal and made.status.phase == Phase.SUCCEEDED
+    assert not made.before and not made.after
 
 
 META = {
@@ -170,14 +208,14 @@ def test_settings_come_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("DEFAULT_POOL", '{"platform": "OCI"}', "platform must be one of Auto, AWS, .* and is 'OCI'"),
+        ("DEFAULT_POOL", '{"platform": "OCI"}', "platform must be 'Auto', .* 'Azure', and is \"OCI\""),
         ("DEFAULT_POOL", "[]", "it must be a JSON object"),
         ("DEFAULT_POOL", "null", "it must be a JSON object"),
         ("DEFAULT_POOL", "{", "it must be JSON: "),
-        ("DEFAULT_POOL", '{"nodeSelector": 5}', "nodeSelector must be dict, not int"),
+        ("DEFAULT_POOL", '{"nodeSelector": 5}', "nodeSelector must be an object, and is 5"),
         ("POOLS", "5", "it must be a JSON array"),
         ("POOLS", '{"name": "a"}', "it must be a JSON array"),
-        ("POOLS", '["a"]', r"\[0\] must be a mapping, not str"),
+        ("POOLS", '["a"]', r"\[0\] must be an object, and is \"a\""),
         ("POOLS", '[{"name": "a"}]', r"\[0\]: a needs a platform or a preset"),
         ("WORKERS", "many", "it must be a whole number"),
         ("RESYNC_SECONDS", "nan", "it must be a number of seconds"),

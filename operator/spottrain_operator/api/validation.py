@@ -1,0 +1,256 @@
+"""Parses and validates TrainingJobs: raw JSON becomes dataclasses, or sentences that say what is wrong. Pure.
+
+A sentence names the field, what is wrong with it and what to do. Wrong types, unknown values and fields that
+were removed are reported together; rules across fields only for a spec without those.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any, Final, TypeVar, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from spottrain_operator.api import data_cache, gpus, template, volumes
+from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
+from spottrain_operator.api.training_job import Job, JobKey, Status, TrainingJobSpec
+from spottrain_operator.api.wire import camel, timestamp
+from spottrain_operator.errors import InvalidSpec
+from spottrain_operator.names import CHECKPOINTS_FINALIZER
+
+T = TypeVar("T")
+REMOVED: Final = {
+    "checkpoint.managed": (
+        "checkpoint.managed was replaced by mode in spottrain 0.2; write mode: Runtime in place of true, "
+        "mode: Self in place of false"
+    ),
+    "checkpoint.credentialsSecret": (
+        "checkpoint.credentialsSecret was replaced by credentialsSecretRef in spottrain 0.2; write "
+        "credentialsSecretRef with the Secret's name in its field name"
+    ),
+    "checkpoint.caBundle.configMap": (
+        "caBundle.configMap was replaced by configMapKeyRef in spottrain 0.2; "
+        "write configMapKeyRef with name and key"
+    ),
+    "checkpoint.caBundle.secret": (
+        "caBundle.secret was replaced by secretKeyRef in spottrain 0.2; write secretKeyRef with name and key"
+    ),
+    "checkpoint.caBundle.key": (
+        "caBundle.key moved into configMapKeyRef and secretKeyRef in spottrain 0.2; write it there"
+    ),
+    "dataCache.claimName": (
+        "dataCache.claimName was replaced by claimRef in spottrain 0.2; write claimRef with the claim's name "
+        "in its field name"
+    ),
+    "training.data.workers": (
+        "training.data.workers was renamed to numWorkers in spottrain 0.2; write numWorkers"
+    ),
+}
+"""Fields of spottrain 0.1, with the schema's sentences. Objects that were stored then may still have them."""
+
+
+# --- from JSON to dataclasses -----------------------------------------------------------------------------
+def parse_job(raw: Mapping[str, Any]) -> Job:
+    """Parses a job. An invalid spec makes its `spec` None and its `invalid` a sentence."""
+    meta = raw["metadata"]
+    spec, invalid = _spec_or_sentence(raw.get("spec"))
+    return Job(
+        key=JobKey(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]),
+        resource_version=int(meta["resourceVersion"]),
+        generation=int(meta.get("generation", 1)),
+        deleted=timestamp(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+        holds_checkpoints=CHECKPOINTS_FINALIZER in (meta.get("finalizers") or ()),
+        spec=spec,
+        invalid=invalid,
+        status=parse_status(raw.get("status") or {}),
+    )
+
+
+def _spec_or_sentence(raw: Any) -> tuple[TrainingJobSpec | None, str]:
+    try:
+        return parse_spec(raw), ""
+    except InvalidSpec as error:
+        return None, str(error)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # A template that the schema accepted must not stop the operator, which serves the other jobs.
+        return (
+            None,
+            f"spec cannot be read ({type(error).__name__}: {error}); compare spec.template with a PodSpec",
+        )
+
+
+def parse_spec(raw: Any) -> TrainingJobSpec:
+    """Parses a spec. Raises InvalidSpec for what the CRD's schema cannot reject, or has not seen."""
+    spec: TrainingJobSpec
+    spec, wrong = _decoded(TrainingJobSpec, raw, "spec")
+    if sentences := [*_removed(raw), *wrong]:
+        raise InvalidSpec("; ".join(sentences))
+    if problem := _problem(spec):
+        raise InvalidSpec(problem)
+    return spec
+
+
+def parse_status(raw: Mapping[str, Any]) -> Status:
+    return decode(Status, raw, "status")
+
+
+def decode(cls: type[T], raw: Any, path: str) -> T:
+    """Converts JSON to a dataclass. Raises InvalidSpec with a sentence for each field that does not fit."""
+    value, wrong = _decoded(cls, raw, path)
+    if wrong:
+        raise InvalidSpec("; ".join(wrong))
+    return cast(T, value)
+
+
+def _decoded(cls: Any, raw: Any, path: str) -> tuple[Any, list[str]]:
+    """Returns the dataclass, or None and what is wrong."""
+    try:
+        return _adapter(cls).validate_json(json.dumps([raw]))[0], []
+    except ValidationError as error:
+        return None, [_sentence(details, path) for details in error.errors(include_url=False)]
+
+
+@cache
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    """Of a list, because pydantic accepts no configuration for a dataclass itself."""
+    return TypeAdapter(cast(Any, list)[cls], config=ConfigDict(alias_generator=camel, strict=True))
+
+
+def _sentence(error: ErrorDetails, path: str) -> str:
+    steps = error["loc"][1:]
+    where = path + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    where = where.removeprefix(".") or "it"
+    if error["type"] == "missing":
+        return f"{where} is required"
+    must = error["msg"].replace("Input should be", "must be")
+    return f"{where} {must}, and is {json.dumps(error['input'])[:80]}"
+
+
+def well_typed(value: Any) -> bool:
+    """Returns whether a flat dataclass matches its type hints, with numbers that JSON can represent."""
+    values = asdict(value)
+    sane = all(_sane(item) for item in values.values())
+    return sane and not _decoded(type(value), values, "")[1]
+
+
+def _sane(item: Any) -> bool:
+    if isinstance(item, int):
+        return 0 <= item < 2**53
+    return math.isfinite(item) if isinstance(item, float) else True
+
+
+# --- rules that no schema can express ---------------------------------------------------------------------
+def _removed(raw: Any) -> Iterator[str]:
+    for path, sentence in REMOVED.items():
+        part = raw
+        for step in path.split("."):
+            part = part.get(step) if isinstance(part, Mapping) else None
+        if part is not None:
+            yield f"spec.{path}: {sentence}"
+
+
+def _problem(spec: TrainingJobSpec) -> str:
+    """Returns a sentence about fields that do not fit together; "" where the spec is valid."""
+    pod, checkpoint = spec.template.get("spec"), spec.checkpoint
+    if not isinstance(pod, dict):
+        return "spec.template.spec must be a pod's spec"
+    if problem := template.template_problem(spec.template) or gpus.problem(pod, spec.gpus_per_worker):
+        return problem
+    if problem := _other_capacity(spec) or _collision(spec):
+        return problem
+    if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
+        return problem
+    if spec.data_cache is not None and (problem := data_cache.problem(spec.data_cache, pod, checkpoint.uri)):
+        return problem
+    spot_folder = spec.on_spot and checkpoint.uri.startswith("file:")
+    return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+
+
+def _collision(spec: TrainingJobSpec) -> str:
+    managed, queue = spec.checkpoint.managed, spec.queue_name
+    return template.collision(spec.template, gang=spec.workers > 1, managed=managed, queue=queue)
+
+
+def _other_capacity(spec: TrainingJobSpec) -> str:
+    """Rejects a node selector for another capacity type than spec.capacity's."""
+    asked, wanted = type_asked_for(spec.template["spec"].get("nodeSelector") or {}), spec.capacity.type
+    if asked is None or asked[1] is wanted:
+        return ""
+    label, kind = asked
+    return (
+        f"spec.template.spec.nodeSelector has {label}, and spec.capacity.type is {wanted}: "
+        f"leave the label out, or set capacity.type to {kind}"
+    )
+
+
+# --- pools: valid only together with the operator's settings ----------------------------------------------
+def pools_of(spec: TrainingJobSpec, default: Pool, named: Mapping[str, Pool]) -> tuple[Pool, ...]:
+    """Returns the job's pools in order of preference. Raises InvalidSpec.
+
+    A pool with only a name refers to one of `named`, the chart's. All pools get the job's type, unless that
+    is SpotFirst.
+    """
+    pools = tuple(_known(pool, named) for pool in spec.capacity.pools) or _of_default(spec, default)
+    if spec.capacity.type is not CapacityType.SPOT_FIRST:
+        for pool in pools:
+            _check_type(pool, spec.capacity.type)
+        pools = tuple(replace(pool, type=spec.capacity.type) for pool in pools)
+    else:
+        _check_both_types(pools)
+    _check_labels(pools, spec.template["spec"].get("nodeSelector"))
+    return pools
+
+
+def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
+    if pool.where is not None:
+        return pool
+    if pool.name not in named:
+        known = f"it knows {', '.join(sorted(named))}" if named else "it knows none"
+        raise InvalidSpec(
+            f"spec.capacity.pools: {pool.name} has neither platform nor preset, and the operator knows no "
+            f"pool of this name ({known}; the chart's value pools names them)"
+        )
+    given = {name: value for name in ("node_selector", "tolerations") if (value := getattr(pool, name))}
+    return replace(named[pool.name], **given)
+
+
+def _of_default(spec: TrainingJobSpec, default: Pool) -> tuple[Pool, ...]:
+    """Returns the default pool; for SpotFirst with detected labels, one pool per type."""
+    if spec.capacity.type is not CapacityType.SPOT_FIRST or not default.finds_labels:
+        return (default,)
+    on_demand = replace(default, name=f"{default.name}-on-demand", type=CapacityType.ON_DEMAND)
+    return (replace(default, type=CapacityType.SPOT), on_demand)
+
+
+def _check_type(pool: Pool, wanted: CapacityType) -> None:
+    """Raises InvalidSpec where a pool's type contradicts the job's; Spot, the default, is ignored."""
+    if pool.type not in (CapacityType.SPOT, wanted):
+        raise InvalidSpec(
+            f"spec.capacity.pools: {pool.name} is of type {pool.type}, and spec.capacity.type is {wanted}, "
+            f"which holds for all pools; set capacity.type to {pool.type} or SpotFirst, or leave the pool out"
+        )
+
+
+def _check_both_types(pools: tuple[Pool, ...]) -> None:
+    for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
+        if not any(pool.type is kind for pool in pools):
+            raise InvalidSpec(
+                f"spec.capacity.pools has no pool of type {kind}, and capacity.type SpotFirst needs one: "
+                f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
+            )
+
+
+def _check_labels(pools: tuple[Pool, ...], given: Any) -> None:
+    """Raises InvalidSpec where a pool and the template require different values of one label."""
+    for pool in pools:
+        for label, value in pool.selector.items() if isinstance(given, dict) else ():
+            if given.get(label, value) != value:
+                raise InvalidSpec(
+                    f"spec.template.spec.nodeSelector has {label}: {given[label]}, and pool {pool.name} "
+                    f"has {label}: {value}; leave it out of one of them"
+                )
