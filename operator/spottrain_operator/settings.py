@@ -86,15 +86,21 @@ def _namespaces(text: str) -> tuple[str, ...]:
 
 
 def _default_pool(text: str) -> Pool:
-    return decode(Pool, wire.encode(DEFAULT_POOL) | _json(text, dict), "")
+    return _pool(wire.encode(DEFAULT_POOL) | _json(text, dict), "")
 
 
 def _pools(text: str) -> tuple[Pool, ...]:
     return tuple(_named_pool(raw, f"[{i}]") for i, raw in enumerate(_json(text, list)))
 
 
+def _pool(raw: object, path: str) -> Pool:
+    """Parses a pool. null is absent: in Helm's values it stands for no value."""
+    given = {k: v for k, v in raw.items() if v is not None} if isinstance(raw, dict) else raw
+    return decode(Pool, given, path)
+
+
 def _named_pool(raw: object, path: str) -> Pool:
-    pool = decode(Pool, raw, path)
+    pool = _pool(raw, path)
     if pool.where is None:
         raise InvalidSpec(f"{path}: {pool.name} needs a platform or a preset")
     return pool

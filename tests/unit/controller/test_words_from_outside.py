@@ -93,6 +93,16 @@ OLD: dict[str, Any] = {
 """Every name of 0.1 that is another one now."""
 
 
+def test_a_null_in_a_pool_of_the_chart_is_no_value() -> None:
+    env = {
+        "SPOTTRAIN_OPERATOR_DEFAULT_POOL": '{"platform": "AWS", "preset": null}',
+        "SPOTTRAIN_OPERATOR_POOLS": '[{"name": "a", "platform": "GCP", "nodeSelector": null}]',
+    }
+    settings = Settings.from_env(env)
+    assert settings.default_pool == Pool(name="default", platform=Platform.AWS)
+    assert settings.pools == (Pool(name="a", platform=Platform.GCP),)
+
+
 def test_a_spec_with_old_names_is_told_all_the_new_ones_at_once() -> None:
     job = make_job(raw_spec(**OLD))
     assert job.spec is None
