@@ -83,7 +83,7 @@ REJECTIONS: Final = frozenset(
 )
 """Of an object that pods need: the job waits, and its status says why."""
 UNDECIDED: Final = frozenset({ApiFailure.UNREACHABLE, ApiFailure.TOO_MANY_REQUESTS})
-"""The API server has not judged the request."""
+"""The API server has neither accepted nor rejected the request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

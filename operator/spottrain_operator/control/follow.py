@@ -146,8 +146,8 @@ def _delete_checkpoints(o: Observed) -> Iterator[Action]:
 def _remove(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
     """Deletes a pod that is no longer needed, and releases it once its outcome is recorded."""
     record = status.record(pod.attempt)
-    judged = record is not None and bool(record.cause)
-    stale = pod.attempt < status.attempt or (judged and not status.terminal)
+    attempt_ended = record is not None and bool(record.cause)
+    stale = pod.attempt < status.attempt or (attempt_ended and not status.terminal)
     # A pod with a notice is annotated first (plan.py): its time is shorter than its grace period.
     stopping = record is not None and bool(record.stopping)
     stopped = stopping and not over(pod, o) and notice_of(pod, o) is None

@@ -1,7 +1,8 @@
 """State of this process beyond the caches; correctness does not depend on it.
 
-It is empty after a restart: a rejected pod is tried once more, progress is queried again, and the pending
-timeout starts again where a pod may have waited for a volume.
+`remember` stores what an observation has read. The memory is empty after a restart: a rejected pod is tried
+once more, progress is queried again, and the pending timeout starts again where a pod may have waited for a
+volume.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Memory:
     def keep(self, o: Observed, learned: Learned) -> None:
         """Stores what the next observation of this job needs."""
         key, unread = o.job.key, _unread(o)
-        self.began = o.watched_since
+        self.began = self.began or o.watched_since  # another worker's may have come first
         _put(self.events, key, learned.events)
         if learned.events_error is not None:
             self.events_failed = bool(learned.events_error)

@@ -368,7 +368,7 @@ def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> S
     record = status.record(attempt)
     if record is None or record.cause:
         return status  # it has a cause already: an interrupted attempt that completes afterwards keeps it
-    judged = replace(
+    with_cause = replace(
         record,
         cause=str(ending.cause),
         evidence=ending.evidence[:4000],
@@ -377,7 +377,7 @@ def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> S
         reason=ending.reason,
         stopping="",
     )
-    return with_record(status, judged)
+    return with_record(status, with_cause)
 
 
 def _given_up(o: Observed, ending: Ending) -> Decision:

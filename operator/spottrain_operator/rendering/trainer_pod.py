@@ -200,7 +200,7 @@ def _place(body: Json, pool: Pool, place: Placement) -> None:
 def _require(body: Json, *either: Json) -> None:
     """Adds a required node affinity; of several rules a node must match one.
 
-    A template may tolerate every taint, so a doomed node's taint alone is not enough.
+    A template may tolerate every taint, so the taint of a node that ends soon is not enough.
     """
     if not either:
         return

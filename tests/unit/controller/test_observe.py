@@ -117,6 +117,21 @@ async def test_the_pods_of_deleted_jobs_of_the_same_name_are_listed() -> None:
     assert w.caches.pods.other_lives(KEY) == ()
 
 
+async def test_of_two_first_observations_at_once_the_one_that_is_stored_first_says_when_polling_began() -> (
+    None
+):
+    w = World()
+    await w.look()
+    w._start()
+    await resync(w.cluster, w.caches, KeySet(), ())  # type: ignore[arg-type]
+    first, learned = await _observed(w)
+    w.pass_time(5)
+    second, _ = await _observed(w)
+    remember(first, learned, w.caches, w.memory)
+    remember(second, learned, w.caches, w.memory)
+    assert (await _observed(w))[0].watched_since == first.now < second.now
+
+
 async def test_when_a_deadline_was_first_seen_is_remembered() -> None:
     w = await _running()
     (pod,) = w.caches.pods.of(KEY)
