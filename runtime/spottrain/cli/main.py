@@ -1,23 +1,27 @@
 """`spottrain run SCRIPT [ARGS...]`: entry point of the image, PID 1 of its container, and a user's command.
 
-`spottrain profile` is the same with a profile of some steps (`cli/profile.py`). With several GPUs in the pod
-it starts one process for each (`launcher`), and each returns here as a rank. With one GPU it runs the script
-itself, in a child if the output is stored (`log_capture`). The order matters: block signals, install the
-handler, read the configuration, probe the store, run the script in this process. A bad configuration or store
-ends the run before any heavy import. Every exit writes the termination message.
+`-m MODULE` in place of SCRIPT runs a module as `python -m` does. `spottrain profile` is the same as `run`,
+with a profile of some steps (`cli/profile.py`). With several GPUs in the pod it starts one process for each
+(`launcher`), and each returns here as a rank. With one GPU it runs the script itself, in a child if the
+output is stored (`log_capture`). The order matters: block signals, install the handler, read the
+configuration, probe the store, run the script in this process. A bad configuration or store ends the run
+before any heavy import. Every exit writes the termination message.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import pkgutil
 import runpy
 import sys
 import time
 import traceback
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
@@ -31,9 +35,23 @@ from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.session import Session, install, leave, show, use
 from spottrain.lifecycle.topology import Gang, count_gpus
 
-ABOUT = "Training on spot capacity: it saves before it is interrupted and goes on where it was."
-DESCRIPTION = """Runs a training script that saves before it is interrupted and goes on where it was.
-Outside Kubernetes: Ctrl-C saves; the same command goes on."""
+ABOUT = "Trains on spot capacity: saves before an interruption, and resumes from there."
+DESCRIPTION = """Runs a training script that saves a checkpoint before it is interrupted and resumes from it.
+Outside Kubernetes, Ctrl-C saves and stops; the same command resumes."""
+
+
+class Command(NamedTuple):
+    """What to run. `script` is a file; `module` is its module name if it is run by -m, else empty."""
+
+    script: str
+    module: str
+    args: list[str]
+    nproc: str
+
+    @property
+    def words(self) -> list[str]:
+        """The command without flags, for each rank."""
+        return [*(["-m", self.module] if self.module else [self.script]), *self.args]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,23 +63,23 @@ def main(argv: list[str] | None = None) -> int:
         return checkpoints.main(words[1:])
     hold_signals()  # blocked already, unless the caller is not `entry`
     try:
-        script, args, nproc = _read_command(words)
-        _require_script(script)  # before creating a checkpoint folder or ranks for it
-        gang = Gang.from_env(os.environ, nproc, lambda: count_gpus(os.environ))
+        command = _read_command(words)
+        _require_script(command)  # before creating a checkpoint folder or ranks for it
+        gang = Gang.from_env(os.environ, command.nproc, lambda: count_gpus(os.environ))
     except RunError as error:
         return _failed(_make_session(), error, "")
     if gang.workers > 1:
         meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     ranks = [gang.rank(number) for number in range(gang.nproc)]
-    outputs = keep(os.environ, ranks, script, parent=True)
+    outputs = keep(os.environ, ranks, command.script, parent=True)
     if gang.nproc > 1 or outputs is not None:
-        launcher = Launcher(gang, [script, *args], os.environ, born=process_start(), outputs=outputs)
+        launcher = Launcher(gang, command.words, os.environ, born=process_start(), outputs=outputs)
         code = launcher.run()
         if code is not None:
             leave(code)  # nothing is left to shut down
         os.environ.update(MARK)  # from here on this is the single rank
     os.environ.update(gang.env_of(0, gang.port))
-    return _run_here(_make_session(), script, args)
+    return _run_here(_make_session(), command)
 
 
 def _make_session() -> Session:
@@ -70,24 +88,24 @@ def _make_session() -> Session:
     return session
 
 
-def _run_here(session: Session, script: str, args: list[str]) -> int:
+def _run_here(session: Session, command: Command) -> int:
     try:
-        session.prepare(script)
-        session.script = script
-        _run(script, args)
+        session.prepare(command.script)
+        session.script = command.script
+        _run(command)
         code: int = session.end_of_script()
     except SystemExit as exit_:
         code = _exit_of_script(session, exit_)
     except BaseException as error:  # any exception of the script
-        code = _failed(session, error, script)
+        code = _failed(session, error, command.script)
     if session.must_leave(code):
         leave(code)
     session.preemption.let_end(partial(leave, code))  # a stop need not wait for anything any more
     return int(code)
 
 
-def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
-    """Returns script, arguments and `--nproc`. Sets the environment variables of the other flags."""
+def _read_command(argv: list[str]) -> Command:
+    """Parses the command and finds a module's file. Sets the environment variables of the other flags."""
     parser = _Parser(prog="spottrain", description=ABOUT)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
@@ -98,35 +116,44 @@ def _read_command(argv: list[str]) -> tuple[str, list[str], str]:
     profile.add_flags(profiled)
     _add_flags(profiled)
     values = vars(parser.parse_args(argv))
+    module = values["script"] if values["module"] else ""
+    if module:
+        values["script"] = _file_of_module(module)
     os.environ.update({name: values[name] for name in names if values[name] is not None})
     if values["command"] == "profile":
         os.environ.update(profile.settings(values, os.environ, time.time()))
-    return values["script"], values["args"], values["nproc"]
+    return Command(values["script"], module, values["args"], values["nproc"])
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
     """Adds the flags. Returns the names of those that are set as environment variables."""
-    on_existing = "where another job left checkpoints at the URI: fail (default), resume from them, or fresh"
-    flags: dict[str, tuple[str, str]] = {
-        "--checkpoint": (
-            Env.CHECKPOINT_URI,
-            "folder, s3://bucket/prefix or gs://... (default: checkpoints/<script>)",
-        ),
-        "--endpoint": (Env.CHECKPOINT_ENDPOINT, "URL of an S3-compatible server"),
-        "--interval": (Env.CHECKPOINT_INTERVAL, "between saves: auto, 500steps, 90s, 10m (default) or 1h"),
-        "--keep": (Env.CHECKPOINT_KEEP, "checkpoints to keep, at least 2 (default 3)"),
-        "--on-existing": (Env.CHECKPOINT_ON_EXISTING, on_existing),
-        "--training": (Env.TRAINING, "settings that win over the script's, as JSON: '{\"maxSteps\": 100}'"),
-        "--log-format": (LOG_FORMAT, "default: auto, which is text in a terminal and logfmt elsewhere"),
-    }
+    place = "folder, s3://bucket/prefix or gs://bucket/prefix (default: checkpoints/<script>)"
+    interval = "time or steps between saves: auto, 500steps, 90s, 10m (default) or 1h"
+    on_existing = (
+        "if another job left checkpoints at the URI: fail (default), resume from them, or start fresh"
+    )
+    log_format = "default: auto, which is text in a terminal and logfmt elsewhere"
+    flags = (
+        ("--checkpoint", Env.CHECKPOINT_URI, "URI", place),
+        ("--endpoint", Env.CHECKPOINT_ENDPOINT, "URL", "URL of an S3-compatible server"),
+        ("--interval", Env.CHECKPOINT_INTERVAL, "INTERVAL", interval),
+        ("--keep", Env.CHECKPOINT_KEEP, "N", "number of checkpoints to keep, at least 2 (default 3)"),
+        ("--on-existing", Env.CHECKPOINT_ON_EXISTING, None, on_existing),
+        ("--training", Env.TRAINING, "JSON", "settings that override the script's: '{\"maxSteps\": 100}'"),
+        ("--log-format", LOG_FORMAT, None, log_format),
+    )
     choices = {"--on-existing": [each.lower() for each in OnExisting], "--log-format": list(LOG_FORMATS)}
-    for flag, (name, text) in flags.items():
-        parser.add_argument(flag, dest=name, choices=choices.get(flag), help=f"{text} [{name}]")
-    nproc = "processes in this pod: auto (default: one per GPU, or one) or a number"
-    parser.add_argument("--nproc", default="auto", help=nproc)
-    parser.add_argument("script")
-    parser.add_argument("args", nargs=argparse.REMAINDER)
-    return [name for name, _ in flags.values()]
+    for flag, name, metavar, text in flags:
+        parser.add_argument(
+            flag, dest=name, metavar=metavar, choices=choices.get(flag), help=f"{text} [{name}]"
+        )
+    nproc = "number of processes in this pod, or auto (default): one per GPU, at least one"
+    parser.add_argument("--nproc", default="auto", metavar="N", help=nproc)
+    module = "SCRIPT is a module's name, as of python -m"
+    parser.add_argument("-m", dest="module", action="store_true", help=module)
+    parser.add_argument("script", metavar="SCRIPT", help="path of the script; with -m, the name of a module")
+    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
+    return [name for _, name, _, _ in flags]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -135,18 +162,62 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"{message}; see {self.prog} --help")
 
 
-def _require_script(script: str) -> None:
-    if not Path(script).is_file():
+def _require_script(command: Command) -> None:
+    if not command.module and not Path(command.script).is_file():
         raise ConfigurationError(
-            f"the script {script} is not a file (looked from {Path.cwd()}); give a path that exists there",
+            f"the script {command.script} is not a file (looked from {Path.cwd()}); give a path that exists "
+            "there, or -m and the name of a module",
             reason=Reason.SCRIPT_NOT_FOUND,
         )
 
 
-def _run(script: str, args: list[str]) -> None:
-    sys.argv = [script, *args]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+def _file_of_module(name: str) -> str:
+    """Returns the file that `python -m name` would run. Raises ConfigurationError if there is none."""
+    spec = _find(name) if all(name.split(".")) else None
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find(f"{name}.__main__")
+    if spec is None or not spec.has_location or spec.origin is None:
+        raise ConfigurationError(
+            f"-m {name}: there is no such module, or it is a package without __main__.py (looked in "
+            f"{Path.cwd()} and Python's path); write package.module, without .py",
+            reason=Reason.SCRIPT_NOT_FOUND,
+        )
+    return spec.origin
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Finds a module as `import` does, but imports no package above it, which may be heavy."""
+    package = name.rpartition(".")[0]
+    above = _find(package) if package else None
+    folders = (above.submodule_search_locations if above else None) if package else [*_path(), *sys.path]
+    portions: list[str] = []
+    for folder in folders or ():
+        finder = pkgutil.get_importer(folder)
+        spec = finder.find_spec(name) if finder is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += (spec.submodule_search_locations if spec else None) or []
+    if portions:  # a package without __init__.py
+        namespace = ModuleSpec(name, None, is_package=True)
+        namespace.submodule_search_locations = portions
+        return namespace
+    return None if package else importlib.util.find_spec(name)  # such as an editable installation
+
+
+def _path() -> list[str]:
+    """Where `python -m` looks first: in the working directory, unless PYTHONSAFEPATH is set."""
+    return [] if os.environ.get("PYTHONSAFEPATH") else [os.getcwd()]
+
+
+def _run(command: Command) -> None:
+    sys.argv = [command.script, *command.args]
+    if command.module:
+        sys.path[:0] = _path()
+        # alter_sys: __main__ is the module, with its spec, by which spawned processes import it again.
+        runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(command.script).resolve().parent))
+        runpy.run_path(command.script, run_name="__main__")
 
 
 def _failed(session: Session, error: BaseException, script: str) -> int:

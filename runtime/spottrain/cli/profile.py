@@ -10,25 +10,25 @@ import argparse
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from spottrain.contract import PROFILE, Env
 from spottrain.core import log
 from spottrain.core.profile_window import Window
+from spottrain.core.run_config import name_of
 from spottrain.core.training_spec import Training
 from spottrain.errors import ConfigurationError
 
-ABOUT = """Runs a training script and profiles some of its steps, by torch.profiler. Without --checkpoint the
-run ends after them, in a folder of its own; with it, it is a run like any other."""
+ABOUT = """Runs a training script and profiles some of its steps with torch.profiler. Without --checkpoint the
+run ends after these steps and uses a folder of its own; with it, the run is like any other."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     usual = Window()
     for name, text in (
-        ("wait", "steps to let pass first: compilation, first allocations"),
-        ("warmup", "steps to trace and throw away"),
-        ("active", "steps to keep"),
+        ("wait", "steps to skip first (compilation, first allocations)"),
+        ("warmup", "steps to trace and discard"),
+        ("active", "steps to record"),
     ):
         default = getattr(usual, name)
         parser.add_argument(f"--{name}", default=str(default), help=f"{text} (default {default})")
@@ -43,7 +43,7 @@ def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> d
     found = {PROFILE: window.to_json()}
     if not env.get(Env.CHECKPOINT_URI):
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-        found[Env.CHECKPOINT_URI] = f"profiles/{Path(values['script']).stem}-{moment}"
+        found[Env.CHECKPOINT_URI] = f"profiles/{name_of(values['script'])}-{moment}"
         text = env.get(Env.TRAINING) or "{}"
         if Training.from_json(text).maxSteps is None:
             found[Env.TRAINING] = json.dumps(_short(json.loads(text), window))
@@ -61,6 +61,6 @@ def _short(training: dict[str, Any], window: Window) -> dict[str, Any]:
 def _steps(name: str, text: str) -> int:
     if not text.isdecimal():
         raise ConfigurationError(
-            f"--{name} {text!r} is no whole number of steps; see spottrain profile --help"
+            f"--{name} {text!r} is not a whole number of steps; see spottrain profile --help"
         )
     return int(text)

@@ -67,6 +67,12 @@ class Interval:
         return self.seconds is not None and seconds >= self.seconds
 
 
+def name_of(script: str) -> str:
+    """Returns the name of a local run: that of the script, or of the package of a `__main__.py`."""
+    path = Path(script)
+    return (path.resolve().parent.name if path.stem == "__main__" else path.stem) or "run"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """Configuration of one attempt of one job: identity, checkpoints, limits."""
@@ -120,7 +126,7 @@ class RunConfig:
     def from_env(cls, env: Mapping[str, str], *, script: str) -> RunConfig:
         """Reads the operator's variables. Without a job UID this is a local run of `script`."""
         local = Env.JOB_UID not in env
-        name = Path(script).stem or "run"
+        name = name_of(script)
         uri = env.get(Env.CHECKPOINT_URI) or (f"checkpoints/{name}" if local else None)
         return cls(
             job=env.get(Env.JOB_NAME) or name,

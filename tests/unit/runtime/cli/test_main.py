@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json.tool
 import os
 from collections.abc import Iterator
 
@@ -27,8 +28,15 @@ def refusal(*words: str) -> str:
 
 @pytest.mark.parametrize("value", OnExisting)
 def test_what_to_do_with_checkpoints_of_another_job_can_be_said_on_a_laptop(value: OnExisting) -> None:
-    assert _read_command(["run", "--on-existing", value.lower(), "train.py"]) == ("train.py", [], "auto")
+    assert _read_command(["run", "--on-existing", value.lower(), "train.py"]).words == ["train.py"]
     assert RunConfig.from_env(os.environ, script="train.py").on_existing is value
+
+
+def test_what_comes_after_the_module_is_the_modules() -> None:
+    given = _read_command(["run", "--nproc", "2", "-m", "json.tool", "--nproc", "3", "-m", "x"])
+    assert (given.module, given.args, given.nproc) == ("json.tool", ["--nproc", "3", "-m", "x"], "2")
+    assert given.script == json.tool.__file__ and given.words == ["-m", "json.tool", *given.args]
+    assert _read_command(["run", "train.py", "-m", "json.tool"]).words == ["train.py", "-m", "json.tool"]
 
 
 def test_without_the_flag_the_operators_word_stays() -> None:

@@ -63,7 +63,7 @@ def test_a_key_is_numbered_as_those_of_logs_are() -> None:
 
 def test_profile_without_a_checkpoint_is_a_short_run_in_a_folder_of_its_own() -> None:
     read = _read_command(["profile", "--active", "4", "--wait", "1", "some/train.py", "--lr", "1"])
-    assert read == ("some/train.py", ["--lr", "1"], "auto")
+    assert (read.script, read.args, read.nproc) == ("some/train.py", ["--lr", "1"], "auto")
     assert Window.from_env(os.environ) == Window(wait=1, warmup=2, active=4)
     run = RunConfig.from_env(os.environ, script="some/train.py")
     assert run.checkpoint_uri is not None and run.checkpoint_uri.startswith("profiles/train-")
