@@ -50,7 +50,7 @@ def main() -> None:
         logger=False,
         enable_progress_bar=False,
     )
-    loader = spottrain.data.loader(Sums(), batch_size=32)
+    loader = spottrain.data.loader(Sums(), batch_size=32, shuffle=True)
     trainer.fit(Model(), loader, ckpt_path=spot.resume())
 
 

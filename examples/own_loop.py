@@ -34,7 +34,7 @@ def main() -> None:
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    loader = spottrain.data.loader(Sums(), batch_size=32)
+    loader = spottrain.data.loader(Sums(), batch_size=32, shuffle=True)
 
     run = spottrain.Run(
         model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=STEPS, log_every=100

@@ -31,7 +31,7 @@ class Held(Augmented):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
-loader = spottrain.data.loader(Augmented(), batch_size=ORDER.batch, num_workers=ORDER.workers)
+loader = spottrain.data.loader(Augmented(), batch_size=ORDER.batch, num_workers=ORDER.workers, shuffle=True)
 validation = torch.utils.data.DataLoader(
     Held(), batch_size=28, num_workers=1, generator=torch.Generator().manual_seed(0)
 )

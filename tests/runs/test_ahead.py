@@ -109,9 +109,9 @@ def test_a_batch_that_was_drawn_and_not_used_comes_first_in_the_next_attempt(
 
 
 LOADERS = {
-    "ours": "loader = spottrain.data.loader(Numbers(), batch_size=4, num_workers=2)\n",
+    "ours": "loader = spottrain.data.loader(Numbers(), batch_size=4, num_workers=2, shuffle=True)\n",
     "a sampler of ours": (
-        "sampler = spottrain.data.BatchSampler(Numbers(), batch_size=4)\n"
+        "sampler = spottrain.data.BatchSampler(Numbers(), batch_size=4, shuffle=True)\n"
         "loader = torch.utils.data.DataLoader(\n"
         "    Numbers(), batch_sampler=sampler, generator=torch.Generator()\n"
         ")\n"

@@ -55,7 +55,7 @@ SCRIPT = (
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
 scaler = torch.amp.GradScaler("cpu", enabled="SCALER" in os.environ)
 workers = int(os.environ.get("WORKERS", "0"))
-loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2, num_workers=workers)
+loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2, num_workers=workers, shuffle=True)
 ema = copy.deepcopy(model)
 extra = {"ema": ema, "other": scheduler} if MORE == "extra" else {"ema": ema}
 
@@ -187,7 +187,7 @@ optimizers = {
     "first": torch.optim.SGD([*models["first"].parameters(), temperature], lr=1e-2, momentum=0.9),
     "second": torch.optim.AdamW(models["second"].parameters()),
 }
-sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8)
+sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8, shuffle=True)
 loader = torch.utils.data.DataLoader(Noisy(), batch_sampler=sampler, generator=torch.Generator())
 
 with spottrain.Run(model=models, optimizer=optimizers, data=loader, log_every=1) as run:

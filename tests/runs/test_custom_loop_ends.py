@@ -22,7 +22,7 @@ STOP = int(os.environ.get("STOP", "0"))
 dataset = [torch.randn(4, generator=torch.Generator().manual_seed(i)) for i in range(32)]
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = spottrain.data.loader(dataset, batch_size=4)
+loader = spottrain.data.loader(dataset, batch_size=4, shuffle=True)
 
 
 def train(batch):
@@ -290,7 +290,7 @@ TAUGHT = (
     HEAD
     + """\
 teacher = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).requires_grad_(False)
-loader = spottrain.data.loader(dataset, batch_size=4, accumulation=2)
+loader = spottrain.data.loader(dataset, batch_size=4, accumulation=2, shuffle=True)
 run = spottrain.Run(
     model=model, optimizer=optimizer, data=loader, extra={"teacher": teacher}, max_steps=6
 )

@@ -35,7 +35,7 @@ PLAIN = (
     HEAD
     + """\
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = spottrain.data.loader(dataset, batch_size=4)
+loader = spottrain.data.loader(dataset, batch_size=4, shuffle=True)
 run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=20, log_every=1)
 for batch in run.batches(loader):
     optimizer.zero_grad()
@@ -64,7 +64,7 @@ ema = spottrain.techniques.EMA(model, decay=s.ema_decay) if s.ema_decay else Non
 windows = s.global_batch_size // s.micro_batch_size
 loader = spottrain.data.loader(
     dataset, batch_size=s.micro_batch_size, accumulation=windows, num_workers=s.num_workers,
-    prefetch_factor=s.prefetch_factor,
+    prefetch_factor=s.prefetch_factor, shuffle=True,
 )
 run = spottrain.Run(
     model=model, optimizer=optimizer, scheduler=scheduler, scaler=amp, data=loader, max_steps=20, log_every=1,
@@ -367,7 +367,7 @@ dataset = [torch.randn(16, generator=torch.Generator().manual_seed(i)) for i in 
 model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16)))
 exchange = spottrain.techniques.gradient_compression.attach(model, "powerSGD", start_step=3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-loader = spottrain.data.loader(dataset, batch_size=4)
+loader = spottrain.data.loader(dataset, batch_size=4, shuffle=True)
 extra = {"exchange": exchange} if "FORGET" not in os.environ else {}
 run = spottrain.Run(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=60)
 for x in run.batches(loader):

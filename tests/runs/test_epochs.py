@@ -66,10 +66,10 @@ def validate(epoch):
     print(f"validated {epoch} step {run.global_step} lr {lr:.9g} {loss:.9g}\\n", end="", flush=True)
 """
 
-LOADER = "loader = spottrain.data.loader(Noisy(), batch_size=8, num_workers=WORKERS)\n"
+LOADER = "loader = spottrain.data.loader(Noisy(), batch_size=8, num_workers=WORKERS, shuffle=True)\n"
 SAMPLER = (
     "NOISE = 0.0\n"  # with workers it is another one after a resume
-    "sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8)\n"
+    "sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8, shuffle=True)\n"
     "loader = torch.utils.data.DataLoader(\n"
     "    Noisy(), batch_sampler=sampler, generator=torch.Generator(), num_workers=WORKERS\n"
     ")\n"
@@ -359,7 +359,7 @@ WITH = (
     )
     + """\
 dataset = Noisy()
-loader = spottrain.data.loader(dataset, batch_size=8)
+loader = spottrain.data.loader(dataset, batch_size=8, shuffle=True)
 
 
 def get_batch(split):

@@ -43,7 +43,7 @@ class Noisy(torch.utils.data.Dataset):
         return x, x.sum()
 
 
-loader = spottrain.data.loader(Noisy(), batch_size=4)
+loader = spottrain.data.loader(Noisy(), batch_size=4, shuffle=True)
 """
 TRAIN = """
 run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=12, log_every=1)

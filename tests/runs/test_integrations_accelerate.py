@@ -57,7 +57,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
 SCRIPT = (
     HEAD
     + """\
-loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2)
+loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2, shuffle=True)
 model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 average = Average()
 accelerator.register_for_checkpointing(average)
@@ -131,7 +131,7 @@ run.finish()
 )
 LOADERS = {
     "ours": (
-        "loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2)\n"
+        "loader = spottrain.data.loader(Noisy(), batch_size=4, accumulation=2, shuffle=True)\n"
         "run = AccelerateRun(accelerator, data=loader, log_every=1)\n",
         "loader",
     ),

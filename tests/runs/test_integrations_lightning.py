@@ -72,7 +72,7 @@ def trainer(*callbacks, **arguments):
 
 
 loader = spottrain.data.loader(
-    Noisy(), batch_size=4, accumulation=2, num_workers=int(os.environ.get("WORKERS", "0"))
+    Noisy(), batch_size=4, accumulation=2, num_workers=int(os.environ.get("WORKERS", "0")), shuffle=True
 )
 """
 

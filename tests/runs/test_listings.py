@@ -246,7 +246,7 @@ def test_ours_a_position_in_the_data_is_reached_without_reading_what_came_before
                 return found
         raise AssertionError("the stream has no end")
 
-    plan = Plan(size=10, batch_size=2, micro_batch_size=2, seed=3)
+    plan = Plan(size=10, global_batch_size=2, micro_batch_size=2, seed=3)
     early, late = Batches(Noting(), plan), Batches(Noting(), plan)
     before = used(early, 3)
     late.load_state_dict(early.state_dict())

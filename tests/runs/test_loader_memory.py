@@ -46,7 +46,7 @@ def rows():
 
 
 dataset = Set(rows())
-batches = Batches(dataset, Plan(size=COUNT, batch_size=8000, micro_batch_size=8000), workers=1)
+batches = Batches(dataset, Plan(size=COUNT, global_batch_size=8000, micro_batch_size=8000), num_workers=1)
 stream = iter(batches)  # kept: its end is the workers'
 for number, (step, parts) in enumerate(stream, 1):
     list(parts)
@@ -94,7 +94,7 @@ class Leak:
 
 def test_a_reader_that_leaks_is_told_before_the_limit_is_reached() -> None:
     """By what Linux says of a real worker, after each step; the limit is as of a small container."""
-    batches = Batches(Leak(), Plan(size=200, batch_size=4, micro_batch_size=4), workers=1)
+    batches = Batches(Leak(), Plan(size=200, global_batch_size=4, micro_batch_size=4), num_workers=1)
     stream, before, start, text = iter(batches), Look(), 0, ""
     steps = 0
     while not text and steps < 40:

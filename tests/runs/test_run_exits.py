@@ -75,7 +75,7 @@ def test_the_script_gets_its_arguments_and_its_folder(lab: Lab) -> None:
         ({Env.CHECKPOINT_URI: "s3:/bucket/x"}, "'s3:/bucket/x' is not valid: use s3://bucket/prefix"),
         ({Env.CHECKPOINT_URI: "/proc/nope"}, "/proc/nope cannot hold checkpoints"),
         ({Env.KNOWN_DURABLE_STEP: "5"}, "step 5 of job is known to be durable"),
-        ({Env.TRAINING: '{"globalBatchSize": 51}'}, "has 50 sample(s), fewer than one batch of 51"),
+        ({Env.TRAINING: '{"globalBatchSize": 51}'}, "has 50 sample(s), fewer than a global batch of 51"),
         ({Env.CHECKPOINT_URI: "s3://b/p", "AWS_PROFILE": "nobody"}, "nobody"),
         ({Env.CHECKPOINT_URI: "s3://b/p", Env.CHECKPOINT_ENDPOINT: "not a url"}, "not a url"),
     ],

@@ -50,7 +50,7 @@ ema = EMA(model, decay=0.9)
 stopping = EarlyStopping(patience=2, min_delta=10.0)
 trackers = Trackers([])
 trackers.begin("run", 0)
-loader = spottrain.data.loader(Numbers(), batch_size=4)
+loader = spottrain.data.loader(Numbers(), batch_size=4, shuffle=True)
 extra = {"ema": ema, "stopping": stopping, "trackers": trackers}
 run = spottrain.Run(model=model, optimizer=optimizer, data=loader, extra=extra, max_steps=STEPS)
 say("begin", run.global_step)

@@ -26,7 +26,7 @@
     source.load_state_dict(state)   before the first next(). Raises CheckpointError, also for None, which
                             stands for a checkpoint of the other kind of data
     source.steps_per_epoch  None if unknown before the stream ends
-    source.workers          loader processes of this rank
+    source.num_workers      loader processes of this rank
     source.per_rank         True: each rank has its own state. Ranks added since the save get rank 0's.
                             False: one state, the same on all ranks
 

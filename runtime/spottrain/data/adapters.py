@@ -30,30 +30,29 @@ def resumable(loader: Any, *, ranks: int) -> Any:
         return loader
     if _counts_samples(loader):
         raise ConfigurationError(
-            f"train_dataset is a {name}, which makes no batches; give it to a DataLoader, and that as "
-            "train_dataset"
+            f"train_dataset is a {name}, which yields samples instead of batches; wrap it in a DataLoader"
         )
     if _counts_samples(getattr(loader, "dataset", None)):
         return Streaming(loader, ranks=ranks)
     if hasattr(loader, "advance"):
         raise ConfigurationError(
-            f"train_dataset is a {name}, which is for custom loops: it counts what advance() tells it; "
-            "give its dataset instead"
+            f"train_dataset is a {name}, which is for custom loops that call advance(); give its "
+            "dataset instead"
         )
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return loader
     raise ConfigurationError(
-        f"train_dataset is a {name} without state_dict(), so it cannot go on where it was; {_instead(loader)}"
+        f"train_dataset is a {name} without state_dict(), so it cannot be resumed; {_instead(loader)}"
     )
 
 
 def _instead(loader: Any) -> str:
     dataset = getattr(loader, "dataset", None)
     if hasattr(dataset, "__getitem__") and not isinstance(dataset, torch.utils.data.IterableDataset):
-        return "give its dataset as train_dataset, and its workers and collate_fn as workers and collate"
+        return "give the dataset itself as train_dataset, and its num_workers and collate_fn to the Trainer"
     return (
-        "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping, which after a resume "
-        "fetches again what was used of the pass"
+        "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping, which after a "
+        "resume fetches the pass again from its beginning"
     )
 
 
@@ -148,8 +147,8 @@ class Skipping(_Around):
         if state["workers"] != self.num_workers:
             raise CheckpointError(
                 f"the checkpoint was made with {state['workers']} loader workers, and now there are "
-                f"{self.num_workers}: a stream without a state of its own may come in another order then; "
-                "give the loader the same number",
+                f"{self.num_workers}, so the batches may come in another order; use num_workers="
+                f"{state['workers']}",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
         self._pass, self._used, self.seed = state["pass"], state["used"], state["seed"]

@@ -149,17 +149,16 @@ def _say(folder: Path, reach: LockScope) -> None:
     _said.add(folder)
     whose = "may be of this node only" if reach is LockScope.NODE else "do not exist"
     why = (
-        f"locks on this volume {whose}: others may download the same at once, of which one result is "
-        f"kept, and what dead attempts have left in {folder} is not removed"
+        f"locks on this volume {whose}: other processes may download the same data at the same time, "
+        f"of which one copy is kept, and what dead attempts left in {folder} is not removed"
     )
     log.event("data-cache-without-locks", folder=folder, why=why)
 
 
 def _say_silent(path: Path) -> None:
     why = (
-        f"another process has the lock and has given no sign of life for {SILENT_SECONDS:.0f} s, as where "
-        "its node has died and the file server does not know: this one goes on, and if both come to an end "
-        "one result is kept"
+        f"another process holds the lock and has not renewed it for {SILENT_SECONDS:.0f} s; its node may "
+        "have died without the file server noticing. This process continues; if both finish, one copy is kept"
     )
     log.event("data-cache-lock-ignored", path=path, why=why)
 

@@ -57,9 +57,9 @@ def seeded(seed: int) -> Iterator[None]:
 class Repeatable:
     """Fetches and collates each micro-batch under its own seed."""
 
-    def __init__(self, dataset: Dataset, collate: Collate) -> None:
+    def __init__(self, dataset: Dataset, collate_fn: Collate) -> None:
         self.dataset = dataset
-        self.collate = collate
+        self.collate_fn = collate_fn
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -69,7 +69,7 @@ class Repeatable:
         with seeded(request.seed):
             fetch_all = getattr(self.dataset, "__getitems__", None)
             samples = fetch_all(request.samples) if fetch_all else [self.dataset[i] for i in request.samples]
-            return self.collate(list(samples))
+            return self.collate_fn(list(samples))
 
 
 def as_it_is(batch: Any) -> Any:
@@ -81,8 +81,8 @@ def load(
     steps: Iterator[Step],
     *,
     seed: int = 0,
-    workers: int = 0,
-    collate: Collate | None = None,
+    num_workers: int = 0,
+    collate_fn: Collate | None = None,
     pin_memory: bool = False,
     prefetch_factor: int | None = None,
 ) -> Iterator[Any]:
@@ -94,8 +94,8 @@ def load(
         dataset: map-style dataset.
         steps: steps whose `micro_batches` name the samples, as from `Plan.steps`.
         seed: each micro-batch is fetched under a seed derived from this one.
-        workers: loader processes; 0: fetches in this process.
-        collate: makes a batch of a list of samples; None: torch's `default_collate`.
+        num_workers: loader processes; 0: fetches in this process.
+        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         pin_memory: as of torch's DataLoader.
         prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
 
@@ -104,12 +104,12 @@ def load(
     """
     requests = (request(seed, step.epoch, samples) for step in steps for samples in step.micro_batches)
     loader: DataLoader[Any] = DataLoader(
-        Repeatable(dataset, collate or default_collate),  # type: ignore[arg-type]
+        Repeatable(dataset, collate_fn or default_collate),  # type: ignore[arg-type]
         batch_sampler=requests,  # type: ignore[arg-type]
-        num_workers=workers,
+        num_workers=num_workers,
         collate_fn=as_it_is,
         pin_memory=pin_memory,
-        prefetch_factor=prefetch_factor if workers else None,
+        prefetch_factor=prefetch_factor if num_workers else None,
         worker_init_fn=ignore_signals,
         generator=torch.Generator().manual_seed(seed),  # else it draws from the global random state
     )

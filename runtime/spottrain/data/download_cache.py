@@ -90,13 +90,13 @@ def cached(name: str, make: Callable[[Path], object]) -> Path:
 def _checked(name: str) -> str:
     if NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"spottrain.cached({name!r}): the name is that of one folder; give it letters, digits, . _ and - "
-            "(at most 128, the first no . or -), without / and .."
+            f"spottrain.cached({name!r}): the name becomes a folder's name; use at most 128 letters, digits, "
+            "dots, underscores and hyphens, not beginning with a dot or hyphen, and without / and .."
         )
     if name in LIBRARY_HOMES.values():
         variable = next(key for key, folder in LIBRARY_HOMES.items() if folder == name)
         raise ConfigurationError(
-            f"spottrain.cached({name!r}): this folder is {variable}'s; take another name"
+            f"spottrain.cached({name!r}): {variable} uses the folder of that name; use another name"
         )
     return name
 
@@ -108,7 +108,7 @@ def _whole(path: Path) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISDIR(mode):
-        raise ConfigurationError(f"{path} is no folder, so nothing can be kept there; delete it")
+        raise ConfigurationError(f"{path} is not a folder, so nothing can be cached there; delete it")
     return True
 
 
@@ -201,9 +201,9 @@ def _begin(draft: Path) -> None:
         if error.errno in FULL | PASSING:
             raise
         raise ConfigurationError(
-            f"folders of the data cache {draft.parent.parent} cannot be renamed: {error.strerror}. So a "
-            "download could not be told from half of one. Object storage that is mounted as a folder is like "
-            "that (gcsfuse, Mountpoint for S3): take a file system, or stream the data"
+            f"folders in the data cache {draft.parent.parent} cannot be renamed: {error.strerror}. Without "
+            "renaming, a complete download looks like an incomplete one. Object storage that is mounted as a "
+            "folder (gcsfuse, Mountpoint for S3) behaves like this: use a file system, or stream the data"
         ) from error
     (draft / "file").unlink()
 

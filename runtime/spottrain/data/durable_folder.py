@@ -90,23 +90,27 @@ def _content(root: Path) -> Content:
         for each in (Path(folder, name) for name in (*names, *folders)):
             facts = each.lstat()
             if stat.S_ISLNK(facts.st_mode):
-                _require_to_move_along(each, root)
+                _require_to_survive_rename(each, root)
                 links += 1
             elif stat.S_ISREG(facts.st_mode):
                 files, size = files + 1, size + facts.st_size
     if not files + links:
         raise ConfigurationError(
-            "the function that was given to spottrain.cached has left no file in the folder it was called "
-            "with, so nothing is kept; it must write there, by the path it is given"
+            "the function given to spottrain.cached wrote no file into its folder, so nothing was cached; it "
+            "must write below the path that it is called with"
         )
     return Content(files, size)
 
 
-def _require_to_move_along(link: Path, root: Path) -> None:
-    if Path(os.readlink(link)).is_relative_to(root):
+def _require_to_survive_rename(link: Path, root: Path) -> None:
+    """Raises ConfigurationError for an absolute link into `root`, by whatever path (`root` may be a link)."""
+    target = Path(os.readlink(link))
+    if not target.is_absolute():
+        return
+    if any(os.path.exists(each) and os.path.samefile(each, root) for each in (target, *target.parents)):
         raise ConfigurationError(
-            f"{link.relative_to(root)} is an absolute link into the folder that was filled, which is "
-            "renamed; make it relative"
+            f"{link.relative_to(root)} is a symbolic link to {target}, inside the folder that "
+            "spottrain.cached fills; that folder is renamed afterwards, so make the link relative"
         )
 
 

@@ -92,7 +92,7 @@ class StreamBatches:
         self.loader: Resumable = resumable(loader, ranks=ranks)
         self.accumulation, self.rank, self.ranks = accumulation, rank, ranks
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
-        self.workers: int = getattr(loader, "num_workers", 0) or 0  # some loaders have None
+        self.num_workers: int = getattr(loader, "num_workers", 0) or 0  # some loaders have None
         held, context = (getattr(loader, name, None) for name in ("dataset", "multiprocessing_context"))
         self._room = WorkerMemoryLimit(held, ranks=local_ranks, context=context)
         self._place = _Place()
@@ -114,7 +114,7 @@ class StreamBatches:
         A step's micro-batches are all fetched before the first is yielded: their number sets their weight.
         """
         protect(self.loader)
-        self._room.warn(self.workers)
+        self._room.warn(self.num_workers)
         try:
             place = self._resume()
             while True:
@@ -170,7 +170,9 @@ class StreamBatches:
             CheckpointError: the state is of another kind of data, rank, number of ranks or batch size.
         """
         if state is None or "stream" not in state:
-            raise _incompatible("it was made with a map-style train_dataset, and now it is a stream")
+            raise _incompatible(
+                "it was made with a map-style train_dataset, and train_dataset is now a stream"
+            )
         self._refuse_other(state)
         place = _Place(epoch=state["epoch"], steps=state["steps"], over=state["over"])
         self._base = state["stream"].get("loader", _MISSING), place
@@ -182,14 +184,14 @@ class StreamBatches:
         if (state["rank"], state["ranks"]) != (self.rank, self.ranks) and not elastic:
             raise _incompatible(
                 f"its position is that of rank {state['rank']} of {state['ranks']}, and this is rank "
-                f"{self.rank} of {self.ranks}; {_name(self.loader)} keeps one position for each rank, so go "
-                f"on with {state['ranks']} rank(s), or use a map-style train_dataset or an elastic stream"
+                f"{self.rank} of {self.ranks}; {_name(self.loader)} has one position per rank, so "
+                f"resume with {state['ranks']} rank(s), or use a map-style train_dataset or an elastic stream"
             )
         if state["accumulation"] * state["ranks"] != self.accumulation * self.ranks and state["behind"]:
             raise _incompatible(
                 f"{state['behind']} steps of {state['accumulation']} x {state['ranks']} micro-batches "
-                f"must be fetched again, and now a step has {self.accumulation} x {self.ranks}: keep the "
-                "batch size"
+                f"must be fetched again, and now a step has {self.accumulation} x {self.ranks}: keep "
+                "accumulation x ranks the same"
             )
 
     def _snapshot(self) -> Any:
@@ -223,7 +225,7 @@ class StreamBatches:
                 self._begin_pass(place)
         except (AssertionError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise _incompatible(
-                f"{_name(self.loader)} does not take its saved state ({type(error).__name__}: {error}); "
+                f"{_name(self.loader)} refused its saved state ({type(error).__name__}: {error}); "
                 "give it the same data, sampler and number of workers"
             ) from error
 
@@ -274,8 +276,8 @@ class StreamBatches:
         """Handles the end of a pass at the end of a step: begins the next pass."""
         if empty > 1:
             raise ConfigurationError(
-                f"{_name(self.loader)} (train_dataset) gave rank {self.rank} no batch in a whole pass: give "
-                "it data, and see that drop_last leaves some"
+                f"{_name(self.loader)} (train_dataset) yielded no batch to rank {self.rank} in a whole pass: "
+                "check that it has data, and that drop_last does not drop all of it"
             )
         if place.steps:
             self._refuse_end(place, 0)
@@ -288,7 +290,7 @@ class StreamBatches:
         if self.ranks == 1 and self.steps_per_epoch is None:
             return
         had = place.steps * self.accumulation + parts
-        needed = "and steps_per_epoch was not given"
+        needed = "but steps_per_epoch was not given"
         if self.steps_per_epoch is not None:
             needed = f"fewer than steps_per_epoch {self.steps_per_epoch} x accumulation {self.accumulation}"
         fits = f"steps_per_epoch={max(1, had // self.accumulation)}"

@@ -28,9 +28,9 @@ class Batches:
     Args:
         dataset: map-style dataset.
         plan: assigns samples to steps.
-        workers: loader processes. "auto" times the first steps without workers. Then it starts as many as
+        num_workers: loader processes. "auto" times the first steps without workers. Then it starts as many as
             are needed, limited by `cores` and `room`.
-        collate: makes a batch of a list of samples; None: torch's `default_collate`.
+        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         pin_memory: as of torch's DataLoader.
         prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
         cores: CPU cores of this rank; None: as cgroups or the machine say.
@@ -45,8 +45,8 @@ class Batches:
         dataset: Dataset,
         plan: Plan,
         *,
-        workers: int | Literal["auto"] = 0,
-        collate: Collate | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Collate | None = None,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         cores: float | None = None,
@@ -54,14 +54,14 @@ class Batches:
         clock: Callable[[], float] = devices.device_clock,
     ) -> None:
         self.dataset, self.plan = dataset, plan
-        self.workers = workers if isinstance(workers, int) else 0
-        self.collate, self.pin_memory, self.prefetch_factor = collate, pin_memory, prefetch_factor
+        self.num_workers = num_workers if isinstance(num_workers, int) else 0
+        self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
         self.position = Position()
-        self._room = room or WorkerMemoryLimit(dataset, collate)
+        self._room = room or WorkerMemoryLimit(dataset, collate_fn)
         self._clock = clock
         available = measuring.cores() if cores is None else cores
         self._trial = (
-            None if isinstance(workers, int) else measuring.WorkerTrial(clock=clock, available=available)
+            None if isinstance(num_workers, int) else measuring.WorkerTrial(clock=clock, available=available)
         )
 
     @property
@@ -76,21 +76,21 @@ class Batches:
 
     def _as_it_is(self) -> Stream:
         """Yields from the position on, until the plan or the number of workers changes."""
-        plan, workers = self.plan, self.workers
-        self._room.warn(workers)
+        plan, num_workers = self.plan, self.num_workers
+        self._room.warn(num_workers)
         asked, given = tee(plan.steps(self.position))  # one order of an epoch in memory, not two
         stream = load(
             self.dataset,
             asked,
             seed=plan.seed,
-            workers=workers,
-            collate=self.collate,
+            num_workers=num_workers,
+            collate_fn=self.collate_fn,
             pin_memory=self.pin_memory,
             prefetch_factor=self.prefetch_factor,
         )
         for step in given:
             self._judge()
-            if (self.plan, self.workers) != (plan, workers):
+            if (self.plan, self.num_workers) != (plan, num_workers):
                 end_workers(stream)
                 return
             yield step, ((self._timed(stream), share) for share in step.shares)
@@ -111,7 +111,7 @@ class Batches:
         workers = self._room.most(found)
         wanted = found if workers != found else None  # `WorkerMemoryLimit` logs the reason
         log.event("loader-workers", workers=workers, wanted=wanted, **trial.figures)
-        self.workers, self._trial = workers, None
+        self.num_workers, self._trial = workers, None
 
     def resized(self, micro_batch_size: int) -> None:
         """Changes the micro-batch size from the next step on; the order of samples stays.

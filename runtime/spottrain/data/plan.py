@@ -54,7 +54,7 @@ class Source(Protocol):
     """A resumable, endless source of optimizer steps; the package's docstring describes each member."""
 
     @property
-    def workers(self) -> int: ...
+    def num_workers(self) -> int: ...
     @property
     def per_rank(self) -> bool: ...
     @property
@@ -74,7 +74,7 @@ class Plan:
     """
 
     size: int
-    batch_size: int
+    global_batch_size: int
     """Samples of one optimizer step over all ranks."""
     micro_batch_size: int
     """Samples of one forward pass on one rank."""
@@ -87,19 +87,21 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.size == 0:
-            raise ConfigurationError("the training set is empty: give Trainer(train_dataset=...) samples")
-        if self.batch_size < 1 or self.micro_batch_size < 1:
+            raise ConfigurationError("the dataset is empty; give it at least one batch of samples")
+        if self.global_batch_size < 1 or self.micro_batch_size < 1:
             raise ConfigurationError(
-                f"batch size {self.batch_size} and micro-batch size {self.micro_batch_size}: at least 1 each"
+                f"global batch size {self.global_batch_size}, micro-batch size {self.micro_batch_size}: "
+                "both must be at least 1"
             )
         if not 0 <= self.rank < self.ranks:
             raise ConfigurationError(f"rank {self.rank} of {self.ranks}: must be from 0 to {self.ranks - 1}")
-        if self.size < self.batch_size:
+        if self.size < self.global_batch_size:
             raise ConfigurationError(
-                f"the training set has {self.size} sample(s), fewer than one batch of {self.batch_size}: "
-                "lower globalBatchSize (batch_size of Trainer) or add data"
+                f"the dataset has {self.size} sample(s), fewer than a global batch of "
+                f"{self.global_batch_size}: lower global_batch_size (globalBatchSize in the manifest) "
+                "or add data"
             )
-        if self.batch_size % self._at_once:
+        if self.global_batch_size % self._at_once:
             raise ConfigurationError(self._uneven())
 
     @property
@@ -111,35 +113,37 @@ class Plan:
         of = f"microBatchSize {self.micro_batch_size}"
         if self.ranks > 1:
             of = f"{self.ranks} ranks x {of} = {self._at_once}"
-        below = self.batch_size // self._at_once * self._at_once
+        below = self.global_batch_size // self._at_once * self._at_once
         nearest = " or ".join(str(size) for size in (below, below + self._at_once) if size)
-        return f"globalBatchSize {self.batch_size} is no multiple of {of}: the nearest that fit: {nearest}"
+        return (
+            f"globalBatchSize {self.global_batch_size} is not a multiple of {of}; nearest that fit: {nearest}"
+        )
 
     @property
     def accumulation(self) -> int:
         """Micro-batches per rank in a step. The last step of an epoch may have fewer."""
-        return self.batch_size // self._at_once
+        return self.global_batch_size // self._at_once
 
     @property
     def samples_per_epoch(self) -> int:
         """Samples used in an epoch by all ranks together."""
-        return self.size - self.size % self.batch_size if self.drop_last else self.size
+        return self.size - self.size % self.global_batch_size if self.drop_last else self.size
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch."""
-        return -(-self.samples_per_epoch // self.batch_size)
+        return -(-self.samples_per_epoch // self.global_batch_size)
 
     @property
     def micro_batches_per_epoch(self) -> int:
         """Micro-batches of one rank in an epoch; the same number on every rank."""
-        full, rest = divmod(self.samples_per_epoch, self.batch_size)
+        full, rest = divmod(self.samples_per_epoch, self.global_batch_size)
         return full * self.accumulation - (-rest // self._at_once)
 
     @property
     def samples_per_epoch_here(self) -> int:
         """Samples that this rank processes in an epoch, fillers included."""
-        full, rest = divmod(self.samples_per_epoch, self.batch_size)
+        full, rest = divmod(self.samples_per_epoch, self.global_batch_size)
         size = self.micro_batch_size
         last = [min(size, rest - i * size if i * size < rest else rest) for i in self._mine(-(-rest // size))]
         return full * self.accumulation * size + sum(last)
@@ -155,7 +159,7 @@ class Plan:
         """Returns the position that is `steps` optimizer steps after `position`."""
         epoch, sample = position
         for _ in range(steps):
-            sample += self.batch_size
+            sample += self.global_batch_size
             if sample >= self.samples_per_epoch:
                 epoch, sample = epoch + 1, 0
         return Position(epoch, sample)
@@ -166,7 +170,7 @@ class Plan:
         while True:
             epoch, order = position.epoch, self.order(position.epoch)
             while position.epoch == epoch and position.sample < self.samples_per_epoch:
-                end = min(position.sample + self.batch_size, self.samples_per_epoch)
+                end = min(position.sample + self.global_batch_size, self.samples_per_epoch)
                 yield (step := self._step(position, order(position.sample, end)))
                 position = step.after
             position = Position(epoch + 1, 0)
@@ -197,7 +201,7 @@ class Plan:
 
     def shares(self, position: Position) -> list[float]:
         """Returns the shares of this rank's micro-batches in the step at `position`."""
-        return self._shares(min(self.batch_size, self.samples_per_epoch - position.sample))
+        return self._shares(min(self.global_batch_size, self.samples_per_epoch - position.sample))
 
     def state(self, position: Position) -> dict[str, Any]:
         """Returns the state for a checkpoint: plain values, the same on all ranks."""
@@ -217,9 +221,9 @@ class Plan:
         """
         if state is None or state.get("size") != self.size:
             raise CheckpointError(
-                f"the checkpoint was made with {_amount(state)}, and train_dataset now has "
-                f"{self.size}; the position in an epoch would mean other samples. "
-                "Give it the same data, or use another checkpoint URI",
+                f"the checkpoint was made with {_amount(state)}, and the dataset now has {self.size}, so its "
+                "position in the epoch would select other samples. Use the same data, or another checkpoint "
+                "URI",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
         plan = replace(self, seed=state["seed"], shuffle=state.get("shuffle", self.shuffle))
@@ -228,5 +232,5 @@ class Plan:
 
 def _amount(state: dict[str, Any] | None) -> str:
     if state is None or "size" not in state:
-        return "a stream instead of a map-style set"
-    return f"{state['size']} training samples"
+        return "a stream instead of a map-style dataset"
+    return f"{state['size']} samples"

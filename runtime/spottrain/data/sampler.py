@@ -1,11 +1,13 @@
 """Samplers and a loader for custom loops. They count the samples that were used, not those prefetched.
 
-    sampler = spottrain.data.BatchSampler(dataset, batch_size=32)
+    sampler = spottrain.data.BatchSampler(dataset, batch_size=32, shuffle=True)
     loader = DataLoader(dataset, batch_sampler=sampler, worker_init_fn=spottrain.data.ignore_signals)
 
 or, with both set and augmentation whose randomness depends on the position only:
 
-    loader = spottrain.data.loader(dataset, batch_size=32)
+    loader = spottrain.data.loader(dataset, batch_size=32, shuffle=True)
+
+`batch_size` is here what it is in torch: the samples of one batch of one rank, elsewhere `micro_batch_size`.
 
 `spottrain.Run` calls `advance()` at each optimizer step, and saves `state_dict()`. A pass over the loader
 yields the rest of the epoch, so a loop over epochs resumes within an epoch. After the last step the position
@@ -32,10 +34,14 @@ from spottrain.data.plan import Dataset, Plan, Position, Step
 from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, signals_held
+from spottrain.lifecycle.worker_signals import end_at_exit, protect, signals_held
 
 OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """DataLoader options that torch refuses without workers."""
+_OWN_ORDER: Final = (
+    "shuffle= and seed= set the order, and each rank gets its share without a DistributedSampler; for "
+    "another order use torchdata's StatefulDataLoader, or torch's DataLoader in spottrain.data.Skipping"
+)
 
 
 class Cursor:
@@ -43,8 +49,8 @@ class Cursor:
 
     Args:
         data: the dataset, or its length.
-        batch_size: samples per rank and batch, as of the DataLoader.
-        accumulation: batches per rank in an optimizer step.
+        batch_size: samples of one batch of one rank, as in torch.
+        accumulation: batches of one rank in an optimizer step.
         seed: seed of the order; None: that of `spottrain.seed()`, else 0. A checkpoint's seed overrides it.
         shuffle: whether each epoch has its own random order.
         drop_last: leave out the last step of an epoch if it is smaller. Otherwise ranks without a batch in
@@ -59,14 +65,14 @@ class Cursor:
         batch_size: int = 1,
         accumulation: int = 1,
         seed: int | None = None,
-        shuffle: bool = True,
+        shuffle: bool = False,
         drop_last: bool = False,
         world: World | None = None,
     ) -> None:
         self.world = world = World.from_env(os.environ) if world is None else world
         self.plan = Plan(
             size=data if isinstance(data, int) else len(data),
-            batch_size=batch_size * accumulation * world.size,
+            global_batch_size=batch_size * accumulation * world.size,
             micro_batch_size=batch_size,
             seed=_order_seed() if seed is None else seed,
             shuffle=shuffle,
@@ -147,8 +153,9 @@ class Cursor:
         if self.plan.accumulation == 1:
             return ""
         return (
-            f". With accumulation={self.plan.accumulation} micro-batches an epoch's last step may have fewer "
-            "of them: use spottrain.techniques.accumulation.parts(...), which knows, or drop_last=True"
+            f". With accumulation={self.plan.accumulation}, an epoch's last step may have fewer "
+            "micro-batches: use spottrain.techniques.accumulation.parts(...), which handles that, or "
+            "drop_last=True"
         )
 
     def steps(self) -> Iterator[Step]:
@@ -181,26 +188,26 @@ class Cursor:
         """Raises ConfigurationError if samples would come twice, or epochs would be miscounted."""
         if start == self._unused:
             raise ConfigurationError(
-                f"epoch {start.epoch} was given out from sample {start.sample} to its end, and nobody called "
-                "advance(), so it would come again: call it after each step (spottrain.Run does); to only "
-                f"look at the data, make another loader"
+                f"epoch {start.epoch} was yielded from sample {start.sample} to its end, but advance() was "
+                "never called, so the same samples would come again: call it after each optimizer step "
+                "(spottrain.Run does); to look at the data only, make another loader"
                 f"{self._of_accumulation}"
             )
         if start.epoch == self.ended:
             raise ConfigurationError(
-                f"epoch {start.epoch} has ended, and advance() was not called for all of its steps, so what "
-                f"was given out from sample {start.sample} on would come again: call it after each step, the "
-                "epoch's last too, also where the optimizer has left one out; a loop that draws its next "
-                f"batch before it calls step_completed() iterates over run.ahead(loader)"
+                f"epoch {start.epoch} has ended, but advance() was not called for all of its steps, so the "
+                f"samples from {start.sample} on would come again: call advance() after each step, including "
+                "the epoch's last one and steps that the optimizer skips; a loop that draws its next batch "
+                "before it calls step_completed() must iterate over run.ahead(loader)"
                 f"{self._of_accumulation}"
             )
         if self.counted and start.sample and start.epoch == self.begun:
             raise ConfigurationError(
                 f"the loop over epoch {start.epoch} was left after {start.sample} of its "
-                f"{self.plan.samples_per_epoch} samples, and the next pass goes on there, so run.epoch "
-                "does not count the loop's epochs: iterate `for epoch in run.epochs(n, steps=...)` and "
-                "`for batch in run.batches(loader)`, which ends each epoch after so many steps, and "
-                "leave out the break"
+                f"{self.plan.samples_per_epoch} samples, and the next pass would continue there, so "
+                "run.epoch would not count the loop's epochs: remove the break, and write `for epoch in "
+                "run.epochs(n, steps=...)` and `for batch in run.batches(loader)`, which end each epoch "
+                "after that many steps"
             )
 
 
@@ -257,7 +264,7 @@ class Loader(DataLoader[Any]):
     Args:
         dataset: map-style dataset.
         requests: yields the fetch requests of a pass.
-        collate: makes a batch of a list of samples.
+        collate_fn: makes a batch of a list of samples.
         num_workers: loader processes, or "auto".
         clock: returns seconds; must wait for the device.
         options: further options of torch's DataLoader.
@@ -267,7 +274,7 @@ class Loader(DataLoader[Any]):
         self,
         dataset: Dataset,
         requests: _Requests,
-        collate: Collate,
+        collate_fn: Collate,
         *,
         num_workers: int | Literal["auto"],
         clock: Callable[[], float] = devices.device_clock,
@@ -275,17 +282,17 @@ class Loader(DataLoader[Any]):
     ) -> None:
         self._trial: measuring.WorkerTrial | None = None
         super().__init__(
-            Repeatable(dataset, collate),  # type: ignore[arg-type]
+            Repeatable(dataset, collate_fn),  # type: ignore[arg-type]
             batch_sampler=requests,
             collate_fn=as_it_is,
-            worker_init_fn=ignore_signals,
             generator=torch.Generator().manual_seed(requests.plan.seed),
             num_workers=1 if isinstance(num_workers, str) else num_workers,  # so that torch takes options
             **options,
         )
+        protect(self)
         self.requests = requests
         context, ranks = self.multiprocessing_context, requests.world.local_size
-        self._room = WorkerMemoryLimit(dataset, collate, name="the set", ranks=ranks, context=context)
+        self._room = WorkerMemoryLimit(dataset, collate_fn, name="the dataset", ranks=ranks, context=context)
         if isinstance(num_workers, str):
             self.num_workers = 0
             self._timeout, self.timeout = self.timeout, 0.0  # torch refuses one without workers
@@ -356,66 +363,119 @@ class Loader(DataLoader[Any]):
 
 def loader(
     dataset: Dataset,
+    batch_size: int | None = 1,
+    shuffle: bool | None = False,
+    sampler: None = None,
+    batch_sampler: None = None,
+    num_workers: int | Literal["auto"] = 0,
+    collate_fn: Collate | None = None,
+    pin_memory: bool = False,
+    drop_last: bool = False,
+    timeout: float = 0,
+    worker_init_fn: Callable[[int], Any] | None = None,
+    multiprocessing_context: Any = None,
+    generator: None = None,
     *,
-    batch_size: int = 1,
+    prefetch_factor: int | None = None,
+    persistent_workers: bool = False,
+    in_order: bool = True,
     accumulation: int = 1,
     seed: int | None = None,
-    shuffle: bool = True,
-    drop_last: bool = False,
     world: World | None = None,
-    collate: Collate | None = None,
-    num_workers: int | Literal["auto"] = 0,
-    pin_memory: bool = False,
     **options: Any,
 ) -> Loader:
     """Makes a DataLoader whose position, order and augmentation survive an interruption.
 
-    Its workers ignore SIGTERM and SIGINT.
+    Takes the arguments of torch's DataLoader, with its defaults. `sampler`, `batch_sampler`, `generator`,
+    `batch_size=None` and `in_order=False` are refused: with them an epoch could not be resumed bit for bit.
+    With several ranks each one gets its own share of the data, without a DistributedSampler. Python, torch
+    and NumPy are seeded for each batch, so what `dataset[i]` draws depends on the position only. The workers
+    ignore SIGTERM and SIGINT.
 
     Args:
-        dataset: map-style dataset.
-        batch_size: samples per rank and batch.
-        accumulation: batches per rank in an optimizer step.
+        dataset: map-style dataset, of at least one global batch (batch_size x accumulation x ranks).
+        batch_size: samples of one batch of one rank, as in torch with DistributedDataParallel.
+        shuffle: whether each epoch has its own random order.
+        sampler: refused.
+        batch_sampler: refused.
+        num_workers: loader processes of this rank. "auto": as many as the first steps show are needed,
+            limited by this rank's cores and memory.
+        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
+        pin_memory: whether batches are copied to pinned memory.
+        drop_last: leave out an epoch's last optimizer step if it is smaller than a global batch. Otherwise
+            ranks without a batch in that step repeat its first one: multiply the loss by `shares`.
+        timeout: seconds to wait for a batch of a worker; 0: no limit.
+        worker_init_fn: is called in each worker, with its number. Seeds that it sets have no effect.
+        multiprocessing_context: how workers are started.
+        generator: refused; the order is set by `seed`.
+        prefetch_factor: batches that each worker fetches ahead; None: torch's default, 2.
+        persistent_workers: keep the workers from one epoch to the next.
+        in_order: must be True.
+        accumulation: batches of one rank in an optimizer step.
         seed: seed of order and augmentation; None: that of `spottrain.seed()`, else 0. A checkpoint's seed
             overrides it.
-        shuffle: whether each epoch has its own random order.
-        drop_last: leave out the last step of an epoch if it is smaller.
         world: rank and number of ranks; None: from the environment.
-        collate: makes a batch of a list of samples; None: torch's `default_collate`.
-        num_workers: loader processes. "auto": as many as the first steps show are needed, limited by this
-            rank's cores and memory.
-        pin_memory: as of torch's DataLoader.
-        options: further options of torch's DataLoader. Worker options without workers are dropped and logged.
+        options: further options of torch's DataLoader. Options of workers are dropped and logged if there are
+            none.
 
     Returns:
         A `Loader`, whose batches are this rank's.
 
     Raises:
-        ConfigurationError: `num_workers` is a string other than "auto", or the sizes do not fit.
+        ConfigurationError: an argument cannot be honoured, or the dataset is not map-style or too small.
     """
+    _require_resumable(dataset, batch_size, sampler, batch_sampler, generator, in_order)
     if isinstance(num_workers, str) and num_workers != AUTO:
         raise ConfigurationError(
             f"spottrain.data.loader(num_workers={num_workers!r}): must be a whole number, or auto"
         )
+    options |= {
+        "prefetch_factor": prefetch_factor,
+        "persistent_workers": persistent_workers,
+        "multiprocessing_context": multiprocessing_context,
+        "timeout": timeout,
+    }
     if num_workers == 0:
         options = _without_workers(options)
     requests = _Requests(
         dataset,
-        batch_size=batch_size,
+        batch_size=batch_size or 1,
         accumulation=accumulation,
         seed=seed,
-        shuffle=shuffle,
+        shuffle=bool(shuffle),
         drop_last=drop_last,
         world=world,
     )
     return Loader(
         dataset,
         requests,
-        collate or default_collate,
+        collate_fn or default_collate,
         num_workers=num_workers,
         pin_memory=pin_memory,
+        worker_init_fn=worker_init_fn,
         **options,
     )
+
+
+def _require_resumable(
+    dataset: Any, batch_size: int | None, sampler: Any, batch_sampler: Any, generator: Any, in_order: bool
+) -> None:
+    """Raises ConfigurationError for arguments with which an epoch could not be resumed bit for bit."""
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not sized or isinstance(dataset, torch.utils.data.IterableDataset):
+        raise ConfigurationError(
+            f"spottrain.data.loader(dataset=...) is a {type(dataset).__name__}, which has no len() and [i]; "
+            "give a map-style dataset, or use torchdata's StatefulDataLoader for a stream"
+        )
+    for given, name, remedy in (
+        (sampler is not None, "sampler=...", _OWN_ORDER),
+        (batch_sampler is not None, "batch_sampler=...", _OWN_ORDER),
+        (generator is not None, "generator=...", "seed= sets the order and each batch's random numbers"),
+        (batch_size is None, "batch_size=None", "a position counts batches; give a number"),
+        (not in_order, "in_order=False", "batches must come in order; leave it out"),
+    ):
+        if given:
+            raise ConfigurationError(f"spottrain.data.loader({name}) cannot be resumed bit for bit: {remedy}")
 
 
 def _order_seed() -> int:
@@ -424,8 +484,7 @@ def _order_seed() -> int:
 
 def _without_workers(options: dict[str, Any]) -> dict[str, Any]:
     """Drops and logs worker options: torch refuses them, and a manifest with 0 workers would end the run."""
-    idle = [name for name in OF_WORKERS if options.get(name)]
-    if idle:
-        text = f"{', '.join(idle)} cannot act: num_workers is 0"
-        log.event("advice", about="data", text=text)
+    unused = [name for name in OF_WORKERS if options.get(name)]
+    if unused:
+        log.event("advice", about="data", text=f"{', '.join(unused)} cannot act: num_workers is 0")
     return {name: value for name, value in options.items() if name not in OF_WORKERS}

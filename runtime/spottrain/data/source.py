@@ -18,14 +18,14 @@ def source(
     train_dataset: Any,
     world: World,
     *,
-    batch_size: int,
+    global_batch_size: int,
     micro_batch_size: int | None,
     seed: int,
     shuffle: bool,
     drop_last: bool,
     steps_per_epoch: int | None,
-    workers: int | Literal["auto"],
-    collate: Collate | None,
+    num_workers: int | Literal["auto"],
+    collate_fn: Collate | None,
     pin_memory: bool,
     prefetch_factor: int | None = None,
 ) -> Source:
@@ -33,11 +33,11 @@ def source(
 
     Raises ConfigurationError, also if the batch sizes do not divide evenly.
     """
-    micro = micro_batch_size or max(batch_size // world.size, 1)
+    micro = micro_batch_size or max(global_batch_size // world.size, 1)
     if not hasattr(train_dataset, "__getitem__") and hasattr(train_dataset, "__iter__"):
         return StreamBatches(
             train_dataset,
-            accumulation=_accumulation(batch_size, micro, world.size),
+            accumulation=_accumulation(global_batch_size, micro, world.size),
             steps_per_epoch=steps_per_epoch,
             seed=seed,
             rank=world.rank,
@@ -46,7 +46,7 @@ def source(
         )
     plan = Plan(
         size=size_of(train_dataset, "train_dataset"),
-        batch_size=batch_size,
+        global_batch_size=global_batch_size,
         micro_batch_size=micro,
         seed=seed,
         shuffle=shuffle,
@@ -57,12 +57,12 @@ def source(
     return Batches(
         train_dataset,
         plan,
-        workers=workers,
-        collate=collate,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
         cores=cores(local_ranks=world.local_size),
-        room=WorkerMemoryLimit(train_dataset, collate, ranks=world.local_size),
+        room=WorkerMemoryLimit(train_dataset, collate_fn, ranks=world.local_size),
     )
 
 
@@ -70,16 +70,16 @@ def size_of(dataset: Any, name: str) -> int:
     """Returns the number of samples of a map-style dataset. Raises ConfigurationError for anything else."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigurationError(
-            f"Trainer({name}=...) is a {type(dataset).__name__} without len() or [i]; give it a map-style "
-            "dataset, or, for train_dataset, a loader that can go on where it was (see spottrain.data)"
+            f"Trainer({name}=...) is a {type(dataset).__name__} without len() or [i]; give a map-style "
+            "dataset or, for train_dataset, a loader that can be resumed (see spottrain.data)"
         )
     return len(dataset)
 
 
-def _accumulation(batch_size: int, micro: int, ranks: int) -> int:
-    if batch_size % (micro * ranks):
+def _accumulation(global_batch_size: int, micro: int, ranks: int) -> int:
+    if global_batch_size % (micro * ranks):
         raise ConfigurationError(
-            f"globalBatchSize {batch_size} is no multiple of {ranks} rank(s) x microBatchSize {micro}, "
-            "which is what the loader yields at a time"
+            f"globalBatchSize {global_batch_size} is not a multiple of {ranks} rank(s) x microBatchSize "
+            f"{micro}, the size of the loader's batches; change one of the two"
         )
-    return batch_size // (micro * ranks)
+    return global_batch_size // (micro * ranks)

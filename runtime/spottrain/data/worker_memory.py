@@ -84,7 +84,11 @@ class WorkerMemoryLimit:
     def _give_up(self, why: str) -> None:
         if not self._told:
             self._told = True
-            log.event("loader-memory", why=why, next="the memory of the workers is not limited")
+            log.event(
+                "loader-memory",
+                why=why,
+                next="whether the copies in the workers fit into memory is not checked",
+            )
 
     @property
     def _each(self) -> int:
@@ -113,14 +117,14 @@ class WorkerMemoryLimit:
             size = f"{gib(self._copy.least)} to {gib(self._copy.bytes)}"
         if self._forked:
             cause = (
-                f"each comes to hold a copy of {size} of the Python objects in {self._name}, because a fork "
-                "copies the pages whose reference counts are written"
+                f"each will hold a copy of {size} of the Python objects in {self._name}, because a fork "
+                "copies the memory pages whose reference counts change"
             )
         else:
             cause = f"each is sent {self._name}, {size}, because workers are started by {self._copy.method}"
         ranks = f" in each of {self._ranks} ranks" if self._ranks > 1 else ""
         return (
-            f"{workers} worker(s){ranks} will take about {gib(self._of(workers))}, and of {found.whose} of "
+            f"{workers} worker(s){ranks} will take about {gib(self._of(workers))}, but of {found.whose} of "
             f"{gib(found.limit)} {gib(max(found.left, 0))} are left; {cause}"
         )
 

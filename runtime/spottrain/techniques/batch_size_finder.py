@@ -4,7 +4,7 @@ It does the same as `Trainer` (see `memory_fit`).
 
     found = find_batch_size(model, optimizer, dataset, loss, global_batch_size=256)
     size, windows = found.micro_batch_size, found.accumulation
-    loader = spottrain.data.loader(dataset, batch_size=size, accumulation=windows)
+    loader = spottrain.data.loader(dataset, batch_size=size, accumulation=windows, shuffle=True)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_batch_size(
     micro_batch_size: int | Literal["auto"] | None = AUTO,
     checkpointing: Policy | str | int | None = "none",
     precision: Precision | None = None,
-    collate: Collate | None = None,
+    collate_fn: Collate | None = None,
     world: World | None = None,
 ) -> Fit:
     """Finds the largest micro-batch that fits, with `checkpointing="auto"` also the least recomputation.
@@ -70,7 +70,7 @@ def find_batch_size(
         checkpointing: policy of activation checkpointing, its name, or k for every k-th block; None: none.
             It is applied to the model.
         precision: number format, such as `Amp(...).precision`; None: fp32.
-        collate: makes a batch of a list of samples; None: torch's `default_collate`.
+        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         world: rank and number of ranks; None: from the environment.
 
     Returns:
@@ -93,14 +93,14 @@ def find_batch_size(
     batches = source(
         dataset,
         world,
-        batch_size=global_batch_size,
+        global_batch_size=global_batch_size,
         micro_batch_size=size,
         seed=0,
         shuffle=False,
         drop_last=False,
         steps_per_epoch=None,
-        workers=0,
-        collate=collate,
+        num_workers=0,
+        collate_fn=collate_fn,
         pin_memory=False,
     )
     memory_fit = MemoryFit(

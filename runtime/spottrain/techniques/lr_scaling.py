@@ -1,6 +1,6 @@
 """Scales the learning rate for another batch size, and computes the length of the warm-up.
 
-    lr = lr_scaling.scaled(3e-4, batch_size=2048, base_batch_size=256, rule="sqrt")
+    lr = lr_scaling.scaled(3e-4, global_batch_size=2048, base_batch_size=256, rule="sqrt")
     steps = lr_scaling.warmup_steps(epochs=5, total_steps=total, steps_per_epoch=per_epoch)
 
 Linear: Goyal et al. 2017 (arXiv:1706.02677), for SGD with momentum: k times the batch size needs k times
@@ -33,19 +33,21 @@ TESTED: Final = {
 """Global batch size, in samples, up to which each rule was tested, and the source."""
 
 
-def scaled(learning_rate: float, *, batch_size: int, base_batch_size: int, rule: str = "none") -> float:
+def scaled(
+    learning_rate: float, *, global_batch_size: int, base_batch_size: int, rule: str = "none"
+) -> float:
     """Scales a learning rate to another batch size.
 
     If the batch is larger than the rule was tested with, it logs `event=advice` and still scales.
 
     Args:
         learning_rate: rate that was tuned for `base_batch_size`.
-        batch_size: samples of one optimizer step over all ranks.
+        global_batch_size: samples of one optimizer step over all ranks.
         base_batch_size: the same for which `learning_rate` was tuned.
         rule: "none", "linear" or "sqrt".
 
     Returns:
-        The learning rate for `batch_size`.
+        The learning rate for `global_batch_size`.
 
     Raises:
         ConfigurationError: an argument is not valid.
@@ -54,25 +56,25 @@ def scaled(learning_rate: float, *, batch_size: int, base_batch_size: int, rule:
         raise ConfigurationError(f"the learning-rate rule {rule!r} is not known: use {', '.join(RULES)}")
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise ConfigurationError(f"the learning rate {learning_rate} must be a finite number above 0")
-    for name, size in (("batch size", batch_size), ("base batch size", base_batch_size)):
+    for name, size in (("global batch size", global_batch_size), ("base batch size", base_batch_size)):
         if size < 1:
             raise ConfigurationError(f"the {name} {size} must be at least 1")
     if rule == "none":
         return learning_rate
-    ratio = batch_size / base_batch_size
+    ratio = global_batch_size / base_batch_size
     found = learning_rate * (ratio if rule == "linear" else math.sqrt(ratio))
     log.event(
         "learning-rate", rule=rule, base=f"{learning_rate:.6g}", scaled=f"{found:.6g}", ratio=f"{ratio:.6g}"
     )
-    _advise(rule, batch_size)
+    _advise(rule, global_batch_size)
     return found
 
 
-def _advise(rule: str, batch_size: int) -> None:
+def _advise(rule: str, global_batch_size: int) -> None:
     limit, source = TESTED[rule]
-    if batch_size > limit:
+    if global_batch_size > limit:
         why = (
-            f"a global batch of {batch_size} is larger than {limit}, the largest that {rule} was tested "
+            f"a global batch of {global_batch_size} is larger than {limit}, the largest that {rule} was tested "
             f"with ({source})"
         )
         log.event(

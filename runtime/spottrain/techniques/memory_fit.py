@@ -222,7 +222,7 @@ class MemoryFit:
     @property
     def _share(self) -> int:
         assert self._batches is not None
-        return self._batches.plan.batch_size // self._world.size
+        return self._batches.plan.global_batch_size // self._world.size
 
     def _least(self, most: int | None) -> Policy:
         """Returns the policy with the least recomputation that lets the micro-batch fit.
@@ -290,7 +290,7 @@ class MemoryFit:
         It takes every `apart`th sample from index `start` on.
         """
         assert self._batches is not None
-        count, collate = len(self._batches.dataset), self._batches.collate or default_collate
+        count, collate = len(self._batches.dataset), self._batches.collate_fn or default_collate
         numbers = [(start + number * apart) % count for number in range(size)]
         with seeded(request(self._batches.plan.seed, 0, numbers).seed):
             return collate([self._batches.dataset[number] for number in numbers])

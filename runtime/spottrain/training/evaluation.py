@@ -74,7 +74,7 @@ class Evaluation:
         """Returns the names of the means that `run` returns, from one batch. All ranks must call it."""
         step = next(iter(self._plan().steps(Position())))
         with _apart(model), torch.no_grad(), self.autocast():
-            batch = next(load(self.dataset, iter([step]), workers=0, collate=self.collate))
+            batch = next(load(self.dataset, iter([step]), num_workers=0, collate_fn=self.collate))
             return sorted(self.measure(model, devices.to_device(batch, self.device)))
 
     def _means(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
@@ -83,7 +83,7 @@ class Evaluation:
         counted = 0.0
         if self.room is not None:
             self.room.warn(self.workers)
-        self._stream = load(self.dataset, iter(steps), workers=self.workers, collate=self.collate)
+        self._stream = load(self.dataset, iter(steps), num_workers=self.workers, collate_fn=self.collate)
         asked: Earliest | None = None
         for step in steps:
             for share in step.shares:
@@ -150,7 +150,7 @@ class Evaluation:
         size = min(self.batch_size, count // world.size)
         return Plan(
             size=count,
-            batch_size=size * world.size,
+            global_batch_size=size * world.size,
             micro_batch_size=size,
             shuffle=False,
             rank=world.rank,

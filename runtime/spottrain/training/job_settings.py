@@ -1,7 +1,7 @@
 """`spec.training` for custom loops: the settings that a loop applies, and those that it ignores.
 
     s = spottrain.job_settings(global_batch_size=32, precision="fp32", ema_decay=None)
-    loader = spottrain.data.loader(dataset, batch_size=s.micro_batch_size)
+    loader = spottrain.data.loader(dataset, batch_size=s.micro_batch_size, shuffle=True)
 
 Names and rules are those of `Trainer` (`core.training_settings.resolve`): the manifest wins, and each
 override is logged. Naming a setting declares that the loop applies it. Other settings of the manifest are

@@ -61,7 +61,7 @@ class LoopPosition:
     @property
     def samples(self) -> int:
         """Samples per step, over all ranks; 0: unknown."""
-        return 0 if self.cursor is None else self.cursor.plan.batch_size
+        return 0 if self.cursor is None else self.cursor.plan.global_batch_size
 
     def state(self) -> dict[str, Any] | None:
         if self._object is None:

@@ -92,7 +92,7 @@ def _scale(made: torch.optim.Optimizer, settings: Settings) -> None:
     for group in (each for each in made.param_groups if each["lr"]):  # 0: a frozen group
         group["lr"] = lr_scaling.scaled(
             float(group["lr"]),
-            batch_size=settings.global_batch_size,
+            global_batch_size=settings.global_batch_size,
             base_batch_size=wanted.baseBatchSize,
             rule=wanted.rule,
         )

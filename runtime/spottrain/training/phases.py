@@ -89,7 +89,7 @@ class TrainerPhases:
         settings, source = self._settings, self._source
         ours = source if isinstance(source, Batches) else None
         return InUse(
-            workers=source.workers,
+            workers=source.num_workers,
             prefetch=None if ours is None else ours.prefetch_factor or 2,  # torch's default
             pin_memory=None if ours is None else ours.pin_memory,
             own_loader=ours is None,

@@ -203,7 +203,7 @@ class Trainer:
         self.metrics, self.log_every = metrics, log_every
         whole = outside_parameters.of_trainer(model, optimizer, extra, {"loss": loss_fn, "metrics": metrics})
         self._place(whole, optimizer, learning_rate, device)
-        self._feed(train_dataset, shuffle=shuffle, collate=collate_fn, steps_per_epoch=steps_per_epoch)
+        self._feed(train_dataset, shuffle=shuffle, collate_fn=collate_fn, steps_per_epoch=steps_per_epoch)
         self.memory_fit = self._make_memory_fit()
         self.trackers = Trackers(
             components.trackers(trackers, self.settings, self.session), world=self.session.world
@@ -248,11 +248,11 @@ class Trainer:
         self.batches = source(
             train_dataset,
             self.session.world,
-            batch_size=settings.global_batch_size,
+            global_batch_size=settings.global_batch_size,
             micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
             seed=settings.seed,
             drop_last=settings.drop_last,
-            workers=settings.num_workers,
+            num_workers=settings.num_workers,
             pin_memory=components.pinned(settings, self.device),
             prefetch_factor=settings.prefetch_factor,
             **loading,
@@ -415,7 +415,7 @@ class Trainer:
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
         """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
-        if not self.batches.workers or not self._engine.metrics.began or self.session.world.distributed:
+        if not self.batches.num_workers or not self._engine.metrics.began or self.session.world.distributed:
             return get()
         stopping = self.session.preemption
         stopping.let_end(self._engine.coordinator.ends.between_steps, after=POLL_SHARE)
@@ -691,7 +691,7 @@ class Trainer:
             components.use_findings(
                 self.evaluations.evaluation,
                 micro_batch_size=self.memory_fit.size,
-                workers=self.batches.workers if self.settings.num_workers == AUTO else None,
+                workers=self.batches.num_workers if self.settings.num_workers == AUTO else None,
             )
 
     def _explain(self, error: BaseException) -> RunError | None:

@@ -94,14 +94,14 @@ def test_bad_variables(env: dict[str, str], says: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ((0, 8, 8), "the training set is empty"),
-        ((7, 8, 8), "has 7 sample(s), fewer than one batch of 8: lower globalBatchSize"),
-        ((50, 8, 3), "globalBatchSize 8 is no multiple of microBatchSize 3"),
+        ((0, 8, 8), "the dataset is empty"),
+        ((7, 8, 8), "has 7 sample(s), fewer than a global batch of 8: lower global_batch_size"),
+        ((50, 8, 3), "globalBatchSize 8 is not a multiple of microBatchSize 3"),
     ],
 )
 def test_bad_sizes(sizes: tuple[int, int, int], says: str) -> None:
     with pytest.raises(ConfigurationError) as error:
-        Plan(size=sizes[0], batch_size=sizes[1], micro_batch_size=sizes[2])
+        Plan(size=sizes[0], global_batch_size=sizes[1], micro_batch_size=sizes[2])
     assert says in str(error.value)
 
 

@@ -110,7 +110,8 @@ def test_streaming_keeps_one_state_for_any_number_of_ranks(stop: int) -> None:
 
 def test_a_streaming_set_without_a_loader_says_what_to_do() -> None:
     with pytest.raises(
-        ConfigurationError, match="is a Mosaic, which makes no batches; give it to a DataLoader"
+        ConfigurationError,
+        match="is a Mosaic, which yields samples instead of batches; wrap it in a DataLoader",
     ):
         StreamBatches(Mosaic(0, 1))
     with pytest.raises(ConfigurationError, match="its dataset has no state_dict"):

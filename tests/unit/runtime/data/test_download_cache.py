@@ -141,21 +141,21 @@ def _read_only(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "/abs", "a/b", ".hidden", "-x", "a b", "x" * 129])
 def test_a_name_that_is_no_folder_name_is_refused(root: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="the name is that of one folder"):
+    with pytest.raises(ConfigurationError, match="the name becomes a folder's name"):
         spottrain.cached(name, _never)
     assert not root.exists()
 
 
 @pytest.mark.parametrize("name", ["huggingface", "torch"])
 def test_the_folders_of_other_libraries_are_not_ours(root: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"this folder is \w+_HOME's; take another name"):
+    with pytest.raises(ConfigurationError, match=r"\w+_HOME uses the folder of that name"):
         spottrain.cached(name, _never)
 
 
 def test_a_file_in_the_way_is_named(root: Path) -> None:
     root.mkdir()
     (root / "set").touch()
-    with pytest.raises(ConfigurationError, match="set is no folder"):
+    with pytest.raises(ConfigurationError, match="set is not a folder"):
         spottrain.cached("set", _never)
 
 
@@ -164,8 +164,17 @@ def test_a_link_that_would_break_with_the_rename_is_refused_and_others_stay(root
         (folder / "file").touch()
         (folder / "link").symlink_to(folder / "file")
 
-    with pytest.raises(ConfigurationError, match="link is an absolute link"):
+    with pytest.raises(ConfigurationError, match=r"link is a symbolic link to .* make the link relative"):
         spottrain.cached("set", absolute)
+
+    def by_another_path(folder: Path) -> None:
+        alias = root.parent / "alias"
+        alias.symlink_to(root)
+        (folder / "deep").mkdir()
+        (folder / "link").symlink_to(alias / folder.relative_to(root) / "deep" / "file")
+
+    with pytest.raises(ConfigurationError, match=r"link is a symbolic link to .*alias"):
+        spottrain.cached("set", by_another_path)
 
     def relative(folder: Path) -> None:
         (folder / "file").write_text("abc")
@@ -214,7 +223,7 @@ def test_a_write_that_names_no_file_is_the_caches_where_next_to_nothing_is_free_
 
 
 def test_a_make_that_leaves_no_file_is_told_and_nothing_is_published(root: Path) -> None:
-    with pytest.raises(ConfigurationError, match="has left no file in the folder it was called with"):
+    with pytest.raises(ConfigurationError, match="wrote no file into its folder"):
         spottrain.cached("set", lambda folder: (folder / "empty").mkdir())
     assert not (root / "set").exists() and _private(root) == []
 

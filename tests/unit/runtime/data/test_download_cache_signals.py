@@ -117,7 +117,7 @@ def test_what_ends_it_is_told_in_the_last_words_unless_the_script_catches_it(
 ) -> None:
     script = _start(tmp_path, "spottrain.cached('set', lambda folder: None)", managed)
     assert script.end() == ExitCode.BAD_CONFIGURATION
-    assert "has left no file" in json.loads((tmp_path / "words").read_text())["message"]
+    assert "wrote no file" in json.loads((tmp_path / "words").read_text())["message"]
 
 
 @pytest.fixture

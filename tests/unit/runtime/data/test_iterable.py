@@ -250,7 +250,9 @@ def test_a_rank_whose_loader_ends_before_the_others_says_so() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_empty_loader_says_so(ranks: int) -> None:
-    with pytest.raises(ConfigurationError, match="gave rank 0 no batch in a whole pass: give it data"):
+    with pytest.raises(
+        ConfigurationError, match="yielded no batch to rank 0 in a whole pass: check that it has data"
+    ):
         run(StreamBatches(Watched(0), ranks=ranks), 1)
 
 
@@ -278,7 +280,7 @@ def test_an_elastic_stream_goes_on_with_another_number_of_ranks() -> None:
     [
         (
             DataLoader(torch.utils.data.TensorDataset(torch.arange(4))),
-            "without state_dict(), so it cannot go on where it was; give its dataset as",
+            "without state_dict(), so it cannot be resumed; give the dataset itself as",
         ),
         (DataLoader(Numbers(4)), "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping"),
         (7, "is a int, which cannot be iterated over; give a map-style dataset"),
@@ -296,18 +298,20 @@ def test_a_state_that_the_loader_does_not_take() -> None:
     run(source, 2)
     late = StreamBatches(torchdata("iterable", 0))
     late.load_state_dict(source.state_dict())
-    with pytest.raises(CheckpointError, match=r"StatefulDataLoader does not take its saved state .* workers"):
+    with pytest.raises(CheckpointError, match=r"StatefulDataLoader refused its saved state .* workers"):
         run(late, 1)
 
 
 def test_a_position_of_the_other_kind_of_data() -> None:
-    batches = Batches(list(range(9)), Plan(size=9, batch_size=3, micro_batch_size=3))
+    batches = Batches(list(range(9)), Plan(size=9, global_batch_size=3, micro_batch_size=3))
     source = StreamBatches(Watched())
     with pytest.raises(
-        CheckpointError, match="made with a stream instead of a map-style set, and train_dataset"
+        CheckpointError, match="made with a stream instead of a map-style dataset, and the dataset"
     ):
         batches.load_state_dict(source.state_dict())
-    with pytest.raises(CheckpointError, match="made with a map-style train_dataset, and now it is a stream"):
+    with pytest.raises(
+        CheckpointError, match="made with a map-style train_dataset, and train_dataset is now a stream"
+    ):
         source.load_state_dict(batches.state_dict())
     with pytest.raises(CheckpointError, match="made with a stream"):
         batches.load_state_dict(None)

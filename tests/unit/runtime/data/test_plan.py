@@ -16,7 +16,7 @@ from spottrain.errors import CheckpointError
 plans = st.builds(
     lambda micro, times, extra, seed, drop: Plan(
         size=micro * times + extra,
-        batch_size=micro * times,
+        global_batch_size=micro * times,
         micro_batch_size=micro,
         seed=seed,
         drop_last=drop,
@@ -36,7 +36,7 @@ def test_an_epoch_visits_each_sample_once(plan: Plan, epoch: int) -> None:
     seen = Counter(sample for step in steps for part in step.micro_batches for sample in part)
     assert len(seen) == plan.samples_per_epoch and set(seen.values()) == {1}
     assert steps[-1].after == Position(epoch + 1, 0)
-    assert all(step.samples == plan.batch_size for step in steps[:-1])
+    assert all(step.samples == plan.global_batch_size for step in steps[:-1])
 
 
 @settings(deadline=None)
@@ -77,7 +77,9 @@ def first(batches: Batches, count: int) -> list[torch.Tensor]:
 
 
 def make(workers: int = 0) -> Batches:
-    return Batches(Augmented(), Plan(size=13, batch_size=4, micro_batch_size=2, seed=5), workers=workers)
+    return Batches(
+        Augmented(), Plan(size=13, global_batch_size=4, micro_batch_size=2, seed=5), num_workers=workers
+    )
 
 
 def test_random_augmentation_depends_on_the_position_alone() -> None:
@@ -99,14 +101,14 @@ def test_fetching_leaves_the_random_state_alone() -> None:
 
 
 def test_the_shares_of_a_step_add_up_to_one_though_its_last_part_is_smaller() -> None:
-    batches = Batches(Augmented(), Plan(size=13, batch_size=8, micro_batch_size=4))
+    batches = Batches(Augmented(), Plan(size=13, global_batch_size=8, micro_batch_size=4))
     steps = [[(len(batch), share) for batch, share in parts] for _, parts in islice(batches, 2)]
     assert steps == [[(4, 0.5), (4, 0.5)], [(4, 0.8), (1, 0.2)]]
 
 
 def test_other_data_at_the_resume_is_refused() -> None:
     state = make().state_dict() | {"size": 14}
-    with pytest.raises(CheckpointError, match="made with 14 training samples, and train_dataset now has 13"):
+    with pytest.raises(CheckpointError, match="made with 14 samples, and the dataset now has 13"):
         make().load_state_dict(state)
 
 
@@ -117,8 +119,8 @@ def masked(samples: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_random_collate_depends_on_the_position_alone(workers: int) -> None:
     def batches() -> Batches:
-        plan = Plan(size=13, batch_size=4, micro_batch_size=2, seed=5)
-        return Batches(Augmented(), plan, workers=workers, collate=masked)
+        plan = Plan(size=13, global_batch_size=4, micro_batch_size=2, seed=5)
+        return Batches(Augmented(), plan, num_workers=workers, collate_fn=masked)
 
     torch.manual_seed(1)
     whole = first(batches(), 12)

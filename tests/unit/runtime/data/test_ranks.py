@@ -27,7 +27,7 @@ def plans(ranks: int, micro: int, accumulation: int, extra: int, **more: bool) -
     return [
         Plan(
             size=batch + extra,
-            batch_size=batch,
+            global_batch_size=batch,
             micro_batch_size=micro,
             seed=4,
             rank=rank,
@@ -68,7 +68,9 @@ def test_a_step_is_the_same_samples_for_any_ranks_and_micro_batches(extra: int, 
     found = []
     for ranks, micro in ((1, 12), (1, 1), (2, 2), (2, 6), (3, 4), (4, 3), (4, 1), (12, 1)):
         of_ranks = [
-            Plan(size=12 + extra, batch_size=12, micro_batch_size=micro, seed=9, rank=rank, ranks=ranks)
+            Plan(
+                size=12 + extra, global_batch_size=12, micro_batch_size=micro, seed=9, rank=rank, ranks=ranks
+            )
             for rank in range(ranks)
         ]
         steps = tuple(next(islice(plan.steps(Position()), number, None)) for plan in of_ranks)
@@ -100,7 +102,10 @@ def test_lengths_of_an_epoch_are_those_of_what_is_given() -> None:
                 parts = [part for step in steps for part in step.micro_batches]
                 assert len(parts) == plan.micro_batches_per_epoch
                 assert sum(map(len, parts)) == plan.samples_per_epoch_here
-                assert plan.shares(Position(0, plan.batch_size)) == steps[len(steps) > 1].shares or extra == 0
+                assert (
+                    plan.shares(Position(0, plan.global_batch_size)) == steps[len(steps) > 1].shares
+                    or extra == 0
+                )
 
 
 class Counting:
@@ -140,8 +145,8 @@ def take(of_ranks: list[Batches], count: int) -> Iterator[list[int]]:
 
 
 def gang(ranks: int, workers: int, state: dict[str, object] | None = None) -> list[Batches]:
-    plan = Plan(size=83, batch_size=8, micro_batch_size=2, seed=5, ranks=ranks)
-    of_ranks = [Batches(Counting(83), replace(plan, rank=rank), workers=workers) for rank in range(ranks)]
+    plan = Plan(size=83, global_batch_size=8, micro_batch_size=2, seed=5, ranks=ranks)
+    of_ranks = [Batches(Counting(83), replace(plan, rank=rank), num_workers=workers) for rank in range(ranks)]
     for batches in of_ranks:
         if state is not None:
             batches.load_state_dict(state)
@@ -173,7 +178,9 @@ def test_no_sample_is_repeated_or_skipped_whatever_the_stops_and_the_ranks(worke
 def test_to_reach_a_position_takes_no_sample_of_those_before(shuffle: bool) -> None:
     for sample in (0, 8 * 5_000, 8 * 120_000):
         dataset = Counting(1_000_000)
-        batches = Batches(dataset, Plan(size=1_000_000, batch_size=8, micro_batch_size=8, shuffle=shuffle))
+        batches = Batches(
+            dataset, Plan(size=1_000_000, global_batch_size=8, micro_batch_size=8, shuffle=shuffle)
+        )
         batches.load_state_dict(batches.state_dict() | {"epoch": 3, "sample": sample})
         step, parts = next(iter(batches))
         list(parts)
@@ -210,12 +217,12 @@ def test_the_order_of_a_checkpoint_stays_what_it_was() -> None:
     ("numbers", "says"),
     [
         (
-            {"batch_size": 10, "ranks": 4},
-            "globalBatchSize 10 is no multiple of 4 ranks x microBatchSize 2 = 8: ",
+            {"global_batch_size": 10, "ranks": 4},
+            "globalBatchSize 10 is not a multiple of 4 ranks x microBatchSize 2 = 8; ",
         ),
-        ({"batch_size": 10, "ranks": 4}, "the nearest that fit: 8 or 16"),
-        ({"batch_size": 4, "ranks": 4}, "the nearest that fit: 8"),
-        ({"batch_size": 8, "ranks": 2, "rank": 2}, "rank 2 of 2: must be from 0 to 1"),
+        ({"global_batch_size": 10, "ranks": 4}, "nearest that fit: 8 or 16"),
+        ({"global_batch_size": 4, "ranks": 4}, "nearest that fit: 8"),
+        ({"global_batch_size": 8, "ranks": 2, "rank": 2}, "rank 2 of 2: must be from 0 to 1"),
     ],
 )
 def test_bad_ranks(numbers: dict[str, Any], says: str) -> None:
@@ -226,7 +233,7 @@ def test_bad_ranks(numbers: dict[str, Any], says: str) -> None:
 
 def test_ranks_without_samples_of_their_own_repeat_the_first_with_no_weight() -> None:
     of_ranks = [
-        Plan(size=11, batch_size=8, micro_batch_size=2, shuffle=False, rank=rank, ranks=4)
+        Plan(size=11, global_batch_size=8, micro_batch_size=2, shuffle=False, rank=rank, ranks=4)
         for rank in range(4)
     ]
     last = [next(plan.steps(Position(0, 8))) for plan in of_ranks]

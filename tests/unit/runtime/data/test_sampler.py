@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ from spottrain.data import BatchSampler, Loader, Sampler, ignore_signals, loader
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.techniques.accumulation import parts
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.support.fresh import Fresh
 
@@ -58,7 +59,7 @@ def world(rank: int, ranks: int) -> World:
 @pytest.mark.parametrize("kind", [BatchSampler, Sampler])
 def test_what_workers_have_prefetched_is_not_skipped(kind: type, workers: int) -> None:
     def make() -> tuple[DataLoader[Any], Any]:
-        sampler = kind(Numbers(), batch_size=4, seed=2, world=World())
+        sampler = kind(Numbers(), batch_size=4, seed=2, world=World(), shuffle=True)
         how = {"batch_sampler": sampler} if kind is BatchSampler else {"sampler": sampler, "batch_size": 4}
         return DataLoader(Numbers(), num_workers=workers, worker_init_fn=ignore_signals, **how), sampler
 
@@ -78,7 +79,9 @@ def test_what_workers_have_prefetched_is_not_skipped(kind: type, workers: int) -
 @pytest.mark.parametrize(("workers", "later"), [(0, 2), (2, 0)])
 def test_a_loader_goes_on_with_the_same_augmentation_whatever_its_workers(workers: int, later: int) -> None:
     def make(count: int) -> Loader:
-        return loader(Numbers(), batch_size=4, accumulation=2, seed=2, num_workers=count, world=World())
+        return loader(
+            Numbers(), batch_size=4, accumulation=2, seed=2, num_workers=count, world=World(), shuffle=True
+        )
 
     plain = make(0)
     whole = steps_of(plain, plain, 16)
@@ -95,7 +98,10 @@ def test_a_loader_goes_on_with_the_same_augmentation_whatever_its_workers(worker
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_change_in_the_middle_of_an_epoch(ranks: int) -> None:
     def gang(count: int, state: dict[str, Any] | None = None) -> list[BatchSampler]:
-        made = [BatchSampler(50, batch_size=12 // count, seed=1, world=world(r, count)) for r in range(count)]
+        made = [
+            BatchSampler(50, batch_size=12 // count, seed=1, world=world(r, count), shuffle=True)
+            for r in range(count)
+        ]
         for sampler in made:
             sampler.load_state_dict(state or sampler.state_dict())
         return made
@@ -120,8 +126,12 @@ def test_ranks_change_in_the_middle_of_an_epoch(ranks: int) -> None:
 def test_the_length_is_what_an_epoch_gives(drop: bool) -> None:
     for size in range(8, 30):
         for rank in range(2):
-            batches = BatchSampler(size, batch_size=2, accumulation=2, drop_last=drop, world=world(rank, 2))
-            single = Sampler(size, batch_size=2, accumulation=2, drop_last=drop, world=world(rank, 2))
+            batches = BatchSampler(
+                size, batch_size=2, accumulation=2, drop_last=drop, world=world(rank, 2), shuffle=True
+            )
+            single = Sampler(
+                size, batch_size=2, accumulation=2, drop_last=drop, world=world(rank, 2), shuffle=True
+            )
             assert len(list(batches)) == len(batches)
             given = list(single)
             assert len(given) == len(single)
@@ -130,10 +140,10 @@ def test_the_length_is_what_an_epoch_gives(drop: bool) -> None:
 
 
 def test_a_loop_that_never_tells_what_it_used_is_stopped_in_its_second_epoch() -> None:
-    made = loader(Numbers(), batch_size=5, world=World())
+    made = loader(Numbers(), batch_size=5, world=World(), shuffle=True)
     assert len(list(made)) == len(made) == 10
     with pytest.raises(
-        ConfigurationError, match=r"epoch 0 was given out from sample 0 .* nobody called advance"
+        ConfigurationError, match=r"epoch 0 was yielded from sample 0 .* advance\(\) was never called"
     ):
         list(made)
 
@@ -148,13 +158,13 @@ def test_the_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_data_at_the_resume_is_refused() -> None:
-    sampler = BatchSampler(10, batch_size=2, world=World())
-    with pytest.raises(CheckpointError, match="made with 10 training samples, and train_dataset now has 12"):
-        BatchSampler(12, batch_size=2, world=World()).load_state_dict(sampler.state_dict())
+    sampler = BatchSampler(10, batch_size=2, world=World(), shuffle=True)
+    with pytest.raises(CheckpointError, match="made with 10 samples, and the dataset now has 12"):
+        BatchSampler(12, batch_size=2, world=World(), shuffle=True).load_state_dict(sampler.state_dict())
 
 
 def test_workers_outlive_a_stop() -> None:
-    made = loader(Numbers(), batch_size=2, num_workers=2, world=World())
+    made = loader(Numbers(), batch_size=2, num_workers=2, world=World(), shuffle=True)
     batches = iter(made)
     next(batches)
     workers = multiprocessing.active_children()
@@ -175,7 +185,7 @@ import torch, spottrain.data
 from spottrain.distributed.world import World
 
 numbers = torch.utils.data.TensorDataset(torch.arange(100))
-sampler = spottrain.data.BatchSampler(numbers, batch_size=2, world=World())
+sampler = spottrain.data.BatchSampler(numbers, batch_size=2, world=World(), shuffle=True)
 options = dict(num_workers=2, persistent_workers={persistent})
 made = {loader}
 batches = iter(made)
@@ -201,7 +211,7 @@ def test_without_workers_what_is_about_them_is_left_out_and_told(capfd: pytest.C
         "multiprocessing_context": "fork",
         "timeout": 30,
     }
-    made = loader(list(range(8)), batch_size=2, world=World(), **options)
+    made = loader(list(range(8)), batch_size=2, world=World(), **options, shuffle=True)
     assert len(list(made)) == 4
     out = capfd.readouterr().out
     assert (
@@ -235,7 +245,7 @@ def test_auto_times_the_first_steps_and_then_has_the_workers_that_they_need(
 ) -> None:
     monkeypatch.setattr("spottrain.data.worker_count.cores", lambda **_: 3.0)
     clock = Ticks()
-    whole = steps_of(plain := loader(Numbers(), batch_size=4, seed=2, world=World()), plain, 16)
+    whole = steps_of(plain := loader(Numbers(), batch_size=4, seed=2, world=World(), shuffle=True), plain, 16)
     made = loader(
         Slow(clock, seconds),
         batch_size=4,
@@ -245,6 +255,7 @@ def test_auto_times_the_first_steps_and_then_has_the_workers_that_they_need(
         prefetch_factor=3,
         timeout=30,
         clock=clock,
+        shuffle=True,
     )
     taken: list[Any] = []
     while len(taken) < 16:
@@ -268,14 +279,14 @@ def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
 ) -> None:
     """The pass is left after so many steps, and the next one of the same loader or of another process."""
     monkeypatch.setattr("spottrain.data.worker_count.cores", lambda **_: 3.0)
-    plain = loader(Numbers(), batch_size=2, accumulation=2, seed=2, world=World())
+    plain = loader(Numbers(), batch_size=2, accumulation=2, seed=2, world=World(), shuffle=True)
     whole, clock = steps_of(plain, plain, 16), Ticks()
     taken: list[Any] = []
 
     def new() -> Any:
         slow = Slow(clock, 1.0)
         more: dict[str, Any] = {"num_workers": "auto", "clock": clock, "world": World()}
-        return loader(slow, batch_size=2, accumulation=2, seed=2, **more)
+        return loader(slow, batch_size=2, accumulation=2, seed=2, **more, shuffle=True)
 
     made, left = new(), list(stops)
     while len(taken) < 16:
@@ -301,16 +312,16 @@ def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
 
 def test_another_word_for_the_workers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"num_workers='many'.*whole number, or auto"):
-        loader(Numbers(), num_workers="many", world=World())  # type: ignore[arg-type]
+        loader(Numbers(), num_workers="many", world=World(), shuffle=True)  # type: ignore[arg-type]
 
 
 # --- accumulation -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_that_misses_the_smaller_last_step_of_an_epoch_is_told_so(workers: int) -> None:
-    made = loader(Numbers(18), batch_size=4, accumulation=2, world=World(), num_workers=workers)
+    made = loader(Numbers(18), batch_size=4, accumulation=2, world=World(), num_workers=workers, shuffle=True)
     taken = 0
     with pytest.raises(
-        ConfigurationError, match=r"accumulation\.parts\(\.\.\.\), which knows, or drop_last=True"
+        ConfigurationError, match=r"accumulation\.parts\(\.\.\.\), which handles that, or drop_last=True"
     ):
         while True:
             for _ in made:
@@ -321,7 +332,7 @@ def test_a_loop_that_misses_the_smaller_last_step_of_an_epoch_is_told_so(workers
 
 
 def test_a_pass_that_was_left_before_its_end_goes_on() -> None:
-    made = loader(Numbers(18), batch_size=4, world=World(), num_workers=2)
+    made = loader(Numbers(18), batch_size=4, world=World(), num_workers=2, shuffle=True)
     given = []
     for count in (1, 2, 2):
         for batch in made:
@@ -334,7 +345,7 @@ def test_a_pass_that_was_left_before_its_end_goes_on() -> None:
 
 
 def test_parts_of_a_loader_advance_over_every_step_of_every_epoch() -> None:
-    made = loader(Numbers(18), batch_size=4, accumulation=2, world=World())
+    made = loader(Numbers(18), batch_size=4, accumulation=2, world=World(), shuffle=True)
     for _ in range(3):
         for part in parts(made, 2, count=len):
             if part.last:
@@ -363,9 +374,9 @@ def test_a_position_at_the_end_of_an_epoch_gives_one_empty_pass_and_then_the_nex
     def make() -> tuple[Any, Any]:
         more: dict[str, Any] = {"batch_size": 4, "seed": 2, "drop_last": drop, "world": World()}
         if kind == "ours":
-            made = loader(Numbers(18), num_workers=workers, **more)
+            made = loader(Numbers(18), num_workers=workers, **more, shuffle=True)
             return made, made.requests
-        sampler = BatchSampler(Numbers(18), **more)
+        sampler = BatchSampler(Numbers(18), **more, shuffle=True)
         options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": ignore_signals}
         return DataLoader(Numbers(18), batch_sampler=sampler, **options), sampler
 
@@ -385,7 +396,7 @@ def test_a_position_at_the_end_of_an_epoch_gives_one_empty_pass_and_then_the_nex
 
 
 def test_the_next_epoch_counts_from_its_first_batch_on_and_not_from_the_call_of_iter() -> None:
-    made = loader(Numbers(18), batch_size=6, world=World())
+    made = loader(Numbers(18), batch_size=6, world=World(), shuffle=True)
     epochs_of(made, made, 1)
     batches = iter(made)
     assert made.position == (0, 18)
@@ -394,20 +405,20 @@ def test_the_next_epoch_counts_from_its_first_batch_on_and_not_from_the_call_of_
 
 
 def test_a_position_that_is_restored_after_the_call_of_iter_counts() -> None:
-    plain = loader(Numbers(18), batch_size=6, seed=3, world=World(), num_workers=2)
+    plain = loader(Numbers(18), batch_size=6, seed=3, world=World(), num_workers=2, shuffle=True)
     (first,) = epochs_of(plain, plain, 1)
-    state = loader(Numbers(18), batch_size=6, seed=3, world=World())
+    state = loader(Numbers(18), batch_size=6, seed=3, world=World(), shuffle=True)
     state.advance()
-    made = loader(Numbers(18), batch_size=6, seed=3, world=World(), num_workers=2)
+    made = loader(Numbers(18), batch_size=6, seed=3, world=World(), num_workers=2, shuffle=True)
     batches = iter(made)
     made.load_state_dict(state.state_dict())
     assert [batch[:, 0].int().tolist() for batch in batches] == first[1:]
 
 
 def test_another_batch_size_at_the_end_of_an_epoch_does_not_open_it_again() -> None:
-    state = loader(Numbers(18), batch_size=4, drop_last=True, world=World())
+    state = loader(Numbers(18), batch_size=4, drop_last=True, world=World(), shuffle=True)
     state.advance(4)
-    made = loader(Numbers(18), batch_size=6, drop_last=True, world=World())
+    made = loader(Numbers(18), batch_size=6, drop_last=True, world=World(), shuffle=True)
     made.load_state_dict(state.state_dict())
     assert [len(each) for each in epochs_of(made, made, 2)] == [0, 3]
 
@@ -415,17 +426,19 @@ def test_another_batch_size_at_the_end_of_an_epoch_does_not_open_it_again() -> N
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_counted_epoch_is_gone_on_with_in_its_middle(workers: int) -> None:
     """With workers torch makes two iterators of the sampler and uses the second: no pass was left early."""
-    first = loader(Numbers(), batch_size=16, num_workers=0)
-    wanted = [batch[:, 0].tolist() for batch in loader(Numbers(), batch_size=16, num_workers=0)][2:]
+    first = loader(Numbers(), batch_size=16, num_workers=0, shuffle=True)
+    wanted = [
+        batch[:, 0].tolist() for batch in loader(Numbers(), batch_size=16, num_workers=0, shuffle=True)
+    ][2:]
     first.advance(2)
-    resumed = loader(Numbers(), batch_size=16, num_workers=workers)
+    resumed = loader(Numbers(), batch_size=16, num_workers=workers, shuffle=True)
     resumed.load_state_dict(first.state_dict())
     resumed.requests.counted = True
     assert [batch[:, 0].tolist() for batch in resumed] == wanted
 
 
 def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted() -> None:
-    made = loader(Numbers(18), batch_size=6, world=World())
+    made = loader(Numbers(18), batch_size=6, world=World(), shuffle=True)
     made.requests.counted = True
     for _ in made:
         made.advance()
@@ -436,6 +449,85 @@ def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted() -> None
         next(iter(made))
 
 
+# --- in place of torch's DataLoader ----------------------------------------------------------------------
+def test_it_takes_the_arguments_of_torchs_loader_with_the_same_defaults() -> None:
+    def arguments(made: Any) -> dict[str, Any]:
+        found = inspect.signature(made).parameters.values()
+        return {each.name: (each.kind, each.default) for each in found if each.name != "self"}
+
+    ours, theirs = arguments(loader), arguments(DataLoader.__init__)
+    assert theirs.pop("shuffle")[1] is None and ours["shuffle"][1] is False, "None means False"
+    theirs.pop("pin_memory_device")  # deprecated; it goes into **options
+    assert {name: ours[name] for name in theirs} == theirs
+    assert list(ours)[: len(POSITIONAL)] == list(POSITIONAL)
+
+
+POSITIONAL = list(inspect.signature(DataLoader.__init__).parameters)[1:14]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_more_arguments_it_yields_what_torchs_loader_yields(workers: int, drop: bool) -> None:
+    data = [torch.tensor([i, i + 1]) for i in range(10)]
+    options: dict[str, Any] = {"num_workers": workers, "drop_last": drop, "collate_fn": torch.stack}
+    ours = list(loader(data, 4, world=World(), **options))
+    theirs = list(DataLoader(data, 4, **options))  # type: ignore[arg-type]
+    assert len(ours) == len(theirs) == len(loader(data, 4, world=World(), **options))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"sampler": [1, 0]}, r"loader\(sampler=\.\.\.\) .*shuffle= and seed= .* StatefulDataLoader"),
+        ({"batch_sampler": [[1], [0]]}, r"loader\(batch_sampler=\.\.\.\) .*without a DistributedSampler"),
+        ({"generator": torch.Generator()}, r"loader\(generator=\.\.\.\) .*: seed= sets the order"),
+        ({"batch_size": None}, r"loader\(batch_size=None\) .*give a number"),
+        ({"in_order": False}, r"loader\(in_order=False\) .*leave it out"),
+    ],
+)
+def test_what_cannot_be_resumed_bit_for_bit_is_refused(given: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ConfigurationError, match=remedy):
+        loader(Numbers(), world=World(), **given)
+
+
+def test_a_stream_is_refused_with_what_takes_it() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter([1, 2, 3])
+
+        def __len__(self) -> int:
+            return 3
+
+    for stream in (Stream(), iter([1])):
+        with pytest.raises(ConfigurationError, match=r"has no len\(\) and \[i\]; .* StatefulDataLoader"):
+            loader(stream, world=World())  # type: ignore[arg-type]
+
+
+def numbered(worker: int) -> None:
+    os.environ["OF_WORKER"] = str(worker)
+
+
+class Tagged(Numbers):
+    """Each sample is the number that `worker_init_fn` has left, and whether SIGTERM is ignored."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        return torch.tensor([int(os.environ["OF_WORKER"]), ignored])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_init_fn_runs_in_each_worker_which_ignores_signals_all_the_same(context: str) -> None:
+    options: dict[str, Any] = {"worker_init_fn": numbered, "multiprocessing_context": context}
+    made = loader(Tagged(4), num_workers=2, world=World(), **options)
+    assert [batch[0].tolist() for batch in made] == [[0, 1], [1, 1], [0, 1], [1, 1]]
+
+
+def test_in_a_gang_the_batch_size_is_that_of_one_rank() -> None:
+    first, second = (next(iter(loader(list(range(12)), 3, world=world(rank, 2)))) for rank in range(2))
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2], [3, 4, 5])
+
+
 # --- the seed -----------------------------------------------------------------------------------------
 def test_the_order_is_by_the_seed_that_was_set_and_a_checkpoints_own_holds(
     monkeypatch: pytest.MonkeyPatch,
@@ -444,10 +536,14 @@ def test_the_order_is_by_the_seed_that_was_set_and_a_checkpoints_own_holds(
         return next(iter(made))[:, 0].tolist()  # type: ignore[no-any-return]
 
     monkeypatch.setattr(devices, "_seeded", None)
-    plain = loader(Numbers(), batch_size=9, world=World())
-    assert first(plain) == first(loader(Numbers(), batch_size=9, seed=0, world=World()))
+    plain = loader(Numbers(), batch_size=9, world=World(), shuffle=True)
+    assert first(plain) == first(loader(Numbers(), batch_size=9, seed=0, world=World(), shuffle=True))
     monkeypatch.setattr(devices, "_seeded", 7)
-    seeded = loader(Numbers(), batch_size=9, world=World())
-    assert first(seeded) == first(loader(Numbers(), batch_size=9, seed=7, world=World())) != first(plain)
+    seeded = loader(Numbers(), batch_size=9, world=World(), shuffle=True)
+    assert (
+        first(seeded)
+        == first(loader(Numbers(), batch_size=9, seed=7, world=World(), shuffle=True))
+        != first(plain)
+    )
     seeded.load_state_dict(plain.state_dict())
     assert first(seeded) == first(plain)

@@ -70,7 +70,7 @@ class Numbers:
 
 
 def _trained(numbers: Numbers, steps: int, **more: Any) -> tuple[Batches, list[list[int]]]:
-    plan = Plan(size=64, batch_size=8, micro_batch_size=4, seed=1)
+    plan = Plan(size=64, global_batch_size=8, micro_batch_size=4, seed=1)
     batches = Batches(numbers, plan, clock=numbers.clock, cores=4, **more)
     seen = []
     for step, parts in islice(batches, steps):
@@ -83,14 +83,14 @@ def _trained(numbers: Numbers, steps: int, **more: Any) -> tuple[Batches, list[l
 def test_the_first_steps_are_timed_and_then_there_are_as_many_workers_as_needed(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    batches, seen = _trained(Numbers(0.2), TRIAL_STEPS + 4, workers="auto")
-    assert batches.workers == 2, "1.6 s of fetching in each 1 s, with head-room"
+    batches, seen = _trained(Numbers(0.2), TRIAL_STEPS + 4, num_workers="auto")
+    assert batches.num_workers == 2, "1.6 s of fetching in each 1 s, with head-room"
     assert "event=loader-workers workers=2 fetch=1.6" in capfd.readouterr().out
-    assert seen == _trained(Numbers(0.0), TRIAL_STEPS + 4, workers=0)[1], "not a sample is other"
+    assert seen == _trained(Numbers(0.0), TRIAL_STEPS + 4, num_workers=0)[1], "not a sample is other"
 
 
 def test_a_set_that_is_in_memory_gets_no_worker() -> None:
-    assert _trained(Numbers(0.0001), TRIAL_STEPS + 4, workers="auto")[0].workers == 0
+    assert _trained(Numbers(0.0001), TRIAL_STEPS + 4, num_workers="auto")[0].num_workers == 0
 
 
 def test_the_first_step_is_no_measure() -> None:
@@ -105,7 +105,7 @@ def test_the_first_step_is_no_measure() -> None:
 
 
 def test_smaller_micro_batches_from_the_next_step_on_are_of_the_same_samples() -> None:
-    plan = Plan(size=64, batch_size=8, micro_batch_size=8, seed=1)
+    plan = Plan(size=64, global_batch_size=8, micro_batch_size=8, seed=1)
     batches = Batches(list(range(64)), plan)
     sizes, seen = [], []
     for number, (step, parts) in enumerate(islice(batches, 4)):
@@ -126,15 +126,17 @@ def test_smaller_micro_batches_from_the_next_step_on_are_of_the_same_samples() -
 
 def test_without_workers_the_prefetch_factor_is_left_out() -> None:
     """torch refuses it there; and the number that is found by trial begins at none."""
-    batches = Batches(list(range(64)), Plan(size=64, batch_size=8, micro_batch_size=8), prefetch_factor=4)
+    batches = Batches(
+        list(range(64)), Plan(size=64, global_batch_size=8, micro_batch_size=8), prefetch_factor=4
+    )
     _, parts = next(iter(batches))
     assert len(list(parts)) == 1
-    assert _trained(Numbers(0.2), TRIAL_STEPS + 4, workers="auto", prefetch_factor=4)[0].workers == 2
+    assert _trained(Numbers(0.2), TRIAL_STEPS + 4, num_workers="auto", prefetch_factor=4)[0].num_workers == 2
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_a_set_smaller_than_a_batch_is_refused_whether_the_last_is_dropped_or_not(drop_last: bool) -> None:
     """Dropped it would be an epoch without a step: a training that ends at once, or never."""
     with pytest.raises(ConfigurationError) as caught:
-        Plan(size=7, batch_size=8, micro_batch_size=4, drop_last=drop_last)
-    assert "has 7 sample(s), fewer than one batch of 8: lower globalBatchSize" in str(caught.value)
+        Plan(size=7, global_batch_size=8, micro_batch_size=4, drop_last=drop_last)
+    assert "has 7 sample(s), fewer than a global batch of 8: lower global_batch_size" in str(caught.value)

@@ -55,7 +55,7 @@ def test_fewer_workers_are_told_with_the_figure_the_cause_and_the_way_out(
     assert [asked.most(6), asked.most(6)] == [2, 2]
     (text,) = advice(capfd)
     assert text.startswith(
-        "2 loader worker(s) instead of 6: 6 worker(s) will take about 0.16 GiB, and of the"
+        "2 loader worker(s) instead of 6: 6 worker(s) will take about 0.16 GiB, but of the"
     )
     assert "the container's limit of 4.00 GiB 0.07 GiB are left" in text
     assert "a copy of about 0.01 GiB of the Python objects in train_dataset, because a fork copies" in text
@@ -164,8 +164,8 @@ def test_the_number_that_is_found_is_held_against_the_memory(capfd: pytest.Captu
     slow = Slow()
     batches = Batches(
         slow,
-        Plan(size=64, batch_size=8, micro_batch_size=4),
-        workers="auto",
+        Plan(size=64, global_batch_size=8, micro_batch_size=4),
+        num_workers="auto",
         cores=8,
         clock=slow.clock,
         room=WorkerMemoryLimit(slow, memory=left(2.5 * EACH)),
@@ -174,7 +174,7 @@ def test_the_number_that_is_found_is_held_against_the_memory(capfd: pytest.Captu
         list(found)
         slow.now += 1.0
         batches.done(step)
-    assert batches.workers == 2
+    assert batches.num_workers == 2
     out = capfd.readouterr().out
     assert (
         "event=loader-workers workers=2 wanted=4" in out and out.count("2 loader worker(s) instead of 4") == 1
@@ -198,7 +198,7 @@ def first(batches: Any) -> None:
 def test_a_given_number_is_held_against_it_before_the_workers_start(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    first(Batches(WORDS, Plan(size=len(WORDS), batch_size=2, micro_batch_size=2), workers=1))
+    first(Batches(WORDS, Plan(size=len(WORDS), global_batch_size=2, micro_batch_size=2), num_workers=1))
     assert len(advice(capfd)) == 1
 
 
@@ -230,7 +230,7 @@ class Unsaid:
 def test_a_loader_may_say_that_its_workers_are_none() -> None:
     batches = StreamBatches(Unsaid())
     first(batches)
-    assert batches.workers == 0
+    assert batches.num_workers == 0
 
 
 @pytest.mark.usefixtures("little")
@@ -283,7 +283,9 @@ def test_an_evaluation_has_as_many_workers_as_were_found_for_the_training_and_as
 
 
 def told(settings: Settings, capfd: pytest.CaptureFixture[str]) -> list[str]:
-    components.tell_what_cannot_act(settings, Batches(WORDS, Plan(size=64, batch_size=8, micro_batch_size=8)))
+    components.tell_what_cannot_act(
+        settings, Batches(WORDS, Plan(size=64, global_batch_size=8, micro_batch_size=8))
+    )
     return advice(capfd)
 
 

@@ -145,7 +145,7 @@ def first(samples: list[Tokens]) -> Tokens:
 
 
 def ours(data: Set) -> tuple[Any, Any]:
-    loader = spottrain.data.loader(data, shuffle=False, collate=first, world=ALONE)
+    loader = spottrain.data.loader(data, shuffle=False, collate_fn=first, world=ALONE)
     return loader, loader
 
 

@@ -9,31 +9,31 @@ from spottrain.techniques.lr_scaling import scaled, warmup_steps
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
 def test_four_times_the_batch_is_four_times_the_rate_or_twice_or_the_same(rule: str, expected: float) -> None:
-    assert scaled(0.1, batch_size=1024, base_batch_size=256, rule=rule) == pytest.approx(expected)
+    assert scaled(0.1, global_batch_size=1024, base_batch_size=256, rule=rule) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("linear", 0.025), ("sqrt", 0.05)])
 def test_a_smaller_batch_has_a_smaller_rate(rule: str, expected: float) -> None:
-    assert scaled(0.1, batch_size=64, base_batch_size=256, rule=rule) == pytest.approx(expected)
+    assert scaled(0.1, global_batch_size=64, base_batch_size=256, rule=rule) == pytest.approx(expected)
 
 
 def test_goyals_own_example_is_reproduced() -> None:
-    assert scaled(0.1, batch_size=8192, base_batch_size=256, rule="linear") == pytest.approx(3.2)
+    assert scaled(0.1, global_batch_size=8192, base_batch_size=256, rule="linear") == pytest.approx(3.2)
 
 
 @pytest.mark.parametrize(("rule", "limit"), [("linear", 8192), ("sqrt", 32768)])
 def test_a_batch_beyond_what_was_tested_is_told_with_the_source(
     rule: str, limit: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scaled(0.1, batch_size=limit, base_batch_size=256, rule=rule)
+    scaled(0.1, global_batch_size=limit, base_batch_size=256, rule=rule)
     assert "event=advice" not in capsys.readouterr().out
-    scaled(0.1, batch_size=limit + 1, base_batch_size=256, rule=rule)
+    scaled(0.1, global_batch_size=limit + 1, base_batch_size=256, rule=rule)
     told = capsys.readouterr().out
     assert "event=advice" in told and str(limit) in told and "et al." in told
 
 
 def test_the_scaled_rate_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    scaled(0.1, batch_size=512, base_batch_size=256, rule="linear")
+    scaled(0.1, global_batch_size=512, base_batch_size=256, rule="linear")
     assert "event=learning-rate rule=linear base=0.1 scaled=0.2 ratio=2" in capsys.readouterr().out
 
 
@@ -41,14 +41,14 @@ def test_the_scaled_rate_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "sentence"),
     [
         ({"rule": "cubic"}, "learning-rate rule 'cubic' is not known: use none, linear, sqrt"),
-        ({"batch_size": 0}, "batch size 0 must be at least 1"),
+        ({"global_batch_size": 0}, "global batch size 0 must be at least 1"),
         ({"base_batch_size": 0}, "base batch size 0 must be at least 1"),
         ({"learning_rate": float("nan")}, "learning rate nan must be a finite number above 0"),
         ({"learning_rate": 0.0}, "learning rate 0.0 must be"),
     ],
 )
 def test_what_cannot_be_scaled_is_refused(words: dict[str, object], sentence: str) -> None:
-    given: dict[str, object] = {"batch_size": 512, "base_batch_size": 256, "rule": "linear"} | words
+    given: dict[str, object] = {"global_batch_size": 512, "base_batch_size": 256, "rule": "linear"} | words
     rate = given.pop("learning_rate", 0.1)
     with pytest.raises(ConfigurationError, match=sentence):
         scaled(rate, **given)  # type: ignore[arg-type]
