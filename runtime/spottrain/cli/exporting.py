@@ -40,10 +40,10 @@ BESIDE: Final = "beside"
 def export(store: Store, which: str, target: Path) -> Answer:
     """Writes the weights to `target`. Raises CheckpointError if they are damaged; then no file is left."""
     if target.exists():
-        raise ConfigurationError(f"{target} exists already and is not overwritten; name another file")
+        raise ConfigurationError(f"{target} exists already and is not overwritten; give another file name")
     if which == FINAL:
         if (final := _final_of(store)) is None:
-            raise ConfigurationError(f"there are no final weights at {store.uri}: no run there is done")
+            raise ConfigurationError(f"there are no final weights at {store.uri}: no run there has finished")
         return _exported(target, f"the final weights of step {final.step}", final.step, final.write)
     entry = choose(head_of(store), which)
     try:
@@ -114,8 +114,8 @@ def _folder(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) ->
 
 def _without_weights(manifest: Manifest, entry: Entry) -> str:
     there = ", ".join(sorted(each.path for each in manifest.files)) or "nothing"
-    words = f"step {entry.step} is a folder that a library wrote, and {WEIGHTS_FILE} is not in it"
-    return f"{words}; it holds: {there}"
+    text = f"step {entry.step} is a folder written by another library, without {WEIGHTS_FILE}"
+    return f"{text}; its files are: {there}"
 
 
 # --- the final weights ----------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class _FinalWeights:
             total.update(body)
             file.write(memoryview(body)[max(part.start - at, 0) :])
         if total.hexdigest() != part.sha256:
-            raise Damaged(f"{FINAL_PREFIX}{part.name} does not fit its checksum")
+            raise Damaged(f"{FINAL_PREFIX}{part.name} does not match its checksum")
 
     def _read(self, name: str, offset: int, count: int) -> bytearray:
         body = bytearray(count)
@@ -211,7 +211,9 @@ def _state(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> 
     """Writes the model's weights. Tied tensors are written once per name: the format has no aliases."""
     weights = weights_of(manifest)
     if not weights:
-        raise ConfigurationError(f"step {entry.step} holds no model (no tensors under {MODEL!r})")
+        raise ConfigurationError(
+            f"step {entry.step} has no model (no tensors under {MODEL!r}); choose another --step"
+        )
     beside = manifest.tree.get(BESIDE, []) if isinstance(manifest.tree, dict) else []
     file.write(_header(weights, entry, beside))
     for tensor in weights.values():

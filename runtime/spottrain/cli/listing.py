@@ -28,7 +28,7 @@ class Inventory:
     objects: Mapping[str, Stat]
     """Objects below `checkpoints/`, by key."""
     orphans: tuple[str, ...]
-    """Keys that no HEAD can name any more."""
+    """Keys that no HEAD can list any more."""
     under_way: tuple[str, ...]
     """Keys that HEAD does not name but a running job's next commit may name."""
 
@@ -118,7 +118,7 @@ def _entry_facts(seen: Inventory, entry: Entry, now: float) -> dict[str, Any]:
 
 def _head_lines(store: Store, head: Head | None) -> list[str]:
     if head is None:
-        return [f"{store.uri}: no HEAD; no job has used this URI"]
+        return [f"{store.uri}: no HEAD object; no job has used this URI"]
     owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}, term {head.term})"
     return [f"{store.uri}: {head.state}; {'owner' if head.state == 'active' else 'last owner'}: {owner}"]
 
@@ -137,8 +137,8 @@ def _lines(seen: Inventory, now: float) -> list[str]:
 def _unnamed_lines(seen: Inventory) -> list[str]:
     lines = []
     for keys, what in (
-        (seen.orphans, "orphans, named by nothing"),
-        (seen.under_way, "being uploaded, or left"),
+        (seen.orphans, "orphans, used by no checkpoint"),
+        (seen.under_way, "being uploaded, or left by a dead owner"),
     ):
         folders: dict[str, list[str]] = defaultdict(list)
         for key in keys:

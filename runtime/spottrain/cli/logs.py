@@ -45,13 +45,13 @@ def _found(store: Store) -> list[Printed]:
 def _nothing(store: Store, found: Sequence[Printed], attempt: int | None, rank: int | None) -> str:
     if not found:
         return (
-            f"there are no logs at {store.uri}: check the URI; they are kept where SPOTTRAIN_LOGS is keep, "
-            "as it is in the pods of a job with a checkpoint URI, unless spec.checkpoint.logs says otherwise"
+            f"there are no logs at {store.uri}; check the URI. Logs are stored if SPOTTRAIN_LOGS is keep, "
+            "which is the default in a job with a checkpoint URI (spec.checkpoint.logs)"
         )
     named: list[tuple[str, Any]] = [("attempt", attempt), ("rank", rank)]
     wanted = ", ".join(f"{name} {value}" for name, value in named if value is not None)
     there = ", ".join(f"attempt {p.attempt} rank {p.rank}" for p in found)
-    return f"there are no logs of {wanted} at {store.uri}; there are those of {there}"
+    return f"there are no logs of {wanted} at {store.uri}; there are logs of {there}"
 
 
 def _text(store: Store, chosen: Sequence[Printed]) -> Iterator[bytes]:
@@ -68,4 +68,4 @@ def _parts(store: Store, printed: Printed) -> Iterator[bytes]:
     for number in range(1, last + 1):
         key = printed.parts.get(number)
         found = store.get(key) if key is not None else None
-        yield found.body if found is not None else f"[part {number} is not there]\n".encode()
+        yield found.body if found is not None else f"[part {number} is missing]\n".encode()

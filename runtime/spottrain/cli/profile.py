@@ -31,7 +31,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         ("active", "steps to record"),
     ):
         default = getattr(usual, name)
-        parser.add_argument(f"--{name}", default=str(default), help=f"{text} (default {default})")
+        parser.add_argument(
+            f"--{name}", default=str(default), metavar="STEPS", help=f"{text} (default {default})"
+        )
 
 
 def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> dict[str, str]:

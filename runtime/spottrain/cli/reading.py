@@ -78,7 +78,7 @@ def choose(head: Head, which: str) -> Entry:
     if found is None:
         there = ", ".join(str(entry.step) for entry in head.checkpoints) or "none"
         raise ConfigurationError(
-            f"HEAD names no checkpoint that is {which if which in (NEWEST, BEST) else f'of step {which}'}; "
+            f"there is no {which if which in (NEWEST, BEST) else f'step {which}'} checkpoint in HEAD; "
             f"the steps are: {there}",
             reason=Reason.CHECKPOINT_MISSING,
         )
@@ -100,13 +100,13 @@ def _require_sound(manifest: Manifest) -> None:
     sizes = {shard.name: shard.bytes for shard in manifest.shards}
     for shard in manifest.shards:
         if "/" in shard.name or len(shard.chunks) != chunks_of(shard, manifest):
-            raise Damaged(f"the manifest does not describe {shard.name} whole")
+            raise Damaged(f"the manifest does not describe all of {shard.name}")
     for tensor in manifest.tensors:
         if tensor.dtype not in WIDTHS:
-            raise Damaged(f"tensor {tensor.name} is of the unknown type {tensor.dtype}")
+            raise Damaged(f"tensor {tensor.name} has the unknown type {tensor.dtype}")
         width = WIDTHS[tensor.dtype][1]
         if any(p.offset + width * prod(p.shape) > sizes.get(p.shard, -1) for p in tensor.pieces):
-            raise Damaged(f"tensor {tensor.name} lies outside of the shards")
+            raise Damaged(f"tensor {tensor.name} is outside its shard")
         if sum(prod(p.shape) for p in tensor.pieces) != prod(tensor.shape):
             raise Damaged(f"the pieces of tensor {tensor.name} do not cover it")
 
@@ -160,5 +160,5 @@ class Shards:
             raise Damaged(f"{shard.name} ends before byte {offset + len(view)}") from None
         if hashlib.sha256(view).hexdigest() != shard.chunks[number]:
             raise Damaged(
-                f"{shard.name}: bytes {offset} to {offset + len(view) - 1} do not fit their checksum"
+                f"{shard.name}: bytes {offset} to {offset + len(view) - 1} do not match their checksum"
             )

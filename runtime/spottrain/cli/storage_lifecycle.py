@@ -63,14 +63,14 @@ def lifecycle(store: Store, cooling: Cooling) -> Answer:
     sum_ = f"cold: {counted(len(cold), 'object')}, {size(seen.bytes(cold))}"
     lines = [json.dumps(rule, indent=2), sum_]
     if not cooling.apply:
-        hint = "nothing was changed; --apply tags these objects and merges the rule into the bucket's"
+        hint = "nothing was changed; --apply tags these objects and adds the rule to those of the bucket"
         return Answer(facts=facts | {"applied": False}, lines=[*lines, hint])
     warm = [key for key in seen.objects if key not in cold]
     lifted, tagged = _tag(bucket, warm, cold=False), _tag(bucket, cold, cold=True)
     others = len(bucket.merge(rule).rules) - 1
     done = (
-        f"tagged {counted(tagged, 'object')} {TAG}={COLD}, took the tag from {lifted}; the rule is in force "
-        f"beside {counted(others, 'other rule')} of the bucket"
+        f"tagged {counted(tagged, 'object')} {TAG}={COLD}, removed the tag from {lifted}; the rule is in "
+        f"force beside {counted(others, 'other rule')} of the bucket"
     )
     applied = {"applied": True, "tagged": tagged, "untagged": lifted, "otherRules": others}
     return Answer(facts=facts | applied, lines=[*lines, done])
@@ -107,7 +107,7 @@ def _bucket(store: Store) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"lifecycle rules need boto3 ({error}); install spottrain[s3]") from error
     if not isinstance(store, S3Store):
-        raise ConfigurationError(f"{store.uri} is not in S3: lifecycle rules and object tags are S3's own")
+        raise ConfigurationError(f"{store.uri} is not in S3; only S3 has lifecycle rules and object tags")
     return S3Lifecycle(store)
 
 

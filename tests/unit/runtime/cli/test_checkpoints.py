@@ -144,13 +144,13 @@ def test_verify_names_the_shard_and_the_bytes(store: Store, capsys: pytest.Captu
     lose_a_byte(store, key + SHARD)
     problems = facts(store, capsys, "verify")["checkpoints"][0]["problems"]
     first = len(body) // 16 * 16
-    assert problems == [f"{SHARD}: bytes {first} to {len(body) - 1} do not fit their checksum"]
+    assert problems == [f"{SHARD}: bytes {first} to {len(body) - 1} do not match their checksum"]
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"shards": []}, "lies outside of the shards"),
+        ({"shards": []}, "is outside its shard"),
         ({"tensors": [{"name": "x", "dtype": "float32", "shape": [2], "pieces": []}]}, "do not cover it"),
         ({"tensors": [{"name": "x", "dtype": "object", "shape": [], "pieces": []}]}, "unknown type"),
         ({"format": 3}, "Use the image that wrote it"),
@@ -202,7 +202,7 @@ def test_a_step_that_is_not_there_is_answered_with_those_that_are(
 ) -> None:
     ended(store, 5, 7)
     assert "the steps are: 7, 5" in ran(store, capsys, "verify", "--step", "6")[2]
-    assert "no checkpoint that is best" in ran(store, capsys, "verify", "--step", "best")[2]
+    assert "no best checkpoint" in ran(store, capsys, "verify", "--step", "best")[2]
     with pytest.raises(SystemExit):
         ran(store, capsys, "verify", "--step", "last")
 

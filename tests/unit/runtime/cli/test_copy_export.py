@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_is_not_copied_and_leaves_nothing(
 ) -> None:
     source.put(entry(source, 9).key + SHARD, bytes(len(Made().objects()[SHARD])))
     assert copied(source, tmp_path / "branch") == 1
-    assert "do not fit their checksum" in capsys.readouterr().err
+    assert "do not match their checksum" in capsys.readouterr().err
     assert open_store(str(tmp_path / "branch")).list("") == []
     assert copied(source, tmp_path / "branch", "--step", "best") == 0
 
@@ -206,7 +206,7 @@ def test_an_export_of_a_librarys_folder_is_the_librarys_own_file(
     assert (tmp_path / "m").read_bytes() == body
     Made(more=folder | {"files": [{"path": "model.bin", "shard": "f0"}]}).put(source, key)
     assert exported(source, tmp_path / "n") == 1
-    assert "it holds: model.bin" in capsys.readouterr().err
+    assert "its files are: model.bin" in capsys.readouterr().err
 
 
 def final(store: Store, key: str, step: int, most: int = 2**31, beside: tuple[str, ...] = ()) -> Any:
@@ -258,7 +258,7 @@ def test_final_weights_of_another_step_are_no_stand_in_and_are_named(
     assert found is not None
     source.put("final/model.safetensors", found.body[:-1] + b"x")
     assert exported(source, tmp_path / "n", "--step", "final") == 1
-    assert "does not fit its checksum" in capsys.readouterr().err and not (tmp_path / "n").exists()
+    assert "does not match its checksum" in capsys.readouterr().err and not (tmp_path / "n").exists()
 
 
 @pytest.mark.parametrize("body", [b'{"format": 1, "step": 9, "checkpoint": "k", "digest": "d"}', b"[]", b"{"])

@@ -260,7 +260,7 @@ def said(capfdbinary: pytest.CaptureFixture[bytes], *words: str) -> tuple[int, s
 def test_logs_are_printed_in_order_and_what_is_missing_is_named(
     kept: Scene, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    missing = "".join(f"[part {number} is not there]\n" for number in range(3, 10))
+    missing = "".join(f"[part {number} is missing]\n" for number in range(3, 10))
     uri = str(kept.folder)
     assert said(capfdbinary, uri, "--attempt", "2", "--rank", "0") == (0, f"one\ntwo\n{missing}ten\n")
     assert said(capfdbinary, uri, "--rank", "1") == (0, "of rank 1\n")
@@ -277,7 +277,7 @@ def test_logs_are_printed_in_order_and_what_is_missing_is_named(
     [
         (["--attempt", "3"], "there are no logs of attempt 3 at"),
         (["--attempt", "1", "--rank", "1"], "attempt 1, rank 1 at"),
-        (["--attempt", "3"], "there are those of attempt 1 rank 0, attempt 2 rank 0, attempt 2 rank 1"),
+        (["--attempt", "3"], "there are logs of attempt 1 rank 0, attempt 2 rank 0, attempt 2 rank 1"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(
