@@ -186,7 +186,7 @@ def test_a_loader_that_is_drawn_from_ahead_without_the_guard_is_told_how(lab: La
     )
     run = lab.run(by_hand, interval="1h")
     assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
-    assert "iterates over run.ahead(loader)" in run.message.message
+    assert "must iterate over run.ahead(loader)" in run.message.message
 
 
 PLAIN = """\

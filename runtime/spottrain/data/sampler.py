@@ -437,9 +437,10 @@ def loader(
     }
     if num_workers == 0:
         options = _without_workers(options)
+    assert batch_size is not None, "refused above"
     requests = _Requests(
         dataset,
-        batch_size=batch_size or 1,
+        batch_size=batch_size,
         accumulation=accumulation,
         seed=seed,
         shuffle=bool(shuffle),

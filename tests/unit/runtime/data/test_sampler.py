@@ -483,6 +483,7 @@ def test_without_more_arguments_it_yields_what_torchs_loader_yields(workers: int
         ({"batch_sampler": [[1], [0]]}, r"loader\(batch_sampler=\.\.\.\) .*without a DistributedSampler"),
         ({"generator": torch.Generator()}, r"loader\(generator=\.\.\.\) .*: seed= sets the order"),
         ({"batch_size": None}, r"loader\(batch_size=None\) .*give a number"),
+        ({"batch_size": 0}, r"global batch size 0, micro-batch size 0: both must be at least 1"),
         ({"in_order": False}, r"loader\(in_order=False\) .*leave it out"),
     ],
 )
