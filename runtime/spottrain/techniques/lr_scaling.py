@@ -74,8 +74,8 @@ def _advise(rule: str, global_batch_size: int) -> None:
     limit, source = TESTED[rule]
     if global_batch_size > limit:
         why = (
-            f"a global batch of {global_batch_size} is larger than {limit}, the largest that {rule} was tested "
-            f"with ({source})"
+            f"a global batch of {global_batch_size} is larger than {limit}, the largest that {rule} was "
+            f"tested with ({source})"
         )
         log.event(
             "advice",
