@@ -161,7 +161,7 @@ def test_what_a_loop_does_not_take_is_told_once_with_what_to_do(lab: Lab) -> Non
     fields = line.split("fields=")[1].split()[0].split(",")
     nested = {"data.numWorkers", "data.prefetchFactor"}
     assert set(fields) == (set(MANIFEST) - {"maxSteps", "data"}) | nested
-    assert "name them in spottrain.job_settings(...)" in line
+    assert "add them to spottrain.job_settings(...)" in line
     assert run.message.ignoredSettings.split(",") == fields, "and the operator is told"
 
 
