@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.headexplore import Explorer, Result
-from tests.support.headscenarios import LARGE, SCENARIOS
+from tests.support.headscenarios import LARGE, LONGER, SCENARIOS
 
 
 def told(result: Result) -> Result:
@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=int, default=3_000_000, help="states per world (1 GB per 2 million)")
     options = parser.parse_args()
-    results = [told(Explorer(scenario).run(options.limit)) for scenario in (*SCENARIOS, *LARGE)]
+    results = [told(Explorer(scenario).run(options.limit)) for scenario in (*SCENARIOS, *LONGER, *LARGE)]
     figures = {
         "worlds": len(results),
         "complete": sum(result.complete for result in results),

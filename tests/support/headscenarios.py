@@ -112,22 +112,26 @@ VANISH_SWEPT = replace(
     VANISH, name="somebody deletes HEAD while another sweeps", sweep=True, faults=0, head=head(5)
 )
 SCENARIOS = [
-    TWO_ATTEMPTS,
     SUCCESSION,
-    THREE,
-    SAME,
     SWEEP,
     FALL_BACK,
     VANISH,
     VANISH_SWEPT,
-    BEST_KEPT,
     PRUNED,
     PRUNED_TWICE,
     COPIED_OVER,
     COPIED_ANEW,
-    *(foreign(policy) for policy in OnExisting),
+    foreign(OnExisting.FAIL),
 ]
-"""Seconds each; the test runs them all."""
+"""Together ten seconds: tests/unit runs them all."""
+LONGER = [
+    TWO_ATTEMPTS,
+    THREE,
+    SAME,
+    BEST_KEPT,
+    *(foreign(policy) for policy in (OnExisting.RESUME, OnExisting.FRESH)),
+]
+"""Seconds each: tests/runs runs them all."""
 LARGE = [
     replace(TWO_ATTEMPTS, faults=2, crashes=2),
     replace(SUCCESSION, commits=2, faults=2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *words], capture_output=True, text=True, timeout=60)
 
 
+@cache
 def template(*settings: str, release: str = "spottrain") -> subprocess.CompletedProcess[str]:
     sets = [word for setting in settings for word in ("--set-json", setting)]
     return helm("template", release, CHART, "--namespace", NAMESPACE, *KUBERNETES, *sets)
@@ -34,7 +36,7 @@ def render(*settings: str, release: str = "spottrain") -> list[Object]:
     """The chart's objects; `settings` are path=JSON."""
     done = template(*settings, release=release)
     assert done.returncode == 0, done.stderr
-    return [body for body in yaml.safe_load_all(done.stdout) if body]
+    return [body for body in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if body]
 
 
 def find(objects: list[Object], kind: str, name: str) -> Object:
