@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
@@ -109,8 +109,10 @@ def decode(cls: type[T], raw: Any, path: str) -> T:
 
 def _decoded(cls: Any, raw: Any, path: str) -> tuple[Any, list[str]]:
     """Returns the dataclass, or None and what is wrong."""
+    # A trainer's error may contain half of a surrogate pair, which is not valid JSON.
+    text = json.dumps([raw], ensure_ascii=False).encode(errors="replace")
     try:
-        return _adapter(cls).validate_json(json.dumps([raw]))[0], []
+        return _adapter(cls).validate_json(text)[0], []
     except ValidationError as error:
         return None, [_sentence(details, path) for details in error.errors(include_url=False)]
 
@@ -125,6 +127,8 @@ def _sentence(error: ErrorDetails, path: str) -> str:
     steps = error["loc"][1:]
     where = path + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     where = where.removeprefix(".") or "it"
+    if error["type"] == "json_invalid":  # nested too deeply
+        return f"{where}: {error['msg']}"
     if error["type"] == "missing":
         return f"{where} is required"
     must = error["msg"].replace("Input should be", "must be")
@@ -133,9 +137,11 @@ def _sentence(error: ErrorDetails, path: str) -> str:
 
 def well_typed(value: Any) -> bool:
     """Returns whether a flat dataclass matches its type hints, with numbers that JSON can represent."""
-    values = asdict(value)
-    sane = all(_sane(item) for item in values.values())
-    return sane and not _decoded(type(value), values, "")[1]
+    values = {f.name: getattr(value, f.name) for f in fields(value)}
+    try:
+        return all(map(_sane, values.values())) and not _decoded(type(value), values, "")[1]
+    except RecursionError:  # [[[[[[...
+        return False
 
 
 def _sane(item: Any) -> bool:

@@ -194,12 +194,20 @@ HARMFUL = (
     '{"outcome":"done","step":1e400}',
     '{"outcome":"done","emergencySeconds":1' + "0" * 400 + "}",
     '{"outcome":"done","warning":{"a":1}}',
+    *('{"outcome":"done","step":' + "[" * depth + "]" * depth + "}" for depth in (450, 900, 960, 1900)),
 )
 
 
 @given(text=st.one_of(st.text(max_size=50), st.sampled_from(HARMFUL)))
 def test_no_termination_message_does_harm(text: str) -> None:
     termination_message_of(ended_pod(code=1, message=text))
+
+
+def test_a_message_with_half_a_surrogate_pair_counts() -> None:
+    """Python writes it for a byte of a file's name that is not UTF-8."""
+    text = '{"outcome":"interrupted","message":"no such file: \\udcff"}'
+    found = termination_message_of(ended_pod(code=75, message=text))
+    assert found is not None and found.outcome is Outcome.INTERRUPTED
 
 
 def test_settings_come_from_the_environment() -> None:
