@@ -160,7 +160,6 @@ def probe(kind: str, method: str) -> dict[str, float]:
         "estimated_mib": round(found.bytes / MIB, 1),
         "found_mib": round(private / MIB, 1),
         "seconds": round(took, 2),
-        "estimated_least_mib": round(found.least / MIB, 1),
     }
 
 

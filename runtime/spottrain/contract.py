@@ -356,7 +356,7 @@ class Stop:
         raw = json.loads(text)
         deadline = float(raw["deadline"])
         if not math.isfinite(deadline):
-            raise ValueError("deadline is no time")
+            raise ValueError("deadline is NaN or infinite")
         return cls(podUID=str(raw["podUID"]), deadline=deadline)
 
 

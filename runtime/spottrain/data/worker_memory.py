@@ -17,8 +17,6 @@ FORKED: Final = 20 * 2**20
 """Bytes of a forked worker without the dataset: measured 13 to 18 MiB (torch 2.15, Python 3.11)."""
 STARTED: Final = 300 * 2**20
 """Bytes of a spawned worker, which imports torch: measured 294 MiB, without the script's imports."""
-CERTAIN: Final = 0.9
-"""If the lower bound is less than this share of the estimate, the message shows both."""
 KEEP: Final = "keep the samples in one numpy array or torch tensor, a memory map or an Arrow table"
 """Fix for forked workers: memory without reference counts is not copied."""
 KEEP_SENT: Final = "keep the samples in one torch tensor, or have each worker open the files itself"
@@ -49,8 +47,8 @@ class WorkerMemoryLimit:
     def most(self, wanted: int) -> int:
         """Returns how many of the `wanted` workers fit, maybe 0. For `workers="auto"`."""
         found = self._known(wanted)
-        if found is None or wanted <= (fit := self._fit(found, self._least)):
-            return wanted  # reduced only if even the lower bound does not fit
+        if found is None or wanted <= (fit := self._fit(found)):
+            return wanted
         what = "no loader worker" if fit == 0 else f"{fit} loader worker(s)"
         self._tell(f"{what} instead of {wanted}: {self._why(wanted, found)}; {self._fix(wanted, found)}")
         return fit
@@ -58,10 +56,9 @@ class WorkerMemoryLimit:
     def warn(self, workers: int) -> None:
         """Logs an advice if `workers` do not fit. For a given number, which is kept."""
         found = self._known(workers)
-        if found is None or workers <= (fit := self._fit(found, self._each)):
+        if found is None or workers <= (fit := self._fit(found)):
             return
-        will = "may" if workers <= self._fit(found, self._least) else "will"
-        ends = f"the kernel {will} kill this process or a worker when the memory is used up"
+        ends = "the kernel will kill this process or a worker when the memory is used up"
         fewer = f", or set training.data.numWorkers to {fit}"
         self._tell(f"{self._why(workers, found)}: {ends}; {self._fix(workers, found)}{fewer}")
 
@@ -97,24 +94,16 @@ class WorkerMemoryLimit:
         return self._copy.bytes + (FORKED if self._forked else STARTED)
 
     @property
-    def _least(self) -> int:
-        """Lower bound of the bytes of one worker: objects that may be shared count as shared."""
-        assert self._copy is not None
-        return self._each - self._copy.bytes + self._copy.least
-
-    @property
     def _forked(self) -> bool:
         return self._copy is not None and self._copy.method == "fork"
 
-    def _fit(self, found: ContainerMemory, each: int) -> int:
-        return max(found.left, 0) // (each * self._ranks)
+    def _fit(self, found: ContainerMemory) -> int:
+        return max(found.left, 0) // (self._each * self._ranks)
 
     def _why(self, workers: int, found: ContainerMemory) -> str:
         assert self._copy is not None
         least = "" if self._copy.whole else "at least "
         size = f"{least}about {gib(self._copy.bytes)}"
-        if self._copy.least < CERTAIN * self._copy.bytes:
-            size = f"{gib(self._copy.least)} to {gib(self._copy.bytes)}"
         if self._forked:
             cause = (
                 f"each will hold a copy of {size} of the Python objects in {self._name}, because a fork "

@@ -120,7 +120,7 @@ def decide(
 
 
 class Line(Protocol):
-    """The part of `control_channel.Control` that is needed here."""
+    """The part of `control_channel.ControlChannel` that is needed here."""
 
     world: World
     lost: PeerLost | None

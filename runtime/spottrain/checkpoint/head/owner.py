@@ -51,17 +51,13 @@ from spottrain.checkpoint.head.state import (
 )
 from spottrain.contract import CHECKPOINTS_PREFIX, HEAD_KEY, checkpoint_key, term_of_key
 from spottrain.errors import StoreUnavailable
-from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
+from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store, never
 
 __all__ = ["Claim", "ClaimPolicy", "Entry", "HeadOwner", "Identity"]
 
 GATE_POLL: Final = 0.75
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
-
-
-def never() -> bool:
-    return False
 
 
 def fresh_nonce() -> str:

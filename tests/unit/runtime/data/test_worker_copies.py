@@ -117,8 +117,10 @@ def test_a_list_under_two_names_is_counted_once() -> None:
 
 def test_a_copy_of_the_list_holds_the_same_words() -> None:
     found = paths()
-    for other in (found[::-1], dict.fromkeys(found), set(found), numpy.array(found, dtype=object)):
-        assert forked(Set(samples=found, other=other)) == pytest.approx(size_of_paths(), rel=0.05)
+    for copied in (list, dict.fromkeys, set, partial(numpy.array, dtype=object)):
+        held = Set(samples=found, other=copied(found))
+        assert forked(held) == pytest.approx(size_of_paths(), rel=0.05)
+        del held
 
 
 def test_neither_the_first_items_alone_nor_every_n_th_are_taken_for_the_rest() -> None:
@@ -172,23 +174,21 @@ class Coco:
 
 def test_records_that_are_held_in_several_indices_are_counted_once() -> None:
     made = Coco()
-    found = copy_of(made, method="fork")
-    assert found.bytes == pytest.approx(exactly(made), rel=0.1)
-    assert found.least == pytest.approx(found.bytes, rel=0.03), "for that is certain"
+    assert forked(made) == pytest.approx(exactly(made), rel=0.1)
 
 
-def test_what_many_records_refer_to_and_no_large_container_holds_is_told_as_a_range() -> None:
+def test_what_many_records_refer_to_and_no_container_holds_is_counted_once() -> None:
     people = [[f"{number} " * 50] for number in range(5000)]
     rows = [(number, people[number % 5000]) for number in range(100_000)]
     del people
-    found = copy_of(rows, method="fork")
-    truth = exactly(rows)
-    assert found.least == pytest.approx(truth, rel=0.1) and found.bytes > 1.5 * truth
+    assert forked(rows) == pytest.approx(exactly(rows), rel=0.1)
+
+
+def test_what_the_script_also_holds_elsewhere_is_not_estimated_too_high() -> None:
     elsewhere = [f"/data/{number:09d}" for number in range(100_000)]
-    pairs = list(zip(elsewhere, elsewhere, strict=True))  # a frame that the script still has, for example
-    del elsewhere
-    found = copy_of(pairs, method="fork")
-    assert found.least < exactly(pairs) <= 1.02 * found.bytes
+    pairs = list(zip(elsewhere, elsewhere, strict=True))
+    truth = exactly(pairs)
+    assert 0.5 * truth < forked(pairs) <= 1.02 * truth
 
 
 def test_however_much_there_is_so_many_objects_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_however_much_there_is_so_many_objects_are_looked_at(monkeypatch: pytest
     monkeypatch.setattr(worker_copies, "OBJECTS", 1000)
     rows = [[[[f"{a} {b} {c}"] * 9 for c in range(9)] for b in range(9)] for a in range(90)]
     copy_of(*(rows[start::9] for start in range(9)), method="fork")
-    assert len(looked) <= 2 * 1000 + MOST
+    assert len(looked) <= worker_copies.OBJECTS
 
 
 def test_the_collector_is_as_it_was() -> None:
@@ -281,7 +281,8 @@ def test_nothing_of_the_set_is_called_and_no_random_state_is_touched() -> None:
 
     before = torch.get_rng_state(), random.getstate()
     numbers = numpy.random.get_state(legacy=False)["state"]["key"].copy()
-    assert forked(Touchy(paths())) == pytest.approx(size_of_paths(), rel=0.02)
+    touchy = Touchy(paths())
+    assert forked(touchy) == pytest.approx(size_of_paths(), rel=0.02)
     assert torch.equal(before[0], torch.get_rng_state())
     assert random.getstate() == before[1]
     assert (numbers == numpy.random.get_state(legacy=False)["state"]["key"]).all()
@@ -313,7 +314,7 @@ def test_a_set_of_too_many_objects_of_its_own_is_at_least_what_was_seen(
 ) -> None:
     monkeypatch.setattr(worker_copies, "OBJECTS", 1000)
     found = copy_of(*([[f"{number}"] for number in range(5000)]), method="fork")
-    assert not found.whole and found.bytes >= 5000 * 64
+    assert not found.whole and found.bytes >= 1000 * 64
     assert copy_of(Set(path="/data"), method="fork").whole
 
 

@@ -16,7 +16,6 @@ from spottrain.core.container import ContainerMemory
 from spottrain.core.training_settings import Settings, resolve
 from spottrain.core.training_spec import Training
 from spottrain.data import Batches, Plan, StreamBatches, loader, worker_memory
-from spottrain.data.worker_copies import Copy
 from spottrain.data.worker_count import TRIAL_STEPS
 from spottrain.data.worker_memory import FORKED, WorkerMemoryLimit
 from spottrain.distributed.world import World
@@ -77,23 +76,6 @@ def test_a_given_number_is_kept_and_what_will_happen_is_told_once(capfd: pytest.
     assert "the kernel will kill this process or a worker when the memory is used up" in text
     assert "of the Python objects in eval_dataset" in text
     assert text.endswith("or set training.data.numWorkers to 1")
-
-
-def test_what_may_be_shared_lowers_no_number_and_is_told_as_a_range(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsure(*held: Any, method: str) -> Copy:
-        return Copy(bytes=500 * MIB, least=100 * MIB, method=method)
-
-    monkeypatch.setattr(worker_memory, "copy_of", unsure)
-    assert WorkerMemoryLimit(WORDS, memory=left(600 * MIB)).most(4) == 4 and not advice(capfd)
-    WorkerMemoryLimit(WORDS, memory=left(600 * MIB)).warn(4)
-    (text,) = advice(capfd)
-    assert "the kernel may kill this process" in text and "a copy of 0.10 GiB to 0.49 GiB" in text
-    assert WorkerMemoryLimit(WORDS, memory=left(400 * MIB)).most(4) == 3
-    assert advice(capfd)[0].startswith(
-        "3 loader worker(s) instead of 4: 4 worker(s) will take about 2.03 GiB"
-    )
 
 
 def test_what_fits_is_not_worth_a_word(capfd: pytest.CaptureFixture[str]) -> None:
