@@ -45,7 +45,7 @@ from spottrain.storage.base import (
     Truncated,
     never,
 )
-from spottrain.storage.requests import LONGEST_PAUSE, RequestBody, Stopped, digests, pause
+from spottrain.storage.requests import LONGEST_PAUSE, Stopped, digests, pause
 
 WRITE_ID: Final = "spottrain-write"
 """Metadata key that identifies the writer of an object."""
@@ -227,15 +227,11 @@ class GCSStore:
         def go_on(error: Exception) -> bool:
             return _passes(error) and not cancelled()
 
-        def check() -> None:
-            if cancelled():
-                raise Stopped
-
         blob = self._blob(key, write_id)
         blob.chunk_size = self._chunk_bytes
         with self._translating(key):
             blob.upload_from_file(
-                _Chunks(view, check),
+                _Incoming(view, cancelled),
                 size=len(view),
                 if_generation_match=0,
                 timeout=self._patience(key)["timeout"],
@@ -336,11 +332,24 @@ def _from_reply(error: api.GoogleAPICallError, what: str) -> Exception:
     return ConfigurationError(f"the store refused {what}; check the URI and the endpoint")
 
 
-class _Chunks(RequestBody):
-    """The library reads chunks of an exact size, as bytes; each read copies one chunk."""
+class _Incoming:
+    """A memoryview as a file that the library reads in chunks; each read copies one chunk."""
+
+    def __init__(self, view: memoryview, cancelled: Callable[[], bool]) -> None:
+        self._view = view
+        self._cancelled = cancelled
+        self._at = 0
 
     def read(self, size: int = -1) -> bytes:
-        self._check()
-        part = self._view[self._at : None if size < 0 else self._at + size]
+        if self._cancelled():
+            raise Stopped
+        part = self._view[self._at :] if size < 0 else self._view[self._at : self._at + size]
         self._at += len(part)
         return bytes(part)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = {0: 0, 1: self._at, 2: len(self._view)}[whence] + offset
+        return self._at

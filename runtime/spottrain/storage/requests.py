@@ -41,7 +41,7 @@ class RequestBody:
     def __len__(self) -> int:
         return len(self._view)
 
-    def read(self, size: int = -1) -> memoryview | bytes:
+    def read(self, size: int = -1) -> memoryview:
         self._check()
         end = len(self._view) if size < 0 else self._at + max(size, SLICE)
         part = self._view[self._at : end]
