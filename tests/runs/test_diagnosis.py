@@ -63,14 +63,14 @@ def test_more_loader_workers_than_cores_are_told_once_at_the_start(lab: Lab, wor
 
 
 OF_A_GPU = """
-from spottrain.diagnostics import gpu_monitor
+from spottrain.diagnostics import gpu_monitor, monitor
 
 class Sampler(gpu_monitor.GPUMonitor):
     def __init__(self, device, on_sample):
         read = lambda: gpu_monitor.GPUSample(utilisation=0.73, memory=0.25)
         super().__init__(device, every=0.01, read=read, on_sample=on_sample)
 
-gpu_monitor.GPUMonitor = Sampler
+monitor.GPUMonitor = Sampler
 """
 
 
