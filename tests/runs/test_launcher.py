@@ -360,7 +360,7 @@ def test_the_gravest_end_is_the_pods_and_the_first_of_those(
 
 def test_what_was_killed_in_time_or_died_of_our_signal_is_lost_work_and_no_failure() -> None:
     assert Ended(rank=0, status=-9, killed=True).code == ExitCode.INTERRUPTED_LOST
-    assert Ended(rank=0, status=-15, told=True).code == ExitCode.INTERRUPTED_LOST
+    assert Ended(rank=0, status=-15, signalled=True).code == ExitCode.INTERRUPTED_LOST
     assert Ended(rank=0, status=-15).outcome is Outcome.FAILED
 
 

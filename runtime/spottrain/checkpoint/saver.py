@@ -51,7 +51,7 @@ class Saver:
         self._new_transfer = new_transfer
         self._transfer = new_transfer()
         self._pin = pin
-        self._arena: StagingBuffer | None = None
+        self._buffer: StagingBuffer | None = None
         self._number = 0
         self._files_bytes = 0
         self.of_first: Collection[str] = ()
@@ -63,7 +63,7 @@ class Saver:
     @property
     def bytes(self) -> int:
         """Bytes of this rank's part of a save; 0 before one was prepared."""
-        return self._files_bytes if self._arena is None else self._arena.layout.bytes
+        return self._files_bytes if self._buffer is None else self._buffer.layout.bytes
 
     # --- copy ---------------------------------------------------------------------------------------
     def prepare(self, tree: Any, own: Any) -> None:
@@ -78,9 +78,9 @@ class Saver:
         """Copies the state, after which training may continue. No other save may be in progress."""
         shared, private = Flattened(tree), Flattened(own)
         leaves = shared.leaves + private.leaves
-        arena = self._fit(leaves, self._mine(shared, private))
+        buffer = self._fit(leaves, self._mine(shared, private))
         began = time.perf_counter()
-        arena.fill(leaves)
+        buffer.fill(leaves)
         self.copy_seconds = time.perf_counter() - began
         return Save(
             number=self._next(),
@@ -90,7 +90,7 @@ class Saver:
             own=private.plain,
             shared=[describe(leaf) for leaf in shared.leaves],
             private=[describe(leaf) for leaf in private.leaves],
-            layout=arena.layout,
+            layout=buffer.layout,
         )
 
     def folder(self, folder: Path, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
@@ -133,20 +133,20 @@ class Saver:
         return mine + list(range(count, count + len(private.leaves)))
 
     def _fit(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> StagingBuffer:
-        if self._arena is None or self._arena.layout.signature != signature(leaves, mine):
+        if self._buffer is None or self._buffer.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)
-            before = 0 if self._arena is None else self._arena.size
-            self._arena = None  # freed before the next one is allocated: memory may not hold two
+            before = 0 if self._buffer is None else self._buffer.size
+            self._buffer = None  # freed before the next one is allocated: memory may not hold two
             self._transfer.forget()
-            self._arena = StagingBuffer(
+            self._buffer = StagingBuffer(
                 layout, pin=self._pin, freed=before, ranks_here=self._world.local_size
             )
-            self._transfer.share(self._arena)
-        return self._arena
+            self._transfer.share(self._buffer)
+        return self._buffer
 
     def forget(self) -> None:
         """Frees the staging buffer, after the last save."""
-        self._arena = None
+        self._buffer = None
         self._transfer.forget()
 
     # --- upload and commit --------------------------------------------------------------------------
@@ -184,10 +184,10 @@ class Saver:
 
     def _require_numbers(self, save: Save) -> None:
         """Raises TrainingFailed if weights hold NaN: every restart would resume from them."""
-        if self._arena is None or save.layout is None:
+        if self._buffer is None or save.layout is None:
             return
         for number, each in enumerate(save.shared):
-            if each.name.startswith(WEIGHTS) and self._arena.has_nan(number):
+            if each.name.startswith(WEIGHTS) and self._buffer.has_nan(number):
                 name = each.name.removeprefix(WEIGHTS)
                 raise TrainingFailed(
                     f"{name} holds NaN after step {save.step}, which is not saved; "
@@ -258,8 +258,8 @@ class Saver:
             log.event("uploader-died", error=str(error), next="another one is started")
             self._transfer.close()
             self._transfer = self._new_transfer()
-            if self._arena is not None:
-                self._transfer.share(self._arena)
+            if self._buffer is not None:
+                self._transfer.share(self._buffer)
             files = [replace(file, again=True) for file in files]
             sent = self._transfer.put(files, cancelled)
         size = sum(each.bytes for each in sent.values())

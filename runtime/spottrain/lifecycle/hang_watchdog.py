@@ -61,7 +61,7 @@ class HangWatchdog:
         self._dumps = dumps
         self._clock = clock
         self._armed: _Armed | None = None
-        self._told: float | None = None
+        self._reported: float | None = None
         """Heartbeat after which the silence was reported."""
         self._turn = threading.Lock()
 
@@ -77,7 +77,7 @@ class HangWatchdog:
             self._armed = None
         if limit is None:
             self._disarm()
-        elif self._told == last:
+        elif self._reported == last:
             return
         elif now - last >= limit:
             self._disarm()
@@ -101,7 +101,7 @@ class HangWatchdog:
             self._tell(last, now, armed.limit)
 
     def _tell(self, since: float, until: float, limit: float) -> None:
-        self._told = since
+        self._reported = since
         facts = self._board.facts
         log.event(
             "stalled",

@@ -59,7 +59,7 @@ class Ended:
     """Exit code, or minus the signal that killed the process."""
     killed: bool = False
     """Whether this launcher killed it after its time was up."""
-    told: bool = False
+    signalled: bool = False
     """Whether it had received SIGTERM from this launcher before."""
     said: Outcome | None = None
     """The outcome that the rank reported itself (`Outcomes`); it counts however the process ended."""
@@ -69,7 +69,7 @@ class Ended:
         """Outcome of the rank. If it was killed, or died of our SIGTERM, its unsaved steps are lost."""
         if self.said is not None:
             return self.said
-        if self.killed or (self.told and self.status == -signal.SIGTERM):
+        if self.killed or (self.signalled and self.status == -signal.SIGTERM):
             return Outcome.INTERRUPTED_LOST
         return OUTCOME_OF.get(self.status, Outcome.FAILED)
 
@@ -133,7 +133,7 @@ class Launcher:
         self._alive: dict[int, int] = {}
         """Ranks by process ID."""
         self._ended: list[Ended] = []
-        self._told = False
+        self._signalled = False
         self._stopping_since: float | None = None
         self._deadline = float("inf")
         self._peers_until = float("inf")
@@ -250,7 +250,7 @@ class Launcher:
 
     def _note(self, rank: int, status: int, said: Outcome | None) -> None:
         killed = self._killed and status == -signal.SIGKILL
-        end = Ended(rank=rank, status=status, killed=killed, told=self._told, said=said)
+        end = Ended(rank=rank, status=status, killed=killed, signalled=self._signalled, said=said)
         self._ended.append(end)
         if not self._alone or status < 0:
             log.unhindered("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
@@ -312,8 +312,8 @@ class Launcher:
 
     def _tell(self, signum: signal.Signals) -> None:
         """Forwards the first signal to the ranks; later ones are not forwarded."""
-        if not self._told:
-            self._told = True
+        if not self._signalled:
+            self._signalled = True
             for pid in self._alive:
                 os.kill(pid, signum)  # not reaped yet, so the ID still belongs to this rank
 

@@ -89,12 +89,12 @@ class Engine:
         state: str = "Training",
         profile: Profile | None = None,
         phases: Phases | None = None,
-        logged: Callable[[int, dict[str, float | None]], None] = lambda step, values: None,
+        on_line: Callable[[int, dict[str, float | None]], None] = lambda step, values: None,
     ) -> None:
         """Starts log and diagnostics of this attempt, `step` steps into the training.
 
         `state`: until the first step is done. `profile`: the window to profile. `phases`: see `Monitor`.
-        `logged` gets the figures of each log line. Raises ConfigurationError if the window does not fit.
+        `on_line` gets the figures of each log line. Raises ConfigurationError if the window does not fit.
         """
         if phases is not None or total_steps is None or step < total_steps:
             with self.failures():
@@ -112,7 +112,7 @@ class Engine:
             total_steps=total_steps,
             log_every=log_every,
             world=self.session.world,
-            told=logged,
+            on_line=on_line,
         )
         self.session.board.update(total_steps=total_steps or 0, state=state)
 

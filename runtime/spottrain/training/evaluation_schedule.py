@@ -24,7 +24,7 @@ class EvaluationSchedule:
     """Evaluates every `every` optimizer steps, and at the end.
 
     `evaluation`: None without an evaluation set; then nothing is evaluated. `ema`: evaluated in place of the
-    weights. `told`: called with the step and the means of each evaluation.
+    weights. `on_evaluation`: called with the step and the means of each evaluation.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class EvaluationSchedule:
         stopping: EarlyStopping | None,
         ema: EMA | None,
         session: Session,
-        told: Callable[[int, dict[str, float]], None],
+        on_evaluation: Callable[[int, dict[str, float]], None],
     ) -> None:
         self.evaluation, self.stopping, self.ema = evaluation, stopping, ema
         self.every, self.total_steps = every, total_steps
@@ -46,7 +46,7 @@ class EvaluationSchedule:
         """Step of the last complete evaluation; one that a stop cut short is repeated."""
         self.interrupted = False
         """Whether a stop cut an evaluation short on all ranks."""
-        self._model, self._session, self._told = model, session, told
+        self._model, self._session, self._on_evaluation = model, session, on_evaluation
         if stopping is not None:
             doubt = stopping.doubt(evaluations=math.ceil(total_steps / every), total_steps=total_steps)
             if doubt is not None:
@@ -97,7 +97,7 @@ class EvaluationSchedule:
         shown = {f"eval_{name}": f"{value:.9g}" for name, value in values.items()}
         if self._session.world.first:
             log.event("evaluated", step=step, **shown, seconds=time.perf_counter() - began)
-        self._told(step, {f"eval_{name}": value for name, value in values.items()})
+        self._on_evaluation(step, {f"eval_{name}": value for name, value in values.items()})
 
     def _note_best(self, loss: float, step: int, coordinator: Coordinator) -> None:
         """Saves the best so far, unless an upload is under way: then the last best one stays."""

@@ -99,7 +99,7 @@ class JobSettings:
             )
         with _own_words():
             made = optimizer_setup.optimizer(given, model, self._settings, learning_rate)
-        if "schedule" not in self._asked and optimizer_setup.said_anew(self._settings):
+        if "schedule" not in self._asked and optimizer_setup.overrides_checkpoint(self._settings):
             optimizers.override_checkpoint(made, ["lr"])
         return made
 
@@ -131,7 +131,7 @@ class JobSettings:
             kind,
             warmup_steps=warmup,
             total_steps=total_steps,
-            override_checkpoint=optimizer_setup.said_anew(settings),
+            override_checkpoint=optimizer_setup.overrides_checkpoint(settings),
         )
 
 

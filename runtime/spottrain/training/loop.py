@@ -1,6 +1,6 @@
 """`Loop`: counts, saves and stops a custom training loop, whatever its checkpoints contain.
 
-    begin: claim, restore -> [ step_completed after each step ] -> finish, or SystemExit when told to stop
+    begin: claim, restore -> [ step_completed after each step ] -> finish, or SystemExit on a stop request
 
 A checkpoint of an epoch's last step does not cover what the loop does between two epochs (see `epochs`).
 """

@@ -16,7 +16,7 @@ from spottrain.errors import TrainingFailed
 
 
 class MetricsLog:
-    """`born`: start of the process in Unix seconds. `told`: called with the step and figures of each line."""
+    """`born`: start of the process in Unix seconds. `on_line`: called with step and figures of each line."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class MetricsLog:
         total_steps: int | None,
         log_every: int,
         world: World,
-        told: Callable[[int, dict[str, float | None]], None] = lambda step, values: None,
+        on_line: Callable[[int, dict[str, float | None]], None] = lambda step, values: None,
     ) -> None:
         self._board = board
         self._world = world
         self._born = born
         self._total = total_steps
         self._every = log_every
-        self._told = told
+        self._on_line = on_line
         self._restored = time.time()
         self._first = True
         self._since = time.perf_counter()
@@ -85,7 +85,7 @@ class MetricsLog:
             require_finite(loss, step)
         seconds = max(time.perf_counter() - self._since, 1e-9)
         speed = self._samples / seconds if self._samples else None
-        self._told(step, {"loss": loss, "lr": rate, "samples_per_second": speed})
+        self._on_line(step, {"loss": loss, "lr": rate, "samples_per_second": speed})
         self._board.update(loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds)
         if self._world.first:
             log.step(step, self._total, loss=loss, lr=rate, samples_per_second=speed, epoch=epoch)

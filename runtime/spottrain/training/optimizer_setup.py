@@ -42,21 +42,21 @@ def optimizer(
             outside_parameters.groups(model),
             learning_rate=rate,
             fused=fused,
-            **_said(settings),
+            **_overrides(settings),
         )
     elif named is not None:
-        hyper = _said(settings)
+        hyper = _overrides(settings)
         if named.learningRate is not None:
             hyper["learning_rate"] = named.learningRate
         made = optimizers.rebuilt(given, named.name, fused=fused, **hyper)
     else:
         made = given
-    optimizers.override_checkpoint(made, _said(settings))
+    optimizers.override_checkpoint(made, _overrides(settings))
     _scale(made, settings)
     return made
 
 
-def _said(settings: Settings) -> dict[str, Any]:
+def _overrides(settings: Settings) -> dict[str, Any]:
     """The manifest's hyperparameters except the rate, by torch's names."""
     named = settings.optimizer
     words = {"weight_decay": named.weightDecay, "momentum": named.momentum} if named is not None else {}
@@ -109,7 +109,7 @@ def schedule(
     warmup = warmup_steps(settings, total_steps, steps_per_epoch)
     if isinstance(kind, str):
         kind = schedules.shape(kind, warmup_steps=warmup, total_steps=total_steps)
-    return schedules.Schedule(made, kind, override_checkpoint=said_anew(settings))
+    return schedules.Schedule(made, kind, override_checkpoint=overrides_checkpoint(settings))
 
 
 def warmup_steps(settings: Settings, total_steps: int, steps_per_epoch: int | None) -> int:
@@ -123,7 +123,7 @@ def warmup_steps(settings: Settings, total_steps: int, steps_per_epoch: int | No
     )
 
 
-def said_anew(settings: Settings) -> bool:
+def overrides_checkpoint(settings: Settings) -> bool:
     """Whether this attempt sets the rate: by the manifest or the batch size, not by the checkpoint."""
     said = settings.optimizer is not None and settings.optimizer.learningRate is not None
     scaled = settings.learning_rate_scaling is not None and settings.learning_rate_scaling.rule != "none"

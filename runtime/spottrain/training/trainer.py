@@ -274,7 +274,7 @@ class Trainer:
             stopping=components.early_stopping(self.settings, evaluates=evaluates, more=more),
             ema=self.ema,
             session=self.session,
-            told=self.trackers.log,
+            on_evaluation=self.trackers.log,
         )
 
     # --- the run ------------------------------------------------------------------------------------
@@ -634,7 +634,7 @@ class Trainer:
             state=self._first_state,
             profile=self.settings.profile,
             phases=phases,
-            logged=self.trackers.log,
+            on_line=self.trackers.log,
         )
         assert self._engine.monitor is not None
         return self._engine.monitor.timer

@@ -179,8 +179,8 @@ def test_of_a_state_that_has_grown_the_old_memory_goes_before_the_new_is_made(
             save = saver.snapshot({"t": torch.ones(size)}, {}, step)
             save.key = f"checkpoints/{step}/"
             saver._send(save)
-            assert saver._arena is not None
-            alive.add(saver._arena)
+            assert saver._buffer is not None
+            alive.add(saver._buffer)
     assert counts == [0, 0]
 
 
