@@ -389,7 +389,7 @@ def judge(session: Any, mutant: Mutant, reaches: dict[str, Reach]) -> None:
     """Runs the tests that execute the changed line, quick ones first; the outcome is in the mutant."""
     chosen = [name for name, r in reaches.items() if (mutant.file, mutant.statement) in r.lines]
     chosen.sort(key=lambda name: reaches[name].seconds)
-    limit = 60 + 5 * sum(reaches[name].seconds for name in chosen)
+    limit = 20 + 3 * sum(reaches[name].seconds for name in chosen)
     killer = in_child(session, FirstFailure(mutant, chosen), limit)
     mutant.outcome = "timeout" if killer is None else "killed" if killer else "survived"
     mutant.killer = killer or ""

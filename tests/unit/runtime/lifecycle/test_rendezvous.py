@@ -46,7 +46,7 @@ def come(stop: threading.Event, port: int) -> Iterator[Come]:
 def test_all_go_when_the_last_has_come(come: Come, order: tuple[int, ...]) -> None:
     early = [come(index) for index in order[:2]]
     with pytest.raises(TimeoutError):
-        early[0].result(timeout=1.0)
+        early[0].result(timeout=0.3)
     last = come(order[2])
     assert all(each.result(timeout=SECONDS) for each in (*early, last))
 
@@ -60,7 +60,7 @@ def test_whoever_is_told_to_stop_goes_on_at_once(come: Come, stop: threading.Eve
 def test_a_pod_of_another_attempt_is_not_one_of_them(come: Come) -> None:
     leader, follower = come(0, workers=2), come(1, workers=2, env=ENV | {"SPOTTRAIN_ATTEMPT": "1"})
     with pytest.raises(TimeoutError):
-        leader.result(timeout=1.5)
+        leader.result(timeout=0.5)
     assert not follower.done()
     assert come(1, workers=2).result(timeout=SECONDS) and leader.result(timeout=SECONDS)
 
@@ -75,10 +75,10 @@ def test_a_pod_that_went_before_all_had_come_is_waited_for_again(come: Come, por
         with pytest.raises(TimeoutError):
             leader.result(timeout=0.5)
     with pytest.raises(TimeoutError):
-        leader.result(timeout=1.0)
+        leader.result(timeout=0.3)
     second = come(2)
     with pytest.raises(TimeoutError):
-        leader.result(timeout=1.0)
+        leader.result(timeout=0.3)
     first = come(1)
     assert all(each.result(timeout=SECONDS) for each in (leader, first, second))
 
