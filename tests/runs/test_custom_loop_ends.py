@@ -321,3 +321,34 @@ def test_a_stop_inside_of_a_step_leaves_a_teachers_running_means_as_they_were_be
     again = ended(lab, ExitCode.DONE, TAUGHT, attempt=2)
     said = [run.log.split("TEACHER ")[1].splitlines()[0] for run in (whole, again)]
     assert said[0] == said[1] and said[0].startswith("12 ")
+
+
+# --- a copy that fails at the stop ------------------------------------------------------------------------
+UNSAVABLE = (
+    HEAD
+    + """\
+class Extra:
+    def state_dict(self):
+        if run is not None and run.global_step == STOP:
+            raise RuntimeError("cannot be saved now")
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+run = None
+with spottrain.Run(
+    model=model, optimizer=optimizer, data=loader, max_steps=12, extra={"own": Extra()}
+) as run:
+    for batch in run.batches(loader):
+        run.step_completed(loss=train(batch))
+    run.finish()
+"""
+)
+
+
+def test_a_state_that_cannot_be_copied_at_a_stop_is_lost_work_and_head_is_free(lab: Lab) -> None:
+    run = ended(lab, ExitCode.INTERRUPTED_LOST, UNSAVABLE, env={"STOP": "4"})
+    assert "which could not be saved; 4 step(s) since the last commit are lost" in run.message.message
+    assert "event=released" in run.log

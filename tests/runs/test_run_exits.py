@@ -123,6 +123,16 @@ def test_a_second_fit_is_refused(lab: Lab) -> None:
     assert "a second training in one run" in run.message.message
 
 
+def test_a_fit_that_fails_again_after_its_first_error_was_caught_gives_head_up(lab: Lab) -> None:
+    failing = SCRIPT.replace(
+        "trainer.fit()",
+        "trainer.loss_fn = None\ntry:\n    trainer.fit()\nexcept TypeError:\n    trainer.fit()",
+    )
+    run = lab.run(failing)
+    assert run.end() == ExitCode.FAILED, run.log
+    assert run.log.count("event=claimed") == run.log.count("event=released") == 2
+
+
 def test_the_manifest_wins_over_the_script_and_says_so(lab: Lab) -> None:
     run = lab.run(training='{"maxSteps": 3, "globalBatchSize": 4, "seed": 9, "clipGradNorm": 1}')
     assert run.end() == ExitCode.DONE, run.log

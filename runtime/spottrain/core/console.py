@@ -9,7 +9,6 @@ control sequence is written to anything but a terminal.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import io
 import logging
 import os
@@ -25,14 +24,19 @@ from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, event
 CLEAR: Final = "\x1b[2K\x1b[G"
 """Clears the line and moves to its start. Without a `\\r`, at which Python would flush the begun line."""
 REDRAW_SECONDS: Final = 0.5
+LOCK_SECONDS: Final = 1.0
+"""Seconds to wait at the process's end for a terminal that takes nothing (Ctrl-S, a dead connection)."""
 DEFAULT_WIDTH: Final = 80
 """Of a terminal that does not tell its size."""
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether the stream shows control sequences. False for streams that are not files."""
+    """Whether the stream shows control sequences. False for streams that are not files.
+
+    Both answers count: in a Jupyter kernel the descriptor is the server's terminal, the stream is the cell.
+    """
     try:
-        return os.isatty(stream.fileno()) and os.environ.get("TERM") != "dumb"
+        return stream.isatty() and os.isatty(stream.fileno()) and os.environ.get("TERM") != "dumb"
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -56,20 +60,29 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes the line at once. A reader that is gone must not stop a save."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
             self._emit(record, sys.stdout)
+        except (OSError, ValueError, AttributeError):  # closed, gone, or None
+            return
+        except Exception:  # such as arguments of another module's record that do not fit its text
+            self.handleError(record)
 
     def _emit(self, record: logging.LogRecord, stream: TextIO) -> None:
         event, form = event_of(record), _format(stream)
         if event.name == "end":
             self.close_progress()
-        if self._drawing and event.name == STEP:
+        live = form is text and is_terminal(stream)
+        if live and self._drawing and event.name == STEP:
             return
         line = self.format(record) if self.formatter else form(event, record.levelno)
         start = ""
-        if form is text and is_terminal(stream):
+        if live:
             start = "\n" if self._unfinished == "text" else CLEAR
-        stream.write(start + line + "\n")  # one write: a split line cannot be parsed
+        line = f"{start}{line}\n"
+        try:
+            stream.write(line)  # one write: a split line cannot be parsed
+        except UnicodeEncodeError:
+            stream.write(line.encode("ascii", "backslashreplace").decode())
         stream.flush()
 
     # --- in a terminal ----------------------------------------------------------------------------------
@@ -83,8 +96,10 @@ class ConsoleHandler(logging.Handler):
         stream = sys.stdout
         if self._drawing or not is_terminal(stream) or _format(stream) is not text:
             return
-        for each in filter(is_terminal, (stream, sys.stderr)):
-            self._clear_before_lines(each)
+        streams = {id(each): each for each in (stream, sys.stderr) if is_terminal(each)}  # may be one object
+        for each in streams.values():
+            if not self._clear_before_lines(each):
+                return
             if shared and isinstance(each, io.TextIOWrapper):  # else PYTHONUNBUFFERED tears lines into pieces
                 each.reconfigure(line_buffering=True, write_through=False)
         if progress is not None:
@@ -95,19 +110,26 @@ class ConsoleHandler(logging.Handler):
             draw.start()
 
     def close_progress(self) -> None:
-        """Removes the progress line for good."""
-        with self._turn:
+        """Removes the progress line for good. A terminal that takes nothing must not delay the end."""
+        if not self._turn.acquire(timeout=LOCK_SECONDS):
+            return
+        try:
             if self._drawing:
                 self._draw("")
                 self._drawing = False
+        finally:
+            self._turn.release()
 
     @property
     def _turn(self) -> threading.RLock:
         assert self.lock is not None
         return self.lock
 
-    def _clear_before_lines(self, stream: TextIO) -> None:
-        """Clears the progress line before what other code writes. The stream object stays the same."""
+    def _clear_before_lines(self, stream: TextIO) -> bool:
+        """Clears the progress line before what other code writes. The stream object stays the same.
+
+        Returns False for a stream whose `write` cannot be replaced.
+        """
         usual = stream.write
 
         def write(words: str) -> int:
@@ -116,15 +138,27 @@ class ConsoleHandler(logging.Handler):
                 begun = words.rpartition("\n")[2]
                 before = "" if "\n" in words else self._unfinished
                 self._unfinished = "bar" if "\r" in begun else before or ("text" if begun else "")
+                if begun.endswith("\r") and len(begun) > 1:  # a bar that has removed itself
+                    self._unfinished = ""
                 usual(CLEAR + words if clear else words)
                 return len(words)
 
-        stream.write = write  # type: ignore[method-assign]
+        try:
+            stream.write = write  # type: ignore[method-assign]
+        except AttributeError:
+            return False
+        return True
 
     def _redraw(self, progress: Callable[[int], str]) -> None:
         while self._drawing:
-            with contextlib.suppress(OSError), self._turn:
-                self._draw(progress(_width(self._fd)) if self._wanted() else "")
+            wanted = self._wanted()  # not under our lock: it may take that of `logging`
+            try:
+                with self._turn:
+                    self._draw(progress(_width(self._fd)) if wanted else "")
+            except OSError:
+                pass
+            except Exception:  # then the lines of steps come back
+                self._drawing = False
             time.sleep(REDRAW_SECONDS)
 
     def _draw(self, line: str) -> None:

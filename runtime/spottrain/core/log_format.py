@@ -210,7 +210,8 @@ def logfmt(event: Event, level: int) -> str:
         total = facts.pop("total_steps", None)
         head = f"step={facts.pop('step')}" + (f"/{total}" if total else "")
         facts = {key: format(value, STEP_DIGITS.get(key, "")) for key, value in facts.items()}
-    words = [f"{key.replace('_per_second', '/s')}={_word(value)}" for key, value in facts.items()]
+        facts = {key.replace("_per_second", "/s"): value for key, value in facts.items()}
+    words = [f"{key}={_word(value)}" for key, value in facts.items()]
     return " ".join([rfc3339(event.at), head, *words])
 
 
@@ -266,7 +267,9 @@ def _shown(value: object, form: str | None = None, at: float = 0.0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`18 ms`, `1.8 s`, `57 s`, `12 min`, `3 h 05 min` or `2 d 3 h`."""
+    """`18 ms`, `1.8 s`, `57 s`, `12 min`, `3 h 05 min` or `2 d 3 h`; `?` if it is NaN or infinite."""
+    if not math.isfinite(seconds):
+        return "?"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 99.5:

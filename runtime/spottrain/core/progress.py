@@ -118,7 +118,7 @@ def _figures_of(facts: ProgressFacts, now: float) -> Iterator[str]:
     elif facts.steps_per_second:
         yield f"{facts.steps_per_second:.3g} steps/s"
     if facts.steps_per_second and facts.total_steps:
-        yield f"ETA {duration((facts.total_steps - facts.step) / facts.steps_per_second)}"
+        yield f"ETA {duration(max(0, facts.total_steps - facts.step) / facts.steps_per_second)}"
     if facts.durable_time is None:
         yield "no checkpoint yet"
     else:

@@ -94,6 +94,8 @@ class Link:
         until = None if seconds is None else time.monotonic() + seconds
         while (message := self._next()) is None:
             left = None if until is None else max(0.0, until - time.monotonic()) * 1000
+            if self.socket.fileno() < 0:
+                raise ConnectionAbortedError("the connection was closed by another thread of this process")
             news = select.poll()
             news.register(self.socket, select.POLLIN)
             if not news.poll(left):
@@ -174,6 +176,7 @@ class Meeting:
         self._size = size
         self._key = key
         self._clients: set[_Client] = set()
+        self._admitted: set[int] = set()
         self._open = False
         self._failure = ""
         self._selector = selectors.DefaultSelector()
@@ -187,6 +190,11 @@ class Meeting:
     @property
     def missing(self) -> list[int]:
         return sorted(set(range(1, self._size)) - self.links.keys())
+
+    @property
+    def gone(self) -> list[int]:
+        """Members that had connected and are not connected now."""
+        return sorted(self._admitted - self.links.keys())
 
     def wait(self, go_on: Callable[[], bool]) -> bool:
         """Returns whether all members are connected, as soon as they are or `go_on` returns False."""
@@ -254,6 +262,7 @@ class Meeting:
             raise ConnectionRefusedError("not a member")
         for other in [each for each in self._clients if each.number == number]:
             self._drop(other)
+        self._admitted.add(number)
         client.number, client.welcome = number, _proof(self._key, b"leader", *facts)
         client.link.most = MOST_BYTES
         if self._open:

@@ -181,7 +181,8 @@ class ControlChannel:
                 return
             if waited >= TELL_AFTER_SECONDS and not told:
                 told = True
-                log.event("waiting-for-rank", rank=self.world.rank, what=name, seconds=waited)
+                # Not `event`: a full pipe must not keep the receiving thread from the lock that is held here.
+                log.unhindered("waiting-for-rank", rank=self.world.rank, what=name, seconds=waited)
             self._came.wait(min(LOOK_SECONDS, timeout - waited))
 
     def _pop(self, key: tuple[str, int]) -> bytes:
@@ -322,14 +323,17 @@ def _lead(world: World, book: AddressBook, timeout: float) -> dict[int, Link]:
     all_came = False
     try:
         book.set(ADDRESS_KEY, json.dumps({"port": meeting.server.getsockname()[1], "token": token}))
-        all_came = meeting.wait(lambda: time.monotonic() < until)
+        all_came = meeting.wait(lambda: time.monotonic() < until and not meeting.gone)
         if all_came:
             # Deleted before any rank is welcomed, so the next `connect` of the same processes cannot read it.
             book.delete_key(ADDRESS_KEY)
             meeting.welcome()
             return meeting.links
     finally:
+        gone = meeting.gone
         meeting.close(members=not all_came)
+    if gone:
+        raise PeerLost(f"rank {gone[0]} had connected to rank 0 and is gone; its own log says why")
     raise PeerLost(
         f"of {world.size} ranks these did not connect to rank 0 within {timeout:.0f} s: "
         f"{', '.join(map(str, meeting.missing))}. Their logs say why; between pods, a NetworkPolicy must let "

@@ -57,6 +57,8 @@ class LightningCallback(pl.Callback):
         self._trainer: pl.Trainer | None = None
         self._random: Any = None
         """Restored when the first batch begins: until then Lightning draws random numbers."""
+        self._new_rank = False
+        """Whether the checkpoint has none for this rank."""
         self._unvalidated: Any = None
         """Random state before a validation, restored after it, so that validations do not affect training."""
         self._resumed = False
@@ -198,6 +200,10 @@ class LightningCallback(pl.Callback):
     # --- private --------------------------------------------------------------------------------------
     def _restore_random(self) -> None:
         """Restores the random state before the first action after the checkpoint's step."""
+        if self._new_rank:
+            self._new_rank = False
+            self._engine.new_rank(self._engine.coordinator.step)
+            self._unvalidated = devices.random_state()
         if self._random is not None:
             devices.set_random_state(self._random)
             self._unvalidated, self._random = self._random, None
@@ -239,7 +245,7 @@ class LightningCallback(pl.Callback):
         self._engine.coordinator.trained = shared["trained"]
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         if new_rank:
-            self._engine.new_rank(self._engine.coordinator.step)
+            self._new_rank = True
         else:
             self._random = unpacked(own["random"])
 

@@ -149,7 +149,7 @@ class TransformersCallback(TrainerCallback):
             raise ConfigurationError(f"TransformersCallback.resume() was not called: call {CALL}")
         with self._engine.failures():
             self._require_whole(model, optimizer)
-        require_resumed(self._engine, self._checkpoints, state.global_step, CALL)
+            require_resumed(self._engine, self._checkpoints, state.global_step, CALL)
         self._engine.coordinator.total_steps = state.max_steps
         job_settings.advise(self.session, ("max_steps",))
         self._engine.start(

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.save import Save
 from spottrain.contract import Outcome, Reason
+from spottrain.core import log
 from spottrain.errors import RunError, StoreError
 from spottrain.lifecycle.session import Session
 
@@ -81,9 +82,12 @@ class EarlyEnd:
             self.give_up()
             self._session.conclude(error.outcome, f"{error}{then}", reason=error.reason)
             return
+        except Exception as error:  # of a state_dict() of the script, or a full disk
+            log.unhindered("save-failed", step=self._session.board.facts.step, error=str(error))
+            words = self._unsaved("which could not be saved")
         self._session.conclude(words.outcome, words.text + then, durable_seconds=words.durable_seconds)
 
-    def _unsaved(self) -> _Words:
+    def _unsaved(self, why: str = "within the step after it, which cannot be undone") -> _Words:
         self.give_up()
         facts = self._session.board.facts
         if not facts.lost_steps:
@@ -91,8 +95,8 @@ class EarlyEnd:
                 outcome=Outcome.INTERRUPTED, text=f"Interrupted at step {facts.step}; nothing was lost."
             )
         text = (
-            f"Interrupted at step {facts.step}, within the step after it, which cannot be undone; "
-            f"{facts.lost_steps} step(s) since the last commit are lost."
+            f"Interrupted at step {facts.step}, {why}; {facts.lost_steps} step(s) since the last commit are "
+            "lost."
         )
         return _Words(outcome=Outcome.INTERRUPTED_LOST, text=text)
 

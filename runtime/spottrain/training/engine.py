@@ -53,6 +53,7 @@ class Engine:
     # --- begin --------------------------------------------------------------------------------------
     def join(self) -> None:
         """Creates torch's process group on this rank's own GPU, unless there is only one rank."""
+        self._require_first()
         world = self.session.world
         if world.distributed:
             process_group.join(world, devices.choose(process_group.default_device(world)))
@@ -67,12 +68,16 @@ class Engine:
 
         Raises RunError. If the job is done already, it leaves through SystemExit.
         """
-        if self.session.completed:
-            raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
+        self._require_first()
+        self.ended = self._failed = False  # `Trainer.fit` may have failed before
         self.session.board.update(total_steps=total_steps or 0, step=0)
         self.coordinator = Coordinator(self.session, kind, total_steps=total_steps)
         with self.failures():
             return self.coordinator.begin()
+
+    def _require_first(self) -> None:
+        if self.session.completed:
+            raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
 
     def new_rank(self, step: int) -> None:
         """Seeds a rank that the checkpoint has no random state of, because fewer ranks wrote it."""
@@ -202,8 +207,10 @@ class Engine:
         cause = cause or process_group.peer_lost(error, session.world, session.peer_gone)
         if cause is not None:
             self.coordinator.end_without(cause)
-        session.broken_by_stop(error)
-        self.give_up()
+        try:
+            session.broken_by_stop(error)
+        finally:
+            self.give_up()
 
     def close(self) -> None:
         """Ends the diagnostics and closes the trackers; may run twice."""

@@ -20,7 +20,7 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.data.sampler import Cursor
 from spottrain.distributed.world import World
-from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect
 from spottrain.training import job_settings
@@ -377,10 +377,13 @@ class Loop:
                 f"max_steps={self.max_steps} are done, and the loop goes on: leave it when step_completed() "
                 "returns False, or iterate over run.batches(loader)"
             )
-        with self._engine.failures():  # without `with` HEAD is released only here
+        try:
             self._require_position()
             self._count(loss, samples)
             stop = self._engine.boundary(self._step)
+        except RunError as error:  # without `with` HEAD is released only here
+            self._engine.failed(error)
+            raise
         if stop:
             self._engine.stop()
         if self.done and self._endless:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -296,3 +297,109 @@ def test_no_control_sequence_where_the_terminal_knows_none_or_a_machine_reads(
     log.event("released")
     print("printed")
     assert len(shown.rows()) == 3 and "\x1b" not in shown.sent
+
+
+def test_one_object_as_both_standard_streams_is_wrapped_once(
+    shown: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = shown.handler()
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    handler.start_terminal(lambda width: "progress")
+    print("precious line")
+    handler.close_progress()
+    assert shown.rows() == ["precious line", ""]
+
+
+def test_steps_go_on_to_an_output_that_is_put_in_the_terminals_place(shown: Screen) -> None:
+    handler = shown.handler()
+    handler.start_terminal(lambda width: "progress")
+    with contextlib.redirect_stdout(io.StringIO()) as tee:
+        log.step(1, 10, loss=2.0)
+    assert "step=1/10 loss=2" in tee.getvalue()
+
+
+def test_a_progress_line_that_cannot_be_made_gives_way_to_lines_of_steps(shown: Screen) -> None:
+    handler = shown.handler()
+    failed = threading.Event()
+
+    def progress(width: int) -> str:
+        failed.set()
+        raise ZeroDivisionError
+
+    handler.start_terminal(progress)
+    assert failed.wait(30)
+    for _ in range(3000):
+        log.step(1, 10, loss=2.0)
+        if any("Step 1/10" in row for row in shown.rows()):
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(shown.rows())
+
+
+def test_the_progress_line_comes_back_after_a_bar_that_removes_itself(shown: Screen) -> None:
+    handler = shown.handler()
+    handler.start_terminal(lambda width: "progress")
+    print("\rbar 20 %", end="", flush=True)
+    print("\r        \r", end="", flush=True)
+    wait_for(shown, "progress")
+    handler.close_progress()
+
+
+def test_the_end_does_not_wait_for_a_terminal_that_takes_nothing(
+    shown: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = shown.handler()
+    monkeypatch.setattr(console, "LOCK_SECONDS", 0.01)
+    written, over = threading.Event(), threading.Event()
+
+    def blocked(fd: int, data: bytes) -> int:
+        written.set()
+        over.wait(60)
+        return len(data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", blocked)
+        handler.start_terminal(lambda width: "progress")
+        assert written.wait(30)
+        handler.close_progress()
+        over.set()
+    handler.close_progress()
+
+
+class Cell(io.StringIO):
+    """A notebook's output: no terminal, although its descriptor is one."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+
+def test_a_notebook_started_from_a_terminal_gets_every_line_in_its_cell(
+    shown: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = shown.handler()
+    cell = Cell(shown.out.fileno())
+    monkeypatch.setattr(sys, "stdout", cell)
+    handler.start_terminal(lambda width: "progress")
+    log.step(1, 10, loss=2.0)
+    print("printed")
+    assert "step=1/10" in cell.getvalue() and "\x1b" not in cell.getvalue()
+    assert shown.rows() == [""]
+
+
+def test_a_record_of_other_code_that_cannot_be_formatted_is_no_error_of_the_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    LOGGER.handlers[:] = [log.console]  # pytest's own raises
+    logging.getLogger("spottrain.mine").info("x %d", "a")
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_a_line_reaches_an_output_that_knows_ascii_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    log.event("save-failed", step=3, error="größer")
+    assert b"gr\\xf6\\xdfer" in raw.getvalue()

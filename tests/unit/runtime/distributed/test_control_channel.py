@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
+from spottrain.distributed.channel import join
 from spottrain.distributed.control_channel import ADDRESS_KEY, MOST_NAMES, ControlChannel, connect
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
@@ -313,6 +314,25 @@ def test_ranks_that_do_not_come_are_named() -> None:
             leader.result(SECONDS)
         with pytest.raises(PeerLost, match="rank 2 had reached rank 0, which then hung up"):
             follower.result(SECONDS)
+
+
+def test_a_rank_that_goes_before_all_are_there_ends_the_wait_at_once() -> None:
+    book, failed = Book(), []
+
+    def lead() -> None:
+        try:
+            connect(world(0, 3), host="127.0.0.1", book=book, timeout=10 * SECONDS)
+        except PeerLost as error:
+            failed.append(str(error))
+
+    leader = threading.Thread(target=lead, daemon=True)
+    leader.start()
+    address = json.loads(book.get(ADDRESS_KEY))
+    with socket.create_connection(("127.0.0.1", address["port"]), timeout=SECONDS) as connection:
+        asked = iter([True, True])  # goes after its proof, before the leader's welcome
+        join(connection, address["token"].encode(), 1, lambda: next(asked, False))
+    leader.join(SECONDS)
+    assert failed == ["rank 1 had connected to rank 0 and is gone; its own log says why"]
 
 
 def test_a_host_that_is_not_rank_0s_is_named() -> None:
