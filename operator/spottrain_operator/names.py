@@ -56,7 +56,7 @@ CLAIMS: Final = "persistentvolumeclaims"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 
-# --- termination notices: written by the agent, read by the operator ---------------------------------
+# --- termination notices: written by the agent, on pods also by the operator; read by both -----------
 DEADLINE_ANNOTATION: Final = contract.DEADLINE_ANNOTATION
 """On pod and node: RFC 3339 UTC with microseconds."""
 SAVE_ADVISED_ANNOTATION: Final = contract.SAVE_ADVISED_ANNOTATION

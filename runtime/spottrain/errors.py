@@ -11,8 +11,8 @@ RunError                 any error that ends the run with a message for the user
 │   └── CheckpointArchived 64: in an archive storage class
 ├── TrainingFailed       1: the training itself failed, such as a loss that is NaN or infinite
 ├── DataCacheFull        1: no space left for a download; another job may free some
-├── PeerLost             79: another rank is gone
-├── OutOfMemory          79: one of several ranks ran out of memory; the next start uses smaller micro-batches
+├── PeerLost             79, or 75 if no step is lost: another rank is gone
+├── OutOfMemory          79, or 75: one of several ranks ran out of memory; the next start uses less
 └── Superseded           76: a newer attempt owns HEAD
 """
 

@@ -106,6 +106,7 @@ class Agent:
         return source
 
     async def _ask(self, watch: Watch) -> None:
+        """Polls one watch until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
             asked = self._asked[watch.name] = clock()
@@ -127,6 +128,7 @@ class Agent:
             await asyncio.sleep(self._poll_seconds)
 
     def _judge(self) -> None:
+        """Computes the marks from the view, and has them published if they changed."""
         marks, before = plan.marks(self._view, self._now()), self._marks
         # A mark left on the node may still be right until every watch has reported that nothing is pending.
         if before is None and marks.notice is None and (self._source is None or self._unheard()):

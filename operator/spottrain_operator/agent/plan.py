@@ -133,6 +133,7 @@ def marks(view: View, now: datetime) -> Marks:
 
 
 def _is_near(ending: NodeEnding, now: datetime) -> bool:
+    """Returns whether the end is a notice now, and not only advice; an end without a time is near."""
     return ending.at is None or (ending.at - now).total_seconds() <= ending.lead
 
 
@@ -171,7 +172,7 @@ def pod_patch(notice: NodeNotice, pod: Pod) -> Patch | None:
 
 
 def node_patch(told: Marks, node: Node) -> Patch | None:
-    """Returns the patch that sets these marks and removes our others; None where nothing changes.
+    """Returns the patch that sets the marks `told` and removes our others; None where nothing changes.
 
     A node's taints are an atomic list for the API server, so the patch holds all of them. The resource
     version makes it fail rather than undo another writer's taint.

@@ -243,8 +243,8 @@ class Observed:
     predecessors: tuple[PodView, ...] = ()
     """Pods of deleted jobs of the same name; filled before the first attempt only."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """By name: nodes of all these pods, nodes that a pending pod avoids, and all with a notice.
-    A pod's node that is missing here does not exist."""
+    """By name: nodes of all these pods and of earlier ranks, nodes that a pending pod avoids or is pinned to,
+    and all nodes that are faulty or about to end. A pod's node that is missing here does not exist."""
     default_pool: Pool
     pools: Mapping[str, Pool] = field(default_factory=dict)
     """The chart's pools, by name."""
@@ -263,7 +263,7 @@ class Observed:
     """The API server's rejection of that pod, for example in a namespace that is being deleted."""
     told: Mapping[str, datetime] = field(default_factory=dict)
     """By UID of a pod of the current attempt: when this process first saw its deadline annotation, or first
-    failed to write it."""
+    failed to write it. The pod's DELETE comes `Limits.told_lead` later."""
     zoned: bool = True
     """Whether this cluster's nodes have a zone label."""
     claims: Mapping[str, ClaimView | None] = field(default_factory=dict)

@@ -144,6 +144,7 @@ class NodeCache:
         return any(node.karpenter for node in self._nodes.values())
 
     def noticed(self) -> dict[str, NodeView]:
+        """Returns by name the nodes that are faulty, have a notice, or are taken out of service."""
         return {name: self._nodes[name] for name in self._noticed}
 
     def keys(self) -> tuple[str, ...]:

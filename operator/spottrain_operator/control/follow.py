@@ -123,6 +123,7 @@ def removal(o: Observed, pod: PodView) -> Delete:
 
 
 def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
+    """Yields the actions that come after the status is written: pods to delete, release and create."""
     going = {a.pod.uid for a in before if isinstance(a, Delete)}
     for pod in o.pods:
         yield from _remove(o, status, pod, pod.uid in going)
@@ -228,12 +229,13 @@ def deadline_annotations(notice: Notice) -> dict[str, str]:
 
 
 def delete_at(o: Observed, pod: PodView, notice: Notice) -> datetime:
-    """Returns when to delete: a moment after the annotation, for the file to have it; at once if urgent."""
+    """Returns when to delete: once the pod's file has the annotation, or at once if urgent."""
     urgent = notice.deadline - o.now < URGENT
     return o.now if urgent else o.told.get(pod.uid, o.now) + o.limits.told_lead
 
 
 def advice(o: Observed) -> Iterator[Action]:
+    """Yields annotations that pass a node's advice to save on to its pods."""
     for pod in gang.working(o):
         node = o.nodes.get(pod.node)
         if node is not None and node.save_advised and node.save_advised != pod.save_advised:

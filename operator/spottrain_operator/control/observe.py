@@ -176,7 +176,7 @@ async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list
 async def _nodes(
     job: Job, pods: tuple[PodView, ...], caches: Caches, cluster: Cluster
 ) -> tuple[dict[str, NodeView], tuple[NodeView, ...]]:
-    """Returns the pods' nodes, those they avoid or are pinned to, earlier nodes of ranks, all with a notice.
+    """Returns the nodes of `Observed.nodes`, by name.
 
     A node counts as gone only if the API server confirms it. The second result are the nodes that the cache
     did not have.

@@ -124,6 +124,10 @@ def reported_done(o: Observed) -> Decision | None:
 
 # --- rules: the current attempt -------------------------------------------------------------------------
 def attempt_over(o: Observed) -> Decision | None:
+    """Completes an attempt that is done; ends one whose pods have all ended, and starts the next.
+
+    It stops an attempt in which only some pods have ended.
+    """
     if _attempt_ended(o):
         return None
     if gang.done(o):
@@ -140,7 +144,11 @@ def attempt_over(o: Observed) -> Decision | None:
 
 
 def under_notice(o: Observed) -> Decision | None:
-    """Annotates the pod, deletes it with the remaining time as grace, may start its successor."""
+    """Annotates the pods that have a notice, and deletes them with the remaining time as grace period.
+
+    Where the job and its volumes allow it, the next attempt then starts at once. Its pods wait at the gate
+    until the old ones have saved, at most until `status.gate_until`. Otherwise `attempt_over` starts it.
+    """
     told = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
     if not told or o.job.spec is None:
         return None
@@ -218,6 +226,7 @@ def not_starting(o: Observed) -> Decision | None:
 
 
 def running(o: Observed) -> Decision | None:
+    """Keeps an attempt that has pods; the rules after it are about starting one."""
     team = gang.team(o)
     return _keep(o, "Running", f"attempt {o.job.status.attempt} has its pods") if team else None
 
@@ -381,7 +390,7 @@ def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> S
 
 
 def _given_up(o: Observed, ending: Ending) -> Decision:
-    """Ends the current attempt, counts its ending, and starts the next one or fails the job."""
+    """Ends the current attempt for any cause, counts its ending, and starts the next one or fails the job."""
     assert o.job.spec is not None
     policy, old = o.job.spec.failure_policy, o.job.status
     status = _with_ending(o, with_pods(old, o), old.attempt, ending)
@@ -420,6 +429,7 @@ def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
 
 
 def _next_attempt(o: Observed, status: Status) -> Status:
+    """Returns the status with a record of the next attempt. follow.py creates its pods from that."""
     assert o.job.spec is not None
     number, key = status.attempt + 1, o.job.key
     pool = capacity.choose(o, status)

@@ -85,13 +85,14 @@ Rule = Callable[[Case], Ending | None]
 
 
 def why(pod: PodView, o: Observed) -> Ending:
+    """Returns the ending of a pod that has ended or is to be given up: the first rule that matches."""
     case = Case(pod=pod, o=o, word=termination_message_of(pod))
     found = next((e for rule in RULES if (e := rule(case)) is not None), None)
     return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended, and nothing shows why")
 
 
 def before_us(pod: PodView, o: Observed) -> PodView:
-    """Returns the pod without its deletion, if the operator's deletion did not end it.
+    """Returns the pod without its deletion, if something else than the operator's deletion ended it.
 
     A trainer may end at the moment when the operator stops it with the rest of a gang. The operator's own
     deletions are no evidence, so they get no clock-skew tolerance.
@@ -165,6 +166,7 @@ def _under_notice(case: Case) -> Ending | None:
 
 
 def by_notice(notice: Notice) -> Ending:
+    """Returns the ending of a pod that a notice explains."""
     source, when = notice.source or "notice", rfc3339(notice.deadline, timespec="seconds")
     return Ending(cause=Cause.SPOT_NOTICE, evidence=f"{source}: the node ends at {when}")
 

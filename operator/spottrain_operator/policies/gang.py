@@ -85,6 +85,7 @@ def vanished(o: Observed) -> tuple[int, ...]:
 
 
 def working(o: Observed) -> tuple[PodView, ...]:
+    """Returns the pods of the current attempt that are not over, pending ones included, by rank."""
     return tuple(p for p in team(o) if not over(p, o))
 
 

@@ -41,4 +41,5 @@ def saving_predecessor(o: Observed) -> str:
 
 
 def over(pod: PodView, o: Observed) -> bool:
+    """Returns whether the trainer has ended (`ended`), or counts as ended because its node is dead."""
     return ended(pod) or bool(node_dead(pod, o))

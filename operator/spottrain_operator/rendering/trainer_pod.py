@@ -243,6 +243,7 @@ def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
 
 # --- environment -------------------------------------------------------------------------------------
 def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int) -> None:
+    """Sets the trainer container's environment, its progress port, and the GPUs that it requests."""
     assert job.spec is not None
     spec = job.spec
     given = {e.get("name"): e for e in trainer.get("env") or ()}

@@ -1,6 +1,7 @@
 """Checkpoint manager: the checkpoints of one claim. On rank 0, `head.owner.HeadOwner` changes HEAD.
 
-    claim -> restore -> start (in a thread, one at a time) ... -> save_before_end or write_final -> release
+    claim -> choice.restore -> [ start, in a thread, one at a time ] -> save_before_end, or save_now and
+    write_final -> release
 
 Every rank calls the same methods at the same steps. A save writes the shards, then the manifest, then changes
 HEAD with one conditional request. That change is the commit.
@@ -72,7 +73,10 @@ def seconds_for_running(left: float, *, running: float, one_save: float | None) 
 
 
 class CheckpointManager:
-    """`control` connects the ranks; None for a single rank. `transfer` starts an uploader."""
+    """Claims HEAD, saves, and releases HEAD, on each rank of one attempt.
+
+    `control` connects the ranks; None for a single rank. `transfer` starts an uploader.
+    """
 
     def __init__(
         self,
@@ -360,7 +364,7 @@ class CheckpointManager:
         return self.saver.copy_seconds + self.saver.bytes / bandwidth + RETRY_SECONDS
 
     def write_final(self, weights: FinalWeights, step: int) -> None:
-        """On rank 0: writes the weights to `final/`, over those of an attempt that died while writing."""
+        """On rank 0: writes the weights to `final/`. It replaces those of an attempt that died writing."""
         # `check` makes a single request. It is retried here, because a failure would end the training.
         self._through(lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS)))
         self._through(self._clear_final)

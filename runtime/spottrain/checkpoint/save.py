@@ -53,8 +53,9 @@ class Save:
     dropped: tuple[str, ...] = ()
     """Keys that this save's commit removed from HEAD."""
     tries: int = 0
-    """Number of failed attempts."""
+    """Number of failed tries to write it."""
     key: str = ""
+    """Key (folder) of its objects in the store; rank 0 chooses it."""
 
 
 class Abandoned(Exception):

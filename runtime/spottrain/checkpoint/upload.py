@@ -1,7 +1,7 @@
 """The training process's side of an upload.
 
-`Process` uploads in the separate process of `upload_process`. `Here` uploads in this process, for systems
-without shared anonymous files.
+`ProcessTransfer` uploads in the separate process of `upload_process`. `InProcessTransfer` uploads in this
+process, for systems without shared anonymous files.
 """
 
 from __future__ import annotations

@@ -101,7 +101,10 @@ class Preemption:
         return (time.time() - self.signalled_at) / (self.forced_exit_at - self.signalled_at)
 
     def install(self) -> None:
-        """Installs the handlers, then reads the files: at PID 1 a SIGTERM before `hold_signals` is lost."""
+        """Installs the signal handlers and starts the watcher thread.
+
+        It also reads the deadline file: the kernel drops a SIGTERM that PID 1 gets before `hold_signals`.
+        """
         self._wakeup, signal_end = socket.socketpair()
         self._wakeup.setblocking(False)
         signal_end.setblocking(False)
@@ -174,16 +177,19 @@ class Preemption:
         self._release()
 
     def let_end(self, end: Callable[[], None] | None, *, after: float = 0.0) -> None:
-        """From here on a stop makes another thread call `end`, which ends the process (None: nothing).
+        """Sets what another thread calls to end the process on a stop; None: nothing, the caller polls.
 
-        `after`: share of the notice during which `end` is not called, so that the caller can end by itself.
-        If `end` is already running, this call blocks until the process is gone.
+        It applies until the next call. `after`: share of the notice during which `end` is not called, so that
+        the caller can end by itself. If `end` is already running, this call blocks until the process is gone.
         """
         with self._turn:
             self._ending, self._ending_after = end, after
 
     def stop_by(self, deadline: float, source: str) -> None:
-        """Records that another rank was asked to stop, so this one must too. `deadline`: Unix seconds."""
+        """Records a stop request that came without a signal, from another rank or the operator.
+
+        `deadline`: Unix seconds; limited by the grace period. `source`: who asked, for the log.
+        """
         if not self.stopping:
             self._told.append("stop")
         self._note(source or "another rank", min(deadline, time.time() + self.grace))

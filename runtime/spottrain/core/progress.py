@@ -1,4 +1,4 @@
-"""State of a run (`Board`), and the small HTTP server through which the operator reads it.
+"""State of a run (`ProgressBoard`), and the small HTTP server through which the operator reads it.
 
 Several threads write to the board and read from it: training, upload, HTTP server, watchdogs.
 """

@@ -104,7 +104,7 @@ class Batches:
         return batch
 
     def _judge(self) -> None:
-        """Takes over the trial's number of workers at the begin of a step, once it is known."""
+        """Applies the trial's number of workers at the beginning of a step, once it is known."""
         trial = self._trial
         if trial is None or (found := trial.step()) is None:
             return

@@ -57,7 +57,7 @@ class WorkerTrial:
         self._fetching += seconds
 
     def step(self) -> int | None:
-        """Marks the begin of a step. Returns the number of workers once it is known, else None."""
+        """Marks the beginning of a step. Returns the number of workers once it is known, else None."""
         now = self.clock()
         if self._began is not None:
             self.fetched.append(self._fetching)

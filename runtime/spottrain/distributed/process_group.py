@@ -41,7 +41,8 @@ def join(world: World, device: torch.device) -> None:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Both backends: checkpoints and stop orders of a GPU run use the CPU's.
+    # Both backends: with the CPU's, ranks exchange single numbers and names without waiting for a GPU.
+    # Checkpoints and stop orders use no collective, but `control_channel`.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     if device.type == "cuda" and torch.cuda.device_count() < world.local_size:
@@ -86,7 +87,7 @@ def require_own_gpus(gpus: Sequence[str]) -> None:
 
 
 def total(value: torch.Tensor, world: World) -> torch.Tensor:
-    """Returns the sum over all ranks, in place; every rank must call it."""
+    """Sums `value` over all ranks in place, and returns it; every rank must call it."""
     if world.distributed:
         dist.all_reduce(value)
     return value
@@ -103,7 +104,7 @@ def give_buffers(model: torch.nn.Module, world: World) -> None:
 
 
 def of_first(value: torch.Tensor, world: World) -> torch.Tensor:
-    """Returns rank 0's value, in place; every rank must call it."""
+    """Replaces `value` in place by that of rank 0, and returns it; every rank must call it."""
     if world.distributed:
         dist.broadcast(value, 0)
     return value

@@ -32,7 +32,10 @@ STOP: Final = "stop"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """What to do at this boundary. Never both: after a stop, a last save is decided separately."""
+    """What this rank does at this boundary: the answer to the training loop. An `Order` is the message.
+
+    Never both: after a stop, a last save is decided separately.
+    """
 
     save: bool = False
     stop: bool = False

@@ -118,6 +118,7 @@ class Coordinator:
         return found is not None
 
     def _started(self) -> None:
+        """Marks the begin of training on this rank; may end the process if the ranks agree on a stop."""
         self.session.outage.patient = False  # from here on, training continues during an outage
         self.session.board.update(start_step=self.step)
         self._cadence.started(self.step)
@@ -164,7 +165,7 @@ class Coordinator:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is in progress, or no checkpoints are configured."""
+        """Whether no save can begin now: one is in progress, or no checkpoints are configured."""
         return self.checkpoints is None or self.checkpoints.busy_with is not None
 
     def _time_step(self) -> None:

@@ -47,7 +47,10 @@ def words_of_done(uri: str, trained: int, *, total: int, wanted: int) -> str:
 
 
 class EarlyEnd:
-    """`take` copies the state at the current step; `close` disconnects from the other ranks."""
+    """The ways in which a training ends before its last step, or ended in an earlier attempt.
+
+    `take` copies the state at the current step; `close` disconnects from the other ranks.
+    """
 
     def __init__(
         self,

@@ -2,9 +2,10 @@
 
 The ranks are `spottrain run` again, with RANK set. A single rank has a launcher too if its output is stored:
 some process must forward its last output however it ended. That rank continues in this program after a fork.
-The launcher has one thread and needs only the standard library: no handler, lock or import of its own may
-delay the next signal. It must outlive ranks that fail, hang or are killed. If a rank requests it, all ranks
-are started again after all have ended (`restart_request`). See ADR 0004, 0008 and 0010.
+The launcher needs only the standard library and starts threads only to write or forward output: no handler,
+lock or import of its own may delay the next signal. It must outlive ranks that fail, hang or are killed. If a
+rank requests it, all ranks are started again after all have ended (`restart_request`). See ADR 0004, 0008 and
+0010.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Ended:
     signalled: bool = False
     """Whether it had received SIGTERM from this launcher before."""
     said: Outcome | None = None
-    """The outcome that the rank reported itself (`Outcomes`); it counts however the process ended."""
+    """The outcome that the rank reported itself (`termination_message.Outcomes`); it counts however the
+    process ended."""
 
     @property
     def outcome(self) -> Outcome:
@@ -302,10 +304,12 @@ class Launcher:
 
     # --- the end --------------------------------------------------------------------------------------
     def _interrupted(self, deadline: float) -> None:
+        """Records that the whole pod must end, by a signal or the deadline file."""
         self._signalled_at = self._signalled_at or time.time()
         self._stop(deadline)
 
     def _stop(self, deadline: float) -> None:
+        """Sets the deadline of the ranks; the earliest counts. It sends no signal, see `_tell`."""
         self._deadline = min(self._deadline, deadline)
         if self._stopping_since is None:
             self._stopping_since = time.time()
@@ -336,6 +340,7 @@ class Launcher:
                 _kill_group(pid)
 
     def _conclude(self) -> int:
+        """Writes the pod's termination message from the ranks' ends, and returns the exit code."""
         self._ended += [
             Ended(rank=rank, status=-signal.SIGKILL, killed=True, said=self._outcomes.of(pid))
             for pid, rank in self._alive.items()

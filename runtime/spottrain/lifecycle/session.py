@@ -4,10 +4,11 @@
 launch`, `current()` creates it from the environment. There `see_out` makes sure that the process still writes
 its termination message and ends in time.
 
-Roles by rank: rank 0 of the gang queries the store. The first rank of each pod serves progress and writes the
-termination message. Another rank writes it only to report a failure, which may be the cause of the others.
-torchrun exits with 1 whatever its processes return, so there only the message counts. torchrun also kills 30
-s after SIGTERM by default (`--shutdown-timeout`); a longer grace period is cut to that, with a warning.
+Roles by rank: rank 0 of the gang probes the store at the start, and owns HEAD. The first rank of each pod
+serves progress and writes the termination message. Another rank writes it only to report a failure, which may
+be the cause of the others. torchrun exits with 1 whatever its processes return, so there only the message
+counts. torchrun also kills 30 s after SIGTERM by default (`--shutdown-timeout`); a longer grace period is cut
+to that, with a warning.
 """
 
 from __future__ import annotations
@@ -207,7 +208,10 @@ class Session:
 
     # --- the end ----------------------------------------------------------------------------------------
     def _stop(self, order: Stop) -> bool:
-        """Accepts the operator's stop order, sent in case PID 1 lost the signal before it had a handler."""
+        """Accepts the operator's stop order, which it sends if a deleted pod's trainer has missed SIGTERM.
+
+        Returns False if the order names another pod.
+        """
         meant = bool(order.podUID) and order.podUID == self.env.get(Env.POD_UID)
         if meant:
             self.preemption.stop_by(order.deadline, "operator")
@@ -524,6 +528,7 @@ def _finish_outputs() -> None:
 
 
 def use(session: Session) -> None:
+    """Makes it the session of this process, which then ends with it."""
     global _current
     _current = session
     session.owns_process = True
@@ -590,12 +595,12 @@ def _kill_children() -> None:
 
 
 def see_out(session: Session) -> None:
-    """Writes the termination message and sets the exit code if `spottrain run` did not start the script.
+    """Makes a process that `spottrain run` did not start write its termination message and end in time.
 
-    An exception is reported when it is raised. This exit handler runs among the last, because it was
-    registered early. At its end the process leaves at once if it must: what follows destroys process groups
-    and waits for peers that may be gone. A script that ends by itself without training writes no message: its
-    exit code, unknown here, is enough.
+    Installs an exception hook and an exit handler. The hook reports an exception when it is raised. The exit
+    handler runs among the last, because it was registered early. At its end the process leaves at once if it
+    must: what follows destroys process groups and waits for peers that may be gone. A script that ends by
+    itself without training writes no message: its exit code, unknown here, is enough.
     """
     usual = sys.excepthook
 

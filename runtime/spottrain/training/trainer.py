@@ -1,10 +1,11 @@
 """`Trainer`: the training loop, and the state that its checkpoints hold.
 
-    claim HEAD -> restore -> fit -> [ micro-batches -> step -> log -> evaluate? -> save? -> stop? ] -> finish
+    begin: claim HEAD, restore -> find the micro-batch size
+        -> [ micro-batches -> step -> log -> evaluate? -> save? -> stop? ] -> finish
 
-The loop is one function, `_train`. The position is a number of optimizer steps: a step that a stop cuts
-short is dropped, and repeated after the resume. `engine.Engine` saves, stops and ends the run, and
-`techniques` makes steps fast.
+HEAD is the object in the store that lists the durable checkpoints (`checkpoint.head`). The loop is one
+function, `_train`. The position is a number of optimizer steps: a step that a stop cuts short is dropped, and
+repeated after the resume. `engine.Engine` saves, stops and ends the run, and `techniques` makes steps fast.
 """
 
 from __future__ import annotations
@@ -265,6 +266,7 @@ class Trainer:
     def _schedule_evaluations(
         self, eval_dataset: Dataset | None, collate: Any, eval_every: int | None
     ) -> None:
+        """Makes the evaluation, its schedule and early stopping; without an eval_dataset it is never due."""
         evaluates, more = eval_dataset is not None, self.metrics is not None
         self.evaluations = EvaluationSchedule(
             None if eval_dataset is None else self._make_evaluation(eval_dataset, collate),
@@ -299,6 +301,7 @@ class Trainer:
             return self._finish()
 
     def _begin(self, restored: bool) -> None:
+        """Prepares the first step of this attempt, once the engine has restored the checkpoint."""
         if not restored and self.session.world.distributed:
             devices.seed_rank(self.session.world.rank)
         self.trackers.begin(components.run_id(self.session), self.step)
@@ -312,7 +315,7 @@ class Trainer:
         return "Compiling" if self.settings.compile else "Training"
 
     def _train(self, steps: Stream) -> bool:
-        """Makes optimizer steps. Returns True at the end of training, False on a stop request."""
+        """Makes optimizer steps. Returns whether the training is complete; False: it must stop."""
         stopping, world = self.session.preemption, self.session.world
         self._assemble()
         buffers = devices.saved_buffers(self.model)

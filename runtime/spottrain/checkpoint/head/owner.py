@@ -1,10 +1,11 @@
 """The current owner of HEAD: applies the rules of `state.py` to a store.
 
-One HeadOwner per gang, in rank 0's process. The order of calls: `wait_at_gate` and `claim` when the pod
-starts, `sweep_orphans` once during the restore, `commit` from the upload thread, `check` periodically from
-a watch thread, `release` last on every exit.
+One HeadOwner per gang, in rank 0's process. The order of calls:
 
-A lock serializes changes; `check` only reads and takes no lock.
+    wait_at_gate -> claim -> [ commit after each upload ] -> release
+
+`sweep_orphans` and `check` may run in another thread at any time after the claim. A lock serializes changes;
+`check` only reads and takes no lock.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Claim:
 
 
 class Walker:
-    """Carries changes of HEAD through to their end on a store."""
+    """Reads HEAD, and changes it by compare-and-swap, with retries until the outcome is known."""
 
     def __init__(
         self,
@@ -151,6 +152,8 @@ class Walker:
 
 
 class HeadOwner:
+    """HEAD of one checkpoint URI, on behalf of one attempt: claims, changes and releases it."""
+
     def __init__(
         self,
         store: Store,
