@@ -70,9 +70,9 @@ class Agent:
         parts = {asyncio.create_task(self._beat(), name="beat")}
         parts.add(asyncio.create_task(self._publish(), name="publish"))
         try:
-            self._source = await self._found()
+            self._source = await self._find_source()
             for watch in self._source.watches:
-                parts.add(asyncio.create_task(self._ask(watch), name=watch.name))
+                parts.add(asyncio.create_task(self._poll(watch), name=watch.name))
             ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             part = ended.pop()
             error = None if part.cancelled() else part.exception()
@@ -93,7 +93,7 @@ class Agent:
         return True, f"watching {', '.join(w.name for w in self._source.watches)}"
 
     # --- polling ----------------------------------------------------------------------------------
-    async def _found(self) -> Source:
+    async def _find_source(self) -> Source:
         while True:
             try:
                 source = await self._find()
@@ -105,7 +105,7 @@ class Agent:
         log("source", platform=source.platform, watches=[w.name for w in source.watches])
         return source
 
-    async def _ask(self, watch: Watch) -> None:
+    async def _poll(self, watch: Watch) -> None:
         """Polls one watch until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
@@ -114,7 +114,7 @@ class Agent:
             del self._asked[watch.name]
             self._note(watch.name, answer)
             self._view = plan.advance(self._view, watch.name, answer, self._now())
-            self._judge()
+            self._update_marks()
             # Measured from start to start: after a long poll the next one begins at once.
             await asyncio.sleep(max(0.0, asked + watch.polls * self._poll_seconds - clock()))
 
@@ -124,10 +124,10 @@ class Agent:
         while True:
             if all(clock() - asked < LONGEST_READ for asked in self._asked.values()):
                 self._heartbeat()
-            self._judge()
+            self._update_marks()
             await asyncio.sleep(self._poll_seconds)
 
-    def _judge(self) -> None:
+    def _update_marks(self) -> None:
         """Computes the marks from the view, and has them published if they changed."""
         marks, before = plan.marks(self._view, self._now()), self._marks
         # A mark left on the node may still be right until every watch has reported that nothing is pending.
@@ -159,7 +159,7 @@ class Agent:
         while True:
             await self._due.wait()
             self._due.clear()
-            failures = 0 if await self._published(self._marks or Marks()) else failures + 1
+            failures = 0 if await self._write_marks(self._marks or Marks()) else failures + 1
             if failures:
                 # New marks do not wait for the next retry. Not wait_for: in Python 3.11 it swallows a
                 # cancellation that arrives together with the event.
@@ -168,7 +168,7 @@ class Agent:
                         await self._due.wait()
                 self._due.set()
 
-    async def _published(self, marks: Marks) -> bool:
+    async def _write_marks(self, marks: Marks) -> bool:
         """Writes the marks to node and pods; returns False where a retry is needed.
 
         Pods come first: once the node is marked the operator deletes them, and an annotation written in the
@@ -178,7 +178,7 @@ class Agent:
         done = [await self._tried(self._mark_pods(notice))] if notice else []
         done.append(await self._tried(self._mark_node(marks)))
         if notice and all(done):
-            await self._tried(self._tell_cloud(notice))
+            await self._tried(self._acknowledge_event(notice))
         return all(done)
 
     async def _tried(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -209,7 +209,7 @@ class Agent:
         else:
             log("nodeAdvised" if marks.advised else "nodeCleared")
 
-    async def _tell_cloud(self, notice: NodeNotice) -> None:
+    async def _acknowledge_event(self, notice: NodeNotice) -> None:
         """Acknowledges an event once no trainer is left. Nothing depends on it: a failure is only logged."""
         event = notice.cause.acknowledge
         if not (self._acknowledge and event and self._source) or event in self._acknowledged:

@@ -177,12 +177,12 @@ def node_patch(told: Marks, node: Node) -> Patch | None:
     A node's taints are an atomic list for the API server, so the patch holds all of them. The resource
     version makes it fail rather than undo another writer's taint.
     """
-    notice = _as_told_before(told.notice, node) if told.notice else None
+    notice = _with_earlier_deadline(told.notice, node) if told.notice else None
     taints = [t for t in node.taints if t["key"] != names.TERMINATING_TAINT]
     ours = [t for t in node.taints if t["key"] == names.TERMINATING_TAINT]
     wanted = _taint(notice) if notice else []
     annotations = _annotations(notice, told.advised, node)
-    if [_bare(t) for t in ours] == wanted and not annotations:
+    if [_without_time_added(t) for t in ours] == wanted and not annotations:
         return None
     return {
         "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
@@ -190,7 +190,7 @@ def node_patch(told: Marks, node: Node) -> Patch | None:
     }
 
 
-def _as_told_before(notice: NodeNotice, node: Node) -> NodeNotice:
+def _with_earlier_deadline(notice: NodeNotice, node: Node) -> NodeNotice:
     """Keeps the deadline that an earlier agent process computed for an end without a time."""
     before = optional_timestamp(node.annotations.get(names.DEADLINE_ANNOTATION))
     same = node.annotations.get(names.SOURCE_ANNOTATION) == notice.cause.source
@@ -204,7 +204,7 @@ def _taint(notice: NodeNotice) -> list[Mapping[str, Any]]:
     return [{"key": names.TERMINATING_TAINT, "value": value, "effect": "NoSchedule"}]
 
 
-def _bare(taint: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_time_added(taint: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a taint without the field that the API server adds (timeAdded)."""
     return {k: taint.get(k) for k in ("key", "value", "effect")}
 

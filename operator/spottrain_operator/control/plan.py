@@ -140,7 +140,7 @@ def attempt_over(o: Observed) -> Decision | None:
     if not gang.team(o) and not gang.vanished(o):
         return None  # stopped before any pod was created
     dead = tuple(follow.removal(o, p) for p in gang.team(o) if not ended(p))
-    return replace(_given_up(o, gang.verdict(o)), before=dead)
+    return replace(_end_attempt(o, gang.verdict(o)), before=dead)
 
 
 def under_notice(o: Observed) -> Decision | None:
@@ -149,20 +149,20 @@ def under_notice(o: Observed) -> Decision | None:
     Where the job and its volumes allow it, the next attempt then starts at once. Its pods wait at the gate
     until the old ones have saved, at most until `status.gate_until`. Otherwise `attempt_over` starts it.
     """
-    told = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
-    if not told or o.job.spec is None:
+    noticed = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
+    if not noticed or o.job.spec is None:
         return None
-    before = tuple(action for pod, notice in told for action in _notify(o, pod, notice))
+    before = tuple(action for pod, notice in noticed for action in _notify(o, pod, notice))
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
-    going = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in told)
-    done_with = o.job.spec.suspend or _attempt_ended(o) or _stopping(o)
-    gated = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
-    early = gated and not claims.one_node_at_a_time(o)
-    if not going or not early or done_with:
+    all_deleted = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in noticed)
+    no_successor = o.job.spec.suspend or _attempt_ended(o) or _stopping(o)
+    can_wait = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
+    overlaps = can_wait and not claims.one_node_at_a_time(o)
+    if not all_deleted or not overlaps or no_successor:
         return keep
-    pod, notice = told[0]
+    pod, notice = noticed[0]
     gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
-    decision = _given_up(o, by_notice(notice))
+    decision = _end_attempt(o, by_notice(notice))
     gate = max(gate, decision.status.gate_until or gate)
     before = tuple(replace(a, needed=True) if isinstance(a, Delete) else a for a in before)
     return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
@@ -291,7 +291,7 @@ def next_attempt(o: Observed) -> Decision | None:
         return None
     message = "resumed" if o.job.status.attempt else "first attempt"
     status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
-    return Decision(reason="Start", message=message, status=_next_attempt(o, status))
+    return Decision(reason="Start", message=message, status=_with_next_attempt(o, status))
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -389,7 +389,7 @@ def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> S
     return with_record(status, with_cause)
 
 
-def _given_up(o: Observed, ending: Ending) -> Decision:
+def _end_attempt(o: Observed, ending: Ending) -> Decision:
     """Ends the current attempt for any cause, counts its ending, and starts the next one or fails the job."""
     assert o.job.spec is not None
     policy, old = o.job.spec.failure_policy, o.job.status
@@ -416,7 +416,7 @@ def _given_up(o: Observed, ending: Ending) -> Decision:
         status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before the end
     if o.job.spec.suspend or capacity.problem(o):
         return Decision(reason=ending.cause, message=ending.evidence, status=status)
-    return Decision(reason=ending.cause, message=ending.evidence, status=_next_attempt(o, status))
+    return Decision(reason=ending.cause, message=ending.evidence, status=_with_next_attempt(o, status))
 
 
 def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
@@ -428,7 +428,7 @@ def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
     return runtime.starts_over(o, status, ending, silent)
 
 
-def _next_attempt(o: Observed, status: Status) -> Status:
+def _with_next_attempt(o: Observed, status: Status) -> Status:
     """Returns the status with a record of the next attempt. follow.py creates its pods from that."""
     assert o.job.spec is not None
     number, key = status.attempt + 1, o.job.key

@@ -120,7 +120,7 @@ def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
     volumes.equip(body, trainer, ca.source if ca else None)
     if spec.data_cache is not None:
         data_cache.mount(body, trainer, spec.data_cache, spec.data_cache.claim(job.key.name, job.key.uid))
-    _feed(trainer, job, status, grace(spec, pool), place.rank)
+    _equip_container(trainer, job, status, grace(spec, pool), place.rank)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     restrict(body)
@@ -242,7 +242,7 @@ def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
 
 
 # --- environment -------------------------------------------------------------------------------------
-def _feed(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int) -> None:
+def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int, rank: int) -> None:
     """Sets the trainer container's environment, its progress port, and the GPUs that it requests."""
     assert job.spec is not None
     spec = job.spec

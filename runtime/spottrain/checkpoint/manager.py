@@ -228,7 +228,7 @@ class CheckpointManager:
             why = str(result.get("why", "no answer"))
             lost = why.startswith(Superseded.__name__)  # the whole gang is superseded, which is not a failure
             raise (Superseded if lost else StoreUnavailable)(f"rank 0 did not commit step {save.step}: {why}")
-        self._durable(save, save.key)
+        self._note_durable(save, save.key)
 
     def _no_key(self, step: int) -> str:
         raise AssertionError("rank 0 names the keys")
@@ -253,9 +253,9 @@ class CheckpointManager:
                 damaged=frozenset(self.choice.damaged),
                 patience=self._patience(),
             )
-        self._durable(save, entry.key, bytes=entry.bytes)
+        self._note_durable(save, entry.key, bytes=entry.bytes)
 
-    def _durable(self, save: Save, key: str, **facts: Any) -> None:
+    def _note_durable(self, save: Save, key: str, **facts: Any) -> None:
         save.committed = True
         now, board = time.time(), self.context.board
         board.update(
@@ -366,14 +366,16 @@ class CheckpointManager:
     def write_final(self, weights: FinalWeights, step: int) -> None:
         """On rank 0: writes the weights to `final/`. It replaces those of an attempt that died writing."""
         # `check` makes a single request. It is retried here, because a failure would end the training.
-        self._through(lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS)))
-        self._through(self._clear_final)
+        self._retry_in_outage(
+            lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
+        )
+        self._retry_in_outage(self._clear_final)
         files = []
         for name, body in weights.files(first=True, keep=True):
-            self._through(partial(self._upload_final, FINAL_PREFIX + name, body))
+            self._retry_in_outage(partial(self._upload_final, FINAL_PREFIX + name, body))
             files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
         if (index := weights.index) is not None:
-            self._through(partial(self.store.put, FINAL_PREFIX + INDEX, index))
+            self._retry_in_outage(partial(self.store.put, FINAL_PREFIX + INDEX, index))
         facts = {
             "format": 1,
             "step": step,
@@ -383,9 +385,9 @@ class CheckpointManager:
             "checkpoint": self.context.board.facts.key,
         }
         body_of_facts = json.dumps(facts, indent=1).encode()
-        self._through(partial(self.store.put, FINAL_PREFIX + MANIFEST_NAME, body_of_facts))
+        self._retry_in_outage(partial(self.store.put, FINAL_PREFIX + MANIFEST_NAME, body_of_facts))
 
-    def _through(self, act: Callable[[], None]) -> None:
+    def _retry_in_outage(self, act: Callable[[], None]) -> None:
         """Retries one file at a time, because all ranks must gather the next one together."""
         self.context.outage.through("the final weights", act, brief=False)
 

@@ -72,13 +72,13 @@ class Saver:
         Raises CheckpointError for a state that cannot be stored, ConfigurationError if memory is short.
         """
         shared, private = Flattened(tree), Flattened(own)
-        self._fit(shared.leaves + private.leaves, self._mine(shared, private))
+        self._buffer_for(shared.leaves + private.leaves, self._mine(shared, private))
 
     def snapshot(self, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
         """Copies the state, after which training may continue. No other save may be in progress."""
         shared, private = Flattened(tree), Flattened(own)
         leaves = shared.leaves + private.leaves
-        buffer = self._fit(leaves, self._mine(shared, private))
+        buffer = self._buffer_for(leaves, self._mine(shared, private))
         began = time.perf_counter()
         buffer.fill(leaves)
         self.copy_seconds = time.perf_counter() - began
@@ -132,7 +132,7 @@ class Saver:
         mine = divide(shared.leaves, self._world.size, self.of_first)[self._world.rank]
         return mine + list(range(count, count + len(private.leaves)))
 
-    def _fit(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> StagingBuffer:
+    def _buffer_for(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> StagingBuffer:
         if self._buffer is None or self._buffer.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)
             before = 0 if self._buffer is None else self._buffer.size
@@ -164,8 +164,8 @@ class Saver:
         `commit` are called only on rank 0. `left` returns the remaining seconds.
         """
         try:
-            self._require_numbers(save)
-            self._key(save, new_key, left)
+            self._require_no_nan(save)
+            self._agree_on_key(save, new_key, left)
             sent = self._send(save)
             report = self._report(save, sent)
             if self._control is None:
@@ -176,13 +176,13 @@ class Saver:
             else:
                 self._control.gather(f"save/{save.number}", json.dumps(report).encode())
         except (Cancelled, Abandoned):
-            self._excuse(save, "Abandoned", "")
+            self._report_failure(save, "Abandoned", "")
             raise Abandoned from None
         except Exception as error:
-            self._excuse(save, type(error).__name__, str(error))
+            self._report_failure(save, type(error).__name__, str(error))
             raise
 
-    def _require_numbers(self, save: Save) -> None:
+    def _require_no_nan(self, save: Save) -> None:
         """Raises TrainingFailed if weights hold NaN: every restart would resume from them."""
         if self._buffer is None or save.layout is None:
             return
@@ -215,7 +215,7 @@ class Saver:
                 return json.loads(answer)  # type: ignore[no-any-return]
         return {}
 
-    def _key(self, save: Save, new_key: Callable[[int], str], left: Callable[[], float]) -> None:
+    def _agree_on_key(self, save: Save, new_key: Callable[[int], str], left: Callable[[], float]) -> None:
         """Sets the key that rank 0 chooses for all ranks, and drops the files that rank 0 uploads."""
         if self._world.first:
             save.key = save.key or new_key(save.step)
@@ -304,7 +304,7 @@ class Saver:
             raise StoreUnavailable("not all ranks had uploaded their shards in time")
         return reports
 
-    def _excuse(self, save: Save, error: str, message: str) -> None:
+    def _report_failure(self, save: Save, error: str, message: str) -> None:
         """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
         if self._control is not None and not self._world.first:
             words = {"error": error, "message": message, "rank": self._world.rank}

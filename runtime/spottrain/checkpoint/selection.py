@@ -50,7 +50,7 @@ class CheckpointSelection:
         Damaged checkpoints are logged and skipped. Raises CheckpointError if all are damaged: then nothing
         is overwritten, because a person may be able to repair them.
         """
-        return self._newest_whole(claim, STATE, lambda entry, manifest: self._trees(entry, manifest, want))
+        return self._newest_intact(claim, STATE, lambda entry, manifest: self._trees(entry, manifest, want))
 
     def restore_folder(self, claim: Claim, place: Callable[[int], Path]) -> Restored | None:
         """Restores a library's checkpoint files into the folder `place(step)` of each pod, all or nothing."""
@@ -60,24 +60,24 @@ class CheckpointSelection:
                 fetch_folder(self.store, entry.key, manifest, place(entry.step), self.context.world.rank)
             return self._trees(entry, manifest, None)
 
-        return self._newest_whole(claim, FOLDER, read)
+        return self._newest_intact(claim, FOLDER, read)
 
     def _trees(self, entry: Entry, manifest: Manifest, want: Want | None) -> Restored:
         rank = self.context.world.rank
         shared, own = read_trees(self.store, entry.key, manifest, rank=rank, want=want)
         return Restored(entry=entry, shared=shared, own=own, new_rank=rank >= manifest.world)
 
-    def _newest_whole(
+    def _newest_intact(
         self, claim: Claim, kind: str, read: Callable[[Entry, Manifest], Restored]
     ) -> Restored | None:
         reasons: list[str] = []
         for number in range(len(claim.resume) + 1 if self.context.world.first else 10**6):
-            entry = self._choice(claim, number)
+            entry = self._candidate(claim, number)
             if entry is None:
                 break
             began = time.time()
             found, why = self._try(entry, kind, read)
-            why = self._verdict(number, why)
+            why = self._first_failure(number, why)
             if not why:
                 log.event("restored", step=entry.step, key=entry.key, seconds=time.time() - began)
                 return found
@@ -93,7 +93,7 @@ class CheckpointSelection:
             )
         return None
 
-    def _choice(self, claim: Claim, number: int) -> Entry | None:
+    def _candidate(self, claim: Claim, number: int) -> Entry | None:
         """Returns the candidate that rank 0 chooses; all ranks try the same one."""
         if not self.context.world.first:
             heard = hear(self._control, f"restore/{number}")
@@ -119,7 +119,7 @@ class CheckpointSelection:
         except Damaged as error:
             return None, str(error)
 
-    def _verdict(self, number: int, why: str) -> str:
+    def _first_failure(self, number: int, why: str) -> str:
         """Returns why any of the ranks could not read the checkpoint; empty if all could."""
         if self._control is None:
             return why

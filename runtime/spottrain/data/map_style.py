@@ -72,9 +72,9 @@ class Batches:
     def __iter__(self) -> Stream:
         """Yields (step, iterator of (batch, share)). Take all micro-batches, then call `done(step)`."""
         while True:  # once more each time that plan or workers have changed
-            yield from self._as_it_is()
+            yield from self._until_change()
 
-    def _as_it_is(self) -> Stream:
+    def _until_change(self) -> Stream:
         """Yields from the position on, until the plan or the number of workers changes."""
         plan, num_workers = self.plan, self.num_workers
         self._room.warn(num_workers)
@@ -89,7 +89,7 @@ class Batches:
             prefetch_factor=self.prefetch_factor,
         )
         for step in given:
-            self._judge()
+            self._apply_trial()
             if (self.plan, self.num_workers) != (plan, num_workers):
                 end_workers(stream)
                 return
@@ -103,7 +103,7 @@ class Batches:
         self._trial.fetch(self._clock() - began)
         return batch
 
-    def _judge(self) -> None:
+    def _apply_trial(self) -> None:
         """Applies the trial's number of workers at the beginning of a step, once it is known."""
         trial = self._trial
         if trial is None or (found := trial.step()) is None:

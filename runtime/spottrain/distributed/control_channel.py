@@ -60,7 +60,7 @@ class ControlChannel:
         """The first rank that disconnected without `close`."""
         self._links = dict(links)
         self._open = set(self._links)
-        self._left: set[int] = set()
+        self._said_bye: set[int] = set()
         self._on_lost = on_lost
         self._clock = clock
         self._closing = False
@@ -72,8 +72,8 @@ class ControlChannel:
         myself = weakref.ref(self)
         # A forked loader worker would keep the connections open after this process has died.
         os.register_at_fork(after_in_child=lambda: _leave_to_parent(myself()))
-        self._ear = threading.Thread(target=self._listen, name="spottrain-control", daemon=True)
-        self._ear.start()
+        self._receiver = threading.Thread(target=self._listen, name="spottrain-control", daemon=True)
+        self._receiver.start()
 
     # --- rank 0 to all ------------------------------------------------------------------------------
     def say(self, name: str, body: bytes) -> None:
@@ -165,8 +165,8 @@ class ControlChannel:
             with contextlib.suppress(OSError):
                 self._links[rank].send(BYE)
             self._links[rank].shut(socket.SHUT_WR)
-        if self._ear is not threading.current_thread():
-            self._ear.join(timeout=min(timeout, 2.0))
+        if self._receiver is not threading.current_thread():
+            self._receiver.join(timeout=min(timeout, 2.0))
         for link in self._links.values():
             link.socket.close()
 
@@ -225,11 +225,11 @@ class ControlChannel:
         try:
             while (message := self._links[rank].receive(0)) is not None:
                 if message[0] == BYE:
-                    self._left.add(rank)
+                    self._said_bye.add(rank)
                 else:
                     self._keep(message[0], rank, message[1])
         except (OSError, ValueError) as error:
-            self._gone(rank, error)
+            self._note_end(rank, error)
             return False
         return True
 
@@ -238,11 +238,11 @@ class ControlChannel:
         with self._came:
             self._wait(lambda: rank not in self._open, END_SECONDS, BYE)
 
-    def _gone(self, rank: int, error: Exception) -> None:
+    def _note_end(self, rank: int, error: Exception) -> None:
         with self._came:
             known = rank not in self._open
             self._open.discard(rank)
-            fresh = not (known or self.lost or rank in self._left or self._closing)
+            fresh = not (known or self.lost or rank in self._said_bye or self._closing)
             if fresh:
                 self.lost = PeerLost(
                     f"rank {rank} is gone: its connection to rank {self.world.rank} broke ({error}). Its own "

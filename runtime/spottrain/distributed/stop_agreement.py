@@ -32,7 +32,7 @@ STOP: Final = "stop"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """What this rank does at this boundary: the answer to the training loop. An `Order` is the message.
+    """What this rank does at this boundary: the result for the training loop. An `Order` is the message.
 
     Never both: after a stop, a last save is decided separately.
     """
@@ -184,7 +184,7 @@ def led(
     return _Leader(control, clock) if control.world.first else _Follower(control, start)
 
 
-class _Asked:
+class _Requests:
     """Stop requests that this rank knows of; thread-safe."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class _Asked:
         return self.request.reason if self.request else ""
 
 
-class _Alone(_Asked):
+class _Alone(_Requests):
     def __init__(self, stopping: Callable[[], bool]) -> None:
         super().__init__()
         self._stopping = stopping
@@ -222,7 +222,7 @@ class _Alone(_Asked):
         self.note(StopRequest(deadline=deadline, reason=reason))
 
 
-class _Rank(_Asked):
+class _Rank(_Requests):
     """Common part of leader and followers: the next order is taken where the last one ends."""
 
     def __init__(self, control: Line) -> None:

@@ -57,7 +57,7 @@ class Coordinator:
         self.agreement: StopAgreement = alone(lambda: session.preemption.stopping)
         self.trained = 0.0
         """Seconds of training of all attempts so far."""
-        self._cadence = SaveInterval(session.run.interval, self._auto_seconds)
+        self._interval = SaveInterval(session.run.interval, self._auto_seconds)
         self._advice = RebalanceAdvice(lambda: session.preemption.advised)
         self._stall: float | None = None
         self._steps_here = 0
@@ -74,10 +74,10 @@ class Coordinator:
                 session, session.store, transfer=self._transfer, control=self.control
             )
             self.checkpoints.saver.of_first = self.state.of_first
-            self.checkpoints.on_durable = self._tell_budget
+            self.checkpoints.on_durable = self._report_budget
         self.ends = EarlyEnd(session, self.checkpoints, self.take, self.close)
-        session.unfinished = self._left
-        session.broken = self._broken
+        session.unfinished = self._save_unfinished
+        session.broken = self._end_broken
         protect_all()
 
     @property
@@ -121,7 +121,7 @@ class Coordinator:
         """Marks the begin of training on this rank; may end the process if the ranks agree on a stop."""
         self.session.outage.patient = False  # from here on, training continues during an outage
         self.session.board.update(start_step=self.step)
-        self._cadence.started(self.step)
+        self._interval.started(self.step)
         self._advice.begin()
         if self.agreement.begin(self.step, self.total_steps).stop:
             self.ends.unchanged()
@@ -136,7 +136,7 @@ class Coordinator:
         self.agreement = led(self.control)
         if world.first:
             self.control.handle(ADVISED, lambda rank, body: self._advice.tell(float(body)))
-        threading.Thread(target=self._pass_on, name="spottrain-stop", daemon=True).start()
+        threading.Thread(target=self._forward_requests, name="spottrain-stop", daemon=True).start()
 
     def _transfer(self) -> Transfer:
         assert self.session.store is not None
@@ -157,7 +157,7 @@ class Coordinator:
         if self.total_steps is not None and step >= self.total_steps:
             return GO_ON  # `finish` makes the last save
         orders = self.agreement.at_boundary(
-            step, save_due=self._save_due, horizon=lambda: self._cadence.next_step
+            step, save_due=self._save_due, horizon=lambda: self._interval.next_step
         )
         if orders.stop:
             self.session.preemption.stop_by(self.agreement.stop_deadline, self.agreement.stop_reason)
@@ -180,9 +180,9 @@ class Coordinator:
     def _save_due(self) -> bool:
         """Decides on rank 0 whether to save now."""
         checkpoints, advised = self.checkpoints, self._advice.take()
-        if checkpoints is not None and advised is not None and self._heeds(advised):
+        if checkpoints is not None and advised is not None and self._accepts_advice(advised):
             return True
-        if checkpoints is None or not self._cadence.due(self.step, failed=checkpoints.last_save_failed):
+        if checkpoints is None or not self._interval.due(self.step, failed=checkpoints.last_save_failed):
             return False
         if (uploading := checkpoints.busy_with) is None:
             return True
@@ -191,13 +191,13 @@ class Coordinator:
         self._skipped_for = uploading
         return False
 
-    def _heeds(self, advised: float) -> bool:
+    def _accepts_advice(self, advised: float) -> bool:
         """Whether an advice to save justifies a save now."""
         facts, why = self.session.board.facts, None
         age = time.time() - (facts.durable_time or 0.0)
         if self.busy:
             why = "a save is under way"
-        elif self._cadence.fresh(steps=facts.lost_steps, seconds=age):
+        elif self._interval.fresh(steps=facts.lost_steps, seconds=age):
             why = f"there is little to lose: {facts.lost_steps} step(s) since what is durable"
         log.event("save-advised", step=facts.step, advised=log.rfc3339(advised), skipped=why)
         return why is None
@@ -208,7 +208,7 @@ class Coordinator:
         `since`: the `perf_counter` value at which training paused for the save; default: now.
         """
         assert self.checkpoints is not None
-        self._cadence.started(self.step)
+        self._interval.started(self.step)
         began = time.perf_counter() if since is None else since
         self.checkpoints.settle()  # on other ranks than 0 a save may be in progress
         save = self.take(best=best)
@@ -238,13 +238,13 @@ class Coordinator:
         if self.checkpoints is not None:
             try:
                 self.checkpoints.measure_bandwidth()
-                self._tell_budget()
+                self._report_budget()
             except (RunError, Cancelled) as error:
                 log.event("bandwidth-not-measured", error=str(error))
         if self.session.compile_cache is not None:
             self.session.compile_cache.save_if_changed()
 
-    def _tell_budget(self) -> None:
+    def _report_budget(self) -> None:
         assert self.checkpoints is not None
         saver, grace = self.checkpoints.saver, self.session.preemption.grace
         if saver.bandwidth is None:
@@ -274,7 +274,7 @@ class Coordinator:
         )
 
     # --- other ranks --------------------------------------------------------------------------------
-    def _pass_on(self) -> None:
+    def _forward_requests(self) -> None:
         """Reports a stop of this rank to rank 0, and again if the deadline becomes earlier.
 
         The first rank of each other pod also reports an advice to save.
@@ -335,7 +335,7 @@ class Coordinator:
                 self._save_last(self.checkpoints)
             self.checkpoints.saver.forget()
         final = FinalWeights(weights(), beside=beside, most=most_bytes(memory()))
-        digest = self._leave(final)
+        digest = self._write_final_weights(final)
         if self.checkpoints is not None:
             uri = self.checkpoints.final_uri
             if self.session.compile_cache is not None:
@@ -362,7 +362,7 @@ class Coordinator:
             session.store_wait = max(session.run.store_wait, unsaved)
             session.outage.patient = True
 
-    def _leave(self, final: FinalWeights) -> str:
+    def _write_final_weights(self, final: FinalWeights) -> str:
         """Writes the final weights on rank 0, one file at a time. Returns their digest on all ranks."""
         first = self.session.world.first
         if self.checkpoints is not None and first:
@@ -381,7 +381,7 @@ class Coordinator:
         else:
             log.event("no-last-checkpoint", step=self.step, why="the library did not write one")
 
-    def _left(self) -> None:
+    def _save_unfinished(self) -> None:
         """Saves for the next attempt when the script has ended without calling `finish`."""
         if self.checkpoints is None:
             return
@@ -393,7 +393,7 @@ class Coordinator:
             log.event("save-failed", step=self.step, error=str(error))
         self.ends.give_up()
 
-    def _broken(self, then: str) -> None:
+    def _end_broken(self, then: str) -> None:
         """Ends a script that failed because of a stop; with several ranks it cannot save without this one."""
         whole = not self.session.world.distributed and self.state.intact()
         self.ends.broken(then, whole=whole)

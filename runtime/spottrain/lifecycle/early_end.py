@@ -23,7 +23,7 @@ SETTLE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Words:
+class _Ending:
     outcome: Outcome
     text: str
     durable_seconds: float | None = None
@@ -74,34 +74,34 @@ class EarlyEnd:
 
     def interrupted(self) -> NoReturn:
         """Saves the newest step within the notice period, releases HEAD and leaves."""
-        words = self._save_and_release()
-        self._session.end(words.outcome, words.text, durable_seconds=words.durable_seconds)
+        ending = self._save_and_release()
+        self._session.end(ending.outcome, ending.text, durable_seconds=ending.durable_seconds)
 
     def broken(self, then: str, *, whole: bool) -> None:
         """Writes the message of a script that a stop broke. `whole`: the newest step can still be saved."""
         try:
-            words = self._save_and_release() if whole else self._unsaved()
+            ending = self._save_and_release() if whole else self._unsaved()
         except RunError as error:
             self.give_up()
             self._session.conclude(error.outcome, f"{error}{then}", reason=error.reason)
             return
         except Exception as error:  # of a state_dict() of the script, or a full disk
             log.unhindered("save-failed", step=self._session.board.facts.step, error=str(error))
-            words = self._unsaved("which could not be saved")
-        self._session.conclude(words.outcome, words.text + then, durable_seconds=words.durable_seconds)
+            ending = self._unsaved("which could not be saved")
+        self._session.conclude(ending.outcome, ending.text + then, durable_seconds=ending.durable_seconds)
 
-    def _unsaved(self, why: str = "within the step after it, which cannot be undone") -> _Words:
+    def _unsaved(self, why: str = "within the step after it, which cannot be undone") -> _Ending:
         self.give_up()
         facts = self._session.board.facts
         if not facts.lost_steps:
-            return _Words(
+            return _Ending(
                 outcome=Outcome.INTERRUPTED, text=f"Interrupted at step {facts.step}; nothing was lost."
             )
         text = (
             f"Interrupted at step {facts.step}, {why}; {facts.lost_steps} step(s) since the last commit are "
             "lost."
         )
-        return _Words(outcome=Outcome.INTERRUPTED_LOST, text=text)
+        return _Ending(outcome=Outcome.INTERRUPTED_LOST, text=text)
 
     def give_up(self) -> None:
         """Waits a limited time for an upload in progress, then releases HEAD."""
@@ -122,7 +122,7 @@ class EarlyEnd:
     def between_steps(self) -> NoReturn:
         """Saves and ends the process while the training thread waits for data at a step boundary."""
         try:
-            words = self._save_and_release()
+            ending = self._save_and_release()
         except RunError as error:
             self.give_up()
             self._session.fail_now(error)
@@ -131,10 +131,10 @@ class EarlyEnd:
             self._session.end_now(
                 Outcome.FAILED, f"{type(error).__name__}: {error}", reason=Reason.SCRIPT_FAILED
             )
-        self._session.end_now(words.outcome, words.text, durable_seconds=words.durable_seconds)
+        self._session.end_now(ending.outcome, ending.text, durable_seconds=ending.durable_seconds)
 
     # --- inside ---------------------------------------------------------------------------------------
-    def _save_and_release(self) -> _Words:
+    def _save_and_release(self) -> _Ending:
         session, board = self._session, self._session.board
         step = board.facts.step
         board.update(state="Saving")
@@ -149,11 +149,11 @@ class EarlyEnd:
         self.give_up()
         self._close()
         if board.facts.lost_steps:
-            return _Words(
+            return _Ending(
                 outcome=Outcome.INTERRUPTED_LOST,
                 text=f"Interrupted at step {step}; {board.facts.lost_steps} step(s) are lost: {lost}.",
             )
-        return _Words(
+        return _Ending(
             outcome=Outcome.INTERRUPTED,
             text=f"Interrupted at step {step}, which is saved; the same command resumes from there.",
             durable_seconds=durable_seconds,

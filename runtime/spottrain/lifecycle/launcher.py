@@ -161,9 +161,9 @@ class Launcher:
         if self._outputs is not None:
             self._outputs.take_over()
         while self._round():
-            if not self._goes_on:
+            if not self._restarts:
                 return self._conclude()
-            self._forget()
+            self._reset_round()
         return None
 
     def _round(self) -> bool:
@@ -208,7 +208,7 @@ class Launcher:
         if pid:
             return pid
         try:
-            self._part(local_rank, launcher)
+            self._become_rank(local_rank, launcher)
             if self._alone:
                 os.environ.update(self._outcomes.env)
                 return 0
@@ -216,7 +216,7 @@ class Launcher:
         except BaseException:
             os._exit(127)
 
-    def _part(self, local_rank: int, launcher: int) -> None:
+    def _become_rank(self, local_rank: int, launcher: int) -> None:
         """Sets up a forked process as a rank."""
         os.setpgid(0, 0)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank may compute or write HEAD without a launcher
@@ -231,8 +231,8 @@ class Launcher:
     def _wait(self) -> None:
         found = _next_signal({*SIGNALS, signal.SIGCHLD})
         if found in SIGNALS:
-            self._interrupted(time.time() + self._grace)
-            self._tell(signal.Signals(found))
+            self._note_stop_request(time.time() + self._grace)
+            self._forward(signal.Signals(found))
 
     def _reap(self) -> None:
         """Reaps ranks, and at PID 1 also orphaned processes."""
@@ -241,7 +241,7 @@ class Launcher:
                 pid, status = found
                 rank = self._alive.pop(pid, None)
                 if rank is not None:
-                    self._note(rank, os.waitstatus_to_exitcode(status), self._outcomes.of(pid))
+                    self._note_end(rank, os.waitstatus_to_exitcode(status), self._outcomes.of(pid))
                 elif self._outputs is not None and pid == self._outputs.pid:
                     self._outputs.died()
 
@@ -250,7 +250,7 @@ class Launcher:
         if pid in self._alive:
             _kill_group(pid)
 
-    def _note(self, rank: int, status: int, said: Outcome | None) -> None:
+    def _note_end(self, rank: int, status: int, said: Outcome | None) -> None:
         killed = self._killed and status == -signal.SIGKILL
         end = Ended(rank=rank, status=status, killed=killed, signalled=self._signalled, said=said)
         self._ended.append(end)
@@ -258,27 +258,27 @@ class Launcher:
             log.unhindered("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
         if end.outcome in (Outcome.DONE, Outcome.UNTRAINED):
             return
-        broken = end.outcome in BROKEN or self._asked
+        broken = end.outcome in BROKEN or self._restart_requested
         if broken and self._stopping_since is None:
             self._peers_until = time.time() + min(PEER_SECONDS, FORCED_SHARE * self._grace)
-        self._stop(time.time() + self._grace)
-        self._tell(signal.SIGTERM)
+        self._set_deadline(time.time() + self._grace)
+        self._forward(signal.SIGTERM)
 
     # --- once more ------------------------------------------------------------------------------------
     @property
-    def _asked(self) -> bool:
+    def _restart_requested(self) -> bool:
         return self._again is not None and self._again.asked
 
     @property
-    def _goes_on(self) -> bool:
+    def _restarts(self) -> bool:
         """Whether to start all ranks again: one has requested it, and nothing asks the pod to end.
 
         It does not matter how its peers ended: NCCL, for example, aborts a process whose peer is gone.
         """
-        nobody = self._signalled_at is None and not self._alive
-        return self._asked and nobody and not any(end.outcome in LAST for end in self._ended)
+        undisturbed = self._signalled_at is None and not self._alive
+        return self._restart_requested and undisturbed and not any(end.outcome in LAST for end in self._ended)
 
-    def _forget(self) -> None:
+    def _reset_round(self) -> None:
         """Clears the last round's state. A signal that arrives now stays pending and ends the next round."""
         log.event("restarted", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended))
         path = self._env.get(Env.TERMINATION_MESSAGE)
@@ -295,7 +295,7 @@ class Launcher:
             known = self._lost.step if self._lost is not None else None
             self._lost = found if (known or 0) <= (found.step or 0) else self._lost
 
-    def _behind(self, path: Path) -> bool:
+    def _losses_remain(self, path: Path) -> bool:
         """Whether steps that an earlier round lost were not repeated."""
         if self._lost is None:
             return False
@@ -303,18 +303,18 @@ class Launcher:
         return found is None or (found.step or 0) < (self._lost.step or 0)
 
     # --- the end --------------------------------------------------------------------------------------
-    def _interrupted(self, deadline: float) -> None:
+    def _note_stop_request(self, deadline: float) -> None:
         """Records that the whole pod must end, by a signal or the deadline file."""
         self._signalled_at = self._signalled_at or time.time()
-        self._stop(deadline)
+        self._set_deadline(deadline)
 
-    def _stop(self, deadline: float) -> None:
-        """Sets the deadline of the ranks; the earliest counts. It sends no signal, see `_tell`."""
+    def _set_deadline(self, deadline: float) -> None:
+        """Sets the deadline of the ranks; the earliest counts. It sends no signal, see `_forward`."""
         self._deadline = min(self._deadline, deadline)
         if self._stopping_since is None:
             self._stopping_since = time.time()
 
-    def _tell(self, signum: signal.Signals) -> None:
+    def _forward(self, signum: signal.Signals) -> None:
         """Forwards the first signal to the ranks; later ones are not forwarded."""
         if not self._signalled:
             self._signalled = True
@@ -332,7 +332,7 @@ class Launcher:
         """Kills the ranks when their time is up. The ranks read the deadline file themselves."""
         deadline = read_time(self._deadline_file)
         if deadline is not None:
-            self._interrupted(deadline)
+            self._note_stop_request(deadline)
         if self._alive and not self._killed and time.time() >= self._kill_at:
             self._killed = True
             log.unhindered("ranks-killed", ranks=",".join(str(rank) for rank in self._alive.values()))
@@ -347,12 +347,12 @@ class Launcher:
         ]
         worst = gravest(self._ended)
         path = self._env.get(Env.TERMINATION_MESSAGE)
-        if worst.outcome is Outcome.INTERRUPTED and path and self._behind(Path(path)):
+        if worst.outcome is Outcome.INTERRUPTED and path and self._losses_remain(Path(path)):
             worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]), said=None)
         if path:  # first: writing to the log may block
             try:
                 termination_message.revise(
-                    Path(path), lambda found: self._last_words(worst, found), since=self._born
+                    Path(path), lambda found: self._message_of_launcher(worst, found), since=self._born
                 )
             except OSError as error:
                 log.unhindered("termination-message-not-written", path=path, error=str(error))
@@ -360,7 +360,9 @@ class Launcher:
             log.unhindered("launcher-end", code=worst.code, why=worst.words)
         return worst.code
 
-    def _last_words(self, worst: Ended, found: TerminationMessage | None) -> TerminationMessage | None:
+    def _message_of_launcher(
+        self, worst: Ended, found: TerminationMessage | None
+    ) -> TerminationMessage | None:
         """Returns a message if the ranks wrote none, a less grave one, or one that is not the cause."""
         if found is None and worst.outcome is Outcome.DONE:
             return None  # such as os._exit(0): exit code 0 alone does not mean that the training is done

@@ -56,9 +56,9 @@ from spottrain.storage.open import open_store
 from spottrain.storage.outage import Outage, PatientStore, Silence, watch
 
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
-TELL_AGAIN_SECONDS: Final = 30.0
+OUTAGE_LOG_SECONDS: Final = 30.0
 """Seconds between two log lines about a store that does not respond."""
-WORDS_OF_WAIT: Final = 1000
+WAIT_TEXT_LIMIT: Final = 1000
 """Maximum number of characters of the text about it."""
 LOOPS: Final = ("lifecycle.coordinator", "training", "integrations", "data")
 """Modules of which a script that uses spottrain has imported one before its first step."""
@@ -110,15 +110,15 @@ class Session:
         """Whether the store responds, and whether to wait for it."""
         self.store_wait: float = STORE_WAIT_SECONDS
         """Seconds to wait for the store."""
-        self._outage_told = float("-inf")
+        self._outage_logged_at = float("-inf")
         self.peer_gone: Callable[[float], bool] = lambda seconds: False
         """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
         self.script = ""
         """The script that `spottrain run` has begun to execute."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
-        self._last_words = threading.Lock()
-        self._words_since = self._begin_of_words()
+        self._message_lock = threading.Lock()
+        self._messages_since = self._start_of_messages()
         self.preemption = preemption or install(env)
         self.preemption.forced = self._forced
         self.preemption.let_end(self.end_idle)
@@ -134,12 +134,12 @@ class Session:
             job_uid=self.env.get(Env.JOB_UID, ""),
             worker=int(self.env.get(Env.WORKER_INDEX) or 0),
         )
-        self._forget_words_of_last_round()
-        self._warn_of_agent()
+        self._clear_message_of_last_round()
+        self._warn_of_torchrun_timeout()
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals only PID 1
             parent_signals.warn_if_init_is_deaf()
         if self.run.progress_port is not None and self.world.first_here:
-            port = progress.serve(self.board, self.run.progress_port, self._stop)
+            port = progress.serve(self.board, self.run.progress_port, self._accept_stop_order)
             log.event("progress-served", port=port)
         self._use_cache_dir()
         self.board.heartbeat.timeout = self.run.hang_timeout
@@ -149,7 +149,7 @@ class Session:
             self.store = self._open_store()
             if self.world.first:
                 self.store.probe()
-                self.attempt = self.run.attempt or self._next_attempt(self.store)
+                self.attempt = self.run.attempt or self._attempt_after_head(self.store)
         self.board.update(attempt=self.attempt)
         self._fetch_compile_cache()
         log.event(
@@ -164,34 +164,37 @@ class Session:
     def _progress_line(self, width: int) -> str:
         return progress.progress_line(self.board.facts, time.time(), width)
 
-    # --- a store that does not answer -------------------------------------------------------------------
+    # --- a store that does not respond ------------------------------------------------------------------
     def _open_store(self) -> Store:
         """Opens the store. Until the training begins, a store that does not respond is waited for."""
         store = open_store(**self.run.where)
         self.store_wait = self.run.store_wait
         self.outage.patient = True
-        acts = (self.outage, self._tell_silence, self._give_store_up, lambda: self.store_wait)
+        acts = (self.outage, self._report_outage, self._give_up_store, lambda: self.store_wait)
         threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
         return PatientStore(store, self.outage)
 
-    def _tell_silence(self, silence: Silence | None) -> None:
+    def _report_outage(self, silence: Silence | None) -> None:
         """Logs an outage, periodically, and shows it in /progress. None: the store responds again."""
         assert self.store is not None
         where = f"{self.store.uri} at {self.store.endpoint}" if self.store.endpoint else self.store.uri
         if silence is None:
-            self._outage_told = float("-inf")
+            self._outage_logged_at = float("-inf")
             self.board.update(waiting_for="", waits=False)
             return log.event("store-reachable", store=where)
         since = log.rfc3339(time.time() - silence.seconds)
-        words = f"{where} does not answer since {since}: {silence.why}"[:WORDS_OF_WAIT]
+        words = f"{where} does not answer since {since}: {silence.why}"[:WAIT_TEXT_LIMIT]
         waits = self.outage.patient
         self.board.update(waiting_for=words, waits=waits)
-        if silence.seconds - self._outage_told >= TELL_AGAIN_SECONDS or self._outage_told > silence.seconds:
-            self._outage_told = silence.seconds
+        if (
+            silence.seconds - self._outage_logged_at >= OUTAGE_LOG_SECONDS
+            or self._outage_logged_at > silence.seconds
+        ):
+            self._outage_logged_at = silence.seconds
             name, limit = ("waiting-for-store", self.store_wait) if waits else ("store-unreachable", None)
             log.event(name, store=where, seconds=silence.seconds, limit=limit, why=silence.why)
 
-    def _give_store_up(self, silence: Silence) -> None:
+    def _give_up_store(self, silence: Silence) -> None:
         """Ends the process to free the node; the next start tries the store again."""
         if self.preemption.stopping or self.completed or self.message is not None:
             return  # it is ending already, in another way
@@ -207,7 +210,7 @@ class Session:
         self.end_now(Outcome.STORE_UNREACHABLE, text, reason=Reason.STORE_UNAVAILABLE)
 
     # --- the end ----------------------------------------------------------------------------------------
-    def _stop(self, order: Stop) -> bool:
+    def _accept_stop_order(self, order: Stop) -> bool:
         """Accepts the operator's stop order, which it sends if a deleted pod's trainer has missed SIGTERM.
 
         Returns False if the order names another pod.
@@ -277,7 +280,7 @@ class Session:
         elif self.broken is not None:
             self.broken(then)
         else:
-            outcome, text = self._idle_words()
+            outcome, text = self._idle_end()
             self.conclude(outcome, text + then)
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
@@ -332,7 +335,7 @@ class Session:
         self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
     ) -> ExitCode:
         """Writes the termination message, unless there is one, and returns the matching exit code."""
-        with self._last_words:
+        with self._message_lock:
             if self.message is None:
                 if outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
                     outcome, text, reason = Outcome.FAILED, lack, Reason.SCRIPT_FAILED
@@ -346,7 +349,7 @@ class Session:
                     durable_seconds=durable_seconds,
                 )
                 termination_message.tell_launcher(self.env, self.message.outcome)
-                self._write(self.message)
+                self._write_and_log(self.message)
             outcome = self.message.outcome
         for each in self.at_end:
             with contextlib.suppress(Exception):  # the process ends in any case
@@ -365,9 +368,9 @@ class Session:
         left = self.preemption.seconds_left
         self.at_end.append(lambda outcome: trackers.close(outcome, within=left()))
 
-    def _write(self, message: TerminationMessage) -> None:
+    def _write_and_log(self, message: TerminationMessage) -> None:
         """Writes the message, then logs it: writing to the log may block."""
-        self._leave_words(message)
+        self._write_message(message)
         log.unhindered(
             "end",
             outcome=message.outcome,
@@ -384,9 +387,9 @@ class Session:
 
         It then also holds if the process ends without its final message, such as by os._exit() in the script.
         """
-        self._leave_words(self.board.message(Outcome.DONE, self.summary(), reason=self.reason_done))
+        self._write_message(self.board.message(Outcome.DONE, self.summary(), reason=self.reason_done))
 
-    def _leave_words(self, message: TerminationMessage) -> None:
+    def _write_message(self, message: TerminationMessage) -> None:
         path = self.env.get(Env.TERMINATION_MESSAGE)
         grave = message.outcome in (
             Outcome.FAILED,
@@ -397,18 +400,18 @@ class Session:
         if path and (self.world.first_here or grave):
             try:
                 termination_message.revise(
-                    Path(path), termination_message.outranking(message), since=self._words_since
+                    Path(path), termination_message.outranking(message), since=self._messages_since
                 )
             except OSError as error:
                 log.unhindered("termination-message-not-written", path=path, error=str(error))
 
-    def _begin_of_words(self) -> float:
+    def _start_of_messages(self) -> float:
         """Returns since when (Unix seconds) a message in the file is of this run: of us or a sibling rank."""
         if self.world.local_size == 1:
             return float("inf")  # no peers: this process is the only one of the pod
         return process_start(os.getppid())
 
-    def _forget_words_of_last_round(self) -> None:
+    def _clear_message_of_last_round(self) -> None:
         """Deletes the message of the last round when torchrun restarts all ranks; not during a stop."""
         path = self.env.get(Env.TERMINATION_MESSAGE)
         again = self.env.get(RESTARTS, "0") != "0" and not self.preemption.stopping
@@ -431,9 +434,9 @@ class Session:
 
     def end_idle(self) -> NoReturn:
         """Ends the process before a training has begun: no work of ours can be lost."""
-        self.end_now(*self._idle_words())
+        self.end_now(*self._idle_end())
 
-    def _idle_words(self) -> tuple[Outcome, str]:
+    def _idle_end(self) -> tuple[Outcome, str]:
         if self.script and not uses_spottrain(self.script):
             return Outcome.INTERRUPTED_LOST, (
                 f"Interrupted, and nothing that {self.script} has done was saved: it does not use spottrain, "
@@ -456,12 +459,12 @@ class Session:
             self.end_idle()
         self.end_now(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
 
-    def _next_attempt(self, store: Store) -> int:
+    def _attempt_after_head(self, store: Store) -> int:
         """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
         found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1
 
-    def _warn_of_agent(self) -> None:
+    def _warn_of_torchrun_timeout(self) -> None:
         command = parent_signals.command_of(os.getppid())
         warning = parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env, command)
         if warning:
@@ -604,14 +607,16 @@ def see_out(session: Session) -> None:
     """
     usual = sys.excepthook
 
-    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report_exception(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if session.message is not None:
             usual(kind, error, trace)
             return
         show(error, lambda: usual(kind, error, trace))
         session.leave_in_time(session.fail(error, sys.argv[0]))
 
-    def left() -> None:
+    def end_process() -> None:
         if session.message is None and session.completed:
             if code := session.conclude(Outcome.DONE, session.summary(), reason=session.reason_done):
                 leave(code)
@@ -623,8 +628,8 @@ def see_out(session: Session) -> None:
                 leave(code)
         _finish_outputs()
 
-    sys.excepthook = told
-    atexit.register(left)
+    sys.excepthook = report_exception
+    atexit.register(end_process)
 
 
 def _what_was_raised(error: BaseException, script: str) -> str:

@@ -63,15 +63,15 @@ class MetricsLog:
         self._steps += 1
         if self._first or step % self._every == 0 or step == self._total:
             self.line(step, loss(), rate=rate, epoch=epoch)
-        self._tell_board(step)
+        self._update_board(step)
 
     def count(self, step: int, samples: int = 0) -> None:
         """Counts a step without a line."""
         self._samples += samples
         self._steps += 1
-        self._tell_board(step)
+        self._update_board(step)
 
-    def _tell_board(self, step: int) -> None:
+    def _update_board(self, step: int) -> None:
         if self._first:
             self._first = False
             now = time.time()

@@ -203,8 +203,10 @@ class Trainer:
         self.loss_fn, self.loss_weight = loss_fn, loss_weight
         self.metrics, self.log_every = metrics, log_every
         whole = outside_parameters.of_trainer(model, optimizer, extra, {"loss": loss_fn, "metrics": metrics})
-        self._place(whole, optimizer, learning_rate, device)
-        self._feed(train_dataset, shuffle=shuffle, collate_fn=collate_fn, steps_per_epoch=steps_per_epoch)
+        self._set_up_model(whole, optimizer, learning_rate, device)
+        self._make_batches(
+            train_dataset, shuffle=shuffle, collate_fn=collate_fn, steps_per_epoch=steps_per_epoch
+        )
         self.memory_fit = self._make_memory_fit()
         self.trackers = Trackers(
             components.trackers(trackers, self.settings, self.session), world=self.session.world
@@ -221,7 +223,7 @@ class Trainer:
         self.saved_compression: tuple[Any, Any] | None = None
         """State in the checkpoint: shared, and this rank's own."""
 
-    def _place(
+    def _set_up_model(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | str,
@@ -243,7 +245,7 @@ class Trainer:
         self.scaler = self.precision.scaler(self.device)
         self.ema = None if settings.ema_decay is None else EMA(self.model, decay=settings.ema_decay)
 
-    def _feed(self, train_dataset: Any, **loading: Any) -> None:
+    def _make_batches(self, train_dataset: Any, **loading: Any) -> None:
         """Makes the batches, and what depends on their number."""
         settings = self.settings
         self.batches = source(
