@@ -37,17 +37,17 @@ class FakeLine:
     def gone(self) -> list[int]:
         return []
 
-    def say(self, name: str, body: bytes) -> None:
+    def broadcast(self, name: str, body: bytes) -> None:
         for wire in self.wires.values():
             wire.orders.append(body)
 
-    def hear(self, name: str) -> bytes | None:
+    def receive(self, name: str) -> bytes | None:
         orders = self.wires[self.world.rank].orders
         if not orders:
             raise Nothing
         return orders.popleft()
 
-    def gather(self, name: str, body: bytes) -> None:
+    def send_to_leader(self, name: str, body: bytes) -> None:
         self.wires[self.world.rank].requests.append(body)
 
     def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:

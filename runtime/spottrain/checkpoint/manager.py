@@ -31,7 +31,7 @@ from spottrain.checkpoint.selection import CheckpointSelection
 from spottrain.checkpoint.upload import Transfer, UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
-from spottrain.distributed.control_channel import ControlChannel, hear, say
+from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts
 from spottrain.errors import (
     CheckpointError,
     PeerLost,
@@ -125,7 +125,7 @@ class CheckpointManager:
             newest = claim.resume[0] if claim.resume else None
             log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
             threading.Thread(target=self._watch, name="spottrain-watch", daemon=True).start()
-        say(self._control, "claim", {"term": claim.term, "done": claim.done})
+        broadcast_facts(self._control, "claim", {"term": claim.term, "done": claim.done})
         return claim
 
     def trained(self) -> tuple[int, int]:
@@ -134,17 +134,17 @@ class CheckpointManager:
         All ranks must call it. Raises StoreError.
         """
         if not self.context.world.first:
-            heard = hear(self._control, "trained")
+            heard = receive_facts(self._control, "trained")
             return int(heard["step"]), int(heard["total"])
         found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
         facts = json.loads(found.body) if found is not None else {}
         step, total = int(facts.get("step", 0)), int(facts.get("total_steps", 0))
-        say(self._control, "trained", {"step": step, "total": total})
+        broadcast_facts(self._control, "trained", {"step": step, "total": total})
         return step, total
 
     def _hear_claim(self) -> Claim:
         """Waits for rank 0's claim, which may take long. A stop ends this process from another thread."""
-        heard = hear(self._control, "claim")
+        heard = receive_facts(self._control, "claim")
         return Claim(term=heard["term"], done=heard["done"])
 
     def meet(self) -> None:
@@ -156,14 +156,14 @@ class CheckpointManager:
         if self._control is None:
             return
         name = f"meet/{self._meetings}"
-        self._control.gather(name, b"")
+        self._control.send_to_leader(name, b"")
         if not self.context.world.first:
-            self._control.hear(name)
+            self._control.receive(name)
             return
         self._control.collect(name, float("inf"))
         if self._control.lost is not None:
             raise self._control.lost
-        self._control.say(name, b"")
+        self._control.broadcast(name, b"")
 
     # --- periodic saves -----------------------------------------------------------------------------
     @property
@@ -296,10 +296,10 @@ class CheckpointManager:
         The key is of this term, so that a later claim sweeps it if this process is killed here.
         """
         if not self.context.world.first:
-            return hear(self._control, "probe").get("key")
+            return receive_facts(self._control, "probe").get("key")
         known = self.busy_with is not None or self.saver.bandwidth is not None
         key = None if known or not self.saver.bytes else self._owner.new_key(0)
-        say(self._control, "probe", {"key": key} if key else {})
+        broadcast_facts(self._control, "probe", {"key": key} if key else {})
         return key
 
     # --- end ----------------------------------------------------------------------------------------

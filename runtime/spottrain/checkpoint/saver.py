@@ -22,7 +22,7 @@ from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Flattened, Leaf
 from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied, UploadItem
 from spottrain.core import log
-from spottrain.distributed.control_channel import ControlChannel, say
+from spottrain.distributed.control_channel import ControlChannel, broadcast_facts
 from spottrain.distributed.world import World
 from spottrain.errors import StoreUnavailable, TrainingFailed
 from spottrain.storage.base import Cancelled
@@ -174,7 +174,7 @@ class Saver:
             if self._world.first:
                 commit(save, manifest(save, self._world, self._collect(save, report, left)))
             else:
-                self._control.gather(f"save/{save.number}", json.dumps(report).encode())
+                self._control.send_to_leader(f"save/{save.number}", json.dumps(report).encode())
         except (Cancelled, Abandoned):
             self._report_failure(save, "Abandoned", "")
             raise Abandoned from None
@@ -197,11 +197,11 @@ class Saver:
 
     def say_result(self, save: Save, **facts: Any) -> None:
         """On rank 0: sends the save's result to the other ranks."""
-        say(self._control, f"save/{save.number}/result", facts)
+        broadcast_facts(self._control, f"save/{save.number}/result", facts)
 
     def say_over(self, save: Save) -> None:
         """On rank 0: announces that the save is not retried, so that the other ranks stop uploading."""
-        say(self._control, f"save/{save.number}/over", {})
+        broadcast_facts(self._control, f"save/{save.number}/over", {})
 
     def hear_result(self, save: Save, left: Callable[[], float]) -> dict[str, Any]:
         """On the other ranks: waits for the result; empty if the time runs out."""
@@ -210,7 +210,7 @@ class Saver:
     def _heard(self, name: str, left: Callable[[], float]) -> dict[str, Any]:
         assert self._control is not None
         while left() > 0:
-            answer = self._control.hear(name, min(WAIT_SECONDS, left()))
+            answer = self._control.receive(name, min(WAIT_SECONDS, left()))
             if answer is not None:
                 return json.loads(answer)  # type: ignore[no-any-return]
         return {}
@@ -220,7 +220,7 @@ class Saver:
         if self._world.first:
             save.key = save.key or new_key(save.step)
             words = {"key": save.key, "files": [file.path for file in save.files]}
-            say(self._control, f"save/{save.number}/key", words)
+            broadcast_facts(self._control, f"save/{save.number}/key", words)
             return
         heard = self._heard(f"save/{save.number}/key", left)
         if not heard:
@@ -247,7 +247,7 @@ class Saver:
         """Returns whether rank 0 has announced that the save is over."""
         if self._control is None or self._world.first:
             return False
-        return self._control.came(f"save/{save.number}/over")
+        return self._control.has_message(f"save/{save.number}/over")
 
     def send(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         """Uploads the files, measures the bandwidth, and returns the results by key."""
@@ -292,7 +292,7 @@ class Saver:
         """Returns the reports of all ranks, in rank order."""
         assert self._control is not None
         name = f"save/{save.number}"
-        self._control.gather(name, json.dumps(own).encode())
+        self._control.send_to_leader(name, json.dumps(own).encode())
         answers = self._control.collect(name, min(left(), REPORT_SECONDS), lambda: save.abandoned)
         if save.abandoned:
             raise Abandoned
@@ -308,7 +308,7 @@ class Saver:
         """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
         if self._control is not None and not self._world.first:
             words = {"error": error, "message": message, "rank": self._world.rank}
-            self._control.gather(f"save/{save.number}", json.dumps(words).encode())
+            self._control.send_to_leader(f"save/{save.number}", json.dumps(words).encode())
 
     def close(self) -> None:
         self._transfer.close()

@@ -16,7 +16,7 @@ from spottrain.checkpoint.reader import Want, fetch_folder, read_manifest, read_
 from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.core.text import counted
-from spottrain.distributed.control_channel import ControlChannel, hear, say
+from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts
 from spottrain.errors import CheckpointError, PeerLost
 from spottrain.storage.base import Store
 
@@ -96,11 +96,11 @@ class CheckpointSelection:
     def _candidate(self, claim: Claim, number: int) -> Entry | None:
         """Returns the candidate that rank 0 chooses; all ranks try the same one."""
         if not self.context.world.first:
-            heard = hear(self._control, f"restore/{number}")
+            heard = receive_facts(self._control, f"restore/{number}")
             return Entry(**heard) if heard else None
         entry = claim.resume[number] if number < len(claim.resume) else None
         facts = {f: getattr(entry, f) for f in ("key", "step", "time", "bytes", "keptAs")} if entry else {}
-        say(self._control, f"restore/{number}", facts)
+        broadcast_facts(self._control, f"restore/{number}", facts)
         return entry
 
     def _try(
@@ -124,14 +124,14 @@ class CheckpointSelection:
         if self._control is None:
             return why
         name = f"restored/{number}"
-        self._control.gather(name, why.encode())
+        self._control.send_to_leader(name, why.encode())
         if not self.context.world.first:
-            return str(hear(self._control, f"{name}/verdict")["why"])
+            return str(receive_facts(self._control, f"{name}/verdict")["why"])
         answers = self._control.collect(name, math.inf)
         if self._control.lost is not None:
             raise self._control.lost
         why = next((answer.decode() for answer in answers if answer), "")
         if any(answer is None for answer in answers):
             raise PeerLost("another rank ended while the checkpoint was read; its log says why")
-        say(self._control, f"{name}/verdict", {"why": why})
+        broadcast_facts(self._control, f"{name}/verdict", {"why": why})
         return why

@@ -76,7 +76,7 @@ class ControlChannel:
         self._receiver.start()
 
     # --- rank 0 to all ------------------------------------------------------------------------------
-    def say(self, name: str, body: bytes) -> None:
+    def broadcast(self, name: str, body: bytes) -> None:
         """Rank 0: sends to all other ranks, without waiting for them. Raises PeerLost."""
         for rank in sorted(self._open):
             try:
@@ -86,7 +86,7 @@ class ControlChannel:
         if self.lost is not None:
             raise self.lost
 
-    def hear(self, name: str, timeout: float = math.inf) -> bytes | None:
+    def receive(self, name: str, timeout: float = math.inf) -> bytes | None:
         """Other ranks: returns rank 0's next message of this name; None if none arrives in time.
 
         Raises PeerLost if rank 0 is gone and all its messages of this name have been read.
@@ -100,13 +100,13 @@ class ControlChannel:
                 return None
         raise self.lost or _ended()
 
-    def came(self, name: str) -> bool:
-        """Other ranks: whether `hear` would return or raise at once."""
+    def has_message(self, name: str) -> bool:
+        """Other ranks: whether `receive` would return or raise at once."""
         with self._came:
             return (name, 0) in self._inbox or 0 not in self._open
 
     # --- all ranks to rank 0 ------------------------------------------------------------------------
-    def gather(self, name: str, body: bytes) -> None:
+    def send_to_leader(self, name: str, body: bytes) -> None:
         """Any rank: sends its part of `name` to rank 0. Raises PeerLost."""
         if self.world.first:
             self._keep(name, 0, body)
@@ -254,16 +254,16 @@ class ControlChannel:
             self._on_lost(self.lost)
 
 
-def say(control: ControlChannel | None, name: str, facts: Mapping[str, Any]) -> None:
+def broadcast_facts(control: ControlChannel | None, name: str, facts: Mapping[str, Any]) -> None:
     """Rank 0: sends `facts` as JSON to the other ranks, if any."""
     if control is not None:
-        control.say(name, json.dumps(facts).encode())
+        control.broadcast(name, json.dumps(facts).encode())
 
 
-def hear(control: ControlChannel | None, name: str) -> dict[str, Any]:
+def receive_facts(control: ControlChannel | None, name: str) -> dict[str, Any]:
     """Other ranks: returns rank 0's next message of this name. Waits as long as rank 0 lives."""
     assert control is not None, "one rank has nobody to hear"
-    body = control.hear(name)
+    body = control.receive(name)
     assert body is not None, "without a time limit there is an answer or PeerLost"
     return json.loads(body)  # type: ignore[no-any-return]
 

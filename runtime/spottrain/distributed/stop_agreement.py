@@ -130,9 +130,9 @@ class Line(Protocol):
 
     @property
     def gone(self) -> list[int]: ...
-    def say(self, name: str, body: bytes) -> None: ...
-    def hear(self, name: str) -> bytes | None: ...
-    def gather(self, name: str, body: bytes) -> None: ...
+    def broadcast(self, name: str, body: bytes) -> None: ...
+    def receive(self, name: str) -> bytes | None: ...
+    def send_to_leader(self, name: str, body: bytes) -> None: ...
     def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None: ...
 
 
@@ -286,7 +286,7 @@ class _Leader(_Rank):
             save_due=save_due,
             horizon=horizon() if horizon else None,
         )
-        self._control.say(ORDER, order.to_bytes())
+        self._control.broadcast(ORDER, order.to_bytes())
         self._made_at = self._clock()
         return order
 
@@ -316,14 +316,14 @@ class _Follower(_Rank):
 
     def _tell(self, request: StopRequest) -> None:
         with contextlib.suppress(PeerLost):  # the main thread sees it at its next boundary
-            self._control.gather(STOP, json.dumps(asdict(request)).encode())
+            self._control.send_to_leader(STOP, json.dumps(asdict(request)).encode())
 
     def _next(
         self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
     ) -> Order:
         body = None
         while body is None:
-            body = self._control.hear(ORDER)
+            body = self._control.receive(ORDER)
         order = Order.from_bytes(body)
         if (order.at, order.total) != (step, self._total):
             raise ConfigurationError(self._differs(order, step))

@@ -1,6 +1,6 @@
 """Coordinates one rank's training: claim HEAD, restore, save, agree on a stop with the other ranks, end.
 
-    begin -> [ boundary after each optimizer step, save ] -> finish, or ends.interrupted
+    begin -> [ boundary after each optimizer step, save ] -> finish, or ends.save_and_end
 
 `checkpoint.kinds` says what a checkpoint consists of, so any training loop can use this module. All ranks
 call the same methods at the same steps.
@@ -23,7 +23,7 @@ from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, Tran
 from spottrain.contract import Env, Outcome
 from spottrain.core import log
 from spottrain.core.container import memory
-from spottrain.distributed.control_channel import ControlChannel, connect, hear, say
+from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, connect, receive_facts
 from spottrain.distributed.stop_agreement import GO_ON, Orders, StopAgreement, alone, led
 from spottrain.errors import OutOfMemory, PeerLost, RunError
 from spottrain.lifecycle import restart_request
@@ -94,16 +94,16 @@ class Coordinator:
         self.kind.start(session.world)
         if self.checkpoints is None:
             log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
-            session.preemption.let_end(self.ends.unchanged)
+            session.preemption.let_end(self.ends.end_before_first_step)
             self._started()
             return False
         claim = self.checkpoints.claim()
         if claim.done:
             trained, total = self.checkpoints.trained()
-            self.ends.done_already(
+            self.ends.end_done_already(
                 self.checkpoints.final_uri, trained, total=total, wanted=self.total_steps or 0
             )
-        session.preemption.let_end(self.ends.unchanged)
+        session.preemption.let_end(self.ends.end_before_first_step)
         session.board.update(state="Restoring")
         found = self.kind.restore(self.checkpoints, claim)
         if found is not None:
@@ -113,7 +113,7 @@ class Coordinator:
                 durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step
             )
         session.cache_ready()
-        session.preemption.let_end(self.ends.unchanged)
+        session.preemption.let_end(self.ends.end_before_first_step)
         self._started()
         return found is not None
 
@@ -124,7 +124,7 @@ class Coordinator:
         self._interval.started(self.step)
         self._advice.begin()
         if self.agreement.begin(self.step, self.total_steps).stop:
-            self.ends.unchanged()
+            self.ends.end_before_first_step()
 
     def _connect(self) -> None:
         world = self.session.world
@@ -287,7 +287,7 @@ class Coordinator:
             if world.first_here and not world.first and (advised := self._advice.take()) is not None:
                 assert self.control is not None
                 with contextlib.suppress(PeerLost):  # the training thread notices it
-                    self.control.gather(ADVISED, str(advised).encode())
+                    self.control.send_to_leader(ADVISED, str(advised).encode())
             time.sleep(LOOK_SECONDS)
 
     def _peer_lost(self, error: PeerLost) -> None:
@@ -371,9 +371,9 @@ class Coordinator:
             for _ in final.files(first=first, keep=False):
                 pass  # the other ranks take part in gathering each tensor
         if first:
-            say(self.control, "final", {"digest": final.digest})
+            broadcast_facts(self.control, "final", {"digest": final.digest})
             return final.digest
-        return str(hear(self.control, "final")["digest"])
+        return str(receive_facts(self.control, "final")["digest"])
 
     def _save_last(self, checkpoints: CheckpointManager) -> None:
         if self.kind.last_exists(checkpoints, self.step):
@@ -396,7 +396,7 @@ class Coordinator:
     def _end_broken(self, then: str) -> None:
         """Ends a script that failed because of a stop; with several ranks it cannot save without this one."""
         whole = not self.session.world.distributed and self.state.intact()
-        self.ends.broken(then, whole=whole)
+        self.ends.end_broken_script(then, whole=whole)
 
     def close(self) -> None:
         """Disconnects from the other ranks. Rank 0 waits for them until the notice period is nearly over."""

@@ -65,19 +65,19 @@ class EarlyEnd:
         self._close = close
 
     # --- by the training thread -----------------------------------------------------------------------
-    def done_already(self, uri: str, trained: int, *, total: int, wanted: int) -> NoReturn:
+    def end_done_already(self, uri: str, trained: int, *, total: int, wanted: int) -> NoReturn:
         """Ends a job that is done already: the script must not continue with untrained weights."""
         self._session.board.update(
             state="Done", step=trained, durable_step=trained, total_steps=total or trained, output_uri=uri
         )
         self._session.end(Outcome.DONE, words_of_done(uri, trained, total=total, wanted=wanted))
 
-    def interrupted(self) -> NoReturn:
+    def save_and_end(self) -> NoReturn:
         """Saves the newest step within the notice period, releases HEAD and leaves."""
         ending = self._save_and_release()
         self._session.end(ending.outcome, ending.text, durable_seconds=ending.durable_seconds)
 
-    def broken(self, then: str, *, whole: bool) -> None:
+    def end_broken_script(self, then: str, *, whole: bool) -> None:
         """Writes the message of a script that a stop broke. `whole`: the newest step can still be saved."""
         try:
             ending = self._save_and_release() if whole else self._unsaved()
@@ -110,7 +110,7 @@ class EarlyEnd:
             self._checkpoints.release()
 
     # --- by another thread ----------------------------------------------------------------------------
-    def unchanged(self) -> NoReturn:
+    def end_before_first_step(self) -> NoReturn:
         """Ends the process before the first step is done, when no work can be lost."""
         if self._checkpoints is not None:
             self._checkpoints.release()
@@ -119,7 +119,7 @@ class EarlyEnd:
             Outcome.INTERRUPTED, f"Interrupted at step {step}, before a step was done; nothing was lost."
         )
 
-    def between_steps(self) -> NoReturn:
+    def save_and_end_now(self) -> NoReturn:
         """Saves and ends the process while the training thread waits for data at a step boundary."""
         try:
             ending = self._save_and_release()

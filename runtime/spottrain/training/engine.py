@@ -158,7 +158,7 @@ class Engine:
         """Saves the newest step within the notice, releases HEAD, and leaves through SystemExit."""
         self.ended = True
         with closing(self), self.failures():  # closed last: notice is short, and the checkpoint comes first
-            self.coordinator.ends.interrupted()
+            self.coordinator.ends.save_and_end()
 
     def finish(
         self,

@@ -82,66 +82,66 @@ def wait_for(what: Callable[[], object]) -> None:
 def test_what_rank_0_says_every_rank_hears_in_the_order_of_saying() -> None:
     with gang(3) as controls:
         for number in range(50):
-            controls[0].say("order", b"%d" % number)
-            controls[0].say("key", b"k%d" % number)
+            controls[0].broadcast("order", b"%d" % number)
+            controls[0].broadcast("key", b"k%d" % number)
         for control in controls[1:]:
-            assert [control.hear("key", SECONDS) for _ in range(50)] == [b"k%d" % n for n in range(50)]
-            assert [control.hear("order", SECONDS) for _ in range(50)] == [b"%d" % n for n in range(50)]
+            assert [control.receive("key", SECONDS) for _ in range(50)] == [b"k%d" % n for n in range(50)]
+            assert [control.receive("order", SECONDS) for _ in range(50)] == [b"%d" % n for n in range(50)]
 
 
 def test_who_waits_hears_what_is_said_later() -> None:
     with gang(2) as controls, ThreadPoolExecutor(1) as pool:
-        heard = pool.submit(controls[1].hear, "key", SECONDS)
-        controls[0].say("key", b"later")
+        heard = pool.submit(controls[1].receive, "key", SECONDS)
+        controls[0].broadcast("key", b"later")
         assert heard.result(SECONDS) == b"later"
 
 
 def test_a_wait_ends_when_nothing_comes() -> None:
     with gang(2) as controls:
-        assert controls[1].hear("key", 0.05) is None
+        assert controls[1].receive("key", 0.05) is None
 
 
 def test_rank_0_collects_every_ranks_part_by_rank() -> None:
     with gang(3) as controls:
         for control in controls:
-            control.gather("save-7", b"of %d" % control.world.rank)
+            control.send_to_leader("save-7", b"of %d" % control.world.rank)
         assert controls[0].collect("save-7", SECONDS) == [b"of 0", b"of 1", b"of 2"]
         assert controls[0].collect("save-7", 0.01) == [None] * 3
 
 
 def test_of_a_rank_that_is_late_rank_0_has_none() -> None:
     with gang(3) as controls:
-        controls[0].gather("save", b"")
-        controls[2].gather("save", b"of 2")
+        controls[0].send_to_leader("save", b"")
+        controls[2].send_to_leader("save", b"of 2")
         assert controls[0].collect("save", 0.5) == [b"", None, b"of 2"]
 
 
 def test_a_large_message_arrives_whole() -> None:
     report = os.urandom(20_000_000)
     with gang(2) as controls:
-        controls[1].gather("save", report)
-        controls[0].gather("save", b"")
+        controls[1].send_to_leader("save", report)
+        controls[0].send_to_leader("save", b"")
         assert controls[0].collect("save", SECONDS)[1] == report
 
 
 def test_one_thread_waits_while_another_speaks() -> None:
     with gang(2) as controls, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(controls[1].hear, "order", SECONDS)
-        controls[1].gather("stop", b"now")
-        controls[0].gather("stop", b"")
+        waiting = pool.submit(controls[1].receive, "order", SECONDS)
+        controls[1].send_to_leader("stop", b"now")
+        controls[0].send_to_leader("stop", b"")
         assert controls[0].collect("stop", SECONDS) == [b"", b"now"]
         assert not waiting.done()
-        controls[0].say("order", b"on")
+        controls[0].broadcast("order", b"on")
         assert waiting.result(SECONDS) == b"on"
 
 
 def test_a_handler_gets_what_came_before_it_too() -> None:
     got: list[tuple[int, bytes]] = []
     with gang(2) as controls:
-        controls[1].gather("stop", b"early")
+        controls[1].send_to_leader("stop", b"early")
         wait_for(lambda: controls[0]._inbox)
         controls[0].handle("stop", lambda rank, body: got.append((rank, body)))
-        controls[1].gather("stop", b"late")
+        controls[1].send_to_leader("stop", b"late")
         wait_for(lambda: len(got) == 2)
     assert got == [(1, b"early"), (1, b"late")]
 
@@ -149,15 +149,15 @@ def test_a_handler_gets_what_came_before_it_too() -> None:
 def test_a_handler_gets_one_message_at_a_time_also_while_it_gets_the_earlier_ones() -> None:
     seen: list[str] = []
     with gang(2) as controls:
-        controls[1].gather("stop", b"early")
+        controls[1].send_to_leader("stop", b"early")
         wait_for(lambda: controls[0]._inbox)
 
         def handler(rank: int, body: bytes) -> None:
             seen.append(f"{body.decode()} begins")
             if body == b"early":
-                controls[1].gather("stop", b"late")
-                controls[1].gather("behind", b"")
-                controls[0].gather("behind", b"")
+                controls[1].send_to_leader("stop", b"late")
+                controls[1].send_to_leader("behind", b"")
+                controls[0].send_to_leader("behind", b"")
                 # It arrives only if "late" is passed to the handler meanwhile.
                 assert controls[0].collect("behind", 0.5) == [b"", None]
             seen.append(f"{body.decode()} ends")
@@ -170,17 +170,17 @@ def test_a_handler_gets_one_message_at_a_time_also_while_it_gets_the_earlier_one
 def test_parts_that_nobody_collects_do_not_pile_up() -> None:
     with gang(2) as controls:
         for number in range(3 * MOST_NAMES):
-            controls[1].gather(f"save-{number}", b"")
-        controls[1].gather("last", b"")
-        controls[0].gather("last", b"")
+            controls[1].send_to_leader(f"save-{number}", b"")
+        controls[1].send_to_leader("last", b"")
+        controls[0].send_to_leader("last", b"")
         assert controls[0].collect("last", SECONDS) == [b"", b""]
         assert len(controls[0]._inbox) <= MOST_NAMES
 
 
 def test_a_world_of_one_collects_its_own_part() -> None:
     control = connect(world(0, 1), host="nowhere")
-    control.say("key", b"")
-    control.gather("save", b"mine")
+    control.broadcast("key", b"")
+    control.send_to_leader("save", b"mine")
     assert control.collect("save", 1.0) == [b"mine"]
     control.close()
 
@@ -188,7 +188,7 @@ def test_a_world_of_one_collects_its_own_part() -> None:
 # --- loss -----------------------------------------------------------------------------------------------
 def test_when_rank_0_is_gone_the_others_waits_end_in_a_sentence() -> None:
     with gang(3) as controls, ThreadPoolExecutor(2) as pool:
-        waits = [pool.submit(control.hear, "order") for control in controls[1:]]
+        waits = [pool.submit(control.receive, "order") for control in controls[1:]]
         vanish(controls[0])
         for wait in waits:
             with pytest.raises(PeerLost, match=r"rank 0 is gone: its connection to rank [12] broke"):
@@ -197,24 +197,24 @@ def test_when_rank_0_is_gone_the_others_waits_end_in_a_sentence() -> None:
 
 def test_what_rank_0_said_before_it_went_is_heard() -> None:
     with gang(2) as controls:
-        controls[0].say("order", b"last words")
+        controls[0].broadcast("order", b"last words")
         vanish(controls[0])
         wait_for(lambda: controls[1].lost)
-        assert controls[1].hear("order") == b"last words"
+        assert controls[1].receive("order") == b"last words"
         with pytest.raises(PeerLost):
-            controls[1].hear("order")
+            controls[1].receive("order")
 
 
 def test_rank_0_does_not_wait_for_the_part_of_a_rank_that_is_gone() -> None:
     with gang(3) as controls, ThreadPoolExecutor(1) as pool:
-        controls[0].gather("save", b"of 0")
-        controls[1].gather("save", b"of 1")
+        controls[0].send_to_leader("save", b"of 0")
+        controls[1].send_to_leader("save", b"of 1")
         collected = pool.submit(controls[0].collect, "save", 1e9)
         vanish(controls[2])
         assert collected.result(SECONDS) == [b"of 0", b"of 1", None]
         assert controls[0].gone == [2]
         with pytest.raises(PeerLost, match="rank 2 is gone"):
-            controls[0].say("order", b"")
+            controls[0].broadcast("order", b"")
 
 
 def test_who_hands_over_a_part_learns_that_rank_0_is_gone() -> None:
@@ -222,7 +222,7 @@ def test_who_hands_over_a_part_learns_that_rank_0_is_gone() -> None:
         vanish(controls[0])
         with pytest.raises(PeerLost, match="rank 0 is gone"):
             for _ in range(1000):
-                controls[1].gather("save", b"x" * 10_000)
+                controls[1].send_to_leader("save", b"x" * 10_000)
 
 
 def test_a_loss_is_told_once_to_whoever_wants_to_know() -> None:
@@ -235,7 +235,7 @@ def test_a_loss_is_told_once_to_whoever_wants_to_know() -> None:
 
 def test_noise_ends_the_connection_and_not_the_process() -> None:
     with gang(2) as controls:
-        controls[0].gather("save", b"")
+        controls[0].send_to_leader("save", b"")
         controls[1]._links[0].socket.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
         wait_for(lambda: controls[0].lost)
         assert controls[0].collect("save", SECONDS) == [b"", None]
@@ -244,14 +244,14 @@ def test_noise_ends_the_connection_and_not_the_process() -> None:
 # --- leaving --------------------------------------------------------------------------------------------
 def test_who_leaves_with_a_word_is_not_lost() -> None:
     with gang(3) as controls:
-        controls[2].gather("save", b"of 2")
+        controls[2].send_to_leader("save", b"of 2")
         controls[2].close()
-        controls[0].gather("save", b"")
-        controls[1].gather("save", b"")
+        controls[0].send_to_leader("save", b"")
+        controls[1].send_to_leader("save", b"")
         assert controls[0].collect("save", SECONDS) == [b"", b"", b"of 2"]
         wait_for(lambda: controls[0].gone == [2])
-        controls[0].say("order", b"on")
-        assert controls[1].hear("order", SECONDS) == b"on"
+        controls[0].broadcast("order", b"on")
+        assert controls[1].receive("order", SECONDS) == b"on"
         assert controls[0].lost is None
 
 
@@ -268,7 +268,7 @@ def test_rank_0_does_not_wait_for_ever_to_leave() -> None:
     with gang(2) as controls:
         controls[0].close(timeout=0.1)
         with pytest.raises(PeerLost, match="rank 0 has ended its run"):
-            controls[1].hear("order", SECONDS)
+            controls[1].receive("order", SECONDS)
         assert controls[1].lost is None
 
 
@@ -283,8 +283,8 @@ def test_the_same_ranks_can_meet_again() -> None:
     book = Book()
     for _ in range(2):
         controls = connected(2, book)
-        controls[0].say("key", b"v")
-        assert controls[1].hear("key", SECONDS) == b"v"
+        controls[0].broadcast("key", b"v")
+        assert controls[1].receive("key", SECONDS) == b"v"
         for control in reversed(controls):
             control.close()
     assert not book.entries
