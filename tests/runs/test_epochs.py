@@ -81,7 +81,7 @@ STATEFUL = (
     "    Noisy(), batch_size=8, shuffle=True, num_workers=WORKERS\n"
     ")\n"
 )
-GUARD = (
+RUN = (
     "run = spottrain.Run(\n"
     "    model=model, optimizer=optimizer, scheduler=scheduler, data=loader, log_every=1\n"
     ")\n"
@@ -115,12 +115,12 @@ run.finish()
 """
 
 LOOPS = {
-    "range": HEAD + LOADER + GUARD + RANGE,
-    "epochs": HEAD + LOADER + GUARD + EPOCHS,
-    "batches": HEAD + LOADER + GUARD + PULLED,
-    "while": HEAD + LOADER + GUARD + LATE,
-    "sampler": HEAD + SAMPLER + GUARD + EPOCHS,
-    "stateful": HEAD + STATEFUL + GUARD + PULLED,
+    "range": HEAD + LOADER + RUN + RANGE,
+    "epochs": HEAD + LOADER + RUN + EPOCHS,
+    "batches": HEAD + LOADER + RUN + PULLED,
+    "while": HEAD + LOADER + RUN + LATE,
+    "sampler": HEAD + SAMPLER + RUN + EPOCHS,
+    "stateful": HEAD + STATEFUL + RUN + PULLED,
 }
 
 
@@ -196,7 +196,7 @@ def test_a_stop_after_the_first_steps_of_an_epoch_does_no_work_of_the_one_before
 @pytest.mark.parametrize("step", [6, 10])
 def test_epochs_of_so_many_steps_are_counted_right_over_a_resume(lab: Lab, step: int) -> None:
     """Step 6 ends an epoch of three steps inside of a pass of five, and step 10 a pass inside of an epoch."""
-    script = HEAD + LOADER + GUARD + STEPS
+    script = HEAD + LOADER + RUN + STEPS
     plain = left_alone(lab, script, {})
     assert len(plain.losses) == 18 and len(validated(plain)) == 6
     the_same(stopped(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
@@ -204,7 +204,7 @@ def test_epochs_of_so_many_steps_are_counted_right_over_a_resume(lab: Lab, step:
 
 OWN = (
     HEAD
-    + GUARD.replace(" data=loader,", "")
+    + RUN.replace(" data=loader,", "")
     + """\
 for epoch in run.epochs(4):
     torch.manual_seed(epoch)
@@ -230,38 +230,34 @@ def test_a_loop_over_data_that_the_guard_does_not_know_counts_its_epochs_right(l
 
 REFUSED = {
     "epoch without data": (
-        GUARD.replace(" data=loader,", "") + "print(run.epoch)\n",
+        RUN.replace(" data=loader,", "") + "print(run.epoch)\n",
         "run.epoch is not known: Run(data=...) was not given spottrain.data.loader(...)",
     ),
-    "epoch of a stream": (STATEFUL + GUARD + RANGE, "run.epoch is not known"),
+    "epoch of a stream": (STATEFUL + RUN + RANGE, "run.epoch is not known"),
     "no question": (
-        GUARD.replace(" data=loader,", "") + "for epoch in range(4):\n"
+        RUN.replace(" data=loader,", "") + "for epoch in range(4):\n"
         "    for batch in held_out:\n        run.step_completed(loss=torch.ones(()))\n",
         "the loop does not read its position from the Run",
     ),
     "no question with data": (
-        LOADER + GUARD + "for epoch in range(4):\n"
+        LOADER + RUN + "for epoch in range(4):\n"
         "    for batch in loader:\n        run.step_completed(loss=torch.ones(()))\n",
         "the loop does not read its position from the Run",
     ),
     "break": (
-        LOADER
-        + GUARD
-        + RANGE.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
+        LOADER + RUN + RANGE.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
         "the loop over epoch 0 was left after 24 of its 40 samples",
     ),
     "break in epochs": (
-        LOADER
-        + GUARD
-        + EPOCHS.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
+        LOADER + RUN + EPOCHS.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
         "the loop over epoch 0 was left after 24 of its 40 samples",
     ),
     "epochs begun anew": (
-        GUARD.replace(" data=loader,", "") + EPOCHS.replace("in loader", "in held_out"),
+        RUN.replace(" data=loader,", "") + EPOCHS.replace("in loader", "in held_out"),
         "the loop does not read run.epoch_step",
     ),
-    "a step of no epoch": (LOADER + GUARD + "run.epoch_step\n", "iterate `for epoch in run.epochs(n)`"),
-    "no end": (LOADER + GUARD + "next(run.batches(loader))\n", "Run.batches needs an end"),
+    "a step of no epoch": (LOADER + RUN + "run.epoch_step\n", "iterate `for epoch in run.epochs(n)`"),
+    "no end": (LOADER + RUN + "next(run.batches(loader))\n", "Run.batches needs an end"),
 }
 
 
@@ -279,7 +275,7 @@ def test_a_loop_that_counts_steps_may_leave_a_pass_early(lab: Lab) -> None:
     script = (
         HEAD
         + LOADER
-        + GUARD
+        + RUN
         + LATE.replace(
             "(batch))\n", "(batch))\n        if run.global_step % 3 == 0 or run.global_step == 20: break\n"
         )
@@ -291,7 +287,7 @@ def test_a_loop_that_counts_steps_may_leave_a_pass_early(lab: Lab) -> None:
 POLLED = (
     HEAD
     + LOADER
-    + GUARD
+    + RUN
     + EPOCHS.replace(
         "    scheduler.step()\n    validate(epoch)\n",
         """\

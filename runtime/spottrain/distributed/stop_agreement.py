@@ -184,7 +184,7 @@ def led(
     return _Leader(control, clock) if control.world.first else _Follower(control, start)
 
 
-class _Requests:
+class _StopRequests:
     """Stop requests that this rank knows of; thread-safe."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class _Requests:
         return self.request.reason if self.request else ""
 
 
-class _Alone(_Requests):
+class _Alone(_StopRequests):
     def __init__(self, stopping: Callable[[], bool]) -> None:
         super().__init__()
         self._stopping = stopping
@@ -222,7 +222,7 @@ class _Alone(_Requests):
         self.note(StopRequest(deadline=deadline, reason=reason))
 
 
-class _Rank(_Requests):
+class _Rank(_StopRequests):
     """Common part of leader and followers: the next order is taken where the last one ends."""
 
     def __init__(self, control: Line) -> None:
