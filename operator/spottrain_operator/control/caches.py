@@ -2,7 +2,8 @@
 
 An older resourceVersion never replaces a newer one, so replies to our own writes can be stored at once.
 kopf sends no DELETED event for objects that vanished during a relist. resync.py therefore removes what a
-fresh LIST does not contain.
+fresh LIST does not contain. The versions of removed objects are kept for a while, so that a response from
+before the deletion does not bring them back.
 """
 
 from __future__ import annotations
@@ -10,29 +11,39 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 
+K = TypeVar("K")
+REMEMBERED: Final = 4096
+"""Number of removed objects of each kind whose versions are kept; responses under way are far fewer."""
+
 
 class JobCache:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Job] = {}
+        self._removed: dict[JobKey, int] = {}
 
     def get(self, key: JobKey) -> Job | None:
         return self._jobs.get(key)
 
     def put(self, job: Job) -> bool:
-        """Stores a job; returns whether it was newer than the cached one."""
+        """Stores a job; returns whether it was newer than the cached or removed one."""
         old = self._jobs.get(job.key)
         if old is not None and old.resource_version >= job.resource_version:
+            return False
+        if self._removed.get(job.key, -1) >= job.resource_version:
             return False
         self._jobs[job.key] = job
         return True
 
-    def drop(self, key: JobKey) -> None:
-        self._jobs.pop(key, None)
+    def drop(self, key: JobKey, version: int = 0) -> None:
+        """Removes a job. `version` is the deletion's, where it is known."""
+        old = self._jobs.pop(key, None)
+        _note_removal(self._removed, key, max(version, old.resource_version if old is not None else 0))
 
     def keys(self) -> tuple[JobKey, ...]:
         return tuple(self._jobs)
@@ -56,11 +67,15 @@ class PodCache:
         self._pods: dict[JobKey, dict[str, PodView]] = defaultdict(dict)
         self._on_node: dict[str, dict[str, JobKey]] = defaultdict(dict)
         self._lives: dict[tuple[str, str], set[JobKey]] = defaultdict(set)
+        self._removed: dict[str, int] = {}
+        """By UID."""
 
     def of(self, key: JobKey) -> tuple[PodView, ...]:
         return tuple(sorted(self._pods.get(key, {}).values(), key=lambda p: p.attempt))
 
     def put(self, pod: PodView) -> bool:
+        if self._removed.get(pod.uid, -1) >= pod.resource_version:
+            return False
         pods = self._pods[pod.job]
         old = pods.get(pod.uid)
         if old is not None and old.resource_version >= pod.resource_version:
@@ -73,7 +88,8 @@ class PodCache:
 
     def drop(self, pod: PodView) -> None:
         pods = self._pods.get(pod.job, {})
-        pods.pop(pod.uid, None)
+        old = pods.pop(pod.uid, pod)
+        _note_removal(self._removed, pod.uid, max(old.resource_version, pod.resource_version))
         if not pods:
             self._pods.pop(pod.job, None)
             self._forget_life(pod.job)
@@ -112,6 +128,7 @@ class NodeCache:
     def __init__(self) -> None:
         self._nodes: dict[str, NodeView] = {}
         self._noticed: set[str] = set()
+        self._removed: dict[str, int] = {}
         self.found = NOTHING
         """Detected from all nodes, including removed ones: a node group may be scaled to zero."""
 
@@ -123,36 +140,50 @@ class NodeCache:
         old = self._nodes.get(node.name)
         if old is not None and old.resource_version >= node.resource_version:
             return False
+        if self._removed.get(node.name, -1) >= node.resource_version:
+            return False
         self._nodes[node.name] = node
         self.found |= node.found
         going = node.notice is not None or bool(node.leaving) or bool(node.fault)
         (self._noticed.add if going else self._noticed.discard)(node.name)
         return old is None or _essence(old) != _essence(node)
 
-    def drop(self, name: str) -> None:
-        self._nodes.pop(name, None)
-        self._noticed.discard(name)
+    def drop(self, node: NodeView) -> None:
+        """Removes a node; a newer one of its name stays."""
+        _note_removal(self._removed, node.name, node.resource_version)
+        old = self._nodes.get(node.name)
+        if old is not None and old.resource_version <= node.resource_version:
+            del self._nodes[node.name]
+            self._noticed.discard(node.name)
 
     def with_hostnames(self, names: Collection[str]) -> dict[str, NodeView]:
         return {n.name: n for n in self._nodes.values() if n.hostname in names} if names else {}
 
-    def zoned(self) -> bool:
+    def zoned(self, fetched: Collection[NodeView] = ()) -> bool:
         """Returns whether nodes have zone labels; True where there are no nodes yet."""
-        return not self._nodes or any(node.zone for node in self._nodes.values())
+        every = (*self._nodes.values(), *fetched)
+        return not every or any(node.zone for node in every)
 
-    def karpenter(self) -> bool:
-        return any(node.karpenter for node in self._nodes.values())
+    def karpenter(self, fetched: Collection[NodeView] = ()) -> bool:
+        return any(node.karpenter for node in (*self._nodes.values(), *fetched))
 
     def noticed(self) -> dict[str, NodeView]:
         """Returns by name the nodes that are faulty, have a notice, or are taken out of service."""
         return {name: self._nodes[name] for name in self._noticed}
 
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self._nodes)
+    def __iter__(self) -> Iterator[NodeView]:
+        return iter(tuple(self._nodes.values()))
 
 
 def _essence(node: NodeView) -> NodeView:
     return replace(node, resource_version=0)
+
+
+def _note_removal(removed: dict[K, int], key: K, version: int) -> None:
+    """Stores the version of a removed object; the oldest entry goes where there are too many."""
+    removed[key] = max(version, removed.pop(key, 0))
+    if len(removed) > REMEMBERED:
+        del removed[next(iter(removed))]
 
 
 class Caches:

@@ -71,6 +71,9 @@ async def observe(
     others = await _deleted_jobs_pods(job, caches, cluster)
     predecessors = tuple(pod for listed in others for pod in listed.pods)
     nodes, fetched = await _nodes(job, (*pods, *predecessors), caches, cluster)
+    found = caches.nodes.found | memory.node_pools
+    for node in fetched:
+        found |= node.found
     cleanup = await _cleanup(job, cluster)
     observed = Observed(
         now=now,
@@ -89,16 +92,16 @@ async def observe(
         cleaning=cleanup is not None,
         cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
-        zoned=caches.nodes.zoned(),
+        zoned=caches.nodes.zoned(fetched),
         gang_api=None if job.key in memory.ungrouped else memory.gang_api,
-        karpenter=caches.nodes.karpenter(),
-        found=caches.nodes.found | memory.node_pools,
+        karpenter=caches.nodes.karpenter(fetched),
+        found=found,
         limits=limits,
     )
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
     observed = replace(observed, heard={uid: read.events for uid, read in events.items()})
-    found = {name: await _claim(job.key, name, cluster) for name in claims.wanted(observed)}
-    observed = _remembered(replace(observed, claims=found), current, memory)
+    read = {name: await _claim(job.key, name, cluster) for name in claims.wanted(observed)}
+    observed = _remembered(replace(observed, claims=read), current, memory)
     lists = (*own, *others)
     return observed, Learned(lists=lists, nodes=fetched, events=events, events_error=error)
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
-from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.control.apply import Changed, Context, Done, Unfinished, apply
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory, remember
@@ -37,7 +37,7 @@ class Reconciler:
 
     async def __call__(self, key: JobKey) -> timedelta | None:
         """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
-        job = self.caches.jobs.get(key) or await read_job(key, self.cluster)  # pods' events may come first
+        job = self.caches.jobs.get(key) or await self._read(key)  # pods' events may come first
         if job is None:
             await self._release_orphans(key)
             return None
@@ -63,6 +63,12 @@ class Reconciler:
             case Unfinished() as result:
                 again_after = SOON if result.again else made.recheck_after
                 raise Incomplete(str(result), again=again_after, unreachable=result.unreachable)
+
+    async def _read(self, key: JobKey) -> Job | None:
+        """Reads a job into the cache, which refuses it where it was deleted meanwhile."""
+        if (job := await read_job(key, self.cluster)) is not None:
+            self.caches.jobs.put(job)
+        return self.caches.jobs.get(key)
 
     def _planned(self, observed: Observed) -> Plan:
         """Plans a job; on an unexpected error the plan reports the job as invalid."""

@@ -33,14 +33,14 @@ async def resync(cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces:
 
 
 async def _nodes(raws: AsyncIterator[dict[str, Any]], caches: Caches) -> None:
-    before, live = caches.nodes.keys(), set()
+    before, live = tuple(caches.nodes), set()
     async for raw in raws:
         node = node_view(raw)
         live.add(node.name)
         caches.nodes.put(node)
-    for name in before:
-        if name not in live:
-            caches.nodes.drop(name)
+    for old in before:
+        if old.name not in live:
+            caches.nodes.drop(old)
             GHOSTS.labels("Node").inc()
 
 

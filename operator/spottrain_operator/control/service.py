@@ -123,7 +123,7 @@ class Service:
     def saw_job(self, kind: str | None, raw: Mapping[str, Any]) -> None:
         job = parse_job(raw)
         if kind == "DELETED":
-            self.caches.jobs.drop(job.key)
+            self.caches.jobs.drop(job.key, job.resource_version)
         elif not self.caches.jobs.put(job):
             return
         self.queue.add(job.key)
@@ -141,7 +141,7 @@ class Service:
     def saw_node(self, kind: str | None, raw: Mapping[str, Any]) -> None:
         node = node_view(raw)
         if kind == "DELETED":
-            self.caches.nodes.drop(node.name)
+            self.caches.nodes.drop(node)
         elif not self.caches.nodes.put(node):
             return
         for key in self.caches.pods.jobs_on(node.name):

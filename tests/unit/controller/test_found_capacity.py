@@ -275,8 +275,8 @@ def test_a_cloud_is_told_by_the_provider_id_or_by_labels() -> None:
 def test_what_nodes_have_told_stays_when_they_are_gone() -> None:
     caches = Caches()
     meta = {"name": "n", "resourceVersion": "1", "labels": {EKS: "SPOT"}}
-    caches.nodes.put(node_view({"metadata": meta, "spec": {"providerID": "aws:///a/i-1"}}))
-    caches.nodes.drop("n")
+    caches.nodes.put(node := node_view({"metadata": meta, "spec": {"providerID": "aws:///a/i-1"}}))
+    caches.nodes.drop(node)
     caches.nodes.put(make_node())
     assert caches.nodes.found == of_node({EKS: "SPOT"}, "aws:///a/i-1")
 

@@ -8,15 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import Observed, Refusal, Waiting
+from spottrain_operator.api.node_pools import NOTHING
+from spottrain_operator.api.observed import NodeView, Observed, Refusal, Waiting
 from spottrain_operator.control import reconcile
+from spottrain_operator.control.caches import REMEMBERED, Caches
 from spottrain_operator.control.memory import Learned, remember
 from spottrain_operator.control.observe import list_pods, observe
 from spottrain_operator.control.resync import resync
 from spottrain_operator.errors import ApiError
 from spottrain_operator.names import Reason
 
-from tests.builders import KEY, NOW, after, make_pod, notice
+from tests.builders import KEY, NOW, after, make_node, make_pod, notice
 from tests.unit.controller.test_crashes import STORIES, KeySet, Story, World
 from tests.unit.controller.test_starting import event
 from tests.unit.controller.test_waiting_for_volumes import IMMEDIATE, NO_NODES, OWN, _says, _waiting
@@ -74,13 +76,66 @@ async def test_pods_and_nodes_that_the_caches_lack_are_read_and_remembered() -> 
     ghost = replace(pod, uid="ghost", name="ghost", rank=1)
     w.caches.pods.drop(pod)
     w.caches.pods.put(ghost)
-    w.caches.nodes.drop("node-a")
+    w.caches.nodes.drop(node_of(w))
+    _forget_removals(w)
     o, learned = await _observed(w)
     assert o.pods == (pod,) and set(o.nodes) == {"node-a"}
     assert learned.lists[0].gone == (ghost,) and [n.name for n in learned.nodes] == ["node-a"]
     remember(o, learned, w.caches, w.memory)
     assert w.caches.pods.of(KEY) == (pod,) and w.caches.nodes.get("node-a") == o.nodes["node-a"]
     assert (await _observed(w))[1].lists == (), "nothing is missing any more"
+
+
+async def test_nothing_that_was_deleted_during_an_observation_comes_back_to_the_caches() -> None:
+    w = await _running()
+    (pod,) = w.caches.pods.of(KEY)
+    node = node_of(w)
+    w.caches.pods.drop(pod)
+    w.caches.nodes.drop(node)
+    _forget_removals(w)
+    o, learned = await _observed(w)
+    assert o.pods == (pod,) and learned.nodes == (node,)
+    w.caches.pods.drop(replace(pod, resource_version=pod.resource_version + 1))  # a watch's DELETED
+    w.caches.nodes.drop(replace(node, resource_version=node.resource_version + 1))
+    remember(o, learned, w.caches, w.memory)
+    assert w.caches.pods.of(KEY) == () and w.caches.nodes.get(node.name) is None
+    again = replace(node, resource_version=node.resource_version + 2)
+    assert w.caches.nodes.put(again), "a node may come back under its name"
+    w.caches.nodes.drop(node)
+    assert w.caches.nodes.get(node.name) == again, "the deletion was its predecessor's"
+
+
+def test_of_deleted_objects_only_the_last_are_kept() -> None:
+    cache = Caches().pods
+    for i in range(REMEMBERED + 10):
+        cache.drop(make_pod(uid=f"uid-{i}"))
+    assert len(cache._removed) == REMEMBERED and cache.put(make_pod(uid="uid-0"))
+    assert not cache.put(make_pod(uid=f"uid-{REMEMBERED + 9}"))
+
+
+async def test_nodes_that_are_read_count_in_the_same_plan() -> None:
+    w = await _running()
+    meta = w.cluster.nodes["node-a"]["metadata"]
+    meta["labels"] = {"topology.kubernetes.io/zone": "z1", "karpenter.sh/capacity-type": "spot"}
+    meta["labels"]["karpenter.sh/nodepool"] = "default"
+    w.caches.nodes.drop(node_of(w))
+    _forget_removals(w)
+    w.caches.nodes.put(make_node("node-b", zone=""))
+    o, learned = await _observed(w)
+    (node,) = learned.nodes
+    assert o.zoned and o.karpenter and o.found == node.found != NOTHING
+
+
+def node_of(w: World) -> NodeView:
+    node = w.caches.nodes.get("node-a")
+    assert node is not None
+    return node
+
+
+def _forget_removals(w: World) -> None:
+    """As if the caches had missed the objects' events."""
+    w.caches.pods._removed.clear()
+    w.caches.nodes._removed.clear()
 
 
 async def test_a_pod_whose_event_arrives_during_the_list_is_kept() -> None:
@@ -106,11 +161,11 @@ async def test_the_pods_of_deleted_jobs_of_the_same_name_are_listed() -> None:
     w.caches.pods.put(make_pod(job=replace(KEY, uid="older")))
     await w.settle()
     w.cluster.jobs[KEY.name].pop("status")
-    w.caches.pods.put(old := make_pod(job=replace(KEY, uid="older")))
+    w.caches.pods.put(old := make_pod(job=replace(KEY, uid="older"), resource_version=2))
     job = w.caches.jobs.get(KEY)
     assert job is not None
-    w.caches.jobs.drop(KEY)
-    w.caches.jobs.put(replace(job, status=replace(job.status, attempt=0)))
+    again = replace(job, resource_version=job.resource_version + 1)
+    w.caches.jobs.put(replace(again, status=replace(job.status, attempt=0)))
     o, learned = await _observed(w)
     assert o.predecessors == () and learned.lists[0].gone == (old,)
     remember(o, learned, w.caches, w.memory)
@@ -135,8 +190,7 @@ async def test_of_two_first_observations_at_once_the_one_that_is_stored_first_sa
 async def test_when_a_deadline_was_first_seen_is_remembered() -> None:
     w = await _running()
     (pod,) = w.caches.pods.of(KEY)
-    w.caches.pods.drop(pod)
-    w.caches.pods.put(replace(pod, notice=notice()))
+    w.caches.pods.put(replace(pod, notice=notice(), resource_version=pod.resource_version + 1))
     o, learned = await _observed(w)
     remember(o, learned, w.caches, w.memory)
     w.pass_time(5)
@@ -149,8 +203,7 @@ async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_o
     w = await _running()
     (pod,) = w.caches.pods.of(KEY)
     starting = replace(pod, phase="Pending", running_since=None, bound=NOW, waiting=Waiting(reason=""))
-    w.caches.pods.drop(pod)
-    w.caches.pods.put(starting)
+    w.caches.pods.put(replace(starting, resource_version=pod.resource_version + 1))
     w.cluster.told_of[pod.uid] = [event("FailedMount", "no such share", at=2)]
     o, learned = await _observed(w)
     remember(o, learned, w.caches, w.memory)

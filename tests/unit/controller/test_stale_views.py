@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api.validation import parse_job
@@ -53,9 +55,40 @@ async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() 
 async def test_a_node_that_only_the_cache_has_lost_is_not_lost() -> None:
     w = World()
     await _running(w)
-    w.caches.nodes.drop("node-a")
+    node = w.caches.nodes.get("node-a")
+    assert node is not None
+    w.caches.nodes.drop(node)
     await w.reconciler(KEY)
     assert w.status.attempt == 1
+
+
+async def test_a_job_that_the_cache_lacks_is_read_once() -> None:
+    w = World()
+    await _running(w)
+    w._start()
+    for pod in w.cluster.pods.values():
+        w.see_pod(pod)
+    await w.reconciler(KEY)
+    assert w.caches.jobs.get(KEY) == parse_job(w.cluster.jobs[KEY.name]), "the poller asks for it"
+
+
+async def test_a_job_that_is_deleted_while_it_is_read_stays_out_of_the_cache() -> None:
+    w = World()
+    await _running(w)
+    job = w.caches.jobs.get(KEY)
+    assert job is not None
+    w._start()
+    read = w.cluster.get_job
+
+    async def late(namespace: str, name: str) -> dict[str, Any] | None:
+        raw = await read(namespace, name)
+        w.caches.jobs.drop(KEY, job.resource_version + 1)
+        return raw
+
+    w.cluster.get_job = late  # type: ignore[method-assign]
+    await w.reconciler(KEY)
+    assert w.caches.jobs.get(KEY) is None
+    assert not w.cluster.pods[w.pod(1)]["metadata"]["finalizers"], "its pods are let go"
 
 
 async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
