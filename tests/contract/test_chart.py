@@ -76,6 +76,9 @@ def test_values_of_each_kind_render(settings: list[str]) -> None:
         "agent.pollSeconds=0",
         'agent.platform="gcp"',
         "agent.readyPort=65536",
+        "operator.tuning.workers=1000000",
+        "operator.tuning.resyncSeconds=1e12",
+        "operator.lostNodeSeconds=1000000",
         'agent.nodeSelector={"spot":true}',
         'watchNamespaces="ml"',
         "crds.install=true",
@@ -210,6 +213,11 @@ def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
             name="g", platform=Platform.GKE, node_selector={"spot": "true"}, tolerations=tuple(tolerations)
         ),
     )
+
+
+def test_null_is_the_default() -> None:
+    changed = render("pools=null", "defaultPool=null", "operator.tuning=null", "watchNamespaces=null")
+    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == OperatorSettings()
 
 
 def test_each_tuning_value_reaches_the_setting_of_its_name() -> None:

@@ -31,7 +31,7 @@ class AgentSettings:
     node: str
     """Name of the node that this agent runs on."""
     platform: str = Platform.AUTO
-    """A Platform, or `auto`: the one whose metadata service responds."""
+    """AUTO: the one whose metadata service responds."""
     metadata_endpoint: str = DEFAULT_ENDPOINT
     namespaces: tuple[str, ...] = ()
     """Namespaces that may have trainer pods; empty = all."""

@@ -76,7 +76,7 @@ def _spec_or_sentence(raw: Any) -> tuple[TrainingJobSpec | None, str]:
         return parse_spec(raw), ""
     except InvalidSpec as error:
         return None, str(error)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         # A template that the schema accepted must not stop the operator, which serves the other jobs.
         return (
             None,
@@ -109,10 +109,12 @@ def decode(cls: type[T], raw: Any, path: str) -> T:
 
 def _decoded(cls: Any, raw: Any, path: str) -> tuple[Any, list[str]]:
     """Returns the dataclass, or None and what is wrong."""
-    # A trainer's error may contain half of a surrogate pair, which is not valid JSON.
-    text = json.dumps([raw], ensure_ascii=False).encode(errors="replace")
     try:
+        # A trainer's error may contain half of a surrogate pair, which is not valid JSON.
+        text = json.dumps([raw], ensure_ascii=False).encode(errors="replace")
         return _adapter(cls).validate_json(text)[0], []
+    except RecursionError:  # [[[[[[...
+        return None, [f"{path or 'it'} is nested too deeply"]
     except ValidationError as error:
         return None, [_sentence(details, path) for details in error.errors(include_url=False)]
 
@@ -137,11 +139,9 @@ def _sentence(error: ErrorDetails, path: str) -> str:
 
 def well_typed(value: Any) -> bool:
     """Returns whether a flat dataclass matches its type hints, with numbers that JSON can represent."""
-    values = {f.name: getattr(value, f.name) for f in fields(value)}
-    try:
-        return all(map(_sane, values.values())) and not _decoded(type(value), values, "")[1]
-    except RecursionError:  # [[[[[[...
-        return False
+    raw = {f.name: getattr(value, f.name) for f in fields(value)}
+    decoded, wrong = _decoded(type(value), raw, "")
+    return not wrong and all(_sane(getattr(decoded, name)) for name in raw)
 
 
 def _sane(item: Any) -> bool:

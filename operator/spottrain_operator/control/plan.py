@@ -205,9 +205,11 @@ def unschedulable(o: Observed) -> Decision | None:
     team = gang.team(o)
     if _attempt_ended(o) or _stopping(o) or not team:
         return None
-    kept_off = [(p, free) for p in team if avoid.is_unschedulable(p) and (free := avoid.usable_again(o, p))]
-    words = [f"pod {p.name} avoids {', '.join(free)}, which can be used again" for p, free in kept_off]
-    words += [sentence for p in team if (sentence := pins.useless(o, p))]
+    allowed, healthy = avoid.allowed(o), avoid.healthy(o)
+    kept_off = [p for p in team if avoid.is_unschedulable(p)]
+    free = [(p, [name for name in p.avoids if name in allowed]) for p in kept_off]
+    words = [f"pod {p.name} avoids {', '.join(names)}, which can be used again" for p, names in free if names]
+    words += [sentence for p in team if (sentence := pins.useless(o, p, healthy))]
     words += [sentence] if (sentence := claims.lost(o)) else []
     if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
         words.append(f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more")

@@ -241,7 +241,7 @@ class KubeCluster:
         try:
             reply = await self._rest.request(verb, url, headers=headers, body=body, _request_timeout=_TIMEOUT)
             answer = _parsed(reply.status, await reply.read())
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, RecursionError, ValueError) as error:
             REQUESTS.labels(verb, "none").inc()
             raise ApiError(0, f"{verb} {path}: {type(error).__name__} {error}") from error
         REQUESTS.labels(verb, reply.status).inc()
@@ -258,6 +258,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=TIMEOUT)
 def _parsed(status: int, body: bytes) -> Json:
     """Parses a response. Raises ValueError where it is not the API server's, such as a load balancer's page.
 
+    RecursionError: its JSON is nested too deeply.
     The API server itself rejects in plain text what it does not serve, such as a kind without its CRD.
     """
     try:

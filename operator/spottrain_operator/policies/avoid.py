@@ -30,7 +30,8 @@ def faulty(o: Observed, status: Status) -> set[str]:
 
 def note(o: Observed, pod: PodView) -> str:
     """Returns a note that a pending pod avoids nodes with a failed GPU; "" where it does not."""
-    kept = [name for name in pod.avoids if name in faulty(o, o.job.status)]
+    failed = faulty(o, o.job.status)
+    kept = [name for name in pod.avoids if name in failed]
     return f" (avoids {', '.join(kept)}, where a GPU has failed)" if kept else ""
 
 
@@ -51,10 +52,14 @@ def is_unschedulable(pod: PodView) -> bool:
     return waits and not pod.node and pod.deleted is None
 
 
-def usable_again(o: Observed, pod: PodView) -> tuple[str, ...]:
-    """Returns the nodes that the pod avoids and that a replacement would not avoid."""
-    still = set(to_avoid(o, o.job.status))
-    return tuple(name for name in pod.avoids if name in usable(o) - still)
+def allowed(o: Observed) -> set[str]:
+    """Returns host names of usable nodes that a new pod would not avoid."""
+    return usable(o) - set(to_avoid(o, o.job.status))
+
+
+def healthy(o: Observed) -> set[str]:
+    """Returns host names of usable nodes without a failed GPU."""
+    return usable(o) - faulty(o, o.job.status)
 
 
 def usable(o: Observed) -> set[str]:

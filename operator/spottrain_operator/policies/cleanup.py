@@ -19,6 +19,9 @@ DEADLINE: Final = timedelta(minutes=15)
 RECHECK: Final = timedelta(seconds=5)
 """Interval of rechecking the cleanup pod, which is not watched."""
 
+CUT: Final = 300
+"""Maximum number of characters of an error in an Event, which must have room for the URI and the command."""
+
 DELETE: Final = "spottrain checkpoints delete {uri} --job-uid {uid}"
 
 
@@ -42,19 +45,21 @@ def gives_up(o: Observed) -> str:
         shown = o.job.status.progress.checkpoint_uri if o.job.status.progress is not None else ""
         where = f" at {shown}" if shown else ""
         return (
-            f"the job's spec cannot be read ({o.job.invalid}), so its checkpoints{where} are left; "
-            f"delete them with {DELETE.format(uri=shown or 'URI', uid=o.job.key.uid)}"
+            f"the job's spec cannot be read, so its checkpoints{where} are left; "
+            f"delete them with {DELETE.format(uri=shown or 'URI', uid=o.job.key.uid)}; "
+            f"the error: {o.job.invalid[:CUT]}"
         )
     uri = o.job.spec.checkpoint.uri
     by_hand = DELETE.format(uri=uri, uid=o.job.key.uid)
     left = f"the checkpoints at {uri} are left; delete them with {by_hand}"
     if o.cleanup_refused:
-        return f"no pod can be created to delete them ({o.cleanup_refused}): {left}"
+        return f"no pod can be created to delete them; {left}; the error: {o.cleanup_refused[:CUT]}"
     until = due(o)
     if until is None or o.now < until:
         return ""
-    said = f": {o.cleanup.message.strip()[-500:]}" if o.cleanup is not None else ""
-    return f"they could not be deleted within {DEADLINE.seconds // 60} min{said}; {left}"
+    said = o.cleanup.message.strip()[-CUT:] if o.cleanup is not None else ""
+    error = f"; the error: {said}" if said else ""
+    return f"they could not be deleted within {DEADLINE.seconds // 60} min; {left}{error}"
 
 
 def due(o: Observed) -> datetime | None:

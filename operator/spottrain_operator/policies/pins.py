@@ -6,7 +6,7 @@ replaced and not charged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -20,8 +20,10 @@ PATIENCE: Final = timedelta(seconds=60)
 """Time for a pinned pod to be scheduled: its node exists, so another pod must occupy its resources."""
 
 
-COMING_BACK: Final = "was pinned to node"
+PINNED: Final = "was pinned to node"
 """Part of the evidence of an attempt that was replaced because of a pin."""
+PINNED_WORDS: Final = (PINNED, "was to come back to node")
+"""Also the earlier wording, which stored statuses may still have."""
 UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 """Causes after which no rank is pinned."""
 
@@ -44,7 +46,7 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
             break
         older = {r: host for r, host in survivors(o, record).items() if r not in homeless}
         found = older | found
-        if COMING_BACK in record.evidence:  # their pins were useless
+        if any(words in record.evidence for words in PINNED_WORDS):  # their pins were useless
             homeless |= {rank.rank for rank in record.ranks if not rank.node}
     return found
 
@@ -61,15 +63,18 @@ def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
     return found
 
 
-def useless(o: Observed, pod: PodView) -> str:
-    """Returns a sentence about why a pending pod must not stay pinned; "" where it may."""
+def useless(o: Observed, pod: PodView, healthy: Collection[str]) -> str:
+    """Returns a sentence about why a pending pod must not stay pinned; "" where it may.
+
+    `healthy` is avoid.healthy's result, which is the same for all pods of a gang.
+    """
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
-    if pod.pinned not in avoid.usable(o) - avoid.faulty(o, o.job.status):
-        return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which is gone or is leaving"
+    if pod.pinned not in healthy:
+        return f"pod {pod.name} {PINNED} {pod.pinned}, which is gone or is leaving"
     alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
     if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # otherwise it waits for the gang
-        return f"pod {pod.name} {COMING_BACK} {pod.pinned}, which has no room: {pod.unschedulable}"
+        return f"pod {pod.name} {PINNED} {pod.pinned}, which has no room: {pod.unschedulable}"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api.observed import (
     Create,
@@ -19,8 +20,10 @@ from spottrain_operator.api.observed import (
 )
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.plan import plan
+from spottrain_operator.policies import cleanup
+from spottrain_operator.status.changes import with_progress
 
-from tests.builders import after, deleted, make_job, make_observed, make_pod, raw_spec, started, told
+from tests.builders import after, deleted, make_job, make_observed, make_pod, raw_spec, sample, started, told
 
 FINALIZER = ["spottrain.io/checkpoints"]
 
@@ -89,6 +92,25 @@ def test_where_no_pod_can_be_made_the_namespace_is_not_held_up() -> None:
     o = replace(observed(), cleanup_refused="forbidden: the namespace is being terminated")
     made = plan(o)
     assert holds(made) == [False] and not provided(made) and "terminated" in made.events[0].message
+
+
+@pytest.mark.parametrize("why", ["unreadable", "refused", "failed"])
+def test_the_event_names_what_is_left_and_the_command_before_a_long_error(why: str) -> None:
+    error = "x" * 5000
+    if why == "unreadable":
+        status = with_progress(started(), observed(), sample())
+        assert status.progress is not None
+        status = replace(status, progress=replace(status.progress, checkpoint_uri="s3://bucket/run"))
+        o = observed()
+        o = replace(o, job=replace(o.job, spec=None, invalid=error, status=status))
+    elif why == "refused":
+        o = replace(observed(), cleanup_refused=error)
+    else:
+        o = observed(cleanup=Ended(exit_code=1, message=error), gone=-16 * 60)
+    said = cleanup.gives_up(o)
+    command = "spottrain checkpoints delete s3://bucket/run --job-uid uid-1"
+    assert "at s3://bucket/run are left" in said and command in said
+    assert said.endswith("x" * cleanup.CUT) and len(said) < 1000
 
 
 def test_without_our_finalizer_nothing_is_done() -> None:

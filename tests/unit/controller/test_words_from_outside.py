@@ -20,7 +20,7 @@ from spottrain_operator.__main__ import main
 from spottrain_operator.api import wire
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Sample, Silence
-from spottrain_operator.api.validation import REMOVED, parse_spec, parse_status
+from spottrain_operator.api.validation import REMOVED, parse_job, parse_spec, parse_status
 from spottrain_operator.api.views import cleanup_ended, node_view, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
@@ -45,6 +45,7 @@ from tests.builders import (
     make_job,
     make_observed,
     make_pod,
+    raw_job,
     raw_spec,
     sample,
     started,
@@ -289,6 +290,28 @@ async def test_a_list_without_items_fails_the_resync_with_an_error_of_the_api(bo
         assert no.value.status == 0
 
 
+async def test_a_response_that_is_nested_too_deeply_is_an_error_of_the_api() -> None:
+    async with _answering("[" * 200_000) as cluster:
+        with pytest.raises(ApiError, match=r"GET /apis/.*: RecursionError") as no:
+            await cluster.get_job("ns", "job")
+        assert no.value.status == 0
+
+
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_a_job_that_is_nested_too_deeply_does_not_stop_the_others(part: str) -> None:
+    deep: Any = {}
+    for _ in range(100_000):
+        deep = {"x": deep}
+    raw = raw_job()
+    if part == "spec":
+        raw["spec"]["template"]["spec"]["affinity"] = deep
+        assert "nested too deeply" in parse_job(raw).invalid
+    else:
+        raw["status"] = {"phase": deep}
+        with pytest.raises(InvalidSpec, match="nested too deeply"):  # which a resync logs
+            parse_job(raw)
+
+
 async def test_an_empty_list_may_be_null() -> None:
     async with _answering('{"metadata": {}, "items": null}') as cluster:
         assert await cluster.list_pods("ns", "a=b") == []
@@ -350,6 +373,7 @@ GOOD = Progress(state="Training", attempt=1, jobUID=KEY.uid, step=7, totalSteps=
         (GOOD.replace(KEY.uid, "uid-of-another-job"), False),
         (GOOD.replace(f'"jobUID": "{KEY.uid}", ', ""), False),
         (GOOD.replace('"worker": 0', '"worker": 1'), False),
+        (GOOD.replace("0.5", "-1"), True),
         (GOOD.replace("0.5", "NaN"), False),
         (GOOD.replace("0.5", "1" + "0" * 400), False),
         (GOOD.replace("}", ', "warning": ["x"]}'), False),
@@ -358,6 +382,7 @@ GOOD = Progress(state="Training", attempt=1, jobUID=KEY.uid, step=7, totalSteps=
         (GOOD.replace("}", ', "warning": "raise the grace", "graceSeconds": 25}'), True),
         (GOOD.replace('"step": 7', '"step": -7'), False),
         (GOOD.replace('"step": 7', '"step": "many"'), False),
+        (GOOD.replace("0.5", "[" * 900 + "]" * 900), False),
         ("[" * 5000, False),
         ("<html>", False),
         ("[]", False),
