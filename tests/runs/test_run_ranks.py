@@ -188,8 +188,8 @@ def test_a_stop_of_the_launcher_ends_all_ranks_with_75_after_the_commit(lab: Lab
 
 @pytest.mark.usefixtures("warm")
 def test_a_rank_that_is_killed_ends_the_other_which_loses_what_was_not_committed(lab: Lab) -> None:
-    ranks = lab.ranks(2, SCRIPT, attempt=1, interval="3steps", env=SLOW)
-    ranks[0].until("event=committed", 60).until(" step=5/")
+    ranks = lab.ranks(2, SCRIPT, attempt=1, interval="8steps", env=SLOW)
+    ranks[0].until("event=committed", 60).until(" step=9/")
     began = time.monotonic()
     ranks[1].send(signal.SIGKILL)
     assert ends(ranks) == [ExitCode.INTERRUPTED_LOST, -signal.SIGKILL], ranks[0].log

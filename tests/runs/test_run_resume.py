@@ -171,9 +171,7 @@ def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab) -> None:
     assert first.send().end() == ExitCode.INTERRUPTED, first.log
     other = lab.run(SCRIPT.replace("    max_steps=24,", "    max_steps=24, schedule='constant',"))
     assert other.end() == ExitCode.BAD_CONFIGURATION, other.log
-    assert (
-        "its schedule does not fit (the checkpoint has cosine, the script constant)" in other.message.message
-    )
+    assert "the checkpoint's schedule is cosine, the script's constant" in other.message.message
     assert other.message.reason == Reason.CHECKPOINT_INCOMPATIBLE
     changed = lab.run(SCRIPT.replace("lr=1e-2", "lr=2e-2"))
     assert changed.end() == ExitCode.DONE, changed.log

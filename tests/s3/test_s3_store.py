@@ -179,7 +179,7 @@ def test_retries_are_bounded(proxied: S3Store, proxy: FaultProxy) -> None:
 
 def test_nobody_listening_is_unavailable(server: S3Server, bucket: str) -> None:
     it = S3Store(bucket, endpoint="http://127.0.0.1:9", tries=1)
-    with pytest.raises(StoreUnavailable, match="did not answer"):
+    with pytest.raises(StoreUnavailable, match="did not respond"):
         it.probe()
 
 
