@@ -126,7 +126,7 @@ def wait_until_ended(kubectl: Kubectl, timeline: Timeline, name: str) -> Raw:
         found[:] = kubectl.items("trainingjobs", f"--field-selector=metadata.name={name}")
         return bool(found) and found[0].get("status", {}).get("phase") in ("Succeeded", "Failed")
 
-    wait_for(timeline, f"the end of {name}", 420, ended)
+    wait_for(timeline, f"the end of {name}", 1800, ended)  # minutes more on a busy machine
     timeline.say(name, found[0]["status"]["phase"], mark=True)
     return found[0]
 
