@@ -66,7 +66,7 @@ SEARCHES: Final = tuple(
 """Left out: random histories and every crash; half a minute for every change that survives the others."""
 REPOSITORY: Final = Path(__file__).parents[1]
 LOG: Final = os.dup(2)
-"""Standard error as it is before pytest captures it."""
+"""Standard error, duplicated before pytest captures it."""
 COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, ...]]] = {
     ast.Eq: ("!=",),
     ast.NotEq: ("==",),

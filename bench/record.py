@@ -2,7 +2,7 @@
 
     python bench/record.py loop -- python bench/loop.py            # as `make bench-loop` does
     python bench/record.py loop --read out.txt -- make bench-loop  # an output that is there already
-    python bench/record.py                                         # only writes RESULTS.md anew
+    python bench/record.py                                         # only regenerates RESULTS.md
 
 The last line of the output must be a JSON object. It is stored in bench/results/BENCHMARK/DATE-COMMIT.json,
 with the command, the commit, the date and the machine. Commit that file and RESULTS.md.

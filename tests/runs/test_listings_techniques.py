@@ -10,10 +10,11 @@ from functools import partial
 import pytest
 import torch
 from spottrain.checkpoint.plain_state import load_model, model_state
-from spottrain.techniques.activation_checkpointing import Policy, apply, saved_bytes
+from spottrain.techniques.activation_checkpointing import Policy, apply
 from spottrain.techniques.precision import Amp
 
 from tests.support.listings_techniques import ByItself, Net, begin_by_type, wrap_every_other
+from tests.support.savedbytes import saved_bytes
 
 CPU = torch.device("cpu")
 

@@ -33,9 +33,7 @@ class JobCache:
     def put(self, job: Job) -> bool:
         """Stores a job; returns whether it was newer than the cached or removed one."""
         old = self._jobs.get(job.key)
-        if old is not None and old.resource_version >= job.resource_version:
-            return False
-        if self._removed.get(job.key, -1) >= job.resource_version:
+        if job.resource_version <= _newest_known(old, self._removed, job.key):
             return False
         self._jobs[job.key] = job
         return True
@@ -74,12 +72,10 @@ class PodCache:
         return tuple(sorted(self._pods.get(key, {}).values(), key=lambda p: p.attempt))
 
     def put(self, pod: PodView) -> bool:
-        if self._removed.get(pod.uid, -1) >= pod.resource_version:
+        pods = self._pods.get(pod.job, {})
+        if pod.resource_version <= _newest_known(pods.get(pod.uid), self._removed, pod.uid):
             return False
         pods = self._pods[pod.job]
-        old = pods.get(pod.uid)
-        if old is not None and old.resource_version >= pod.resource_version:
-            return False
         pods[pod.uid] = pod
         self._lives[pod.job.namespace, pod.job.name].add(pod.job)
         if pod.node:
@@ -138,9 +134,7 @@ class NodeCache:
     def put(self, node: NodeView) -> bool:
         """Stores a node; returns whether a field that decisions need has changed, which heartbeats do not."""
         old = self._nodes.get(node.name)
-        if old is not None and old.resource_version >= node.resource_version:
-            return False
-        if self._removed.get(node.name, -1) >= node.resource_version:
+        if node.resource_version <= _newest_known(old, self._removed, node.name):
             return False
         self._nodes[node.name] = node
         self.found |= node.found
@@ -177,6 +171,11 @@ class NodeCache:
 
 def _essence(node: NodeView) -> NodeView:
     return replace(node, resource_version=0)
+
+
+def _newest_known(old: Job | PodView | NodeView | None, removed: dict[K, int], key: K) -> int:
+    """Returns the newest version of an object that was cached or removed; -1 if there was none."""
+    return max(old.resource_version if old is not None else -1, removed.get(key, -1))
 
 
 def _note_removal(removed: dict[K, int], key: K, version: int) -> None:

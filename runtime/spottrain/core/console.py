@@ -68,10 +68,11 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
     def _emit(self, record: logging.LogRecord, stream: TextIO) -> None:
-        event, form = event_of(record), _format(stream)
+        event, terminal = event_of(record), is_terminal(stream)
+        form = _format(terminal=terminal)
         if event.name == "end":
             self.close_progress()
-        live = form is text and is_terminal(stream)
+        live = terminal and form is text
         if live and self._drawing and event.name == STEP:
             return
         line = self.format(record) if self.formatter else form(event, record.levelno)
@@ -94,7 +95,7 @@ class ConsoleHandler(logging.Handler):
         where the log has another format than `text`.
         """
         stream = sys.stdout
-        if self._drawing or not is_terminal(stream) or _format(stream) is not text:
+        if self._drawing or not is_terminal(stream) or _format(terminal=True) is not text:
             return
         streams = {id(each): each for each in (stream, sys.stderr) if is_terminal(each)}  # may be one object
         for each in streams.values():
@@ -168,8 +169,8 @@ class ConsoleHandler(logging.Handler):
             self._shown = bool(line)
 
 
-def _format(stream: TextIO) -> Callable[[Event, int], str]:
-    return FORMATS[chosen_format(os.environ.get(LOG_FORMAT, ""), terminal=is_terminal(stream))]
+def _format(*, terminal: bool) -> Callable[[Event, int], str]:
+    return FORMATS[chosen_format(os.environ.get(LOG_FORMAT, ""), terminal=terminal)]
 
 
 def _width(fd: int) -> int:

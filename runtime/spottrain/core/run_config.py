@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,6 +27,7 @@ from spottrain.core.uri import is_path
 from spottrain.errors import ConfigurationError
 
 T = TypeVar("T")
+C = TypeVar("C", bound=str)
 
 DEFAULT_INTERVAL: Final = "10m"
 DEFAULT_KEEP: Final = 3
@@ -137,8 +138,8 @@ class RunConfig:
             endpoint=env.get(Env.CHECKPOINT_ENDPOINT) or None,
             interval=Interval.parse(env.get(Env.CHECKPOINT_INTERVAL) or DEFAULT_INTERVAL),
             keep=_read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
-            keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _true_or_false, True),
-            path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _true_or_false, None),
+            keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _either("true", "false"), True),
+            path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _either("true", "false"), None),
             kms_key=env.get(Env.CHECKPOINT_KMS_KEY) or None,
             on_existing=_read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
             known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
@@ -147,12 +148,12 @@ class RunConfig:
             termination_message=_read(env, Env.TERMINATION_MESSAGE, Path, None),
             progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
             cache_dir=_read(env, Env.CACHE_DIR, Path, None),
-            compile_cache=_read(env, Env.COMPILE_CACHE, _compile_cache, CompileCacheMode.KEEP),
+            compile_cache=_read(env, Env.COMPILE_CACHE, _one_of(CompileCacheMode), CompileCacheMode.KEEP),
             image_digest=env.get(Env.IMAGE_DIGEST, ""),
             hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
             store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
-            log_format=_read(env, LOG_FORMAT, _log_format, AUTO),
-            logs=_read(env, Env.LOGS, _kept, not local) and uri is not None,
+            log_format=_read(env, LOG_FORMAT, _one_of(LOG_FORMATS), AUTO),
+            logs=_read(env, Env.LOGS, _either("keep", "off"), not local) and uri is not None,
         )
 
 
@@ -245,16 +246,24 @@ def _limit(text: str) -> float:
     return value
 
 
-def _log_format(text: str) -> str:
-    if text not in LOG_FORMATS:
-        raise ValueError(f"must be one of {', '.join(LOG_FORMATS)}")
-    return text
+def _one_of(words: Iterable[C]) -> Callable[[str], C]:
+    known = {str(word): word for word in words}
+
+    def parse(text: str) -> C:
+        if text not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return known[text]
+
+    return parse
 
 
-def _kept(text: str) -> bool:
-    if text not in ("keep", "off"):
-        raise ValueError("must be keep or off")
-    return text == "keep"
+def _either(yes: str, no: str) -> Callable[[str], bool]:
+    def parse(text: str) -> bool:
+        if text not in (yes, no):
+            raise ValueError(f"must be {yes} or {no}")
+        return text == yes
+
+    return parse
 
 
 def _port(text: str) -> int:
@@ -267,15 +276,3 @@ def _on_existing(text: str) -> OnExisting:
     if text.lower() not in (choices := [each.lower() for each in OnExisting]):
         raise ValueError(f"must be one of {', '.join(choices)}")
     return OnExisting(text.capitalize())
-
-
-def _true_or_false(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text == "true"
-
-
-def _compile_cache(text: str) -> CompileCacheMode:
-    if text not in list(CompileCacheMode):
-        raise ValueError(f"must be one of {', '.join(CompileCacheMode)}")
-    return CompileCacheMode(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +57,7 @@ class FolderCheckpoints:
     def start(self, world: World) -> None:
         if world.first_here:
             self._place.mkdir(parents=True, exist_ok=True)
-            for left in self._place.glob(f"{OURS}*"):  # left by a killed process
-                shutil.rmtree(left, ignore_errors=True)
+            _delete(self._place.glob(f"{OURS}*"), world)  # left by a killed process
 
     def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
         found = manager.choice.restore_folder(claim, self._target)
@@ -89,16 +88,19 @@ class FolderCheckpoints:
         folders = [folder for folder, _ in self._saved]
         if self.restored is not None and self.restored.name.startswith(OURS):
             folders.append(self.restored)
-        if world.first_here:
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        _delete(folders, world)
 
     def _delete_uploaded(self, world: World) -> None:
         uploaded = [each for each in self._saved if each[1].finished.is_set()]
         self._saved = [each for each in self._saved if each not in uploaded]
-        if world.first_here:
-            for folder, _ in uploaded:
-                shutil.rmtree(folder, ignore_errors=True)
+        _delete((folder for folder, _ in uploaded), world)
+
+
+def _delete(folders: Iterable[Path], world: World) -> None:
+    """Deletes folders, which the ranks of a pod share, on its first rank."""
+    if world.first_here:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_resumed(engine: Engine, checkpoints: FolderCheckpoints, step: int, call: str) -> None:

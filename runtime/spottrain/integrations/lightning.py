@@ -131,7 +131,6 @@ class LightningCallback(pl.Callback):
             total_steps=_expected_steps(trainer),
             device=trainer.strategy.root_device,
             log_every=self._log_every,
-            profile=self.session.run.training.profile,
         )
 
     def on_train_batch_start(
@@ -244,9 +243,8 @@ class LightningCallback(pl.Callback):
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.coordinator.trained = shared["trained"]
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
-        if new_rank:
-            self._new_rank = True
-        else:
+        self._new_rank = new_rank
+        if not new_rank:
             self._random = unpacked(own["random"])
 
 

@@ -157,7 +157,6 @@ class TransformersCallback(TrainerCallback):
             total_steps=state.max_steps,
             device=args.device,
             log_every=1,
-            profile=self.session.run.training.profile,
         )
         if self._checkpoints.restored is not None:
             self._make_up(args, state, control)

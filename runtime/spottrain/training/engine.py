@@ -98,7 +98,8 @@ class Engine:
     ) -> None:
         """Starts log and diagnostics of this attempt, `step` steps into the training.
 
-        `state`: until the first step is done. `profile`: the window to profile. `phases`: see `Monitor`.
+        `state`: until the first step is done. `profile`: the script's own window to profile, which the
+        manifest's replaces. `phases`: see `Monitor`.
         `on_line` gets the figures of each log line. Raises ConfigurationError if the window does not fit.
         """
         if phases is not None or total_steps is None or step < total_steps:
@@ -108,7 +109,7 @@ class Engine:
                     start=step,
                     total_steps=total_steps,
                     device=device,
-                    profile=profile,
+                    profile=self.session.run.training.profile or profile,
                     phases=phases,
                 )
         self.metrics = MetricsLog(
@@ -136,10 +137,7 @@ class Engine:
         `loss` is called only if a log line is due. None: the loop logs by itself, by `metrics.line`.
         `samples`: of this step over all ranks; 0: unknown.
         """
-        if loss is None:
-            self.metrics.count(step, samples)
-        else:
-            self.metrics.note(step, loss, rate=rate, samples=samples, epoch=epoch)
+        self.metrics.note(step, loss, rate=rate, samples=samples, epoch=epoch)
         if self.monitor is not None:
             self.monitor.step_done()
 

@@ -609,7 +609,6 @@ class Loop:
             total_steps=self.max_steps,
             device=torch.device("cpu") if first is None else first.device,
             log_every=self._log_every,
-            profile=self.session.run.training.profile,
         )
         if self.done:  # the previous attempt did all steps, but ended before it stored the weights
             self.finish()

@@ -52,23 +52,18 @@ class MetricsLog:
     def note(
         self,
         step: int,
-        loss: Callable[[], float | None],
+        loss: Callable[[], float | None] | None,
         *,
         rate: float | None = None,
         samples: int = 0,
         epoch: int | None = None,
     ) -> None:
-        """Counts a step. `loss` is called only if a line is due. 0 samples: unknown."""
+        """Counts a step. `loss` is called only if a line is due; None: no line. 0 samples: unknown."""
         self._samples += samples
         self._steps += 1
-        if self._first or step % self._every == 0 or step == self._total:
+        due = self._first or step % self._every == 0 or step == self._total
+        if loss is not None and due:
             self.line(step, loss(), rate=rate, epoch=epoch)
-        self._update_board(step)
-
-    def count(self, step: int, samples: int = 0) -> None:
-        """Counts a step without a line."""
-        self._samples += samples
-        self._steps += 1
         self._update_board(step)
 
     def _update_board(self, step: int) -> None:

@@ -19,8 +19,9 @@ from spottrain.techniques.activation_checkpointing import (
     blocks,
     least,
     remove,
-    saved_bytes,
 )
+
+from tests.support.savedbytes import saved_bytes
 
 
 class Block(torch.nn.Module):
