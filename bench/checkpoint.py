@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.reader import read_trees
-from spottrain.checkpoint.save import manifest
-from spottrain.checkpoint.saver import Saver
-from spottrain.checkpoint.upload import ProcessTransfer, UploadItem
+from spottrain.checkpoint.saver import Saver, manifest
+from spottrain.checkpoint.upload import ProcessTransfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
@@ -106,19 +106,18 @@ def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
         World(), None, lambda: ProcessTransfer({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint})
     )
     save = saver.snapshot(training.tree(), {}, 1)
-    assert save.layout is not None
     store = open_store(f"s3://{BUCKET}/ours", endpoint)
     bare = Child("bare", endpoint, str(training.bytes))
     times: dict[str, list[float]] = {"up": [], "bare_up": [], "down": [], "bare_down": []}
     for number in range(rounds + 1):  # the first warms connections and pages, and does not count
         key = f"checkpoints/t000001-s{number:09d}-x/"
-        files = [UploadItem(key=key + s.name, bytes=s.bytes, offset=s.offset) for s in save.layout.shards]
+        items = [replace(item, key=key + item.key) for item in save.items]
         began = time.perf_counter()
-        sent = saver.send(files, lambda: False)
+        sent = saver.send(items, lambda: False)
         up = time.perf_counter() - began
         bare_up = float(bare.ask(f"upload bare-{number}"))
         save.key = key
-        whole = manifest(save, World(), [saver._report(save, sent)])
+        whole = manifest(save, [saver._report(save, sent)])
         down = timed(lambda key=key, whole=whole: read_trees(store, key, whole))  # type: ignore[misc]
         bare_down = float(bare.ask(f"download bare-{number}"))
         if number:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption

@@ -14,7 +14,7 @@ from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.plain_state import MODEL
 from spottrain.checkpoint.reader import Want
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
 from spottrain.core.container import memory
 from spottrain.distributed.world import World

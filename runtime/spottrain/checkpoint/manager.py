@@ -3,8 +3,12 @@
     claim -> choice.restore -> [ start, in a thread, one at a time ] -> save_before_end, or save_now and
     write_final -> release
 
-Every rank calls the same methods at the same steps. A save writes the shards, then the manifest, then changes
-HEAD with one conditional request. That change is the commit.
+Every rank calls the same methods at the same steps. One save, on rank 0:
+
+    saver.snapshot -> start -> _write:  saver.upload (all ranks) -> _commit: manifest, owner.commit (HEAD)
+                                        -> _note_durable -> saver.say_result
+
+The change of HEAD, one conditional request, is the commit. The other ranks note it when they hear the result.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -24,11 +30,10 @@ from spottrain.checkpoint.context import RunContext
 from spottrain.checkpoint.final_weights import INDEX, FinalWeights
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.checkpoint.head.state import BEST
-from spottrain.checkpoint.manifest import Manifest
-from spottrain.checkpoint.save import Abandoned, Save
-from spottrain.checkpoint.saver import Saver
+from spottrain.checkpoint.saver import Abandoned, Report, Save, Saver, manifest
 from spottrain.checkpoint.selection import CheckpointSelection
-from spottrain.checkpoint.upload import Transfer, UploadItem
+from spottrain.checkpoint.upload import Transfer
+from spottrain.checkpoint.upload_process import UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts
@@ -104,14 +109,14 @@ class CheckpointManager:
         """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
         self._commit_turn = threading.Lock()
-        self._meetings = 0
 
     # --- start --------------------------------------------------------------------------------------
     def claim(self) -> Claim:
         """Waits for the predecessor to release HEAD, then claims it. Raises RunError."""
         self.context.board.update(state="Gated")
         if not self.context.world.first:
-            return self._hear_claim()
+            heard = receive_facts(self._control, "claim")  # may take long; a stop ends this process meanwhile
+            return Claim(**heard | {"resume": tuple(Entry(**each) for each in heard["resume"])})
         run, preemption = self.context.run, self.context.preemption
         self._owner.wait_at_gate(run.gate_until, lambda: preemption.stopping)
         preemption.let_end(None)  # a signal must not end the process between the claim and its response
@@ -125,7 +130,7 @@ class CheckpointManager:
             newest = claim.resume[0] if claim.resume else None
             log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
             threading.Thread(target=self._watch, name="spottrain-watch", daemon=True).start()
-        broadcast_facts(self._control, "claim", {"term": claim.term, "done": claim.done})
+        broadcast_facts(self._control, "claim", asdict(claim))
         return claim
 
     def trained(self) -> tuple[int, int]:
@@ -133,37 +138,29 @@ class CheckpointManager:
 
         All ranks must call it. Raises StoreError.
         """
-        if not self.context.world.first:
-            heard = receive_facts(self._control, "trained")
-            return int(heard["step"]), int(heard["total"])
-        found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
-        facts = json.loads(found.body) if found is not None else {}
-        step, total = int(facts.get("step", 0)), int(facts.get("total_steps", 0))
-        broadcast_facts(self._control, "trained", {"step": step, "total": total})
-        return step, total
-
-    def _hear_claim(self) -> Claim:
-        """Waits for rank 0's claim, which may take long. A stop ends this process from another thread."""
-        heard = receive_facts(self._control, "claim")
-        return Claim(term=heard["term"], done=heard["done"])
+        if self.context.world.first:
+            found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
+            facts = json.loads(found.body) if found is not None else {}
+            broadcast_facts(self._control, "trained", facts)
+        else:
+            facts = receive_facts(self._control, "trained")
+        return int(facts.get("step", 0)), int(facts.get("total_steps", 0))
 
     def meet(self) -> None:
         """Waits until all ranks have come here, such as for files of all ranks to be complete.
 
         Raises PeerLost.
         """
-        self._meetings += 1
         if self._control is None:
             return
-        name = f"meet/{self._meetings}"
-        self._control.send_to_leader(name, b"")
+        self._control.send_to_leader("meet", b"")
         if not self.context.world.first:
-            self._control.receive(name)
+            self._control.receive("meet")
             return
-        self._control.collect(name, float("inf"))
+        self._control.collect("meet", math.inf)
         if self._control.lost is not None:
             raise self._control.lost
-        self._control.broadcast(name, b"")
+        self._control.broadcast("meet", b"")
 
     # --- periodic saves -----------------------------------------------------------------------------
     @property
@@ -185,7 +182,7 @@ class CheckpointManager:
 
     def _save_in_background(self, save: Save) -> None:
         try:
-            self._write(save, lambda: float("inf"))
+            self._write(save, lambda: math.inf)
         except Abandoned:
             log.unhindered("save-abandoned", step=save.step)
         except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
@@ -202,71 +199,73 @@ class CheckpointManager:
         self._prune(save)
 
     def _write(self, save: Save, left: Callable[[], float], *, again: bool = False) -> None:
-        """Writes the shards. Rank 0 then writes the manifest and commits; the others wait for its result.
+        """Uploads the shards of all ranks; rank 0 then commits, and the others wait for its result.
 
         `again`: whether the caller retries after a failure.
         """
-        if self.context.world.first:
-            try:
-                self.saver.write(save, new_key=self._owner.new_key, commit=self._commit, left=left)
-                self.saver.say_result(save, committed=True)
-            except Exception as error:
-                if not again:
-                    self.saver.say_over(save)
-                self.saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
-                raise
+        if not self.context.world.first:
+            self._write_with_leader(save, left)
             return
         try:
-            self.saver.write(save, new_key=self._no_key, commit=self._commit, left=left)
+            save.key = save.key or self._owner.new_key(save.step)
+            self._commit(save, self.saver.upload(save, left))
+            self.saver.say_result(save, committed=True)
+        except Exception as error:
+            if not again:
+                self.saver.say_over(save)
+            self.saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
+            raise
+
+    def _write_with_leader(self, save: Save, left: Callable[[], float]) -> None:
+        try:
+            self.saver.upload(save, left)
         except Abandoned:
             if save.abandoned:
                 raise  # abandoned by this rank; otherwise rank 0 ended the save and sends the reason
         result = self.saver.hear_result(save, left)
-        if result.get("why", "").startswith(Abandoned.__name__):
-            raise Abandoned
         if not result.get("committed"):
             why = str(result.get("why", "no answer"))
+            if why.startswith(Abandoned.__name__):
+                raise Abandoned
             lost = why.startswith(Superseded.__name__)  # the whole gang is superseded, which is not a failure
             raise (Superseded if lost else StoreUnavailable)(f"rank 0 did not commit step {save.step}: {why}")
-        self._note_durable(save, save.key)
+        self._note_durable(save)
 
-    def _no_key(self, step: int) -> str:
-        raise AssertionError("rank 0 names the keys")
-
-    def _commit(self, save: Save, manifest: Manifest) -> None:
+    def _commit(self, save: Save, reports: list[Report]) -> None:
+        whole = manifest(save, reports)
+        body = whole.to_bytes()
+        entry = Entry(
+            key=save.key,
+            step=save.step,
+            time=save.started,
+            bytes=whole.size + len(body),
+            keptAs=BEST if save.best else "",
+        )
         with self._commit_turn:  # an abandoned save must not commit after the one that replaced it
             if save.abandoned:
                 raise Abandoned
-            body = manifest.to_bytes()
-            with contextlib.suppress(AlreadyExists):  # the key is unique: an earlier attempt wrote it
+            with contextlib.suppress(AlreadyExists):  # the key is unique: an earlier try wrote it
                 self.store.put_if_absent(save.key + MANIFEST_NAME, body)
-            entry = Entry(
-                key=save.key,
-                step=save.step,
-                time=save.started,
-                bytes=manifest.size + len(body),
-                keptAs=BEST if save.best else "",
-            )
             save.dropped = self._owner.commit(
                 entry,
                 self.context.run.keep,
                 damaged=frozenset(self.choice.damaged),
                 patience=self._patience(),
             )
-        self._note_durable(save, entry.key, bytes=entry.bytes)
+        self._note_durable(save, bytes=entry.bytes)
 
-    def _note_durable(self, save: Save, key: str, **facts: Any) -> None:
+    def _note_durable(self, save: Save, **facts: Any) -> None:
         save.committed = True
-        now, board = time.time(), self.context.board
+        seconds, board = time.time() - save.started, self.context.board
         board.update(
             durable_step=save.step,
             durable_time=save.started,
-            key=key,
+            key=save.key,
             saves=board.facts.saves + 1,
-            save_seconds=now - save.started,
+            save_seconds=seconds,
         )
         if self.context.world.first:
-            log.unhindered("committed", step=save.step, seconds=now - save.started, **facts, key=key)
+            log.unhindered("committed", step=save.step, seconds=seconds, **facts, key=save.key)
         self.on_durable()
 
     def _prune(self, save: Save) -> None:
@@ -308,7 +307,7 @@ class CheckpointManager:
         save = self._save
         if save is None or save.finished.is_set():
             return
-        if not save.finished.wait(None if seconds == float("inf") else seconds):
+        if not save.finished.wait(None if seconds == math.inf else seconds):
             save.abandoned = True
             log.unhindered("abandoning", step=save.step)
             save.finished.wait(RETRY_SECONDS)
@@ -321,7 +320,7 @@ class CheckpointManager:
         save, outage = take(), self.context.outage
         outage.through(
             f"the save of step {save.step}",
-            lambda: self._write(save, lambda: float("inf"), again=outage.patient),
+            lambda: self._write(save, lambda: math.inf, again=outage.patient),
             brief=False,
             between=lambda: self.saver.again(save),
         )
@@ -375,7 +374,7 @@ class CheckpointManager:
             self._retry_in_outage(partial(self._upload_final, FINAL_PREFIX + name, body))
             files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
         if (index := weights.index) is not None:
-            self._retry_in_outage(partial(self.store.put, FINAL_PREFIX + INDEX, index))
+            self._retry_in_outage(lambda: self.store.put(FINAL_PREFIX + INDEX, index))
         facts = {
             "format": 1,
             "step": step,
@@ -384,8 +383,8 @@ class CheckpointManager:
             "files": files,
             "checkpoint": self.context.board.facts.key,
         }
-        body_of_facts = json.dumps(facts, indent=1).encode()
-        self._retry_in_outage(partial(self.store.put, FINAL_PREFIX + MANIFEST_NAME, body_of_facts))
+        text = json.dumps(facts, indent=1).encode()
+        self._retry_in_outage(lambda: self.store.put(FINAL_PREFIX + MANIFEST_NAME, text))
 
     def _retry_in_outage(self, act: Callable[[], None]) -> None:
         """Retries one file at a time, because all ranks must gather the next one together."""
@@ -393,7 +392,7 @@ class CheckpointManager:
 
     def _clear_final(self) -> None:
         # List first: a needless DELETE that the network repeats late would delete the new weights.
-        if left := [key for key in self.store.list(FINAL_PREFIX) if key.startswith(FINAL_PREFIX + "model")]:
+        if left := self.store.list(FINAL_PREFIX + "model"):
             self.store.delete(left)
 
     def _upload_final(self, key: str, body: memoryview) -> None:
@@ -441,7 +440,7 @@ class CheckpointManager:
             if not self._released:  # after the release a successor may own HEAD
                 self._quietly(self._owner.check)
 
-    def _quietly(self, act: Any) -> None:
+    def _quietly(self, act: Callable[[], object]) -> None:
         try:
             act()
         except Superseded as error:

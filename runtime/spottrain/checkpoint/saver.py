@@ -1,30 +1,35 @@
-"""Performs one save after another, on every rank: copy, upload, manifest, commit.
+"""This rank's part of a save: copy the state, upload it, report to rank 0, which builds the manifest.
 
 Each rank copies and uploads its own shards. It reports them to rank 0 over a TCP connection, not by a
-collective, because a lost rank must not hang the others. Rank 0 writes the manifest, commits by changing
-HEAD, and sends the result to the other ranks.
+collective, because a lost rank must not hang the others. `manager` commits what rank 0 gets from here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from spottrain.checkpoint.layout import describe, divide, plan, signature
-from spottrain.checkpoint.manifest import File, Manifest
+from spottrain.checkpoint.manifest import FOLDER, STATE, File, Manifest, StoredTensor, shard, stored
 from spottrain.checkpoint.plain_state import MODEL
-from spottrain.checkpoint.save import Abandoned, Save, fingerprint, manifest, raise_first_error
 from spottrain.checkpoint.staging_buffer import StagingBuffer
-from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied, UploadItem
+from spottrain.checkpoint.tree import Flattened, Leaf, renumber
+from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied
+from spottrain.checkpoint.upload_process import UploadItem
+from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts
 from spottrain.distributed.world import World
-from spottrain.errors import StoreUnavailable, TrainingFailed
+from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
 from spottrain.storage.base import Cancelled
 
 WAIT_SECONDS: Final = 1.0
@@ -34,9 +39,46 @@ WEIGHTS: Final = f"{MODEL}."
 REPORT_SECONDS: Final = 3600.0
 """Longest wait for the other ranks' uploads; it is the only limit while no stop is requested."""
 
+Report = dict[str, Any]
+"""What one rank has stored, or why it has not: a JSON object."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Save:
+    """One save in progress. `tree` (shared) and `own` (this rank's) are JSON trees, see `tree.py`."""
+
+    number: int
+    step: int
+    best: bool = False
+    kind: str = STATE
+    tree: Any = None
+    own: Any = None
+    shared: list[StoredTensor] = field(default_factory=list)
+    """All tensors of `tree`, with the pieces that this rank stores."""
+    private: list[StoredTensor] = field(default_factory=list)
+    """The tensors of `own`."""
+    files: list[File] = field(default_factory=list)
+    items: list[UploadItem] = field(default_factory=list)
+    """The objects that this rank uploads; `key` is the name below the save's key."""
+    started: float = field(default_factory=time.time)
+    finished: threading.Event = field(default_factory=threading.Event)
+    abandoned: bool = False
+    failed: bool = False
+    committed: bool = False
+    dropped: tuple[str, ...] = ()
+    """Keys that this save's commit removed from HEAD."""
+    again: bool = False
+    """Whether an earlier try may have uploaded some of the objects."""
+    key: str = ""
+    """Key (folder) of its objects in the store; rank 0 chooses it."""
+
+
+class Abandoned(Exception):
+    """A newer save replaces this one, or no time is left for it."""
+
 
 class Saver:
-    """Copies, uploads and commits saves. `new_transfer` starts an uploader, and another if one has died."""
+    """Copies and uploads saves. `new_transfer` starts an uploader, and another if one has died."""
 
     def __init__(
         self,
@@ -72,25 +114,30 @@ class Saver:
         Raises CheckpointError for a state that cannot be stored, ConfigurationError if memory is short.
         """
         shared, private = Flattened(tree), Flattened(own)
-        self._buffer_for(shared.leaves + private.leaves, self._mine(shared, private))
+        self._buffer_for(shared.leaves + private.leaves, len(shared.leaves))
 
     def snapshot(self, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
         """Copies the state, after which training may continue. No other save may be in progress."""
         shared, private = Flattened(tree), Flattened(own)
-        leaves = shared.leaves + private.leaves
-        buffer = self._buffer_for(leaves, self._mine(shared, private))
+        leaves, count = shared.leaves + private.leaves, len(shared.leaves)
+        buffer = self._buffer_for(leaves, count)
         began = time.perf_counter()
         buffer.fill(leaves)
         self.copy_seconds = time.perf_counter() - began
+        pieces = {place.number: (place.piece,) for place in buffer.layout.places}
+        tensors = [describe(leaf, pieces.get(number, ())) for number, leaf in enumerate(leaves)]
         return Save(
             number=self._next(),
             step=step,
             best=best,
             tree=shared.plain,
             own=private.plain,
-            shared=[describe(leaf) for leaf in shared.leaves],
-            private=[describe(leaf) for leaf in private.leaves],
-            layout=buffer.layout,
+            shared=tensors[:count],
+            private=tensors[count:],
+            items=[
+                UploadItem(key=each.name, bytes=each.bytes, offset=each.offset)
+                for each in buffer.layout.shards
+            ],
         )
 
     def folder(self, folder: Path, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
@@ -99,45 +146,37 @@ class Saver:
         Rank 0 uploads its files. The first rank of every other pod uploads the files that rank 0 lacks.
         The trees must hold no tensors.
         """
-        paths = sorted(path for path in folder.rglob("*") if path.is_file()) if self._world.first_here else []
-        files = [
-            File(path=path.relative_to(folder).as_posix(), shard=f"f{self._world.rank:05d}-{number:05d}")
-            for number, path in enumerate(paths)
-        ]
-        self._files_bytes = sum(path.stat().st_size for path in paths)
         shared, private = Flattened(tree), Flattened(own)
         assert not shared.leaves and not private.leaves, "a folder's trees hold no tensors"
-        return Save(
-            number=self._next(),
-            step=step,
-            best=best,
-            tree=shared.plain,
-            own=private.plain,
-            files=files,
-            folder=folder,
+        save = Save(
+            number=self._next(), step=step, best=best, kind=FOLDER, tree=shared.plain, own=private.plain
         )
+        folder = folder.absolute()
+        paths = sorted(path for path in folder.rglob("*") if path.is_file()) if self._world.first_here else []
+        for number, path in enumerate(paths):
+            name = f"f{self._world.rank:05d}-{number:05d}"
+            save.files.append(File(path=path.relative_to(folder).as_posix(), shard=name))
+            save.items.append(UploadItem(key=name, bytes=path.stat().st_size, path=str(path)))
+        self._files_bytes = sum(item.bytes for item in save.items)
+        return save
 
     def again(self, save: Save) -> None:
         """Prepares a retry under the same key, so that objects already uploaded are not sent again."""
         save.number = self._next()
-        save.tries += 1
+        save.again = True
 
     def _next(self) -> int:
         self._number += 1
         return self._number
 
-    def _mine(self, shared: Flattened, private: Flattened) -> list[int]:
-        """Returns the numbers of the leaves that this rank stores; private leaves follow the shared ones."""
-        count = len(shared.leaves)
-        mine = divide(shared.leaves, self._world.size, self.of_first)[self._world.rank]
-        return mine + list(range(count, count + len(private.leaves)))
-
-    def _buffer_for(self, leaves: Sequence[Leaf], mine: Sequence[int]) -> StagingBuffer:
+    def _buffer_for(self, leaves: Sequence[Leaf], shared: int) -> StagingBuffer:
+        """Returns the buffer for this rank's part of the first `shared` leaves and for all other leaves."""
+        mine = divide(leaves[:shared], self._world.size, self.of_first)[self._world.rank]
+        mine += range(shared, len(leaves))
         if self._buffer is None or self._buffer.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)
             before = 0 if self._buffer is None else self._buffer.size
-            self._buffer = None  # freed before the next one is allocated: memory may not hold two
-            self._transfer.forget()
+            self.forget()  # freed before the next one is allocated: memory may not hold two
             self._buffer = StagingBuffer(
                 layout, pin=self._pin, freed=before, ranks_here=self._world.local_size
             )
@@ -145,38 +184,27 @@ class Saver:
         return self._buffer
 
     def forget(self) -> None:
-        """Frees the staging buffer, after the last save."""
+        """Frees the staging buffer."""
         self._buffer = None
         self._transfer.forget()
 
-    # --- upload and commit --------------------------------------------------------------------------
-    def write(
-        self,
-        save: Save,
-        *,
-        new_key: Callable[[int], str],
-        commit: Callable[[Save, Manifest], None],
-        left: Callable[[], float],
-    ) -> None:
-        """Uploads and commits a save.
+    # --- upload -------------------------------------------------------------------------------------
+    def upload(self, save: Save, left: Callable[[], float]) -> list[Report]:
+        """Uploads this rank's part. Returns the reports of all ranks, in rank order, on rank 0 only.
 
-        Raises StoreError, Abandoned, PeerLost, TrainingFailed, or an error of `commit`. `new_key` and
-        `commit` are called only on rank 0. `left` returns the remaining seconds.
+        Rank 0 has set `save.key`. `left` returns the remaining seconds. Raises StoreError, Abandoned,
+        PeerLost or TrainingFailed; then rank 0 knows why this rank has no report.
         """
         try:
             self._require_no_nan(save)
-            self._agree_on_key(save, new_key, left)
-            sent = self._send(save)
-            report = self._report(save, sent)
+            self._agree_on_key(save, left)
+            report = self._report(save, self._send(save))
             if self._control is None:
-                commit(save, manifest(save, self._world, [report]))
-                return
-            if self._world.first:
-                commit(save, manifest(save, self._world, self._collect(save, report, left)))
-            else:
-                self._control.send_to_leader(f"save/{save.number}", json.dumps(report).encode())
+                return [report]
+            self._control.send_to_leader(f"save/{save.number}", json.dumps(report).encode())
+            return self._collect(save, left) if self._world.first else []
         except (Cancelled, Abandoned):
-            self._report_failure(save, "Abandoned", "")
+            self._report_failure(save, Abandoned.__name__, "")
             raise Abandoned from None
         except Exception as error:
             self._report_failure(save, type(error).__name__, str(error))
@@ -184,10 +212,8 @@ class Saver:
 
     def _require_no_nan(self, save: Save) -> None:
         """Raises TrainingFailed if weights hold NaN: every restart would resume from them."""
-        if self._buffer is None or save.layout is None:
-            return
         for number, each in enumerate(save.shared):
-            if each.name.startswith(WEIGHTS) and self._buffer.has_nan(number):
+            if each.name.startswith(WEIGHTS) and self._buffer is not None and self._buffer.has_nan(number):
                 name = each.name.removeprefix(WEIGHTS)
                 raise TrainingFailed(
                     f"{name} holds NaN after step {save.step}, which is not saved; "
@@ -195,6 +221,88 @@ class Saver:
                     "(clip_grad_norm), or look at the samples of the steps before"
                 )
 
+    def _agree_on_key(self, save: Save, left: Callable[[], float]) -> None:
+        """Sets the key that rank 0 chose on all ranks, and drops the files that rank 0 uploads."""
+        name = f"save/{save.number}/key"
+        if self._world.first:
+            broadcast_facts(
+                self._control, name, {"key": save.key, "files": [file.path for file in save.files]}
+            )
+            return
+        heard = self._heard(name, left)
+        if not heard:
+            raise Abandoned
+        save.key = heard["key"]
+        if save.kind == FOLDER:
+            theirs = set(heard["files"])
+            save.files = [file for file in save.files if file.path not in theirs]
+            names = {file.shard for file in save.files}
+            save.items = [item for item in save.items if item.key in names]
+
+    def _send(self, save: Save) -> dict[str, Sent]:
+        items = [replace(item, key=save.key + item.key, again=save.again) for item in save.items]
+        return self.send(items, lambda: save.abandoned or self._given_up(save))
+
+    def _given_up(self, save: Save) -> bool:
+        """Returns whether rank 0 has announced that the save is over."""
+        if self._control is None or self._world.first:
+            return False
+        return self._control.has_message(f"save/{save.number}/over")
+
+    def send(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        """Uploads the items, measures the bandwidth, and returns the results by key."""
+        began = time.perf_counter()
+        try:
+            sent = self._transfer.put(items, cancelled)
+        except UploaderDied as error:
+            log.event("uploader-died", error=str(error), next="another one is started")
+            self._transfer.close()
+            self._transfer = self._new_transfer()
+            if self._buffer is not None:
+                self._transfer.share(self._buffer)
+            items = [replace(item, again=True) for item in items]
+            sent = self._transfer.put(items, cancelled)
+        size = sum(each.bytes for each in sent.values())
+        if size and not any(item.again for item in items):  # in a retry some objects exist already
+            self.bandwidth = size / max(time.perf_counter() - began, 1e-6)
+        return sent
+
+    def _report(self, save: Save, sent: dict[str, Sent]) -> Report:
+        return {
+            "shared": _fingerprint(save.shared),
+            "pieces": [[asdict(piece) for piece in each.pieces] for each in save.shared],
+            "private": [asdict(each) for each in save.private],
+            "own": save.own,
+            "files": [asdict(file) for file in save.files],
+            "shards": [
+                {"name": key.removeprefix(save.key), "bytes": each.bytes, "chunks": each.chunks}
+                for key, each in sorted(sent.items())
+            ],
+        }
+
+    def _collect(self, save: Save, left: Callable[[], float]) -> list[Report]:
+        assert self._control is not None
+        answers = self._control.collect(
+            f"save/{save.number}", min(left(), REPORT_SECONDS), lambda: save.abandoned
+        )
+        if save.abandoned:
+            raise Abandoned
+        if self._control.lost is not None:
+            raise self._control.lost
+        reports = [json.loads(answer) for answer in answers if answer is not None]
+        for report in reports:
+            _raise_error_of(report)
+        if len(reports) < self._world.size:
+            raise StoreUnavailable("not all ranks had uploaded their shards in time")
+        return reports
+
+    def _report_failure(self, save: Save, error: str, message: str) -> None:
+        """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
+        if self._control is not None and not self._world.first:
+            words = {"error": error, "message": message, "rank": self._world.rank}
+            self._control.send_to_leader(f"save/{save.number}", json.dumps(words).encode())
+
+    # --- result -------------------------------------------------------------------------------------
     def say_result(self, save: Save, **facts: Any) -> None:
         """On rank 0: sends the save's result to the other ranks."""
         broadcast_facts(self._control, f"save/{save.number}/result", facts)
@@ -215,100 +323,62 @@ class Saver:
                 return json.loads(answer)  # type: ignore[no-any-return]
         return {}
 
-    def _agree_on_key(self, save: Save, new_key: Callable[[int], str], left: Callable[[], float]) -> None:
-        """Sets the key that rank 0 chooses for all ranks, and drops the files that rank 0 uploads."""
-        if self._world.first:
-            save.key = save.key or new_key(save.step)
-            words = {"key": save.key, "files": [file.path for file in save.files]}
-            broadcast_facts(self._control, f"save/{save.number}/key", words)
-            return
-        heard = self._heard(f"save/{save.number}/key", left)
-        if not heard:
-            raise Abandoned
-        save.key = heard["key"]
-        theirs = set(heard["files"])
-        save.files = [file for file in save.files if file.path not in theirs]
-
-    def _send(self, save: Save) -> dict[str, Sent]:
-        files = [
-            UploadItem(key=save.key + each.name, bytes=each.bytes, offset=each.offset, again=save.tries > 0)
-            for each in (save.layout.shards if save.layout else ())
-        ]
-        for file in save.files:
-            assert save.folder is not None
-            path = (save.folder / file.path).absolute()
-            size = path.stat().st_size
-            files.append(
-                UploadItem(key=save.key + file.shard, bytes=size, path=str(path), again=save.tries > 0)
-            )
-        return self.send(files, lambda: save.abandoned or self._given_up(save))
-
-    def _given_up(self, save: Save) -> bool:
-        """Returns whether rank 0 has announced that the save is over."""
-        if self._control is None or self._world.first:
-            return False
-        return self._control.has_message(f"save/{save.number}/over")
-
-    def send(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
-        """Uploads the files, measures the bandwidth, and returns the results by key."""
-        began = time.perf_counter()
-        try:
-            sent = self._transfer.put(files, cancelled)
-        except UploaderDied as error:
-            log.event("uploader-died", error=str(error), next="another one is started")
-            self._transfer.close()
-            self._transfer = self._new_transfer()
-            if self._buffer is not None:
-                self._transfer.share(self._buffer)
-            files = [replace(file, again=True) for file in files]
-            sent = self._transfer.put(files, cancelled)
-        size = sum(each.bytes for each in sent.values())
-        if size and not any(file.again for file in files):  # in a retry some objects exist already
-            self.bandwidth = size / max(time.perf_counter() - began, 1e-6)
-        return sent
-
-    def _report(self, save: Save, sent: dict[str, Sent]) -> dict[str, Any]:
-        """Returns what this rank has stored, as a JSON object."""
-        count = len(save.shared)
-        pieces: dict[int, list[Any]] = {}
-        for place in save.layout.places if save.layout else ():
-            pieces.setdefault(place.number, []).append(asdict(place.piece))
-        private = [
-            asdict(each) | {"pieces": pieces.get(count + n, [])} for n, each in enumerate(save.private)
-        ]
-        return {
-            "pieces": {str(number): found for number, found in pieces.items() if number < count},
-            "private": private,
-            "own": save.own,
-            "shared": fingerprint(save.shared),
-            "files": [asdict(file) for file in save.files],
-            "shards": [
-                {"name": key.removeprefix(save.key), "bytes": each.bytes, "chunks": each.chunks}
-                for key, each in sorted(sent.items())
-            ],
-        }
-
-    def _collect(self, save: Save, own: dict[str, Any], left: Callable[[], float]) -> list[dict[str, Any]]:
-        """Returns the reports of all ranks, in rank order."""
-        assert self._control is not None
-        name = f"save/{save.number}"
-        self._control.send_to_leader(name, json.dumps(own).encode())
-        answers = self._control.collect(name, min(left(), REPORT_SECONDS), lambda: save.abandoned)
-        if save.abandoned:
-            raise Abandoned
-        if self._control.lost is not None:
-            raise self._control.lost
-        reports = [json.loads(answer) for answer in answers if answer is not None]
-        raise_first_error(reports)
-        if len(reports) < self._world.size:
-            raise StoreUnavailable("not all ranks had uploaded their shards in time")
-        return reports
-
-    def _report_failure(self, save: Save, error: str, message: str) -> None:
-        """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
-        if self._control is not None and not self._world.first:
-            words = {"error": error, "message": message, "rank": self._world.rank}
-            self._control.send_to_leader(f"save/{save.number}", json.dumps(words).encode())
-
     def close(self) -> None:
         self._transfer.close()
+
+
+def _raise_error_of(report: Report) -> None:
+    if "error" not in report:
+        return
+    if report["error"] == Abandoned.__name__:
+        raise Abandoned
+    if report["error"] == TrainingFailed.__name__:
+        raise TrainingFailed(report["message"])
+    raise StoreUnavailable(f"rank {report['rank']} could not save: {report['error']}: {report['message']}")
+
+
+def _fingerprint(shared: Sequence[StoredTensor]) -> str:
+    """Returns a hash that is equal on two ranks if they number the same tensors in the same order."""
+    plain = [[each.name, each.dtype, list(each.shape)] for each in shared]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+
+
+def manifest(save: Save, reports: Sequence[Report]) -> Manifest:
+    """Builds the manifest from the reports of all ranks, given in rank order.
+
+    Raises CheckpointError if the ranks' states do not match.
+    """
+    for rank, report in enumerate(reports):
+        if report["shared"] != reports[0]["shared"]:
+            raise CheckpointError(
+                f"the state of rank {rank} has other tensors than that of rank 0 (names, types, "
+                "shapes or their order), so they cannot form one checkpoint; use the same model, "
+                "optimizer and extra objects on all ranks, and keep what differs out of state_dict()",
+                reason=Reason.CHECKPOINT_INCOMPATIBLE,
+            )
+    tensors: list[StoredTensor] = []
+    for number, each in enumerate(save.shared):
+        pieces = [piece for report in reports for piece in report["pieces"][number]]
+        tensors.append(stored(asdict(each) | {"pieces": pieces}))
+    trees = []
+    for report in reports:
+        trees.append(renumber(report["own"], len(tensors)))
+        tensors += [stored(each) for each in report["private"]]
+    for each in tensors:
+        if sum(math.prod(piece.shape) for piece in each.pieces) != math.prod(each.shape):
+            raise CheckpointError(
+                f"{each.name} was not stored completely by the {len(reports)} rank(s); this is a bug in "
+                "spottrain. Nothing was committed",
+                reason=Reason.CHECKPOINT_INCOMPATIBLE,
+            )
+    return Manifest(
+        step=save.step,
+        world=len(reports),
+        kind=save.kind,
+        tree=save.tree,
+        ranks=tuple(trees),
+        tensors=tuple(tensors),
+        shards=tuple(shard(each) for report in reports for each in report["shards"]),
+        files=tuple({file["path"]: File(**file) for report in reports for file in report["files"]}.values()),
+        torch=str(torch.__version__),
+    )

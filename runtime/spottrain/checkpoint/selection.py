@@ -71,14 +71,10 @@ class CheckpointSelection:
         self, claim: Claim, kind: str, read: Callable[[Entry, Manifest], Restored]
     ) -> Restored | None:
         reasons: list[str] = []
-        for number in range(len(claim.resume) + 1 if self.context.world.first else 10**6):
-            entry = self._candidate(claim, number)
-            if entry is None:
-                break
+        for entry in claim.resume:
             began = time.time()
             found, why = self._try(entry, kind, read)
-            why = self._first_failure(number, why)
-            if not why:
+            if not (why := self._first_failure(why)):
                 log.event("restored", step=entry.step, key=entry.key, seconds=time.time() - began)
                 return found
             log.event("damaged", step=entry.step, key=entry.key, error=why)
@@ -92,16 +88,6 @@ class CheckpointSelection:
                 reason=Reason.CHECKPOINT_DAMAGED,
             )
         return None
-
-    def _candidate(self, claim: Claim, number: int) -> Entry | None:
-        """Returns the candidate that rank 0 chooses; all ranks try the same one."""
-        if not self.context.world.first:
-            heard = receive_facts(self._control, f"restore/{number}")
-            return Entry(**heard) if heard else None
-        entry = claim.resume[number] if number < len(claim.resume) else None
-        facts = {f: getattr(entry, f) for f in ("key", "step", "time", "bytes", "keptAs")} if entry else {}
-        broadcast_facts(self._control, f"restore/{number}", facts)
-        return entry
 
     def _try(
         self, entry: Entry, kind: str, read: Callable[[Entry, Manifest], Restored]
@@ -119,19 +105,18 @@ class CheckpointSelection:
         except Damaged as error:
             return None, str(error)
 
-    def _first_failure(self, number: int, why: str) -> str:
+    def _first_failure(self, why: str) -> str:
         """Returns why any of the ranks could not read the checkpoint; empty if all could."""
         if self._control is None:
             return why
-        name = f"restored/{number}"
-        self._control.send_to_leader(name, why.encode())
+        self._control.send_to_leader("restored", why.encode())
         if not self.context.world.first:
-            return str(receive_facts(self._control, f"{name}/verdict")["why"])
-        answers = self._control.collect(name, math.inf)
+            return str(receive_facts(self._control, "restored")["why"])
+        answers = self._control.collect("restored", math.inf)
         if self._control.lost is not None:
             raise self._control.lost
         why = next((answer.decode() for answer in answers if answer), "")
         if any(answer is None for answer in answers):
             raise PeerLost("another rank ended while the checkpoint was read; its log says why")
-        broadcast_facts(self._control, f"{name}/verdict", {"why": why})
+        broadcast_facts(self._control, "restored", {"why": why})
         return why

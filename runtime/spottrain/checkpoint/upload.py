@@ -9,16 +9,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
+import mmap
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from spottrain import errors
 from spottrain.checkpoint.staging_buffer import StagingBuffer
-from spottrain.checkpoint.upload_process import upload
+from spottrain.checkpoint.upload_process import UploadItem, upload
 from spottrain.distributed.channel import start_child
 from spottrain.errors import StoreUnavailable
 from spottrain.storage import base as stores
@@ -29,18 +29,6 @@ POLL_SECONDS: Final = 0.05
 
 class UploaderDied(Exception):
     """The uploader process has ended; the objects it was sending may or may not exist."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UploadItem:
-    """One object to write: a part of the staging buffer, or a local file."""
-
-    key: str
-    bytes: int
-    offset: int = 0
-    path: str = ""
-    again: bool = False
-    """The object may already exist: from an uploader that died, or an attempt whose response was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +44,8 @@ class Transfer(Protocol):
     def forget(self) -> None:
         """Drops the staging buffer, so that its memory can be freed."""
 
-    def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
-        """Uploads the files and returns the results by key. One call at a time.
+    def put(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        """Uploads the items and returns the results by key. One call at a time.
 
         Raises StoreError, AlreadyExists, Cancelled or UploaderDied.
         """
@@ -86,11 +74,10 @@ class ProcessTransfer:
         with contextlib.suppress(UploaderDied):
             self._send("forget", None)
 
-    def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+    def put(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         with self._turn:
             self._number += 1
-            plain = [{k: v for k, v in asdict(file).items() if v != ""} for file in files]
-            self._send("put", {"put": self._number, "files": plain})
+            self._send("put", {"put": self._number, "files": [asdict(item) for item in items]})
             while (reply := self._receive()) is None or reply["put"] != self._number:
                 if cancelled():  # does not wait for the part in progress, which may take long
                     self._send("abandon", self._number)
@@ -129,30 +116,27 @@ class InProcessTransfer:
 
     def __init__(self, where: Store) -> None:
         self._store = where
-        self._memory = memoryview(b"")
+        self._memory: mmap.mmap | None = None
         self._sent: dict[str, Sent] = {}
 
     def share(self, buffer: StagingBuffer) -> None:
-        self._memory = memoryview(buffer.map)
+        self._memory = buffer.map
 
     def forget(self) -> None:
-        self._memory = memoryview(b"")
+        self._memory = None
 
-    def put(self, files: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
-        keys = {file.key for file in files}
+    def put(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        keys = {item.key for item in items}
         self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
-        for file in files:
-            if file.key not in self._sent:
-                body = memoryview(Path(file.path).read_bytes()) if file.path else self._part(file)
-                chunks = upload(self._store, file.key, body, file.again, cancelled)
-                self._sent[file.key] = Sent(bytes=len(body), chunks=tuple(chunks))
+        for item in items:
+            if item.key not in self._sent:
+                body = item.body(self._memory)
+                chunks = upload(self._store, item, body, cancelled)
+                self._sent[item.key] = Sent(bytes=len(body), chunks=tuple(chunks))
         return dict(self._sent)
 
-    def _part(self, file: UploadItem) -> memoryview:
-        return self._memory[file.offset : file.offset + file.bytes]
-
     def close(self) -> None:
-        self._memory.release()
+        self._memory = None
 
 
 def _error(reply: dict[str, Any]) -> Exception:

@@ -13,16 +13,17 @@ The names are those of messages on a `Link`, the rest is JSON.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,67 +36,84 @@ SMALL_AT_ONCE: Final = 8
 """Number of files of at most one chunk sent at once; larger files go one at a time, in parallel parts."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadItem:
+    """One object to write: a part of the staging buffer, or a local file."""
+
+    key: str
+    bytes: int
+    offset: int = 0
+    path: str = ""
+    again: bool = False
+    """The object may already exist: from an uploader that died, or an attempt whose response was lost."""
+
+    def body(self, memory: mmap.mmap | None) -> memoryview:
+        if not self.path:
+            assert memory is not None, "no memory was shared"
+            return memoryview(memory)[self.offset : self.offset + self.bytes]
+        with Path(self.path).open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def upload(store: Store, item: UploadItem, body: memoryview, cancelled: Callable[[], bool]) -> list[str]:
+    """Uploads the item's `body`; returns the SHA-256 of each chunk."""
+    try:
+        return store.upload(item.key, body, cancelled=cancelled)
+    except AlreadyExists:
+        if not item.again:
+            raise
+        # The earlier attempt sent the same bytes.
+        starts = range(0, len(body), CHUNK_BYTES)
+        return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
+
+
 class Uploader:
     """Uploads files and shared memory. `send` sends one message back."""
 
     def __init__(self, store: Callable[[], Store], send: Callable[[dict[str, Any]], None]) -> None:
         self._store = store
         self._send = send
-        self._memory: mmap.mmap | None = None
-        self._abandoned: set[int] = set()
+        self.memory: mmap.mmap | None = None
+        self.abandoned: set[int] = set()
+        """Numbers of puts to stop."""
         self._sent: dict[str, tuple[int, list[str]]] = {}
         """Results of the current put, and of the same keys before it: a retry sends only the rest."""
 
-    def share(self, fd: int, size: int) -> None:
-        self._memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
-        os.close(fd)
-
-    def forget(self) -> None:
-        self._memory = None
-
-    def abandon(self, number: int) -> None:
-        self._abandoned.add(number)
-
-    def work(self, number: int, files: list[dict[str, Any]]) -> Callable[[], None]:
-        return partial(self.put, number, files, self._memory)
-
-    def put(self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None) -> None:
+    def put(self, number: int, items: Sequence[UploadItem], memory: mmap.mmap | None) -> None:
         try:
-            sent = self._put_all(number, files, memory)
-            self._send({"put": number, "sent": sent})
+            self._send({"put": number, "sent": self._put_all(number, items, memory)})
         except Exception as error:  # every error is reported to the trainer
             words = {"error": type(error).__name__, "message": str(error)}
             self._send({"put": number, **words, "reason": getattr(error, "reason", "")})
 
     def _put_all(
-        self, number: int, files: list[dict[str, Any]], memory: mmap.mmap | None
+        self, number: int, items: Sequence[UploadItem], memory: mmap.mmap | None
     ) -> dict[str, tuple[int, list[str]]]:
-        keys = {file["key"] for file in files}
+        keys = {item.key for item in items}
         self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
         store = self._store()
-
         failures: list[BaseException] = []
 
-        def send(file: dict[str, Any]) -> None:
-            if failures or file["key"] in self._sent:
+        def send(item: UploadItem) -> None:
+            if failures or item.key in self._sent:
                 return
             try:
-                body = _body(file, memory)
-                again = bool(file.get("again"))
-                chunks = upload(store, file["key"], body, again, lambda: number in self._abandoned)
-                self._sent[file["key"]] = (len(body), chunks)
+                body = item.body(memory)
+                chunks = upload(store, item, body, lambda: number in self.abandoned)
+                self._sent[item.key] = (len(body), chunks)
             except BaseException as error:
                 failures.append(error)  # the first is the cause
-                self._abandoned.add(number)  # a failure cancels the other files of this put
+                self.abandoned.add(number)  # a failure cancels the other items of this put
                 raise
 
-        small = [file for file in files if file["bytes"] <= CHUNK_BYTES]
         pool = ThreadPoolExecutor(SMALL_AT_ONCE)  # `with` would wait for the others after a failure
-        futures = [pool.submit(send, file) for file in small]
+        futures = [pool.submit(send, item) for item in items if item.bytes <= CHUNK_BYTES]
         try:
-            for file in files:
-                if file["bytes"] > CHUNK_BYTES:
-                    send(file)
+            for item in items:
+                if item.bytes > CHUNK_BYTES:
+                    send(item)
             for future in as_completed(futures):
                 future.result()
         except BaseException as error:
@@ -104,32 +122,6 @@ class Uploader:
             pool.shutdown(wait=False, cancel_futures=True)
         # An abandoned put may still be running and add its own keys to `_sent`.
         return {key: self._sent[key] for key in keys}
-
-
-def upload(store: Store, key: str, body: memoryview, again: bool, cancelled: Callable[[], bool]) -> list[str]:
-    """Uploads `body`; returns the SHA-256 of each chunk. `again`: an earlier attempt may have written it."""
-    try:
-        return store.upload(key, body, cancelled=cancelled)
-    except AlreadyExists:
-        if not again:
-            raise
-        # The earlier attempt sent the same bytes.
-        starts = range(0, len(body), CHUNK_BYTES)
-        return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
-
-
-def _body(file: dict[str, Any], memory: mmap.mmap | None) -> memoryview:
-    if "path" in file:
-        return _mapped(Path(file["path"]))
-    assert memory is not None, "no memory was shared"
-    return memoryview(memory)[file["offset"] : file["offset"] + file["bytes"]]
-
-
-def _mapped(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
 
 def main(fd: int) -> None:
@@ -142,7 +134,7 @@ def main(fd: int) -> None:
     messages = ((name, json.loads(body)) for name, body in link)
     first = next(messages, None)
     if first is not None:
-        store = _opened(first[1])
+        store = functools.cache(functools.partial(open_store, **first[1]))  # a failure is not cached
         threading.Thread(target=_warm, args=[store], daemon=True).start()
         uploader = Uploader(store, send)
         for name, facts in messages:
@@ -152,36 +144,24 @@ def main(fd: int) -> None:
 
 def _act(uploader: Uploader, name: str, facts: Any, descriptors: list[int]) -> None:
     if name == "buffer":
-        uploader.share(descriptors.pop(0), facts)
+        fd = descriptors.pop(0)
+        uploader.memory = mmap.mmap(fd, facts, prot=mmap.PROT_READ)
+        os.close(fd)
     elif name == "forget":
-        uploader.forget()
+        uploader.memory = None
     elif name == "abandon":
-        uploader.abandon(facts)
+        uploader.abandoned.add(facts)
     else:
+        items = [UploadItem(**each) for each in facts["files"]]
         # Binds the current memory: the next message may share a buffer with another layout.
-        threading.Thread(target=uploader.work(facts["put"], facts["files"]), daemon=True).start()
-
-
-def _opened(where: dict[str, Any]) -> Callable[[], Store]:
-    """Returns a function that opens the store on its first call and then returns the same store."""
-    turn = threading.Lock()
-    made: list[Store] = []
-
-    def store() -> Store:
-        with turn:
-            if not made:
-                made.append(open_store(**where))
-            return made[0]
-
-    return store
+        arguments = facts["put"], items, uploader.memory
+        threading.Thread(target=uploader.put, args=arguments, daemon=True).start()
 
 
 def _warm(store: Callable[[], Store]) -> None:
     """Opens the store early, which loads the SDK; the first put reports any error."""
-    try:
+    with suppress(Exception):
         store()
-    except Exception:
-        return
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError

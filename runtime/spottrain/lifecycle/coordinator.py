@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from spottrain.checkpoint.final_weights import FinalWeights, most_bytes
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, Transfer
 from spottrain.contract import Env, Outcome
 from spottrain.core import log

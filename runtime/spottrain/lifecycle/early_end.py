@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.contract import Outcome, Reason
 from spottrain.core import log
 from spottrain.errors import RunError, StoreError

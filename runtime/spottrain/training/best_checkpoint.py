@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 
 
 class Best:

@@ -18,7 +18,7 @@ from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weight
 from spottrain.checkpoint.layout import plan
 from spottrain.checkpoint.manager import CheckpointManager, seconds_for_running
 from spottrain.checkpoint.reader import read_manifest, read_trees
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption

@@ -11,7 +11,7 @@ import pytest
 import torch
 from spottrain.checkpoint import manager
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
 from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env

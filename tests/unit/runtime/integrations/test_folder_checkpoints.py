@@ -11,8 +11,7 @@ import pytest
 import torch
 from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, Shard
 from spottrain.checkpoint.reader import fetch_folder, read_files
-from spottrain.checkpoint.save import Save
-from spottrain.checkpoint.saver import Saver
+from spottrain.checkpoint.saver import Saver, manifest
 from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.core import device
 from spottrain.distributed.world import World
@@ -44,13 +43,8 @@ def _save(store: FolderStore, folder: Path) -> Manifest:
     """By one rank, as `checkpointer` does it."""
     saver = Saver(World(), None, lambda: InProcessTransfer(store))
     save = saver.folder(folder, {"trained": 1.5}, {"random": b"r"}, 7)
-    found: list[Manifest] = []
-
-    def commit(save: Save, manifest: Manifest) -> None:
-        found.append(Manifest.from_bytes(manifest.to_bytes()))
-
-    saver.write(save, new_key=lambda step: f"checkpoints/{step}/", commit=commit, left=lambda: 60.0)
-    return found[0]
+    save.key = "checkpoints/7/"
+    return Manifest.from_bytes(manifest(save, saver.upload(save, lambda: 60.0)).to_bytes())
 
 
 def test_files_come_back_as_they_were(store: FolderStore, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.checkpoint.save import Save
+from spottrain.checkpoint.saver import Save
 from spottrain.training.best_checkpoint import Best
 from spottrain.training.evaluation import Evaluation, Measure
 
