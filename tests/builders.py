@@ -6,16 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
-from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import (
-    Ended,
-    NodeView,
-    Notice,
-    Observed,
-    PodView,
-    Refusal,
-    Sample,
-)
+from spottrain_operator.api.node_pools import NOTHING, Pool, chosen
+from spottrain_operator.api.observed import Ended, NodeView, Notice, Observed, PodView, Refusal, Sample
 from spottrain_operator.api.training_job import (
     AttemptRecord,
     ConditionStatus,
@@ -31,7 +23,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = JobKey(namespace="ns", name="job", uid="uid-1")
 OWNER = {"apiVersion": API_VERSION, "kind": KIND, "name": KEY.name, "uid": KEY.uid, "controller": True}
 """In a pod's ownerReferences."""
-POOL = Pool(name="default", platform=Platform.AWS)
+POOL = chosen(Pool(name="default", platform=Platform.AWS), NOTHING)
 
 
 RUNTIME_SEEN = ConditionStatus(
@@ -167,7 +159,7 @@ def make_observed(
     refusal: Refusal | None = None,
     sample: Sample | None = None,
     now: datetime = NOW,
-    told_at: datetime | None = None,
+    annotated_at: datetime | None = None,
 ) -> Observed:
     return Observed(
         now=now,
@@ -178,5 +170,5 @@ def make_observed(
         admitted=admitted,
         refusal=refusal,
         sample=sample,
-        told={pod.uid: told_at for pod in pods} if told_at is not None else {},
+        annotated_at={pod.uid: annotated_at for pod in pods} if annotated_at is not None else {},
     )

@@ -215,7 +215,6 @@ class Reason(StrEnum):
     RESUMED = "Resumed"
     STOPPING = "StoppingAttempt"
     STILL_TRAINING = "StillTraining"
-    DELETING_CHECKPOINTS = "DeletingCheckpoints"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
     ATTEMPT_STARTED = "AttemptStarted"
     RESTORED = "CheckpointRestored"
@@ -225,6 +224,8 @@ class Reason(StrEnum):
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
     FITS = "Fits"
     TRAINER_WARNS = "TrainerWarns"
+    PIN_USELESS = "PinUseless"
+    """In the record of an attempt that was replaced because a rank could not return to its node."""
 
 
 UNKNOWN_STATE: Final = "Unknown"

@@ -5,7 +5,7 @@ Findings compare by value: the same content read again is the same finding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -115,11 +115,24 @@ def optional_moment(text: object) -> datetime | None:
 
 
 def parsed(text: str) -> Any:
-    """Parses JSON; raises ValueError where it is invalid or nested too deep."""
+    """Parses JSON; None where it is invalid or nested too deep."""
     try:
         return loads(text)
-    except RecursionError as e:
-        raise ValueError("nested too deep") from e
+    except (RecursionError, ValueError):
+        return None
+
+
+def each(events: list[Any], parse: Callable[[Any], Finding | None]) -> Findings:
+    """Parses a list of events one by one: an unreadable one does not hide the others."""
+    readable: list[Finding] = []
+    unclear: list[str] = []
+    for event in events:
+        try:
+            if (finding := parse(event)) is not None:
+                readable.append(finding)
+        except (ValueError, KeyError, TypeError) as e:
+            unclear.append(f"{event!r:.200}: {type(e).__name__} {e!s:.100}")
+    return Findings(found=tuple(readable), unclear="; ".join(unclear[:3]))
 
 
 def word(record: Mapping[str, Any], key: str) -> str:

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from spottrain_operator.agent import plan
-from spottrain_operator.agent.api import AgentApiError
+from spottrain_operator.agent.api import AgentApiError, Api
 from spottrain_operator.agent.findings import Answer, Unreadable, rfc3339
 from spottrain_operator.agent.log import log, utc_now
-from spottrain_operator.agent.plan import Advised, Marks, Node, NodeNotice, Patch, Pod, View
+from spottrain_operator.agent.plan import Marks, NodeNotice, Patch, Pod, View
 from spottrain_operator.agent.sources import Source, Watch
 from spottrain_operator.agent.sources.client import Unanswered
 
@@ -26,20 +26,13 @@ LONGEST_READ: Final = 300.0
 """Seconds; longer than any watch may take, including Azure's first call."""
 
 
-class ApiServer(Protocol):
-    async def node(self) -> Node: ...
-    async def patch_node(self, patch: Patch) -> None: ...
-    async def pods(self, *, cached: bool = True) -> list[Pod]: ...
-    async def patch_pod(self, pod: Pod, patch: Patch) -> bool: ...
-
-
 class Agent:
     """Tracks one node's notices, and publishes them to the node and its pods."""
 
     def __init__(
         self,
         find: Callable[[], Awaitable[Source]],
-        api: ApiServer,
+        api: Api,
         *,
         acknowledge: bool = True,
         poll_seconds: float = 1.0,
@@ -232,12 +225,8 @@ def _log_marks(before: Marks, after: Marks) -> None:
     if before.notice and not after.notice:
         log("noticeGone", **_times(before.notice))
     if after.advised and after.advised != before.advised:
-        _log_advised(after.advised)
-
-
-def _log_advised(advised: Advised) -> None:
-    cause = advised.cause
-    log("saveAdvised", action=cause.action, source=cause.source, at=rfc3339(advised.at))
+        why = after.advised.cause
+        log("saveAdvised", action=why.action, source=why.source, at=rfc3339(after.advised.at))
 
 
 def _times(notice: NodeNotice) -> dict[str, str]:

@@ -17,7 +17,7 @@ from spottrain_operator.agent.findings import (
     Unreadable,
     rfc3339,
 )
-from spottrain_operator.api.wire import optional_timestamp
+from spottrain_operator.api.wire import deadline_annotations, optional_timestamp
 
 ADVICE_LIFE: Final = timedelta(hours=1)
 """Older advice is ignored."""
@@ -164,24 +164,21 @@ def pod_patch(notice: NodeNotice, pod: Pod) -> Patch | None:
     carried = optional_timestamp(pod.annotations.get(names.DEADLINE_ANNOTATION))
     if carried is not None and carried <= notice.deadline:
         return None
-    annotations = {
-        names.DEADLINE_ANNOTATION: rfc3339(notice.deadline),
-        names.SOURCE_ANNOTATION: notice.cause.source,
-    }
+    annotations = deadline_annotations(notice.deadline, notice.cause.source)
     return {"metadata": {"uid": pod.uid, "annotations": annotations}}
 
 
-def node_patch(told: Marks, node: Node) -> Patch | None:
-    """Returns the patch that sets the marks `told` and removes our others; None where nothing changes.
+def node_patch(marks: Marks, node: Node) -> Patch | None:
+    """Returns the patch that sets the marks and removes our others; None where nothing changes.
 
     A node's taints are an atomic list for the API server, so the patch holds all of them. The resource
     version makes it fail rather than undo another writer's taint.
     """
-    notice = _with_earlier_deadline(told.notice, node) if told.notice else None
+    notice = _with_earlier_deadline(marks.notice, node) if marks.notice else None
     taints = [t for t in node.taints if t["key"] != names.TERMINATING_TAINT]
     ours = [t for t in node.taints if t["key"] == names.TERMINATING_TAINT]
     wanted = _taint(notice) if notice else []
-    annotations = _annotations(notice, told.advised, node)
+    annotations = _annotations(notice, marks.advised, node)
     if [_without_time_added(t) for t in ours] == wanted and not annotations:
         return None
     return {
@@ -213,13 +210,10 @@ def _annotations(notice: NodeNotice | None, advised: Advised | None, node: Node)
     """Returns the changes of the node's annotations; the first notice-seen time survives agent restarts."""
     wanted: dict[str, str] = {}
     if notice:
-        told = {
-            names.DEADLINE_ANNOTATION: rfc3339(notice.deadline),
-            names.SOURCE_ANNOTATION: notice.cause.source,
-        }
-        same = all(node.annotations.get(key) == value for key, value in told.items())
+        wanted = deadline_annotations(notice.deadline, notice.cause.source)
+        same = all(node.annotations.get(key) == value for key, value in wanted.items())
         seen = node.annotations.get(names.NOTICE_SEEN_ANNOTATION) if same else None
-        wanted = told | {names.NOTICE_SEEN_ANNOTATION: seen or rfc3339(notice.seen)}
+        wanted |= {names.NOTICE_SEEN_ANNOTATION: seen or rfc3339(notice.seen)}
     if advised:
         wanted[names.SAVE_ADVISED_ANNOTATION] = rfc3339(advised.at)
     changes: dict[str, str | None] = {k: v for k, v in wanted.items() if node.annotations.get(k) != v}

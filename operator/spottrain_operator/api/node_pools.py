@@ -57,23 +57,6 @@ class Pool:
         return self.platform is Platform.AUTO and self.preset is None and not said
 
     @property
-    def window(self) -> int:
-        """Seconds of grace that a pod can rely on here."""
-        if self.type is not CapacityType.SPOT:
-            return ON_DEMAND_WINDOW
-        return NOTICE_WINDOW.get(self.where or Platform.AUTO, LEAST_WINDOW)
-
-    @property
-    def rules(self) -> tuple[dict[str, Any], ...]:
-        """Node affinity expressions, one of which a node must match. Empty: any node matches."""
-        return ()
-
-    @property
-    def exclusions(self) -> tuple[dict[str, Any], ...]:
-        """Node affinity expressions, all of which a node must match."""
-        return ()
-
-    @property
     def selector(self) -> dict[str, str]:
         labels = _LABELS.get((self.preset, self.type), {}) if self.preset else {}
         return labels | self.node_selector
@@ -220,19 +203,20 @@ class ChosenPool(Pool):
     labels: tuple[str, ...] = ()
     """As `key=value`: a node must have one of them. Empty: any node matches."""
     found_platform: Platform | None = None
-    notice_seconds: int = LEAST_WINDOW
-
-    @property
-    def window(self) -> int:
-        return self.notice_seconds
+    window: int = LEAST_WINDOW
+    """Seconds of grace that a pod can rely on here."""
 
     @property
     def rules(self) -> tuple[dict[str, Any], ...]:
+        """Node affinity expressions, one of which a node must match. Empty: any node matches."""
         return _expressions("In", [label.partition("=")[::2] for label in self.labels])
 
     @property
     def exclusions(self) -> tuple[dict[str, Any], ...]:
-        """On-demand nodes of GKE and AKS have no label, so on-demand means: not labelled as another type."""
+        """Node affinity expressions, all of which a node must match.
+
+        On-demand nodes of GKE and AKS have no label, so on-demand means: not labelled as another type.
+        """
         if self.type is not CapacityType.ON_DEMAND or not self.finds_labels:
             return ()
         return _expressions("NotIn", sorted(_ALL - CAPACITY_LABELS[CapacityType.ON_DEMAND]))
@@ -273,7 +257,7 @@ def chosen(pool: Pool, found: Found, before: tuple[str, ...] = ()) -> ChosenPool
         platform = min(found.platforms, key=lambda p: (NOTICE_WINDOW[p], str(p)), default=None)
     seconds = NOTICE_WINDOW.get(platform or Platform.AUTO, LEAST_WINDOW)
     window = seconds if pool.type is CapacityType.SPOT else ON_DEMAND_WINDOW
-    return as_chosen(pool, labels=labels, found_platform=platform, notice_seconds=window)
+    return as_chosen(pool, labels=labels, found_platform=platform, window=window)
 
 
 def as_chosen(pool: Pool, **more: Any) -> ChosenPool:

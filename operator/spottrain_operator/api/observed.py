@@ -202,7 +202,7 @@ class Limits:
 
     margin: timedelta = timedelta(seconds=2)
     """Between the end of a pod's grace period and its node's deadline."""
-    told_lead: timedelta = timedelta(seconds=1)
+    annotation_lead: timedelta = timedelta(seconds=1)
     """Between a pod's annotation and its DELETE: an update at the same instant never reaches its file."""
     gate_slack: timedelta = timedelta(seconds=10)
     """After the old pod's deletion deadline, until the next attempt stops waiting for it."""
@@ -261,9 +261,9 @@ class Observed:
     """Whether that pod exists."""
     cleanup_refused: str = ""
     """The API server's rejection of that pod, for example in a namespace that is being deleted."""
-    told: Mapping[str, datetime] = field(default_factory=dict)
+    annotated_at: Mapping[str, datetime] = field(default_factory=dict)
     """By UID of a pod of the current attempt: when this process first saw its deadline annotation, or first
-    failed to write it. The pod's DELETE comes `Limits.told_lead` later."""
+    failed to write it. The pod's DELETE comes `Limits.annotation_lead` later."""
     zoned: bool = True
     """Whether this cluster's nodes have a zone label."""
     claims: Mapping[str, ClaimView | None] = field(default_factory=dict)

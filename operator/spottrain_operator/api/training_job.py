@@ -268,6 +268,16 @@ class Status:
     def terminal(self) -> bool:
         return self.is_true(Condition.SUCCEEDED) or self.is_true(Condition.FAILED)
 
+    @property
+    def current(self) -> AttemptRecord | None:
+        """The record of the attempt `attempt`."""
+        return self.record(self.attempt)
+
+    @property
+    def state(self) -> str:
+        """The trainer's state; "" where it is not known."""
+        return self.progress.state if self.progress is not None else ""
+
     def record(self, number: int) -> AttemptRecord | None:
         return next((r for r in self.attempts if r.number == number), None)
 

@@ -6,44 +6,13 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from spottrain_operator import names
 from spottrain_operator.api import native_gangs, node_signals
 from spottrain_operator.api.node_pools import of_node
-from spottrain_operator.api.observed import (
-    ClaimView,
-    Ended,
-    NodeView,
-    Notice,
-    PodEvents,
-    PodView,
-    Waiting,
-)
+from spottrain_operator.api.observed import ClaimView, Ended, NodeView, Notice, PodEvents, PodView, Waiting
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.api.wire import optional_timestamp, timestamp, unix_timestamp
-from spottrain_operator.names import (
-    ATTEMPT_LABEL,
-    AVOIDS_ANNOTATION,
-    DEADLINE_ANNOTATION,
-    GROUP,
-    HOSTNAME_LABEL,
-    INSTANCE_TYPE_LABEL,
-    JOB_LABEL,
-    JOB_UID_LABEL,
-    KARPENTER_LABEL,
-    KIND,
-    NOTICE_SEEN_ANNOTATION,
-    OUTCOME_FINALIZER,
-    PINNED_ANNOTATION,
-    RANK_LABEL,
-    ROLE_CLEANUP,
-    SAVE_ADVISED_ANNOTATION,
-    SELECTED_NODE_ANNOTATION,
-    SOURCE_ANNOTATION,
-    TERMINATING_TAINT,
-    TRAINER_ANNOTATION,
-    ZONE_LABEL,
-    pod_name,
-)
 
 Raw = Mapping[str, Any]
 MAX_WORDS = 2000
@@ -53,7 +22,7 @@ MAX_WORDS = 2000
 def pod_view(raw: Raw) -> PodView | None:
     """Returns None for a pod that is not ours: it lacks our labels, or another controller owns it."""
     meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
-    job, attempt = _owner(meta), (meta.get("labels") or {}).get(ATTEMPT_LABEL, "")
+    job, attempt = _owner(meta), (meta.get("labels") or {}).get(names.ATTEMPT_LABEL, "")
     if job is None or not attempt.isdigit():
         return None
     trainer = _trainer(meta, spec)
@@ -81,7 +50,7 @@ def pod_view(raw: Raw) -> PodView | None:
         others_run=_others_run(status, name),
         deleted=optional_timestamp(meta.get("deletionTimestamp")),
         deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
-        holds_outcome=OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
+        holds_outcome=names.OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
         notice=_annotated_notice(meta),
         save_advised=_advice(meta),
         running_since=optional_timestamp((state.get("running") or {}).get("startedAt")),
@@ -94,26 +63,26 @@ def pod_view(raw: Raw) -> PodView | None:
         unhealthy=_unhealthy(status, name),
         init_failure=_init_failure(status),
         avoids=_avoids(meta),
-        pinned=(meta.get("annotations") or {}).get(PINNED_ANNOTATION, ""),
+        pinned=(meta.get("annotations") or {}).get(names.PINNED_ANNOTATION, ""),
         grouped=native_gangs.grouped(spec),
     )
 
 
 def _rank(meta: Raw) -> int:
-    text = (meta.get("labels") or {}).get(RANK_LABEL, "")
+    text = (meta.get("labels") or {}).get(names.RANK_LABEL, "")
     return int(text) if text.isdecimal() and len(text) < 6 else 0
 
 
 def _stray(meta: Raw, job: JobKey) -> bool:
     """Returns whether a pod is a copy: ours have an owner, and a name derived from job, attempt and rank."""
     owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
-    attempt = int(meta["labels"][ATTEMPT_LABEL])
-    return not owned or meta["name"] != pod_name(job.name, job.uid, attempt, _rank(meta))
+    attempt = int(meta["labels"][names.ATTEMPT_LABEL])
+    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, _rank(meta))
 
 
 def _avoids(meta: Raw) -> tuple[str, ...]:
-    names = (meta.get("annotations") or {}).get(AVOIDS_ANNOTATION, "")
-    return tuple(name for name in names.split(",") if name)
+    avoided = (meta.get("annotations") or {}).get(names.AVOIDS_ANNOTATION, "")
+    return tuple(name for name in avoided.split(",") if name)
 
 
 def _group(owner: Raw) -> str:
@@ -123,17 +92,23 @@ def _group(owner: Raw) -> str:
 def _owner(meta: Raw) -> JobKey | None:
     owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
     labels = meta.get("labels") or {}
-    if owner is not None and owner.get("kind") == KIND and _group(owner) == GROUP:
+    if owner is not None and owner.get("kind") == names.KIND and _group(owner) == names.GROUP:
         return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"])
-    if owner is None and OUTCOME_FINALIZER in (meta.get("finalizers") or ()) and JOB_UID_LABEL in labels:
+    if (
+        owner is None
+        and names.OUTCOME_FINALIZER in (meta.get("finalizers") or ())
+        and names.JOB_UID_LABEL in labels
+    ):
         # Orphaned by its job's deletion: only the operator removes this finalizer.
-        return JobKey(namespace=meta["namespace"], name=labels.get(JOB_LABEL, ""), uid=labels[JOB_UID_LABEL])
+        return JobKey(
+            namespace=meta["namespace"], name=labels.get(names.JOB_LABEL, ""), uid=labels[names.JOB_UID_LABEL]
+        )
     return None
 
 
 def _trainer(meta: Raw, spec: Raw) -> Raw:
     """Returns the container that the pod's annotation names; by default the template's rule applies."""
-    name = (meta.get("annotations") or {}).get(TRAINER_ANNOTATION)
+    name = (meta.get("annotations") or {}).get(names.TRAINER_ANNOTATION)
     containers = spec.get("containers") or ()
     return next((c for c in containers if c.get("name") == name), judged(containers))
 
@@ -298,7 +273,7 @@ def cleanup_ended(raw: Raw) -> Ended | None:
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
     said = status.get("message", "")
-    return _ended(_state(status, ROLE_CLEANUP)) or Ended(exit_code=1, message=said)
+    return _ended(_state(status, names.ROLE_CLEANUP)) or Ended(exit_code=1, message=said)
 
 
 def _unschedulable(status: Raw) -> str:
@@ -324,14 +299,14 @@ def node_view(raw: Raw) -> NodeView:
         ready=_condition(raw.get("status", {}), "Ready").get("status", "True") == "True",
         unready=_unready(raw.get("status", {})),
         fault=node_signals.fault(raw),
-        hostname=labels.get(HOSTNAME_LABEL, meta["name"]),
-        zone=labels.get(ZONE_LABEL, ""),
-        instance_type=labels.get(INSTANCE_TYPE_LABEL, ""),
+        hostname=labels.get(names.HOSTNAME_LABEL, meta["name"]),
+        zone=labels.get(names.ZONE_LABEL, ""),
+        instance_type=labels.get(names.INSTANCE_TYPE_LABEL, ""),
         notice=_annotated_notice(meta) or _tainted_notice(raw) or node_signals.notice(raw),
         save_advised=_advice(meta) or node_signals.advice(raw),
         leaving=node_signals.leaving(raw),
         out_of_service=node_signals.out_of_service(raw),
-        karpenter=KARPENTER_LABEL in labels,
+        karpenter=names.KARPENTER_LABEL in labels,
         found=of_node(labels, (raw.get("spec") or {}).get("providerID", "")),
     )
 
@@ -353,37 +328,37 @@ def claim_view(raw: Raw) -> ClaimView:
         owner_uid=owner.get("uid", ""),
         access_modes=tuple(raw.get("spec", {}).get("accessModes") or ()),
         bound=bound,
-        selected=not bound and SELECTED_NODE_ANNOTATION in (meta.get("annotations") or {}),
+        selected=not bound and names.SELECTED_NODE_ANNOTATION in (meta.get("annotations") or {}),
         going="deletionTimestamp" in meta,
     )
 
 
 def _advice(meta: Raw) -> str:
     """Returns the annotation unchanged, because it is passed on; "" where it is not a valid time."""
-    text = (meta.get("annotations") or {}).get(SAVE_ADVISED_ANNOTATION, "")
+    text = (meta.get("annotations") or {}).get(names.SAVE_ADVISED_ANNOTATION, "")
     return text if optional_timestamp(text) is not None else ""
 
 
 def _annotated_notice(meta: Raw) -> Notice | None:
     annotations = meta.get("annotations") or {}
-    deadline = optional_timestamp(annotations.get(DEADLINE_ANNOTATION))
+    deadline = optional_timestamp(annotations.get(names.DEADLINE_ANNOTATION))
     if deadline is None:
         return None
     return Notice(
         deadline=deadline,
-        source=annotations.get(SOURCE_ANNOTATION, ""),
-        seen=optional_timestamp(annotations.get(NOTICE_SEEN_ANNOTATION)),
+        source=annotations.get(names.SOURCE_ANNOTATION, ""),
+        seen=optional_timestamp(annotations.get(names.NOTICE_SEEN_ANNOTATION)),
     )
 
 
 def _tainted_notice(raw: Raw) -> Notice | None:
     taints: Iterable[Raw] = raw.get("spec", {}).get("taints") or ()
-    taint = next((t for t in taints if t.get("key") == TERMINATING_TAINT), {})
+    taint = next((t for t in taints if t.get("key") == names.TERMINATING_TAINT), {})
     deadline = unix_timestamp(taint.get("value", ""))
     if deadline is None:
         return None
     return Notice(
         deadline=deadline,
-        source=f"taint {TERMINATING_TAINT}",
+        source=f"taint {names.TERMINATING_TAINT}",
         seen=optional_timestamp(taint.get("timeAdded")),
     )

@@ -7,6 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
 
+from spottrain_operator import names
+
 T = TypeVar("T")
 SPECIAL: Final = {"checkpoint_uri": "checkpointURI"}
 """JSON names that the camelCase rule does not produce."""
@@ -45,6 +47,14 @@ def unix_timestamp(text: str) -> datetime | None:
 
 def rfc3339(value: datetime, *, timespec: str = "auto") -> str:
     return value.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def deadline_annotations(deadline: datetime, source: str) -> dict[str, str]:
+    """Returns the annotations of a termination notice; the trainer reads the first as a file."""
+    return {
+        names.DEADLINE_ANNOTATION: rfc3339(deadline, timespec="microseconds"),
+        names.SOURCE_ANNOTATION: source,
+    }
 
 
 def encode(value: Any) -> Any:

@@ -1,9 +1,9 @@
 """The control loop: observe -> plan -> apply, and its inputs.
 
-handlers, resync, caches   the state from watches and LISTs
+handlers, resync, caches   the state from watches and LISTs, and features of the cluster
 work_queue, reconcile      which job is reconciled, and when
 observe, plan, follow, apply   one reconcile of one job; plan and follow are pure
-progress, discovery        polls of trainers, and features of the cluster
+progress                   polls of trainers
 memory                     per-process state beyond the caches; stores what an observation has learned
 service                    starts and connects the components
 """

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from spottrain_operator import names
 from spottrain_operator.api.native_gangs import API_GROUP
 from spottrain_operator.api.observed import (
     Action,
@@ -49,16 +50,8 @@ from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
 from spottrain_operator.io.metrics import ATTEMPTS_ENDED, ATTEMPTS_STARTED
-from spottrain_operator.names import (
-    API_VERSION,
-    CLAIMS,
-    DEADLINE_ANNOTATION,
-    FIELD_MANAGER,
-    JOB_UID_LABEL,
-    KIND,
-    Reason,
-)
-from spottrain_operator.policies.gone import ended
+from spottrain_operator.names import Reason
+from spottrain_operator.policies.pod_end import trainer_ended
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +221,7 @@ async def _read_again(key: JobKey, context: Context) -> Job | None:
     """Brings the cached job up to date."""
     job = await read_job(key, context.cluster)
     if job is None:
-        context.caches.jobs.drop(key)
+        context.caches.jobs.remove(key)
         return None
     context.caches.jobs.put(job)
     return context.caches.jobs.get(key)
@@ -350,8 +343,8 @@ async def _annotate(action: Annotate, context: Context) -> Done:
                 pod.namespace, pod.name, uid=pod.uid, annotations=action.words
             )
     except (ApiError, TimeoutError) as error:
-        if DEADLINE_ANNOTATION in action.words:
-            context.memory.not_told(pod, context.now)
+        if names.DEADLINE_ANNOTATION in action.words:
+            context.memory.could_not_annotate(pod, context.now)
         if isinstance(error, TimeoutError):
             raise ApiError(0, f"no response within {ANNOTATE_SECONDS:.0f} s") from error
         raise
@@ -361,7 +354,7 @@ async def _annotate(action: Annotate, context: Context) -> Done:
 
 async def _delete(action: Delete, context: Context) -> Done | PodEnded:
     pod, cluster = action.pod, context.cluster
-    version = None if ended(pod) else pod.resource_version
+    version = None if trainer_ended(pod) else pod.resource_version
     while True:
         try:
             await cluster.delete_pod(
@@ -375,7 +368,7 @@ async def _delete(action: Delete, context: Context) -> Done | PodEnded:
             live = _remember(raw, context) if raw is not None else None
             if live is None or live.uid != pod.uid or live.resource_version == version:
                 raise  # the pod is gone, or the conflict has another cause
-        if ended(live):
+        if trainer_ended(live):
             return PodEnded(why=f"pod {pod.name} has ended meanwhile")
         version = live.resource_version
 
@@ -421,7 +414,7 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
             return NoGroups()
         if error.kind in REJECTIONS:
             return Rejected(refusal=_refusal(error, action.generation, context.now, action.kind))
-        if exists and action.kind == CLAIMS:  # new since the last read, owner unknown
+        if exists and action.kind == names.CLAIMS:  # new since the last read, owner unknown
             return Changed(why=f"{key}: {error}")
         if not error.stale:
             raise
@@ -432,7 +425,8 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
 def _cleanup_refused(action: Provide, error: ApiError, context: Context) -> Done:
     """Records a permanent rejection (the namespace is being deleted); a quota or a webhook is retried."""
     if error.kind is ApiFailure.NOT_FOUND or NAMESPACE_TERMINATING in error.causes:
-        context.memory.cleanup_refused[action.manifest["metadata"]["labels"][JOB_UID_LABEL]] = str(error)
+        uid = action.manifest["metadata"]["labels"][names.JOB_UID_LABEL]
+        context.memory.cleanup_refused[uid] = str(error)
         return Done(again=True)
     logger.warning("the cleanup pod was rejected, and is retried: %s", error)
     return Done()
@@ -502,7 +496,7 @@ def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") ->
         case ApiFailure.UNREACHABLE | ApiFailure.CONFLICT | ApiFailure.TOO_MANY_REQUESTS:
             raise error
         case ApiFailure.BAD_REQUEST | ApiFailure.INVALID:
-            path = "spec.dataCache" if kind == CLAIMS else "spec.template"
+            path = "spec.dataCache" if kind == names.CLAIMS else "spec.template"
             reason, words, retry = Reason.INVALID_TEMPLATE, f"{path}: {words}", RETRY_INVALID
         case ApiFailure.QUOTA_EXCEEDED:
             reason, retry = Reason.QUOTA_EXCEEDED, RETRY_QUOTA
@@ -523,7 +517,7 @@ async def _create_events(job: Job, events: tuple[Event, ...], context: Context) 
 
 def _event(job: Job, event: Event) -> dict[str, Any]:
     key, now = job.key, rfc3339(datetime.now(UTC), timespec="seconds")
-    involved = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": key.uid}
+    involved = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": key.name, "uid": key.uid}
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -532,7 +526,7 @@ def _event(job: Job, event: Event) -> dict[str, Any]:
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason,
         "message": event.message[:1000],
-        "source": {"component": FIELD_MANAGER},
+        "source": {"component": names.FIELD_MANAGER},
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,

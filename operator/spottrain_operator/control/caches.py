@@ -9,45 +9,59 @@ before the deletion does not bring them back.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 
 K = TypeVar("K")
+V = TypeVar("V", Job, PodView, NodeView)
 REMEMBERED: Final = 4096
 """Number of removed objects of each kind whose versions are kept; responses under way are far fewer."""
 
 
-class JobCache:
-    def __init__(self) -> None:
-        self._jobs: dict[JobKey, Job] = {}
-        self._removed: dict[JobKey, int] = {}
+class Newest(Generic[K, V]):
+    """Objects of one kind, each in the newest version that was seen."""
 
-    def get(self, key: JobKey) -> Job | None:
-        return self._jobs.get(key)
+    def __init__(self, key: Callable[[V], K]) -> None:
+        self.key: Callable[[V], K] = key
+        self._live: dict[K, V] = {}
+        self._removed: dict[K, int] = {}
 
-    def put(self, job: Job) -> bool:
-        """Stores a job; returns whether it was newer than the cached or removed one."""
-        old = self._jobs.get(job.key)
-        if job.resource_version <= _newest_known(old, self._removed, job.key):
+    def get(self, key: K) -> V | None:
+        return self._live.get(key)
+
+    def put(self, value: V) -> bool:
+        """Stores an object; returns whether it was newer than the cached or removed one."""
+        key = self.key(value)
+        old = self._live.get(key)
+        known = old.resource_version if old is not None else -1
+        if value.resource_version <= max(known, self._removed.get(key, -1)):
             return False
-        self._jobs[job.key] = job
+        self._live[key] = value
         return True
 
-    def drop(self, key: JobKey, version: int = 0) -> None:
-        """Removes a job. `version` is the deletion's, where it is known."""
-        old = self._jobs.pop(key, None)
-        _note_removal(self._removed, key, max(version, old.resource_version if old is not None else 0))
+    def remove(self, key: K, version: int = 0) -> None:
+        """Removes an object. `version` is the deletion's, where it is known."""
+        old = self._live.pop(key, None)
+        last = old.resource_version if old is not None else 0
+        self._removed[key] = max(version, last, self._removed.pop(key, 0))
+        if len(self._removed) > REMEMBERED:
+            del self._removed[next(iter(self._removed))]
 
-    def keys(self) -> tuple[JobKey, ...]:
-        return tuple(self._jobs)
+    def keys(self) -> tuple[K, ...]:
+        return tuple(self._live)
 
-    def __iter__(self) -> Iterator[Job]:
-        return iter(tuple(self._jobs.values()))
+    def __iter__(self) -> Iterator[V]:
+        return iter(tuple(self._live.values()))
+
+
+class JobCache(Newest[JobKey, Job]):
+    def __init__(self) -> None:
+        super().__init__(lambda job: job.key)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,49 +74,38 @@ class Listed:
     """Pods that the cache held before the LIST, and that do not exist any more."""
 
 
-class PodCache:
+class PodCache(Newest[str, PodView]):
+    """By UID."""
+
     def __init__(self) -> None:
-        self._pods: dict[JobKey, dict[str, PodView]] = defaultdict(dict)
-        self._on_node: dict[str, dict[str, JobKey]] = defaultdict(dict)
-        self._lives: dict[tuple[str, str], set[JobKey]] = defaultdict(set)
-        self._removed: dict[str, int] = {}
-        """By UID."""
+        super().__init__(lambda pod: pod.uid)
+        self._by_job: dict[JobKey, dict[str, PodView]] = defaultdict(dict)
 
     def of(self, key: JobKey) -> tuple[PodView, ...]:
-        return tuple(sorted(self._pods.get(key, {}).values(), key=lambda p: p.attempt))
+        return tuple(sorted(self._by_job.get(key, {}).values(), key=lambda p: p.attempt))
 
     def put(self, pod: PodView) -> bool:
-        pods = self._pods.get(pod.job, {})
-        if pod.resource_version <= _newest_known(pods.get(pod.uid), self._removed, pod.uid):
+        old = self.get(pod.uid)
+        if not super().put(pod):
             return False
-        pods = self._pods[pod.job]
-        pods[pod.uid] = pod
-        self._lives[pod.job.namespace, pod.job.name].add(pod.job)
-        if pod.node:
-            self._on_node[pod.node][pod.uid] = pod.job
+        if old is not None and old.job != pod.job:
+            self._unlist(old)
+        self._by_job[pod.job][pod.uid] = pod
         return True
 
+    def remove(self, uid: str, version: int = 0) -> None:
+        if (old := self.get(uid)) is not None:
+            self._unlist(old)
+        super().remove(uid, version)
+
     def drop(self, pod: PodView) -> None:
-        pods = self._pods.get(pod.job, {})
-        old = pods.pop(pod.uid, pod)
-        _note_removal(self._removed, pod.uid, max(old.resource_version, pod.resource_version))
+        self.remove(pod.uid, pod.resource_version)
+
+    def _unlist(self, pod: PodView) -> None:
+        pods = self._by_job[pod.job]
+        pods.pop(pod.uid, None)
         if not pods:
-            self._pods.pop(pod.job, None)
-            self._forget_life(pod.job)
-        on_node = self._on_node.get(pod.node, {})
-        on_node.pop(pod.uid, None)
-        if not on_node:
-            self._on_node.pop(pod.node, None)
-
-    def _forget_life(self, key: JobKey) -> None:
-        lives = self._lives.get((key.namespace, key.name), set())
-        lives.discard(key)
-        if not lives:
-            self._lives.pop((key.namespace, key.name), None)
-
-    def other_lives(self, key: JobKey) -> tuple[JobKey, ...]:
-        """Returns deleted jobs of the same name that still have pods in the cache."""
-        return tuple(life for life in self._lives.get((key.namespace, key.name), ()) if life != key)
+            del self._by_job[pod.job]
 
     def update(self, listed: Listed) -> None:
         for pod in listed.gone:
@@ -110,79 +113,54 @@ class PodCache:
         for pod in listed.pods:
             self.put(pod)
 
+    def jobs(self) -> tuple[JobKey, ...]:
+        return tuple(self._by_job)
+
+    def other_lives(self, key: JobKey) -> tuple[JobKey, ...]:
+        """Returns deleted jobs of the same name that still have pods in the cache."""
+        same_name = (k for k in self._by_job if (k.namespace, k.name) == (key.namespace, key.name))
+        return tuple(life for life in same_name if life != key)
+
     def jobs_on(self, node: str) -> set[JobKey]:
-        return set(self._on_node.get(node, {}).values())
-
-    def keys(self) -> tuple[JobKey, ...]:
-        return tuple(self._pods)
-
-    def __iter__(self) -> Iterator[PodView]:
-        return (pod for pods in tuple(self._pods.values()) for pod in tuple(pods.values()))
+        return {pod.job for pod in self._live.values() if pod.node == node}
 
 
-class NodeCache:
+class NodeCache(Newest[str, NodeView]):
+    """By name."""
+
     def __init__(self) -> None:
-        self._nodes: dict[str, NodeView] = {}
-        self._noticed: set[str] = set()
-        self._removed: dict[str, int] = {}
+        super().__init__(lambda node: node.name)
         self.found = NOTHING
         """Detected from all nodes, including removed ones: a node group may be scaled to zero."""
 
-    def get(self, name: str) -> NodeView | None:
-        return self._nodes.get(name)
-
     def put(self, node: NodeView) -> bool:
         """Stores a node; returns whether a field that decisions need has changed, which heartbeats do not."""
-        old = self._nodes.get(node.name)
-        if node.resource_version <= _newest_known(old, self._removed, node.name):
+        old = self.get(node.name)
+        if not super().put(node):
             return False
-        self._nodes[node.name] = node
         self.found |= node.found
-        going = node.notice is not None or bool(node.leaving) or bool(node.fault)
-        (self._noticed.add if going else self._noticed.discard)(node.name)
-        return old is None or _essence(old) != _essence(node)
+        return old is None or replace(node, resource_version=old.resource_version) != old
 
     def drop(self, node: NodeView) -> None:
         """Removes a node; a newer one of its name stays."""
-        _note_removal(self._removed, node.name, node.resource_version)
-        old = self._nodes.get(node.name)
-        if old is not None and old.resource_version <= node.resource_version:
-            del self._nodes[node.name]
-            self._noticed.discard(node.name)
+        old = self.get(node.name)
+        if old is None or old.resource_version <= node.resource_version:
+            self.remove(node.name, node.resource_version)
 
     def with_hostnames(self, names: Collection[str]) -> dict[str, NodeView]:
-        return {n.name: n for n in self._nodes.values() if n.hostname in names} if names else {}
+        return {n.name: n for n in self._live.values() if n.hostname in names} if names else {}
 
     def zoned(self, fetched: Collection[NodeView] = ()) -> bool:
         """Returns whether nodes have zone labels; True where there are no nodes yet."""
-        every = (*self._nodes.values(), *fetched)
+        every = (*self._live.values(), *fetched)
         return not every or any(node.zone for node in every)
 
     def karpenter(self, fetched: Collection[NodeView] = ()) -> bool:
-        return any(node.karpenter for node in (*self._nodes.values(), *fetched))
+        return any(node.karpenter for node in (*self._live.values(), *fetched))
 
     def noticed(self) -> dict[str, NodeView]:
         """Returns by name the nodes that are faulty, have a notice, or are taken out of service."""
-        return {name: self._nodes[name] for name in self._noticed}
-
-    def __iter__(self) -> Iterator[NodeView]:
-        return iter(tuple(self._nodes.values()))
-
-
-def _essence(node: NodeView) -> NodeView:
-    return replace(node, resource_version=0)
-
-
-def _newest_known(old: Job | PodView | NodeView | None, removed: dict[K, int], key: K) -> int:
-    """Returns the newest version of an object that was cached or removed; -1 if there was none."""
-    return max(old.resource_version if old is not None else -1, removed.get(key, -1))
-
-
-def _note_removal(removed: dict[K, int], key: K, version: int) -> None:
-    """Stores the version of a removed object; the oldest entry goes where there are too many."""
-    removed[key] = max(version, removed.pop(key, 0))
-    if len(removed) > REMEMBERED:
-        del removed[next(iter(removed))]
+        return {n.name: n for n in self._live.values() if n.notice is not None or n.leaving or n.fault}
 
 
 class Caches:

@@ -24,13 +24,7 @@ from spottrain_operator.api.observed import (
     Release,
 )
 from spottrain_operator.api.training_job import Status
-from spottrain_operator.api.wire import rfc3339
-from spottrain_operator.names import (
-    CLAIMS,
-    DEADLINE_ANNOTATION,
-    SAVE_ADVISED_ANNOTATION,
-    SOURCE_ANNOTATION,
-)
+from spottrain_operator.names import CLAIMS, SAVE_ADVISED_ANNOTATION
 from spottrain_operator.policies import (
     avoid,
     capacity,
@@ -45,7 +39,13 @@ from spottrain_operator.policies import (
     starting,
 )
 from spottrain_operator.policies.cause import notice_of
-from spottrain_operator.policies.gone import alive, ended, node_dead, over, saving_predecessor
+from spottrain_operator.policies.pod_end import (
+    any_container_runs,
+    node_lost,
+    pod_ended,
+    saving_predecessor,
+    trainer_ended,
+)
 from spottrain_operator.rendering import objects, trainer_pod
 from spottrain_operator.status.changes import (
     progress_due,
@@ -77,12 +77,12 @@ def settled(o: Observed, status: Status) -> Status:
     """Returns the status with all facts from pods and progress; progress alone is written at intervals."""
     if o.job.deleting or _being_checked(o, status):
         return status
-    told = _with_facts(o, with_unknown_progress(status, o))
+    settled = _with_facts(o, with_unknown_progress(status, o))
     sample = o.sample
     if sample is None or status.terminal or sample.progress.attempt != status.attempt:
-        return told
-    if told == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
-        return told
+        return settled
+    if settled == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
+        return settled
     return _with_facts(o, with_progress(status, o, sample))
 
 
@@ -119,7 +119,7 @@ def hold_first(o: Observed) -> Iterator[Action]:
 
 def removal(o: Observed, pod: PodView) -> Delete:
     """Returns a deletion with the pod's own grace period; forced where no kubelet can end the pod."""
-    return Delete(pod=pod, grace=0 if node_dead(pod, o) and not ended(pod) else None)
+    return Delete(pod=pod, grace=0 if node_lost(pod, o) and not trainer_ended(pod) else None)
 
 
 def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
@@ -151,22 +151,22 @@ def _remove(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[
     stale = pod.attempt < status.attempt or (attempt_ended and not status.terminal)
     # A pod with a notice is annotated first (plan.py): its time is shorter than its grace period.
     stopping = record is not None and bool(record.stopping)
-    stopped = stopping and not over(pod, o) and notice_of(pod, o) is None
+    stopped = stopping and not pod_ended(pod, o) and notice_of(pod, o) is None
     # A finished job's pod stays for its logs, unless one of its containers still occupies the node.
     leaving = o.job.deleting and o.job.holds_checkpoints  # else the garbage collector deletes it with the job
-    unwanted = stale or stopped or leaving or (status.terminal and alive(pod))
-    stuck = pod.deleted is not None and bool(node_dead(pod, o)) and not ended(pod)
+    unwanted = stale or stopped or leaving or (status.terminal and any_container_runs(pod))
+    stuck = pod.deleted is not None and bool(node_lost(pod, o)) and not trainer_ended(pod)
     if unwanted and not going and (pod.deleted is None or stuck):
         yield removal(o, pod)
     outcome_written = stale or status.terminal
-    if pod.holds_outcome and (o.job.deleting or (outcome_written and over(pod, o))):
+    if pod.holds_outcome and (o.job.deleting or (outcome_written and pod_ended(pod, o))):
         yield Release(pod=pod)
 
 
 # --- pods to create -------------------------------------------------------------------------------------
 def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
-    record = status.record(status.attempt)
+    record = status.current
     if not o.admitted:
         if not _rejected(o) and not o.job.spec.suspend:
             yield Check(manifest=trainer_pod.trial(o, status), generation=o.job.generation)
@@ -223,15 +223,10 @@ def _rejected(o: Observed) -> bool:
 
 
 # --- annotations of pods --------------------------------------------------------------------------------
-def deadline_annotations(notice: Notice) -> dict[str, str]:
-    deadline = rfc3339(notice.deadline, timespec="microseconds")
-    return {DEADLINE_ANNOTATION: deadline, SOURCE_ANNOTATION: notice.source}
-
-
 def delete_at(o: Observed, pod: PodView, notice: Notice) -> datetime:
     """Returns when to delete: once the pod's file has the annotation, or at once if urgent."""
     urgent = notice.deadline - o.now < URGENT
-    return o.now if urgent else o.told.get(pod.uid, o.now) + o.limits.told_lead
+    return o.now if urgent else o.annotated_at.get(pod.uid, o.now) + o.limits.annotation_lead
 
 
 def advice(o: Observed) -> Iterator[Action]:
@@ -270,7 +265,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         yield _claims_recheck(o)
         yield from runtime.times(status, o)
     for pod in gang.team(o):
-        if pod.deleted is not None and pod.rank == 0 and not over(pod, o):
+        if pod.deleted is not None and pod.rank == 0 and not pod_ended(pod, o):
             yield o.now + ENDING_RECHECK
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
             # After that time, recheck until the deletion is seen.

@@ -15,15 +15,7 @@ from typing import Any
 
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING
-from spottrain_operator.api.observed import (
-    NodeView,
-    Observed,
-    PodEvents,
-    PodView,
-    Refusal,
-    Sample,
-    Silence,
-)
+from spottrain_operator.api.observed import NodeView, Observed, PodEvents, PodView, Refusal, Sample, Silence
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.control.caches import Caches, Listed
 from spottrain_operator.io.logs import about
@@ -81,8 +73,10 @@ class Memory:
         """By pod UID."""
         self.events_failed = False
         """Whether the last attempt to read Events failed, which is logged once."""
-        self._told: dict[JobKey, Mapping[str, datetime]] = {}
-        self._volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
+        self.annotations: dict[JobKey, Mapping[str, datetime]] = {}
+        """See `annotated_at`."""
+        self.volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
+        """Until when a pod may have waited for a volume, and whether one waited in the last reconcile."""
         self._admitted: dict[JobKey, int] = {}
 
     def admit(self, key: JobKey, generation: int) -> None:
@@ -97,37 +91,23 @@ class Memory:
         said = condition is not None and condition.status == "True"
         return said and condition is not None and condition.observed_generation == job.generation
 
-    def told(self, key: JobKey, pods: Iterable[PodView], now: datetime) -> dict[str, datetime]:
+    def annotated_at(self, key: JobKey, pods: Iterable[PodView], now: datetime) -> dict[str, datetime]:
         """Returns by pod UID when its deadline annotation was first seen, or could not be written."""
-        before = self._told.get(key, {})
+        before = self.annotations.get(key, {})
         seen = (pod for pod in pods if pod.notice is not None or pod.uid in before)
         return {pod.uid: before.get(pod.uid, now) for pod in seen}
 
-    def not_told(self, pod: PodView, now: datetime) -> None:
+    def could_not_annotate(self, pod: PodView, now: datetime) -> None:
         """Records that the deadline could not be annotated; the DELETE does not wait for a retry."""
-        self._told[pod.job] = {pod.uid: now, **self._told.get(pod.job, {})}
+        self.annotations[pod.job] = {pod.uid: now, **self.annotations.get(pod.job, {})}
 
     def volume_wait(self, key: JobKey, waits: bool, now: datetime) -> datetime | None:
         """Returns until when a pod of the job may have waited for a volume.
 
         The wait ended between the last reconcile that saw it and the first that does not.
         """
-        last, waited = self._volume_waits.get(key, (None, False))
+        last, waited = self.volume_waits.get(key, (None, False))
         return now if waits or waited else last
-
-    def keep(self, o: Observed, learned: Learned) -> None:
-        """Stores what the next observation of this job needs."""
-        key, unread = o.job.key, _unread(o)
-        self.began = self.began or o.watched_since  # another worker's may have come first
-        _put(self.events, key, learned.events)
-        if learned.events_error is not None:
-            self.events_failed = bool(learned.events_error)
-        _put(self.unread, key, set(unread))
-        _put(self._told, key, o.told)
-        if o.volume_wait is not None:
-            self._volume_waits[key] = (o.volume_wait, claims.wait_for_volume(o))
-        if o.refusal is None:
-            self.refusals.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
         for table in (
@@ -136,9 +116,9 @@ class Memory:
             self.silences,
             self.unread,
             self.events,
-            self._told,
+            self.annotations,
             self._admitted,
-            self._volume_waits,
+            self.volume_waits,
         ):
             table.pop(key, None)
         self.ungrouped.discard(key)
@@ -152,18 +132,23 @@ def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> N
         caches.pods.update(listed)
     for node in learned.nodes:
         caches.nodes.put(node)
-    if learned.events_error and not memory.events_failed:
-        logger.warning("%s: %s", key, learned.events_error, extra=about(key))
-    for name, why in _unread(o).items():
+    if learned.events_error is not None:
+        if learned.events_error and not memory.events_failed:
+            logger.warning("%s: %s", key, learned.events_error, extra=about(key))
+        memory.events_failed = bool(learned.events_error)
+    unread = {name: claim.unread for name, claim in o.claims.items() if claim is not None and claim.unread}
+    for name, why in unread.items():
         if name not in memory.unread.get(key, ()):
             words = "%s: PersistentVolumeClaim %s cannot be read: %s"
             logger.warning(words, key, name, why, extra=about(key))
-    memory.keep(o, learned)
-
-
-def _unread(o: Observed) -> dict[str, str]:
-    """Returns the names of claims that could not be read, with the errors."""
-    return {name: claim.unread for name, claim in o.claims.items() if claim is not None and claim.unread}
+    memory.began = memory.began or o.watched_since  # another worker's may have come first
+    _put(memory.events, key, learned.events)
+    _put(memory.unread, key, set(unread))
+    _put(memory.annotations, key, o.annotated_at)
+    if o.volume_wait is not None:
+        memory.volume_waits[key] = (o.volume_wait, claims.wait_for_volume(o))
+    if o.refusal is None:
+        memory.refusals.pop(key, None)
 
 
 def _put(table: dict[JobKey, Any], key: JobKey, value: Sized) -> None:

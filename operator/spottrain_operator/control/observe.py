@@ -9,13 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import (
-    ClaimView,
-    Limits,
-    NodeView,
-    Observed,
-    PodView,
-)
+from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
@@ -88,7 +82,7 @@ async def observe(
         sample=memory.samples.get(job.key),
         silence=memory.silences.get(job.key),
         watched_since=memory.began or now,
-        told=memory.told(job.key, current, now),
+        annotated_at=memory.annotated_at(job.key, current, now),
         cleaning=cleanup is not None,
         cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
@@ -155,7 +149,7 @@ def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Obse
 
 def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
     """Returns whether the cache lacks a pod that a rank had; the API server must confirm that."""
-    record = job.status.record(job.status.attempt)
+    record = job.status.current
     if record is None or record.cause or job.status.terminal:
         return False
     there = {p.rank for p in pods if p.attempt == job.status.attempt and not p.stray}

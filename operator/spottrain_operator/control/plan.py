@@ -29,6 +29,7 @@ from spottrain_operator.api.observed import (
     PodView,
 )
 from spottrain_operator.api.training_job import AttemptRecord, Status, with_record
+from spottrain_operator.api.wire import deadline_annotations
 from spottrain_operator.control import follow
 from spottrain_operator.names import Cause, Condition, Reason, pod_name
 from spottrain_operator.policies import (
@@ -44,8 +45,8 @@ from spottrain_operator.policies import (
     runtime,
     starting,
 )
-from spottrain_operator.policies.cause import by_notice, notice_of, termination_message_of, why
-from spottrain_operator.policies.gone import ended, saving_predecessor
+from spottrain_operator.policies.cause import ending_by_notice, ending_of, notice_of, termination_message_of
+from spottrain_operator.policies.pod_end import saving_predecessor, trainer_ended
 from spottrain_operator.status.changes import (
     with_condition,
     with_final_word,
@@ -119,7 +120,7 @@ def reported_done(o: Observed) -> Decision | None:
     """Completes the job on rank 0's `done`; any attempt's is valid, as only the owner of HEAD reports it."""
     said = ((p, termination_message_of(p)) for p in o.pods if p.rank == 0)
     pod = next((p for p, word in said if word is not None and word.outcome is Outcome.DONE), None)
-    return _completed(o, pod, why(pod, o)) if pod is not None else None
+    return _completed(o, pod, ending_of(pod, o)) if pod is not None else None
 
 
 # --- rules: the current attempt -------------------------------------------------------------------------
@@ -132,14 +133,14 @@ def attempt_over(o: Observed) -> Decision | None:
         return None
     if gang.done(o):
         first = gang.team(o)[0]
-        return _completed(o, first, why(first, o))
+        return _completed(o, first, ending_of(first, o))
     if not gang.broken(o) and not (_stopping(o) and not gang.working(o)):
         return None
     if gang.working(o):  # while it is being stopped, later rules handle the pods with a notice
         return None if _stopping(o) else _stop(o, gang.preliminary_verdict(o))
     if not gang.team(o) and not gang.vanished(o):
         return None  # stopped before any pod was created
-    dead = tuple(follow.removal(o, p) for p in gang.team(o) if not ended(p))
+    dead = tuple(follow.removal(o, p) for p in gang.team(o) if not trainer_ended(p))
     return replace(_end_attempt(o, gang.verdict(o)), before=dead)
 
 
@@ -162,7 +163,7 @@ def under_notice(o: Observed) -> Decision | None:
         return keep
     pod, notice = noticed[0]
     gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
-    decision = _end_attempt(o, by_notice(notice))
+    decision = _end_attempt(o, ending_by_notice(notice))
     gate = max(gate, decision.status.gate_until or gate)
     before = tuple(replace(a, needed=True) if isinstance(a, Delete) else a for a in before)
     return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
@@ -172,7 +173,7 @@ def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
     if pod.deleted is not None:
         return
     if pod.notice is None:
-        yield Annotate(pod=pod, words=follow.deadline_annotations(notice))
+        yield Annotate(pod=pod, words=deadline_annotations(notice.deadline, notice.source))
     if o.now >= follow.delete_at(o, pod, notice):
         yield Delete(pod=pod, grace=_grace(o, pod, notice))
 
@@ -202,21 +203,30 @@ def stopped_by_owner(o: Observed) -> Decision | None:
 
 def unschedulable(o: Observed) -> Decision | None:
     """Replaces pods that are unschedulable because of our own rule, or pending too long; not counted."""
-    team = gang.team(o)
-    if _attempt_ended(o) or _stopping(o) or not team:
+    if _attempt_ended(o) or _stopping(o) or not gang.team(o):
         return None
-    allowed, healthy = avoid.allowed(o), avoid.healthy(o)
-    kept_off = [p for p in team if avoid.is_unschedulable(p)]
-    free = [(p, [name for name in p.avoids if name in allowed]) for p in kept_off]
-    words = [f"pod {p.name} avoids {', '.join(names)}, which can be used again" for p, names in free if names]
-    words += [sentence for p in team if (sentence := pins.useless(o, p, healthy))]
-    words += [sentence] if (sentence := claims.lost(o)) else []
-    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
-        words.append(f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more")
-    if words:
-        return _stop(o, Ending(cause=Cause.REPLACED, evidence=words[0]))
+    if (useless := next(_useless_pods(o), None)) is not None:
+        return _stop(o, useless)
     sentence = capacity.gives_up_waiting(o)
     return _stop(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
+
+
+def _useless_pods(o: Observed) -> Iterator[Ending]:
+    """Yields why pods of the attempt cannot be scheduled as they are, and must be created anew."""
+    team, allowed, healthy = gang.team(o), avoid.allowed(o), avoid.healthy(o)
+    for pod in team:
+        free = [name for name in pod.avoids if name in allowed] if avoid.is_unschedulable(pod) else []
+        if free:
+            words = f"pod {pod.name} avoids {', '.join(free)}, which can be used again"
+            yield Ending(cause=Cause.REPLACED, evidence=words)
+    for pod in team:
+        if words := pins.useless(o, pod, healthy):
+            yield Ending(cause=Cause.REPLACED, evidence=words, reason=Reason.PIN_USELESS)
+    if words := claims.lost(o):
+        yield Ending(cause=Cause.REPLACED, evidence=words)
+    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
+        words = f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more"
+        yield Ending(cause=Cause.REPLACED, evidence=words)
 
 
 def not_starting(o: Observed) -> Decision | None:
@@ -321,19 +331,15 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 # --- helpers of the rules -------------------------------------------------------------------------------
-def _record(o: Observed) -> AttemptRecord | None:
-    return o.job.status.record(o.job.status.attempt)
-
-
 def _attempt_ended(o: Observed) -> bool:
     """Returns whether the current attempt has ended and the next one is not created yet."""
-    record = _record(o)
+    record = o.job.status.current
     return record is not None and bool(record.cause)
 
 
 def _stopping(o: Observed) -> bool:
     """Returns whether all pods of the current attempt were asked to end."""
-    record = _record(o)
+    record = o.job.status.current
     return record is not None and bool(record.stopping)
 
 
@@ -359,7 +365,7 @@ def _failed(o: Observed, status: Status, reason: str, message: str) -> Decision:
 
 def _stop(o: Observed, ending: Ending) -> Decision:
     """Stops all pods of the attempt (follow.py deletes them); its cause is set once they have ended."""
-    record = _record(o)
+    record = o.job.status.current
     message = f"attempt {o.job.status.attempt}: {ending.evidence}"
     if record is None or record.stopping:
         return _keep(o, "Stopping", "the attempt is being stopped")

@@ -22,7 +22,7 @@ from spottrain_operator.api.wire import cut
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import WorkQueue
-from spottrain_operator.policies.gone import ended
+from spottrain_operator.policies.pod_end import trainer_ended
 from spottrain_operator.status.changes import progress_due
 from spottrain_operator.status.conditions import STOP_DELAY
 
@@ -38,16 +38,7 @@ LIMITS = {
     "waitingFor": WARNING_LIMIT,
     "ignoredSettings": WARNING_LIMIT,
 }
-NO_RESPONSE = (
-    aiohttp.ClientError,
-    TimeoutError,
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
+NO_RESPONSE = (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 MAX_CONCURRENT = 64
 """Maximum number of concurrent queries."""
 
@@ -81,10 +72,8 @@ class Poller:
         """Runs until cancelled. Each round queries every running trainer once, spread over the interval."""
         async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session:
             while True:
-                pods = [
-                    p for p in self._caches.pods if p.running_since and p.ip and p.rank == 0 and not ended(p)
-                ]
-                polls = [self._poll_later(session, pod) for pod in pods]
+                firsts = (p for p in self._caches.pods if p.rank == 0 and p.running_since and p.ip)
+                polls = [self._poll_later(session, pod) for pod in firsts if not trainer_ended(pod)]
                 await asyncio.gather(asyncio.sleep(self._interval), *polls)
 
     async def _poll_later(self, session: aiohttp.ClientSession, pod: PodView) -> None:
@@ -143,7 +132,7 @@ def _reached(error: Exception) -> bool:
     """
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.errno == errno.ECONNREFUSED
-    return not isinstance(error, TimeoutError | OSError)
+    return not isinstance(error, OSError)
 
 
 def _is_of(progress: Progress, pod: PodView, job: Job) -> bool:

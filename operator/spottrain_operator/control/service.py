@@ -16,11 +16,10 @@ from aiohttp import web
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.discovery import discover, discover_node_pools
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.reconcile import Reconciler
-from spottrain_operator.control.resync import resync
+from spottrain_operator.control.resync import discover, discover_node_pools, resync
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, KubeCluster
@@ -123,7 +122,7 @@ class Service:
     def saw_job(self, kind: str | None, raw: Mapping[str, Any]) -> None:
         job = parse_job(raw)
         if kind == "DELETED":
-            self.caches.jobs.drop(job.key, job.resource_version)
+            self.caches.jobs.remove(job.key, job.resource_version)
         elif not self.caches.jobs.put(job):
             return
         self.queue.add(job.key)

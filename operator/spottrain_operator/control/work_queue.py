@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from spottrain_operator.api.training_job import JobKey
@@ -69,7 +70,8 @@ class WorkQueue:
     async def take(self) -> JobKey:
         while (key := self._next()) is None:
             self._changed.clear()
-            await _wait(self._changed, self._until_next())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._until_next())
         self._dirty.discard(key)
         QUEUE_DEPTH.set(len(self._dirty))
         self._working.add(key)
@@ -151,10 +153,3 @@ class WorkQueue:
             logger.warning("the API server does not respond; all jobs are retried: %s", words)
         else:
             logger.warning("%s: %s; will be retried", key, words, extra=about(key))
-
-
-async def _wait(event: asyncio.Event, timeout: float | None) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout)
-    except TimeoutError:
-        return

@@ -14,20 +14,9 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
+from spottrain_operator import names
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.metrics import REQUESTS
-from spottrain_operator.names import (
-    CHECKPOINTS_FINALIZER,
-    CLAIMS,
-    FIELD_MANAGER,
-    GROUP,
-    NODE_POOLS,
-    OPERATOR_SELECTOR,
-    OUTCOME_FINALIZER,
-    PLURAL,
-    POD_SELECTOR,
-    VERSION,
-)
 
 Json = dict[str, Any]
 
@@ -35,7 +24,7 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
-SELECTORS = {"pods": POD_SELECTOR, "deployments": OPERATOR_SELECTOR}
+SELECTORS = {"pods": names.POD_SELECTOR, "deployments": names.OPERATOR_SELECTOR}
 PAGE = 500
 SHOWN = 100
 """Maximum number of bytes of an unusable response in an error message."""
@@ -123,7 +112,7 @@ class KubeCluster:
 
     async def get_claim(self, namespace: str, name: str) -> Json | None:
         # A template may contain any claim name: the API server accepts the pod.
-        return await self._get(f"/api/v1/namespaces/{namespace}/{CLAIMS}/{quote(name, safe='')}")
+        return await self._get(f"/api/v1/namespaces/{namespace}/{names.CLAIMS}/{quote(name, safe='')}")
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
         items, _ = await self._page(_pods(namespace), {"labelSelector": selector})
@@ -151,7 +140,7 @@ class KubeCluster:
 
     # --- writes ---
     async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json:
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        query = {"fieldManager": names.FIELD_MANAGER, "fieldValidation": "Strict"}
         if dry_run:
             query["dryRun"] = "All"
         path = _pods(manifest["metadata"]["namespace"])
@@ -173,21 +162,21 @@ class KubeCluster:
         return await self._patch(_pods(namespace, name), body, MERGE)
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        body = {"metadata": {"uid": uid, "$deleteFromPrimitiveList/finalizers": [OUTCOME_FINALIZER]}}
+        body = {"metadata": {"uid": uid, "$deleteFromPrimitiveList/finalizers": [names.OUTCOME_FINALIZER]}}
         await self._patch(_pods(namespace, name), body, STRATEGIC)
 
     async def apply_status(
         self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
     ) -> Json:
         meta = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(resource_version)}
-        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainingJob", "metadata": meta, "status": status}
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta, "status": status}
         return await self._patch(f"{_job(namespace, name)}/status", body, APPLY, {"force": "true"})
 
     async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
         raw = await self._call("GET", _job(namespace, name))
-        finalizers = [f for f in raw["metadata"].get("finalizers", ()) if f != CHECKPOINTS_FINALIZER]
+        finalizers = [f for f in raw["metadata"].get("finalizers", ()) if f != names.CHECKPOINTS_FINALIZER]
         meta = {"uid": uid, "resourceVersion": raw["metadata"]["resourceVersion"]}
-        finalizers += [CHECKPOINTS_FINALIZER] if on else []
+        finalizers += [names.CHECKPOINTS_FINALIZER] if on else []
         return await self._patch(
             _job(namespace, name), {"metadata": meta | {"finalizers": finalizers}}, MERGE
         )
@@ -195,7 +184,7 @@ class KubeCluster:
     async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
         root = f"/apis/{group}" if group else "/api/v1"
         path = f"{root}/namespaces/{manifest['metadata']['namespace']}/{kind}"
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        query = {"fieldManager": names.FIELD_MANAGER, "fieldValidation": "Strict"}
         return await self._call("POST", path, query=query, body=manifest)
 
     async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
@@ -207,7 +196,7 @@ class KubeCluster:
 
     # --- one request ---
     async def _patch(self, path: str, body: Json, kind: str, query: dict[str, str] | None = None) -> Json:
-        query = {"fieldManager": FIELD_MANAGER, **(query or {})}
+        query = {"fieldManager": names.FIELD_MANAGER, **(query or {})}
         return await self._call("PATCH", path, query=query, body=body, kind=kind)
 
     async def _page(self, path: str, query: dict[str, str]) -> tuple[list[Json], str]:
@@ -236,12 +225,12 @@ class KubeCluster:
         kind: str = JSON,
     ) -> Json:
         url = f"{self._api.configuration.host}{path}{'?' + urlencode(query) if query else ''}"
-        headers = {"Accept": JSON, "Content-Type": kind, "User-Agent": FIELD_MANAGER}
+        headers = {"Accept": JSON, "Content-Type": kind, "User-Agent": names.FIELD_MANAGER}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, verb, body)
         try:
             reply = await self._rest.request(verb, url, headers=headers, body=body, _request_timeout=_TIMEOUT)
             answer = _parsed(reply.status, await reply.read())
-        except (aiohttp.ClientError, TimeoutError, OSError, RecursionError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, RecursionError, ValueError) as error:
             REQUESTS.labels(verb, "none").inc()
             raise ApiError(0, f"{verb} {path}: {type(error).__name__} {error}") from error
         REQUESTS.labels(verb, reply.status).inc()
@@ -277,14 +266,14 @@ def _pods(namespace: str, name: str = "") -> str:
 
 
 def _job(namespace: str, name: str) -> str:
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+    return f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"
 
 
 def _collections(kind: str, namespaces: tuple[str, ...]) -> list[str]:
     """Returns the paths to list: one per watched namespace, or one for the whole cluster."""
-    if kind == NODE_POOLS:
+    if kind == names.NODE_POOLS:
         return [f"/apis/karpenter.sh/v1/{kind}"]
-    root = {PLURAL: f"/apis/{GROUP}/{VERSION}", "deployments": "/apis/apps/v1"}.get(kind, "/api/v1")
+    root = {names.PLURAL: f"/apis/{names.API_VERSION}", "deployments": "/apis/apps/v1"}.get(kind, "/api/v1")
     if kind == "nodes" or not namespaces:
         return [f"{root}/{kind}"]
     return [f"{root}/namespaces/{namespace}/{kind}" for namespace in namespaces]

@@ -63,7 +63,7 @@ def _pick(o: Observed, status: Status) -> Pool:
 
 def _survivors_pool(o: Observed, status: Status) -> str:
     """Returns the pool where a gang's survivors keep their nodes; "" for one worker, which lost its own."""
-    record = status.record(status.attempt)
+    record = status.current
     if record is None or record.cause not in RECLAIMS or gang.spec_size(o) == 1:
         return ""
     return record.pool if pins.survivors(o, record) else ""
@@ -87,7 +87,7 @@ def pool_of(o: Observed, status: Status) -> ChosenPool:
     assert o.job.spec is not None
     if problem(o):
         return chosen(o.default_pool, o.found)
-    record = status.record(status.attempt)
+    record = status.current
     pool = next((p for p in pools_of(o) if record is not None and p.name == record.pool), None)
     if record is None or pool is None:
         return choose(o, status)
@@ -95,12 +95,12 @@ def pool_of(o: Observed, status: Status) -> ChosenPool:
         return chosen(pool, o.found)
     platform = Platform(record.platform) if record.platform in set(Platform) else None
     known = {"labels": record.node_labels, "found_platform": platform}
-    return as_chosen(pool, notice_seconds=record.notice_seconds, **known)
+    return as_chosen(pool, window=record.notice_seconds, **known)
 
 
 def labels_note(status: Status) -> str:
     """Returns a suffix for messages: the node labels that the operator added to the pods' requirements."""
-    record = status.record(status.attempt)
+    record = status.current
     if record is None or not record.node_labels:
         return ""
     return f" (capacity {record.capacity_type}: nodes with {' or '.join(record.node_labels)})"
@@ -130,7 +130,7 @@ def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
     assert o.job.spec is not None
     if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST or ending.cause is Cause.MOVED:
         return replace(status, spot_reclaims=())
-    record, rule = status.record(status.attempt), o.job.spec.capacity.on_demand_after
+    record, rule = status.current, o.job.spec.capacity.on_demand_after
     if record is None or record.capacity_type != CapacityType.SPOT or ending.cause not in RECLAIMS:
         return status
     since = o.now - timedelta(seconds=rule.within_seconds)
@@ -213,7 +213,7 @@ def _waits_for_nodes_since(o: Observed) -> datetime:
 
 def _patience(o: Observed) -> int:
     assert o.job.spec is not None
-    capacity, record = o.job.spec.capacity, o.job.status.record(o.job.status.attempt)
+    capacity, record = o.job.spec.capacity, o.job.status.current
     on_spot = record is not None and record.capacity_type == CapacityType.SPOT
     limit = capacity.on_demand_after.pending_seconds
     if capacity.type is CapacityType.SPOT_FIRST and on_spot and limit is not None:
@@ -245,7 +245,7 @@ def moves(o: Observed) -> Ending | None:
 
 
 def due_return(o: Observed) -> datetime | None:
-    record = o.job.status.record(o.job.status.attempt)
+    record = o.job.status.current
     if record is None or o.job.spec is None or o.job.spec.capacity.type is not CapacityType.SPOT_FIRST:
         return None
     runs = [p.running_since for p in gang.team(o) if p.running_since is not None]

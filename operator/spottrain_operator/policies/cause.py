@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain.contract import ExitCode, Outcome, Reason, TerminationMessage, gpu_fault
+from spottrain.contract import ExitCode, Outcome, TerminationMessage, gpu_fault
+from spottrain.contract import Reason as TrainerReason
 
 from spottrain_operator.api.observed import Ending, Notice, Observed, PodView
 from spottrain_operator.api.training_job import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
 from spottrain_operator.api.validation import well_typed
 from spottrain_operator.api.wire import cut, rfc3339
-from spottrain_operator.names import Cause
-from spottrain_operator.names import Reason as OurReason
+from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import runtime
-from spottrain_operator.policies.gone import ended, node_dead
+from spottrain_operator.policies.pod_end import node_lost, trainer_ended
 
 AFTERMATH: Final = timedelta(seconds=60)
 """A node may outlive its deadline by this; an end within it is still attributed to the notice."""
@@ -84,14 +84,14 @@ class Case:
 Rule = Callable[[Case], Ending | None]
 
 
-def why(pod: PodView, o: Observed) -> Ending:
+def ending_of(pod: PodView, o: Observed) -> Ending:
     """Returns the ending of a pod that has ended or is to be given up: the first rule that matches."""
     case = Case(pod=pod, o=o, word=termination_message_of(pod))
     found = next((e for rule in RULES if (e := rule(case)) is not None), None)
     return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended, and nothing shows why")
 
 
-def before_us(pod: PodView, o: Observed) -> PodView:
+def without_our_deletion(pod: PodView, o: Observed) -> PodView:
     """Returns the pod without its deletion, if something else than the operator's deletion ended it.
 
     A trainer may end at the moment when the operator stops it with the rest of a gang. The operator's own
@@ -100,9 +100,9 @@ def before_us(pod: PodView, o: Observed) -> PodView:
     if pod.deleted is None:
         return pod
     finished = pod.ended.finished if pod.ended is not None else None
-    told = pod.deletion_grace > 1  # else the kubelet's later delete request has overwritten the time
+    known = pod.deletion_grace > 1  # else the kubelet's later delete request has overwritten the time
     earlier = (
-        told
+        known
         and finished is not None
         and finished < _deletion_requested(pod) + ONE_SECOND
         and not _ended_by_signal(pod)
@@ -161,11 +161,11 @@ def _under_notice(case: Case) -> Ending | None:
     for notice in case.notices:
         seen, last = (notice.seen or case.pod.created) - SKEW, notice.deadline + AFTERMATH
         if case.pod.created <= last and seen <= case.end <= last:
-            return by_notice(notice)
+            return ending_by_notice(notice)
     return None
 
 
-def by_notice(notice: Notice) -> Ending:
+def ending_by_notice(notice: Notice) -> Ending:
     """Returns the ending of a pod that a notice explains."""
     source, when = notice.source or "notice", rfc3339(notice.deadline, timespec="seconds")
     return Ending(cause=Cause.SPOT_NOTICE, evidence=f"{source}: the node ends at {when}")
@@ -174,7 +174,7 @@ def by_notice(notice: Notice) -> Ending:
 def _node_silent(case: Case) -> Ending | None:
     """Attributes a deletion on an unreachable node to the node: Kubernetes itself deletes such pods."""
     node = case.o.nodes.get(case.pod.node)
-    if node is None or node.ready or node.leaving or ended(case.pod):
+    if node is None or node.ready or node.leaving or trainer_ended(case.pod):
         return None
     return _node_gone(case)
 
@@ -193,10 +193,10 @@ def _leaving(case: Case) -> Ending | None:
     if node is None or not node.leaving:
         return None
     code = case.pod.ended.exit_code if case.pod.ended else None
-    told = word is not None and word.outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
+    saved = word is not None and word.outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
     signalled = code in SIGNALLED or case.pod.deleted is not None
     crashed = _oom_killed(case.pod) or (_ended_first(case) and not _ended_by_signal(case.pod))
-    if not (told or signalled) or crashed:
+    if not (saved or signalled) or crashed:
         return None
     return Ending(cause=Cause.DISRUPTED, evidence=f"node {case.pod.node}: {node.leaving}")
 
@@ -214,7 +214,7 @@ def _ended_first(case: Case) -> bool:
 
 
 def _node_gone(case: Case) -> Ending | None:
-    sentence = node_dead(case.pod, case.o) if not ended(case.pod) else ""
+    sentence = node_lost(case.pod, case.o) if not trainer_ended(case.pod) else ""
     return Ending(cause=Cause.NODE_LOST, evidence=sentence) if sentence else None
 
 
@@ -260,7 +260,7 @@ def _node_fault(case: Case) -> Ending | None:
         return None
     said = pod.ended.message if word is None else ""
     found = gpu_fault(said)
-    if word is not None and word.reason == Reason.NODE_FAULT:
+    if word is not None and word.reason == TrainerReason.NODE_FAULT:
         found = word.message or "the trainer's GPU has failed"
     elif pod.unhealthy:
         found = pod.unhealthy
@@ -281,9 +281,7 @@ def _probe(case: Case) -> Ending | None:
     code = case.pod.ended.exit_code
     words = f"the kubelet killed the trainer because {heard.probe}; it ended with exit code {code}"
     advice = "a probe must allow for imports, compilation, saves and long steps, or be left out"
-    return Ending(
-        cause=Cause.FAILED, evidence=f"{words}; {advice}", charged=True, reason=OurReason.PROBE_FAILED
-    )
+    return Ending(cause=Cause.FAILED, evidence=f"{words}; {advice}", charged=True, reason=Reason.PROBE_FAILED)
 
 
 # --- the exit code -----------------------------------------------------------------------------------
@@ -313,18 +311,18 @@ def _exit_0(case: Case) -> Ending:
     if case.word is not None:
         words, reason = f"{case.word.message} {runtime.REMEDIES}", case.word.reason
     elif runtime.attached(case.o.job.status):
-        words, reason = NOT_DONE_SENTENCE, OurReason.NOT_DONE
+        words, reason = NOT_DONE_SENTENCE, Reason.NOT_DONE
     else:
         words, reason = (
             f"{NO_MESSAGE}, and no training with it was seen. {runtime.REMEDIES}",
-            OurReason.NO_RUNTIME,
+            Reason.NO_RUNTIME,
         )
     return Ending(cause=Cause.BAD_CONFIGURATION, evidence=words, charged=True, reason=reason)
 
 
 def _peer_out_of_memory(case: Case) -> bool:
     """A rank reports a lost peer and the kubelet an OOM kill: a restart would run out of memory again."""
-    return case.word is not None and case.word.reason == Reason.PEER_LOST and _oom_killed(case.pod)
+    return case.word is not None and case.word.reason == TrainerReason.PEER_LOST and _oom_killed(case.pod)
 
 
 def _oom_killed(pod: PodView) -> bool:

@@ -16,7 +16,7 @@ from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import CLAIMS
 from spottrain_operator.policies import gang
 from spottrain_operator.policies.cause import notice_of
-from spottrain_operator.policies.gone import over
+from spottrain_operator.policies.pod_end import pod_ended
 
 SHARED: Final = frozenset({str(AccessMode.READ_WRITE_MANY), "ReadOnlyMany"})
 """Access modes that let pods on several nodes use a volume at once."""
@@ -44,7 +44,7 @@ def _own(o: Observed, cache: DataCache) -> str:
 def _quiet(o: Observed) -> bool:
     """Returns whether all pods run, and none is about to be replaced."""
     team = gang.team(o)
-    calm = all(p.running_since is not None and not over(p, o) and notice_of(p, o) is None for p in team)
+    calm = all(p.running_since is not None and not pod_ended(p, o) and notice_of(p, o) is None for p in team)
     return calm and len(team) == gang.size(o) and not any(p.deleted is not None for p in team)
 
 

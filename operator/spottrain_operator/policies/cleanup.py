@@ -13,7 +13,7 @@ from typing import Final
 
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import DeletionPolicy
-from spottrain_operator.policies.gone import over
+from spottrain_operator.policies.pod_end import pod_ended
 
 DEADLINE: Final = timedelta(minutes=15)
 RECHECK: Final = timedelta(seconds=5)
@@ -32,7 +32,7 @@ def wanted(o: Observed) -> bool:
 
 def trainers_ended(o: Observed) -> bool:
     """Returns whether no trainer of the job is left that could write a checkpoint."""
-    return all(over(pod, o) for pod in o.pods)
+    return all(pod_ended(pod, o) for pod in o.pods)
 
 
 def finished(o: Observed) -> bool:

@@ -13,8 +13,8 @@ from typing import Final
 from spottrain_operator.api.observed import Ending, Observed, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause, cause_of
-from spottrain_operator.policies.cause import before_us, why
-from spottrain_operator.policies.gone import over
+from spottrain_operator.policies.cause import ending_of, without_our_deletion
+from spottrain_operator.policies.pod_end import pod_ended
 
 EXTERNAL: Final = frozenset(
     {
@@ -49,7 +49,7 @@ def size(o: Observed) -> int:
 
 
 def size_of(o: Observed, status: Status) -> int:
-    record = status.record(status.attempt)
+    record = status.current
     return record.workers if record is not None and record.workers else spec_size(o)
 
 
@@ -79,20 +79,20 @@ def missing(o: Observed, status: Status) -> tuple[int, ...]:
 
 def vanished(o: Observed) -> tuple[int, ...]:
     """Returns the ranks whose pod was seen and is gone (observe.py has queried the API server)."""
-    record = o.job.status.record(o.job.status.attempt)
+    record = o.job.status.current
     seen = {r.rank for r in record.ranks} if record is not None else set()
     return tuple(rank for rank in missing(o, o.job.status) if rank in seen)
 
 
 def working(o: Observed) -> tuple[PodView, ...]:
     """Returns the pods of the current attempt that are not over, pending ones included, by rank."""
-    return tuple(p for p in team(o) if not over(p, o))
+    return tuple(p for p in team(o) if not pod_ended(p, o))
 
 
 def done(o: Observed) -> bool:
     """Returns whether every rank has succeeded. With our runtime rank 0's message decides (plan.py)."""
     pods = team(o)
-    return len(pods) == size(o) and all(over(p, o) and why(p, o).cause is Cause.DONE for p in pods)
+    return len(pods) == size(o) and all(pod_ended(p, o) and ending_of(p, o).cause is Cause.DONE for p in pods)
 
 
 def broken(o: Observed) -> bool:
@@ -102,8 +102,8 @@ def broken(o: Observed) -> bool:
 
 
 def _broke(pod: PodView, o: Observed, managed: bool) -> bool:
-    if over(pod, o):
-        return why(pod, o).cause is not Cause.DONE
+    if pod_ended(pod, o):
+        return ending_of(pod, o).cause is not Cause.DONE
     # Ranks of our runtime stop together by themselves; those of others hang in a collective.
     return pod.deleted is not None and not managed
 
@@ -129,12 +129,13 @@ def zone_note(o: Observed, pod: PodView) -> str:
 
 def preliminary_verdict(o: Observed) -> Ending:
     """Returns why the attempt breaks, as far as visible. A pod being ended explains its peers' ends."""
-    return gravest([*_vanishings(o), *(_named(p, o) for p in team(o) if over(p, o) or p.deleted is not None)])
+    ending = (p for p in team(o) if pod_ended(p, o) or p.deleted is not None)
+    return gravest([*_vanishings(o), *(_named(p, o) for p in ending)])
 
 
 def verdict(o: Observed) -> Ending:
     """Returns why the attempt ended, once all pods have. Pods deleted to stop the rest are no evidence."""
-    record = o.job.status.record(o.job.status.attempt)
+    record = o.job.status.current
     if record is None or not record.stopping:
         return gravest([*_vanishings(o), *(_named(p, o) for p in team(o))])
     cause = cause_of(record.stopping)
@@ -142,7 +143,7 @@ def verdict(o: Observed) -> Ending:
     unknown = not isinstance(cause, Cause)  # decided by a newer operator
     if cause in BY_OPERATOR or unknown:
         return first
-    endings = [*_vanishings(o), *(_named(before_us(p, o), o) for p in team(o))]
+    endings = [*_vanishings(o), *(_named(without_our_deletion(p, o), o) for p in team(o))]
     passed = {Cause.POD_DELETED, *(VISIBLE_AT_ONCE if first.charged else ())}
     return gravest([first, *(e for e in endings if e.cause not in passed)])
 
@@ -167,13 +168,13 @@ def _order(ending: Ending) -> int:
 
 
 def _named(pod: PodView, o: Observed) -> Ending:
-    ending = why(pod, o)
+    ending = ending_of(pod, o)
     return replace(ending, evidence=f"rank {pod.rank}: {ending.evidence}") if size(o) > 1 else ending
 
 
 def _vanishings(o: Observed) -> list[Ending]:
     gone = vanished(o)
     words = f"the pods of ranks {', '.join(map(str, gone))} no longer exist" if size(o) > 1 else ""
-    record = o.job.status.record(o.job.status.attempt)
+    record = o.job.status.current
     name = record.pod if record is not None else ""
     return [Ending(cause=Cause.POD_DELETED, evidence=words or f"pod {name} no longer exists")] if gone else []

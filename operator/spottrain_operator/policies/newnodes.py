@@ -13,7 +13,7 @@ from typing import Final
 
 from spottrain_operator.api import native_gangs
 from spottrain_operator.api.native_gangs import GangApi
-from spottrain_operator.api.node_pools import Pool, Preset
+from spottrain_operator.api.node_pools import ChosenPool, Preset
 from spottrain_operator.api.observed import Observed, Placement
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.policies import avoid, gang
@@ -23,7 +23,7 @@ KARPENTER: Final = "karpenter."
 
 
 def placements(
-    o: Observed, status: Status, pool: Pool, pinned: Mapping[int, str], api: GangApi | None = None
+    o: Observed, status: Status, pool: ChosenPool, pinned: Mapping[int, str], api: GangApi | None = None
 ) -> Iterator[Placement]:
     """Yields the ranks to create now. `pinned`: host name by rank. `api`: version of their group."""
     soft = by_karpenter(o, pool)
@@ -35,17 +35,11 @@ def placements(
             continue
         leave = () if pin or in_turn else tuple(pinned.values())
         yield Placement(
-            rank=rank,
-            avoid=avoided,
-            pin=pin,
-            leave=leave,
-            zoned=o.zoned,
-            soft=soft and not pin,
-            gang_api=api,
+            rank=rank, avoid=avoided, pin=pin, leave=leave, zoned=o.zoned, soft=soft and not pin, gang_api=api
         )
 
 
-def by_karpenter(o: Observed, pool: Pool) -> bool:
+def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     """Returns whether Karpenter may add the nodes: it provisioned some, or the pods require its labels."""
     assert o.job.spec is not None
     if pool.preset not in (None, Preset.KARPENTER):

@@ -13,17 +13,13 @@ from typing import Final
 from spottrain_operator.api import native_gangs
 from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status
-from spottrain_operator.names import Cause
+from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import avoid
 
 PATIENCE: Final = timedelta(seconds=60)
 """Time for a pinned pod to be scheduled: its node exists, so another pod must occupy its resources."""
 
 
-PINNED: Final = "was pinned to node"
-"""Part of the evidence of an attempt that was replaced because of a pin."""
-PINNED_WORDS: Final = (PINNED, "was to come back to node")
-"""Also the earlier wording, which stored statuses may still have."""
 UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 """Causes after which no rank is pinned."""
 
@@ -46,7 +42,7 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
             break
         older = {r: host for r, host in survivors(o, record).items() if r not in homeless}
         found = older | found
-        if any(words in record.evidence for words in PINNED_WORDS):  # their pins were useless
+        if record.reason == Reason.PIN_USELESS:
             homeless |= {rank.rank for rank in record.ranks if not rank.node}
     return found
 
@@ -71,10 +67,10 @@ def useless(o: Observed, pod: PodView, healthy: Collection[str]) -> str:
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
     if pod.pinned not in healthy:
-        return f"pod {pod.name} {PINNED} {pod.pinned}, which is gone or is leaving"
+        return f"pod {pod.name} was pinned to node {pod.pinned}, which is gone or is leaving"
     alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
     if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # otherwise it waits for the gang
-        return f"pod {pod.name} {PINNED} {pod.pinned}, which has no room: {pod.unschedulable}"
+        return f"pod {pod.name} was pinned to node {pod.pinned}, which has no room: {pod.unschedulable}"
     return ""
 
 
@@ -87,5 +83,5 @@ def _chain(status: Status, number: int) -> Iterator[AttemptRecord]:
 
 
 def _pool_of(status: Status) -> str:
-    record = status.record(status.attempt)
+    record = status.current
     return record.pool if record is not None else ""

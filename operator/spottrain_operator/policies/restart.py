@@ -39,13 +39,7 @@ UNCOUNTED: Final = frozenset(
 """Endings that the operator or the user requested, or that are caused by missing capacity or a registry: they
 use none of the job's budgets."""
 UNEXPLAINED: Final = frozenset(
-    {
-        Cause.POD_REJECTED,
-        Cause.SUPERSEDED,
-        Cause.INTERRUPTED,
-        Cause.SCHEDULING_TIMEOUT,
-        Cause.START_FAILED,
-    }
+    {Cause.POD_REJECTED, Cause.SUPERSEDED, Cause.INTERRUPTED, Cause.SCHEDULING_TIMEOUT, Cause.START_FAILED}
 )
 """Endings that nobody requested: they may recur at once and without end, so they back off as well."""
 EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cause.SUSPENDED, Cause.MOVED})
@@ -88,7 +82,7 @@ def counted(
 def _only_waited(status: Status, ending: Ending) -> bool:
     """Returns whether the attempt only waited for the store. If it trained, its steps are lost and it counts
     as an interruption: a store that can be read but not written must not cause endless retraining."""
-    record = status.record(status.attempt)
+    record = status.current
     trained = record is not None and (record.last_step or 0) > (record.start_step or 0)
     return ending.cause is Cause.STORE_UNREACHABLE and not trained
 
@@ -98,7 +92,7 @@ def _no_progress(status: Status) -> int:
 
     It is compared with the step at the last interruption, because attempts often end before they save.
     """
-    record = status.record(status.attempt)
+    record = status.current
     if record is None or not record.node:
         return status.no_progress
     advanced = (status.known_durable_step or 0) > (status.interrupted_at_step or 0)

@@ -17,7 +17,7 @@ from spottrain.contract import PROGRESS_PORT, WAITING_FOR_STORE
 from spottrain_operator.api.observed import Ending, Observed, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
-from spottrain_operator.policies.gone import over
+from spottrain_operator.policies.pod_end import pod_ended
 
 SOON: Final = timedelta(seconds=60)
 """Until then, a runtime that does not respond is most likely still being imported."""
@@ -60,7 +60,7 @@ def missed(status: Status, o: Observed) -> Verdict | None:
     if pod is None or not _late(status, o, pod):
         return None
     minutes = _duration(o.limits.runtime_patience)
-    state = status.progress.state if status.progress is not None else ""
+    state = status.state
     if state == WAITING_FOR_STORE:
         return None
     if state == STARTING_STATE:
@@ -93,7 +93,7 @@ def missed(status: Status, o: Observed) -> Verdict | None:
 
 def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
     """Returns why Running's reason is not Training although all containers run: reason and sentence."""
-    state = status.progress.state if status.progress is not None else ""
+    state = status.state
     pod = _first(status, o)
     if not managed(o) or trains(state) or pod is None or pod.running_since is None:
         return None
@@ -135,7 +135,7 @@ def _late(status: Status, o: Observed, pod: PodView) -> bool:
 def _first(status: Status, o: Observed) -> PodView | None:
     """Returns the pod of rank 0 of this status' attempt, while its trainer runs."""
     found = (p for p in o.pods if p.attempt == status.attempt and p.rank == 0)
-    return next((p for p in found if p.running_since is not None and not over(p, o)), None)
+    return next((p for p in found if p.running_since is not None and not pod_ended(p, o)), None)
 
 
 def _duration(time: timedelta) -> str:

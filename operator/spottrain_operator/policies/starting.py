@@ -16,7 +16,7 @@ from spottrain_operator.api.training_job import REASON_LIMIT, FailurePolicy, Sta
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause
 from spottrain_operator.policies import gang
-from spottrain_operator.policies.gone import over
+from spottrain_operator.policies.pod_end import pod_ended
 
 READ_INTERVAL: Final = timedelta(seconds=5)
 """A pod's Events are read when it has had its node for this time, and again at this interval."""
@@ -45,13 +45,12 @@ def pods_to_read(o: Observed) -> tuple[PodView, ...]:
 def _waits(pod: PodView, o: Observed) -> bool:
     """Returns whether the pod has a node, and its trainer has not started."""
     never_started = bool(pod.node) and pod.running_since is None and pod.deleted is None
-    return never_started and not over(pod, o)
+    return never_started and not pod_ended(pod, o)
 
 
 def _sets_up(pod: PodView, o: Observed) -> bool:
     known = o.heard.get(pod.uid, PodEvents())
-    told = pod.waiting is not None and pod.waiting.error
-    return _waits(pod, o) and not told and not known.set_up and o.now >= _first_read(pod)
+    return _waits(pod, o) and not (_has_error(pod) or known.set_up) and o.now >= _first_read(pod)
 
 
 def _may_pull(pod: PodView, o: Observed) -> bool:
@@ -84,7 +83,7 @@ def _has_error(pod: PodView) -> bool:
 # --- start errors ---------------------------------------------------------------------------------------
 def start_error(pod: PodView, o: Observed) -> Waiting | None:
     """Returns the kubelet's error; None while startup is in progress."""
-    if pod.deleted is not None or over(pod, o):
+    if pod.deleted is not None or pod_ended(pod, o):
         return None
     if _has_error(pod):
         return pod.waiting
@@ -106,7 +105,7 @@ def words(pod: PodView, waiting: Waiting) -> str:
 
 def sentence(o: Observed, status: Status) -> str:
     """Returns a sentence about what cannot start, why, and the consequence; "" without an error."""
-    found, record = blocked(o), status.record(status.attempt)
+    found, record = blocked(o), status.current
     if found is None:
         return ""
     since = record.start_error_since if record is not None else None
@@ -132,7 +131,7 @@ def configuration(waiting: Waiting) -> bool:
 # --- giving up --------------------------------------------------------------------------------------------
 def with_start_error(status: Status, o: Observed) -> Status:
     """Records the time of the kubelet's first error in the status, so that it survives operator restarts."""
-    record = status.record(status.attempt)
+    record = status.current
     if record is None or record.cause or record.stopping or status.attempt != o.job.status.attempt:
         return status  # while it is being stopped, its pods' states do not show the error
     since = record.start_error_since
@@ -147,7 +146,7 @@ def with_start_error(status: Status, o: Observed) -> Status:
 
 def due(o: Observed) -> datetime | None:
     """Returns when the attempt is given up."""
-    found, record = blocked(o), o.job.status.record(o.job.status.attempt)
+    found, record = blocked(o), o.job.status.current
     if found is None or record is None or record.start_error_since is None:
         return None
     return record.start_error_since + _patience(o, found[1])

@@ -5,26 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any, Final
 
+from spottrain_operator import names
 from spottrain_operator.api import native_gangs, volumes
 from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import Job, Status
-from spottrain_operator.names import (
-    JOB_LABEL,
-    JOB_UID_LABEL,
-    MANAGED_BY,
-    MANAGED_BY_LABEL,
-    RENDEZVOUS_PORT,
-    ROLE_CLEANUP,
-    ROLE_LABEL,
-    ROLE_TRAINER,
-    cache_claim_name,
-    cleanup_name,
-    group_name,
-    job_label,
-    service_name,
-)
 from spottrain_operator.rendering import trainer_pod
 
 Json = dict[str, Any]
@@ -43,44 +29,38 @@ REACH: Final = ("image", "imagePullPolicy", "env", "envFrom", "securityContext",
 """Fields of the trainer container that access to the store needs; a file:// URI needs its volumes."""
 
 
-def _labels(job: Job) -> dict[str, str]:
-    return {JOB_LABEL: job_label(job.key.name), JOB_UID_LABEL: job.key.uid, MANAGED_BY_LABEL: MANAGED_BY}
+def _metadata(job: Job, name: str) -> Json:
+    key = job.key
+    return {
+        "name": name,
+        "namespace": key.namespace,
+        "labels": {
+            names.JOB_LABEL: names.job_label(key.name),
+            names.JOB_UID_LABEL: key.uid,
+            names.MANAGED_BY_LABEL: names.MANAGED_BY,
+        },
+        "ownerReferences": [trainer_pod.owner_of(job)],
+    }
 
 
 def service(job: Job) -> Json:
     """Returns a gang's headless Service; it also publishes unready pods, which wait for each other."""
-    key = job.key
-    port = {"name": "rendezvous", "port": RENDEZVOUS_PORT}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": service_name(key.name, key.uid),
-            "namespace": key.namespace,
-            "labels": _labels(job),
-            "ownerReferences": [trainer_pod.owner_of(job)],
-        },
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {JOB_UID_LABEL: key.uid, ROLE_LABEL: ROLE_TRAINER},
-            "ports": [port],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {names.JOB_UID_LABEL: job.key.uid, names.ROLE_LABEL: names.ROLE_TRAINER},
+        "ports": [{"name": "rendezvous", "port": names.RENDEZVOUS_PORT}],
     }
+    meta = _metadata(job, names.service_name(job.key.name, job.key.uid))
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
 
 
 def cache_claim(job: Job, cache: DataCache) -> Json:
     """Returns the data cache's claim: one for all attempts; the garbage collector deletes it with the job."""
-    key = job.key
     body: Json = {"accessModes": [str(cache.mode)], "resources": {"requests": {"storage": cache.size}}}
     if cache.storage_class_name:
         body["storageClassName"] = cache.storage_class_name
-    meta = {
-        "name": cache_claim_name(key.name, key.uid),
-        "namespace": key.namespace,
-        "labels": _labels(job),
-        "ownerReferences": [trainer_pod.owner_of(job)],
-    }
+    meta = _metadata(job, names.cache_claim_name(job.key.name, job.key.uid))
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": body}
 
 
@@ -89,11 +69,7 @@ def pod_group(job: Job, status: Status) -> Json | None:
     assert job.spec is not None
     if job.spec.template["spec"].get("schedulerName") != "volcano":
         return None
-    meta = {
-        "name": group_name(job.key.name, job.key.uid, status.attempt),
-        "namespace": job.key.namespace,
-        "ownerReferences": [trainer_pod.owner_of(job)],
-    }
+    meta = _metadata(job, names.group_name(job.key.name, job.key.uid, status.attempt))
     queue = {"queue": job.spec.queue_name} if job.spec.queue_name else {}
     spec = {"minMember": job.spec.workers} | queue
     return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
@@ -102,21 +78,15 @@ def pod_group(job: Job, status: Status) -> Json | None:
 def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) -> Json:
     """Returns the group of Kubernetes' own gang scheduling; one per attempt, because it is immutable."""
     assert job.spec is not None
-    meta = {
-        "name": group_name(job.key.name, job.key.uid, status.attempt),
-        "namespace": job.key.namespace,
-        "labels": _labels(job),
-        "ownerReferences": [trainer_pod.owner_of(job)],
-    }
+    meta = _metadata(job, names.group_name(job.key.name, job.key.uid, status.attempt))
     return native_gangs.group(api, meta, job.spec, zoned=zoned)
 
 
 def cleanup(job: Job, pool: Pool) -> Json:
     """Returns the pod that deletes a deleted job's checkpoints, with its image and identity, in its pool."""
     assert job.spec is not None
-    spec, key = job.spec, job.key
     container = _cleaner(job)
-    template, ca = spec.template["spec"], spec.checkpoint.ca_bundle
+    template, ca = job.spec.template["spec"], job.spec.checkpoint.ca_bundle
     body: Json = {name: copy.deepcopy(template[name]) for name in IDENTITY if name in template} | {
         "restartPolicy": "OnFailure",
         "activeDeadlineSeconds": CLEANUP_SECONDS,
@@ -127,12 +97,9 @@ def cleanup(job: Job, pool: Pool) -> Json:
     if ca is not None:
         container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
     trainer_pod.restrict(body)
-    meta = {
-        "name": cleanup_name(key.name, key.uid),
-        "namespace": key.namespace,
-        "labels": _labels(job) | {ROLE_LABEL: ROLE_CLEANUP},
-        "ownerReferences": [trainer_pod.owner_of(job) | {"blockOwnerDeletion": False}],
-    }
+    meta = _metadata(job, names.cleanup_name(job.key.name, job.key.uid))
+    meta["labels"][names.ROLE_LABEL] = names.ROLE_CLEANUP
+    meta["ownerReferences"][0]["blockOwnerDeletion"] = False
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
 
 
@@ -143,7 +110,7 @@ def _cleaner(job: Job) -> Json:
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
-    container = kept | {"name": ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
+    container = kept | {"name": names.ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
     container["env"] = list(kept.get("env") or ())
     little = {"cpu": "100m", "memory": "256Mi"}  # a ResourceQuota may require both
     container["resources"] = {"requests": little, "limits": {"cpu": "1", "memory": "1Gi"}}

@@ -22,39 +22,13 @@ from spottrain.contract import (
     Env,
 )
 
+from spottrain_operator import names
 from spottrain_operator.api import data_cache, native_gangs, volumes
-from spottrain_operator.api.node_pools import CapacityType, Pool
+from spottrain_operator.api.node_pools import CapacityType, ChosenPool
 from spottrain_operator.api.observed import Observed, Placement
 from spottrain_operator.api.template import PROGRESS_NAME, judged
 from spottrain_operator.api.training_job import CompileCache, Job, Logs, Status, TrainingJobSpec
-from spottrain_operator.names import (
-    API_VERSION,
-    ATTEMPT_LABEL,
-    AVOIDS_ANNOTATION,
-    GPU_RESOURCE,
-    HOSTNAME_LABEL,
-    ILLEGAL_INSTRUCTION,
-    JOB_LABEL,
-    JOB_UID_LABEL,
-    KIND,
-    MANAGED_BY,
-    MANAGED_BY_LABEL,
-    NODE_SILENCE,
-    OUTCOME_FINALIZER,
-    PINNED_ANNOTATION,
-    QUEUE_LABEL,
-    RANK_LABEL,
-    RENDEZVOUS_PORT,
-    ROLE_LABEL,
-    ROLE_TRAINER,
-    TRAINER_ANNOTATION,
-    ZONE_LABEL,
-    Reason,
-    group_name,
-    job_label,
-    pod_name,
-    service_name,
-)
+from spottrain_operator.names import Reason
 from spottrain_operator.policies import capacity
 
 Json = dict[str, Any]
@@ -64,6 +38,8 @@ KEEP_ALIVE: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
 """Annotations against voluntary disruption; they do not affect our DELETE, which is not an eviction."""
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 TERMINATION_LOG: Final = "/dev/termination-log"
 FS_GROUP: Final = 1000
 """Group of the runtime image's user, so that it may write to mounted disks."""
@@ -72,7 +48,7 @@ FS_GROUP: Final = 1000
 SOLE: Final = Placement()
 
 
-def grace(spec: TrainingJobSpec, pool: Pool) -> int:
+def grace(spec: TrainingJobSpec, pool: ChosenPool) -> int:
     """Returns terminationGracePeriodSeconds: the window or the template's value, on spot the shorter one."""
     asked = spec.template["spec"].get("terminationGracePeriodSeconds")
     if asked is None:
@@ -80,7 +56,7 @@ def grace(spec: TrainingJobSpec, pool: Pool) -> int:
     return min(int(asked), pool.window) if pool.type is CapacityType.SPOT else int(asked)
 
 
-def grace_note(spec: TrainingJobSpec, pool: Pool) -> str:
+def grace_note(spec: TrainingJobSpec, pool: ChosenPool) -> str:
     """Returns a note about the requested grace period; "" where it equals the window."""
     asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), pool.window
     if asked is None or pool.type is not CapacityType.SPOT or asked == window:
@@ -106,7 +82,7 @@ def trial(o: Observed, status: Status) -> Json:
     return pod(o.job, replace(status, attempt=status.attempt + 1), capacity.choose(o, status))
 
 
-def pod(job: Job, status: Status, pool: Pool, place: Placement = SOLE) -> Json:
+def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE) -> Json:
     """Returns a pod of attempt `status.attempt`, on nodes of `pool`."""
     assert job.spec is not None
     spec = job.spec
@@ -132,19 +108,21 @@ def _queue(job: Job, status: Status) -> tuple[Json, Json]:
     assert job.spec is not None
     spec = job.spec
     if spec.template["spec"].get("schedulerName") == "volcano":
-        return {}, {"scheduling.k8s.io/group-name": group_name(job.key.name, job.key.uid, status.attempt)}
+        return {}, {
+            "scheduling.k8s.io/group-name": names.group_name(job.key.name, job.key.uid, status.attempt)
+        }
     if not spec.queue_name:
         return {}, {}
-    labels = {QUEUE_LABEL: spec.queue_name}
+    labels = {names.QUEUE_LABEL: spec.queue_name}
     if spec.workers == 1:
         return labels, {}
-    labels["kueue.x-k8s.io/pod-group-name"] = group_name(job.key.name, job.key.uid, status.attempt)
+    labels["kueue.x-k8s.io/pod-group-name"] = names.group_name(job.key.name, job.key.uid, status.attempt)
     total = {"kueue.x-k8s.io/pod-group-total-count": str(spec.workers)}
     return labels, total | {"kueue.x-k8s.io/retriable-in-group": "false"}
 
 
 def owner_of(job: Job) -> Json:
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.key.name, "uid": job.key.uid}
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.key.name, "uid": job.key.uid}
     return owner | {"controller": True, "blockOwnerDeletion": True}
 
 
@@ -152,36 +130,36 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     assert job.spec is not None
     given, key = job.spec.template.get("metadata") or {}, job.key
     labels = {
-        JOB_LABEL: job_label(key.name),
-        JOB_UID_LABEL: key.uid,
-        ATTEMPT_LABEL: str(status.attempt),
-        RANK_LABEL: str(place.rank),
-        MANAGED_BY_LABEL: MANAGED_BY,
-        ROLE_LABEL: ROLE_TRAINER,
+        names.JOB_LABEL: names.job_label(key.name),
+        names.JOB_UID_LABEL: key.uid,
+        names.ATTEMPT_LABEL: str(status.attempt),
+        names.RANK_LABEL: str(place.rank),
+        names.MANAGED_BY_LABEL: names.MANAGED_BY,
+        names.ROLE_LABEL: names.ROLE_TRAINER,
     }
     queued, grouped = _queue(job, status)
     annotations = KEEP_ALIVE | (given.get("annotations") or {}) | grouped
-    annotations[TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
+    annotations[names.TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
     if place.avoid and not place.soft:
-        annotations[AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
+        annotations[names.AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
     if place.pin:
-        annotations[PINNED_ANNOTATION] = place.pin
+        annotations[names.PINNED_ANNOTATION] = place.pin
     return {
-        "name": pod_name(key.name, key.uid, status.attempt, place.rank),
+        "name": names.pod_name(key.name, key.uid, status.attempt, place.rank),
         "namespace": key.namespace,
         "labels": (given.get("labels") or {}) | queued | labels,
         "annotations": annotations,
-        "finalizers": [OUTCOME_FINALIZER],
+        "finalizers": [names.OUTCOME_FINALIZER],
         "ownerReferences": [owner_of(job)],
     }
 
 
 # --- placement ---------------------------------------------------------------------------------------
-def _place(body: Json, pool: Pool, place: Placement) -> None:
+def _place(body: Json, pool: ChosenPool, place: Placement) -> None:
     body["nodeSelector"] = (body.get("nodeSelector") or {}) | pool.selector
     silence = [  # first, because of several tolerations that match a taint the first one applies
         {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
-        | {"tolerationSeconds": NODE_SILENCE}
+        | {"tolerationSeconds": names.NODE_SILENCE}
         for state in ("not-ready", "unreachable")
     ]
     ours = {t["key"] for t in silence}
@@ -191,10 +169,10 @@ def _place(body: Json, pool: Pool, place: Placement) -> None:
         _require(body, rule)
     _require(body, *pool.rules)
     if off := {*place.avoid, *place.leave}:
-        rule = {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)}
+        rule = {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)}
         (_prefer if place.soft else _require)(body, rule)
     if place.pin:
-        _require(body, {"key": HOSTNAME_LABEL, "operator": "In", "values": [place.pin]})
+        _require(body, {"key": names.HOSTNAME_LABEL, "operator": "In", "values": [place.pin]})
 
 
 def _require(body: Json, *either: Json) -> None:
@@ -204,41 +182,43 @@ def _require(body: Json, *either: Json) -> None:
     """
     if not either:
         return
-    affinity = body.get("affinity") or {}
-    node = affinity.get("nodeAffinity") or {}
-    required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    node = _affinity(body, "nodeAffinity")
+    required = node.get(REQUIRED) or {}
     terms = required.get("nodeSelectorTerms") or [{}]  # terms are alternatives: each needs the rule
     both = [(term, rule) for term in terms for rule in either]
     kept = [t | {"matchExpressions": [*(t.get("matchExpressions") or ()), rule]} for t, rule in both]
-    node["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": kept}
-    body["affinity"] = affinity | {"nodeAffinity": node}
+    node[REQUIRED] = {"nodeSelectorTerms": kept}
 
 
-def _prefer(body: Json, term: Json) -> None:
-    affinity = body.get("affinity") or {}
-    node = affinity.get("nodeAffinity") or {}
-    wish = {"weight": 100, "preference": {"matchExpressions": [term]}}
-    wishes = [*(node.get("preferredDuringSchedulingIgnoredDuringExecution") or ()), wish]
-    node = node | {"preferredDuringSchedulingIgnoredDuringExecution": wishes}
-    body["affinity"] = affinity | {"nodeAffinity": node}
+def _prefer(body: Json, rule: Json) -> None:
+    node = _affinity(body, "nodeAffinity")
+    wish = {"weight": 100, "preference": {"matchExpressions": [rule]}}
+    node[PREFERRED] = [*(node.get(PREFERRED) or ()), wish]
+
+
+def _affinity(body: Json, kind: str) -> Json:
+    """Returns that part of the pod's affinity, to be changed in place; adds it where it is missing."""
+    affinity = body["affinity"] = body.get("affinity") or {}
+    found: Json = affinity.get(kind) or {}
+    affinity[kind] = found
+    return found
 
 
 def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
     """Sets the pod's host name, and its gang's zone: traffic between zones is slow and costs money."""
     assert job.spec is not None
-    body["hostname"] = pod_name(job.key.name, job.key.uid, status.attempt, place.rank)
-    body["subdomain"] = service_name(job.key.name, job.key.uid)
+    body["hostname"] = names.pod_name(job.key.name, job.key.uid, status.attempt, place.rank)
+    body["subdomain"] = names.service_name(job.key.name, job.key.uid)
     if place.gang_api is not None:
-        body |= native_gangs.reference(place.gang_api, group_name(job.key.name, job.key.uid, status.attempt))
+        body |= native_gangs.reference(
+            place.gang_api, names.group_name(job.key.name, job.key.uid, status.attempt)
+        )
     if not (job.spec.capacity.same_zone and place.zoned):
         return
-    labels = {JOB_UID_LABEL: job.key.uid, ATTEMPT_LABEL: str(status.attempt)}
-    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": ZONE_LABEL}
-    affinity = body.get("affinity") or {}
-    peers = affinity.get("podAffinity") or {}
-    required = [*(peers.get("requiredDuringSchedulingIgnoredDuringExecution") or ()), term]
-    peers = peers | {"requiredDuringSchedulingIgnoredDuringExecution": required}
-    body["affinity"] = affinity | {"podAffinity": peers}
+    labels = {names.JOB_UID_LABEL: job.key.uid, names.ATTEMPT_LABEL: str(status.attempt)}
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": names.ZONE_LABEL}
+    peers = _affinity(body, "podAffinity")
+    peers[REQUIRED] = [*(peers.get(REQUIRED) or ()), term]
 
 
 # --- environment -------------------------------------------------------------------------------------
@@ -247,15 +227,15 @@ def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int
     assert job.spec is not None
     spec = job.spec
     given = {e.get("name"): e for e in trainer.get("env") or ()}
-    told = environment(job, status, grace_seconds, rank)
+    ours = environment(job, status, grace_seconds, rank)
     if spec.checkpoint.ca_bundle is not None:
-        told[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
+        ours[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
     writable = _WRITABLE if volumes.read_only(trainer) else {}
     silent = _CACHES | writable | data_cache.homes(spec.data_cache, trainer)
     silent[PROCESSES] = _processes(spec.gpus.count)
     defaults = {k: v for k, v in silent.items() if k not in given}
-    kept = [e for e in trainer.get("env") or () if e.get("name") not in {*told, Env.POD_UID}]
-    trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | told).items()), _POD_UID]
+    kept = [e for e in trainer.get("env") or () if e.get("name") not in {*ours, Env.POD_UID}]
+    trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | ours).items()), _POD_UID]
     if secret := spec.checkpoint.credentials_secret_ref:
         trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret.name}}]
     ports = trainer.get("ports") or []
@@ -264,7 +244,7 @@ def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int
     if added := spec.gpus.added:
         resources = trainer.setdefault("resources", {})
         for kind in ("requests", "limits"):
-            resources[kind] = (resources.get(kind) or {}) | {GPU_RESOURCE: str(added)}
+            resources[kind] = (resources.get(kind) or {}) | {names.GPU_RESOURCE: str(added)}
 
 
 _POD_UID: Final = {"name": str(Env.POD_UID), "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
@@ -299,8 +279,8 @@ def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> 
     }
     if job.spec.checkpoint.managed:
         values |= _saving(job.spec, status)
-    told = {str(name): str(value) for name, value in values.items() if value}
-    return told | (_gang(job, status, rank) if job.spec.workers > 1 else {})
+    given = {str(name): str(value) for name, value in values.items() if value}
+    return given | (_gang(job, status, rank) if job.spec.workers > 1 else {})
 
 
 def _processes(count: int | None) -> str:
@@ -315,8 +295,9 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
     """
     assert job.spec is not None
     key = job.key
-    first = pod_name(key.name, key.uid, status.attempt)
-    host, port = f"{first}.{service_name(key.name, key.uid)}.{key.namespace}.svc", str(RENDEZVOUS_PORT)
+    first = names.pod_name(key.name, key.uid, status.attempt)
+    host = f"{first}.{names.service_name(key.name, key.uid)}.{key.namespace}.svc"
+    port = str(names.RENDEZVOUS_PORT)
     workers = str(job.spec.workers)
     return {
         str(Env.WORKERS): workers,
@@ -364,7 +345,7 @@ def _compile_cache(wanted: CompileCache, status: Status) -> str:
     codes = [r.exit_code for r in status.attempts if r.exit_code is not None]
     if wanted is CompileCache.NONE:
         return "off"
-    return "drop" if codes and codes[-1] == ILLEGAL_INSTRUCTION else "keep"
+    return "drop" if codes and codes[-1] == names.ILLEGAL_INSTRUCTION else "keep"
 
 
 def _digest(spec: TrainingJobSpec) -> str:

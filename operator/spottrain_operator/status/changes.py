@@ -23,7 +23,7 @@ from spottrain_operator.api.training_job import (
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies import runtime
 from spottrain_operator.policies.cause import termination_message_of
-from spottrain_operator.policies.gone import over
+from spottrain_operator.policies.pod_end import pod_ended
 
 N = TypeVar("N", int, float)
 MESSAGE_LIMIT = 8000
@@ -110,7 +110,7 @@ def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed
             record = _of_first(record, pod, o)
         if word := termination_message_of(pod):
             record = _with_steps(record, word.startStep, word.step, word.durableStep)
-    if record.ended is None and all(over(pod, o) for pod in pods):
+    if record.ended is None and all(pod_ended(pod, o) for pod in pods):
         ends = [pod.ended.finished for pod in pods if pod.ended and pod.ended.finished]
         record = replace(record, ended=max(ends, default=o.now.replace(microsecond=0)))
     return record
@@ -206,9 +206,9 @@ def _step_of(progress: Progress, status: Status) -> int:
 
 def with_unknown_progress(status: Status, o: Observed) -> Status:
     """Sets the state Unknown for an image without our runtime, so that nobody waits for its steps."""
-    spec, state = o.job.spec, status.progress.state if status.progress else ""
+    spec, state = o.job.spec, status.state
     pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
-    runs = pod is not None and pod.running_since is not None and not over(pod, o)
+    runs = pod is not None and pod.running_since is not None and not pod_ended(pod, o)
     if spec is None or spec.checkpoint.managed or state or status.terminal or not runs:
         return status
     old = status.progress or ProgressStatus()

@@ -18,11 +18,10 @@ from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
 from spottrain_operator.policies import avoid, capacity, claims, gang, runtime, starting
 from spottrain_operator.policies.cause import termination_message_of
-from spottrain_operator.policies.gone import over, saving_predecessor
+from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
+from spottrain_operator.policies.runtime import Verdict
 from spottrain_operator.status.changes import with_condition
 
-Verdict = tuple[bool, str, str]
-"""Value, reason, message of a condition."""
 NOT_FOR_NODES = frozenset(
     {
         Reason.QUOTA_EXCEEDED,
@@ -42,7 +41,7 @@ TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
 
 def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     """Sets conditions, phase and ready. `note`: a remark on an accepted job, such as a shortened grace."""
-    record = status.record(status.attempt)
+    record = status.current
     current = status.attempt if record is None or not record.cause or status.terminal else None
     pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
     verdicts = {
@@ -60,7 +59,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     for kind, verdict in verdicts.items():
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
-    ready = sum(p.running_since is not None and not over(p, o) and _node_ready(p, o) for p in pods)
+    ready = sum(p.running_since is not None and not pod_ended(p, o) and _node_ready(p, o) for p in pods)
     shown = f"{ready}/{gang.size_of(o, status)}"
     return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
 
@@ -80,7 +79,7 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     """Returns Suspended=True once no pod runs any more."""
     wanted = o.job.spec is not None and o.job.spec.suspend and not status.terminal
-    if wanted and all(over(p, o) for p in o.pods):
+    if wanted and all(pod_ended(p, o) for p in o.pods):
         return (
             True,
             Reason.SUSPENDED,
@@ -139,16 +138,17 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
     if status.terminal:
         return False, Reason.ENDED, f"the job has ended{edited(status, o)}"
     known = status.condition(Condition.RUNNING)
-    record = status.record(status.attempt)
+    record = status.current
     if record is not None and record.stopping:
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
-    if not pods or all(over(p, o) for p in pods):
+    there = [p for p in pods if not pod_ended(p, o)]
+    if not there:
         return (False, Reason.WAITING_FOR_POD, _pod_pending(status)) if known else None
-    if silent := [p for p in pods if not over(p, o) and not _node_ready(p, o)]:
+    if silent := [p for p in there if not _node_ready(p, o)]:
         return _node_not_ready(o, silent[0])
-    if going := [p for p in pods if p.running_since is not None and p.deleted is not None and not over(p, o)]:
+    if going := [p for p in there if p.running_since is not None and p.deleted is not None]:
         return _ending(o, going[0])
-    late = [p for p in pods if p.running_since is None and not over(p, o)]
+    late = [p for p in there if p.running_since is None]
     if len(pods) == gang.size_of(o, status) and not late:
         return _beside(o, pods, _training(status, o))
     return _starting(status, o, late[0] if late else pods[0])
@@ -218,7 +218,7 @@ def _pod_pending(status: Status) -> str:
 
 
 def _training(status: Status, o: Observed) -> Verdict:
-    state = status.progress.state if status.progress else ""
+    state = status.state
     if state == GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
     if state == WAITING_FOR_STORE:
@@ -264,7 +264,7 @@ def _store(status: Status) -> Verdict | None:
     if shown is not None and shown.waiting_for:
         does = "waits for it" if shown.state == WAITING_FOR_STORE else "trains on, and its saves fail"
         return False, Reason.STORE_UNREACHABLE, f"attempt {status.attempt} {does}: {shown.waiting_for}"
-    record = status.record(status.attempt)
+    record = status.current
     begun = record is not None and record.start_step is not None and not record.cause
     if not silent or not begun:
         return None
@@ -332,8 +332,8 @@ def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
         return False, Reason.ENDED, "the job has ended"
     if status.is_true(Condition.SUCCEEDED):
         return False, Reason.RECOVERED, "the job has succeeded"
-    all_run = bool(pods) and all(p.running_since is not None and not over(p, o) for p in pods)
-    if not all_run or _waits_for_store(status) or not _trains(status, o):
+    all_run = bool(pods) and all(p.running_since is not None and not pod_ended(p, o) for p in pods)
+    if not all_run or status.state == WAITING_FOR_STORE or not _trains(status, o):
         return None
     return False, Reason.RECOVERED, f"attempt {status.attempt} trains"
 
@@ -342,17 +342,9 @@ def _trains(status: Status, o: Observed) -> bool:
     """Returns whether the trainer reports training; without our runtime it is enough that it runs."""
     if o.job.spec is not None and not o.job.spec.checkpoint.managed:
         return True
-    record, state = status.record(status.attempt), status.progress.state if status.progress else ""
+    record, state = status.current, status.state
     stepped = record is not None and (record.last_step or 0) > (record.start_step or 0)
     return stepped or state in TRAINING_STATES
-
-
-def _waits_for_store(status: Status) -> bool:
-    return status.progress is not None and status.progress.state == WAITING_FOR_STORE
-
-
-def _gated(status: Status) -> bool:
-    return status.progress is not None and status.progress.state == GATED_STATE
 
 
 def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
@@ -370,7 +362,7 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
         return Phase.WAITING
     if running is not None and running.status == "True":
         begins = running.reason in (Reason.WAITING_FOR_RUNTIME, Reason.WAITING_FOR_TRAINING)
-        return Phase.GATED if _gated(status) else Phase.STARTING if begins else Phase.RUNNING
+        return Phase.GATED if status.state == GATED_STATE else Phase.STARTING if begins else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
         return Phase.INVALID
     if pods and all(pod.node for pod in pods):

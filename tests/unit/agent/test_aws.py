@@ -10,15 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import (
-    NOTHING,
-    Advice,
-    Answer,
-    Findings,
-    NodeEnding,
-    Unreadable,
-    found,
-)
+from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Findings, NodeEnding, Unreadable, found
 from spottrain_operator.agent.sources.aws import (
     Aws,
     parse_instance_action,
@@ -204,9 +196,7 @@ async def test_each_watch_reads_its_own_path(aws: Aws, imds: FakeImds) -> None:
     imds.recommend("2026-11-21T09:58:00Z")
     imds.schedule("system-reboot", "21 Nov 2026 10:02:00 GMT")
     advice = Advice(
-        source="AWS events/recommendations/rebalance",
-        action="rebalance",
-        at=DEADLINE - timedelta(minutes=4),
+        source="AWS events/recommendations/rebalance", action="rebalance", at=DEADLINE - timedelta(minutes=4)
     )
     assert [await watch.read() for watch in aws.watches] == [found(TERMINATE), found(advice), found(REBOOT)]
 

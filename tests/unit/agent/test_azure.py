@@ -8,15 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import (
-    NOTHING,
-    Advice,
-    Answer,
-    Findings,
-    NodeEnding,
-    Unreadable,
-    found,
-)
+from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Findings, NodeEnding, Unreadable, found
 from spottrain_operator.agent.sources.azure import Azure, parse_events
 from spottrain_operator.agent.sources.client import Client, Unanswered
 

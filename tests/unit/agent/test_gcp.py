@@ -9,12 +9,7 @@ import aiohttp
 import pytest
 from spottrain_operator.agent.findings import NOTHING, Advice, Answer, NodeEnding, Unreadable, found
 from spottrain_operator.agent.sources.client import Client
-from spottrain_operator.agent.sources.gcp import (
-    Gcp,
-    parse_maintenance,
-    parse_notice_seconds,
-    parse_preempted,
-)
+from spottrain_operator.agent.sources.gcp import Gcp, parse_maintenance, parse_notice_seconds, parse_preempted
 
 from tests.support.gcpmetadata import MAINTENANCE, NOTICE_SECONDS, PREEMPTED, FakeGcp, fake_gcp
 from tests.unit.agent.bodies import GARBAGE, LISTS, RECORDS
@@ -60,9 +55,7 @@ def test_false_is_nothing() -> None:
             "SHUTDOWN_ON_HOST_MAINTENANCE",
             found(
                 NodeEnding(
-                    source="GCP instance/maintenance-event",
-                    action="SHUTDOWN_ON_HOST_MAINTENANCE",
-                    after=55.0,
+                    source="GCP instance/maintenance-event", action="SHUTDOWN_ON_HOST_MAINTENANCE", after=55.0
                 )
             ),
             id="as older documentation calls it",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.node_pools import CapacityType, Pool, Preset
+from spottrain_operator.api.node_pools import NOTHING, CapacityType, Pool, Preset, chosen
 from spottrain_operator.api.observed import Annotate, Create, Delete, Ending, Observed, Plan
 from spottrain_operator.api.training_job import AttemptRecord, RankRecord, Status
 from spottrain_operator.control.plan import plan
@@ -57,7 +57,7 @@ def observed(status: Status, spec: Json, **more: Any) -> Observed:
     return make_observed(job=make_job(raw_spec(capacity=spec), status=status), **more)
 
 
-def chosen(status: Status, spec: Json = SPOT_FIRST) -> str:
+def choice(status: Status, spec: Json = SPOT_FIRST) -> str:
     return capacity.choose(observed(status, spec), status).name
 
 
@@ -79,7 +79,7 @@ RECLAIMED = Cause.SPOT_NOTICE
 def test_a_pool_that_has_just_interrupted_comes_after_the_others(
     history: list[tuple[str, Cause, float]], pool: str
 ) -> None:
-    assert chosen(past(*history)) == pool
+    assert choice(past(*history)) == pool
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_pool_that_has_just_interrupted_comes_after_the_others(
     ],
 )
 def test_spot_first_falls_back_and_comes_back(history: list[tuple[str, Cause, float]], pool: str) -> None:
-    assert chosen(past(*history)) == pool
+    assert choice(past(*history)) == pool
 
 
 def test_the_choice_is_in_the_record_before_a_pod_is_made() -> None:
@@ -185,7 +185,7 @@ def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
 )
 def test_a_preset_knows_labels_and_window(preset: Preset, kind: str, label: Json, window: int) -> None:
     pool = Pool(name="p", preset=preset, type=CapacityType(kind), node_selector={"x": "y"})
-    assert pool.selector == label | {"x": "y"} and pool.window == window
+    assert pool.selector == label | {"x": "y"} and chosen(pool, NOTHING).window == window
 
 
 def test_spot_nodes_of_gke_and_aks_are_tolerated_and_theirs_alone() -> None:

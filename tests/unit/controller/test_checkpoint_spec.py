@@ -12,7 +12,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase
 from spottrain_operator.rendering import trainer_pod
 
-from tests.builders import ended_pod, make_job, make_observed, raw_spec
+from tests.builders import POOL, ended_pod, make_job, make_observed, raw_spec
 from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
 
 CA = {"uri": "s3://b/p", "caBundle": {"configMapKeyRef": {"name": "authority", "key": "ca.pem"}}}
@@ -182,7 +182,7 @@ def test_the_attempt_after_an_illegal_instruction_is_made_without_the_compile_ca
     assert first is not None and first.attempt == 2 and first.failures == 1
     assert "SIGILL" in first.attempts[0].evidence
     again = make_job(status=replace(first, next_start=None))
-    manifest = trainer_pod.pod(again, again.status, make_observed().default_pool)
+    manifest = trainer_pod.pod(again, again.status, POOL)
     assert _values(manifest)["SPOTTRAIN_COMPILE_CACHE"] == "drop"
 
 

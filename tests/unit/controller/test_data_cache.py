@@ -249,7 +249,7 @@ def _under_notice(*, cache: Json | None, claim: ClaimView, spec: Json | None = N
     o = _observed(
         pod, cache=cache, claim=claim, name=claim.name, spec=spec or {}, status=started(), nodes=nodes
     )
-    return plan(replace(o, told={pod.uid: after(-2)}))
+    return plan(replace(o, annotated_at={pod.uid: after(-2)}))
 
 
 ONE_NODE = ("ReadWriteOnce",)

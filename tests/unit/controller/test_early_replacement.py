@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain_operator.api.observed import (
-    Create,
-    Delete,
-    NodeView,
-    Notice,
-    Placement,
-    Plan,
-    PodView,
-)
+from spottrain_operator.api.observed import Create, Delete, NodeView, Notice, Placement, Plan, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause
@@ -50,7 +42,7 @@ def _under_notice(
     pod = make_pod(attempt, notice=end, node=node)
     job = make_job(status=replace(started(attempt), **status))  # type: ignore[arg-type]
     nodes = (make_node(node, notice=end), make_node("node-z"))
-    return plan(make_observed(pod, job=job, nodes=nodes, told_at=after(-1)))
+    return plan(make_observed(pod, job=job, nodes=nodes, annotated_at=after(-1)))
 
 
 def test_a_third_attempt_waits_for_the_first_that_still_saves() -> None:

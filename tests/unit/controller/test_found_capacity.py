@@ -13,9 +13,9 @@ from spottrain_operator.api.observed import Create, Observed, Plan
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.discovery import discover_node_pools
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
+from spottrain_operator.control.resync import discover_node_pools
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import Condition, Platform, Reason

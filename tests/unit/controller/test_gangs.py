@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain.contract import Reason as Word
+from spottrain.contract import Reason as TrainerReason
 from spottrain_operator.api.observed import (
     Annotate,
     Create,
@@ -219,7 +219,7 @@ def test_the_pod_on_the_doomed_node_is_told_and_deleted_and_the_others_stop_with
     first = plan(observed(*pods, nodes=nodes))
     assert [a.pod.rank for a in first.before if isinstance(a, Annotate)] == [1] and removed(first) == set()
     noticed = (pods[0], replace(pods[1], notice=notice(100)), pods[2])
-    second = plan(observed(*noticed, nodes=nodes, told_at=after(-2)))
+    second = plan(observed(*noticed, nodes=nodes, annotated_at=after(-2)))
     assert removed(second) == {1} and not created(second), "a gang's next attempt waits for the whole of it"
     ends = (over(0, 75), over(1, 75, **deleted()), over(2, 75))
     last = status_of(plan(observed(*ends, nodes=nodes)))
@@ -274,10 +274,7 @@ def test_ranks_of_a_replaced_attempt_that_had_no_node_yet_keep_the_pin_they_had(
     )
     status = replace(status, attempts=(replace(one, cause=Cause.SPOT_NOTICE), replaced, three))
     nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2], make_node("node-9"))
-    assert pins.pins(observed(status=status, nodes=nodes), status) == {
-        0: "node-0",
-        2: "node-9",
-    }
+    assert pins.pins(observed(status=status, nodes=nodes), status) == {0: "node-0", 2: "node-9"}
     assert pins.nodes_of(gang_job(status)) == {"node-0", "node-1", "node-2", "node-9"}, "to be observed"
     moved = replace(status, attempts=(replace(one, cause=Cause.MOVED), replaced, three))
     assert pins.pins(observed(status=moved, nodes=nodes), moved) == {2: "node-9"}
@@ -323,20 +320,18 @@ def test_the_nodes_are_looked_through_no_more_often_for_more_pods() -> None:
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("words", ["was pinned to node", "was to come back to node"])
-def test_a_rank_that_was_pinned_in_vain_is_not_pinned_there_again(words: str) -> None:
+def test_a_rank_that_was_pinned_in_vain_is_not_pinned_there_again() -> None:
     """`kubectl cordon`, or another job's pod, keeps the node from it for as long as it likes."""
-    status = begun(3)
-    one, two, three = status.attempts
-    full = f"pod job-2-0 {words} node-0, which has no room: 0/3 nodes are available"
-    replaced = replace(
-        two,
-        cause=Cause.REPLACED,
-        evidence=full,
-        ranks=(RankRecord(rank=0), RankRecord(rank=2, node="node-2")),
-    )
-    status = replace(status, attempts=(replace(one, cause=Cause.SPOT_NOTICE), replaced, three))
-    assert pins.pins(observed(status=status), status) == {1: "node-1", 2: "node-2"}
+    ranks = (RankRecord(rank=0), RankRecord(rank=2, node="node-2"))
+    status = replace(begun(2), attempts=(begun(2).attempts[0], replace(begun(2).attempts[1], ranks=ranks)))
+    full = "0/3 nodes are available"
+    waiting = member(0, 2, node="", phase="Pending", pinned="node-0", unschedulable=full)
+    stopped = status_of(plan(observed(waiting, member(2, 2), status=status)))
+    assert full in stopped.attempts[1].evidence
+    gone = (member(0, 2, node="", phase="Pending", **deleted()), over(2, 75, 2, **deleted()))
+    made = status_of(plan(observed(*gone, status=stopped)))
+    assert made.attempt == 3 and made.attempts[1].cause == Cause.REPLACED
+    assert pins.pins(observed(status=made), made) == {1: "node-1", 2: "node-2"}
 
 
 def test_pinned_pods_of_a_gang_that_is_placed_whole_wait_for_the_whole() -> None:
@@ -498,7 +493,7 @@ def test_a_peer_with_a_nearer_deadline_is_told_it_while_the_gang_stops() -> None
     made = plan(observed(over(0, 75), member(1), member(2), nodes=nodes, status=stopping))
     assert [a.pod.rank for a in made.before if isinstance(a, Annotate)] == [2]
     told_it = (over(0, 75), member(1), member(2, notice=notice(20)))
-    made = plan(observed(*told_it, nodes=nodes, status=stopping, told_at=after(-2)))
+    made = plan(observed(*told_it, nodes=nodes, status=stopping, annotated_at=after(-2)))
     assert [a.grace for a in made.before if isinstance(a, Delete)] == [18]
 
 
@@ -535,7 +530,7 @@ def test_a_limit_of_its_own_that_is_seen_late_is_charged() -> None:
 
 def _peer_lost() -> tuple[PodView, Status]:
     """Rank 0, which says that another is gone; and the status of the attempt, being stopped for it."""
-    word = told(Outcome.INTERRUPTED_LOST, pod={"rank": 0, "node": "node-0"}, reason=Word.PEER_LOST)
+    word = told(Outcome.INTERRUPTED_LOST, pod={"rank": 0, "node": "node-0"}, reason=TrainerReason.PEER_LOST)
     status = status_of(plan(observed(word, member(1), member(2))))
     assert status.attempts[0].stopping == Cause.INTERRUPTED
     return word, status

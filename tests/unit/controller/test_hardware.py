@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain.contract import Outcome, Reason
+from spottrain.contract import Outcome
+from spottrain.contract import Reason as TrainerReason
 from spottrain_operator.api.observed import Create, NodeView, Observed, Plan, PodEvents, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, RankRecord
 from spottrain_operator.api.views import node_view, pod_events, pod_view
@@ -14,10 +15,9 @@ from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.memory import remember
 from spottrain_operator.control.observe import observe
 from spottrain_operator.control.plan import plan
-from spottrain_operator.names import Cause, Condition
-from spottrain_operator.names import Reason as OurReason
+from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import avoid, hang, pins
-from spottrain_operator.policies.cause import why
+from spottrain_operator.policies.cause import ending_of
 
 from tests.builders import (
     NOW,
@@ -33,9 +33,7 @@ from tests.builders import (
     started,
     told,
 )
-from tests.unit.controller.test_interruptions import disruption
-from tests.unit.controller.test_interruptions import node as raw_node
-from tests.unit.controller.test_interruptions import pod as raw_pod
+from tests.unit.controller.test_interruptions import disruption, raw_node, raw_pod
 from tests.unit.controller.test_starting import Counting, World, event
 
 SILENT = node_view(raw_node(conditions={"Ready": "Unknown Kubelet stopped posting node status."}))
@@ -53,10 +51,10 @@ def condition(made: Plan, kind: Condition) -> tuple[str, str, str]:
 def test_a_node_that_is_silent_is_a_condition_and_an_event_and_its_pod_does_not_count_as_running() -> None:
     made = plan(make_observed(make_pod(), nodes=(SILENT,)))
     status, reason, message = condition(made, Condition.RUNNING)
-    assert (status, reason) == ("False", OurReason.NODE_NOT_READY)
+    assert (status, reason) == ("False", Reason.NODE_NOT_READY)
     assert "Kubelet stopped posting node status" in message and "node-a" in message
     assert made.status is not None and (made.status.ready, made.status.phase) == ("0/1", "Waiting")
-    assert [e.reason for e in made.events if e.warning] == [OurReason.NODE_NOT_READY]
+    assert [e.reason for e in made.events if e.warning] == [Reason.NODE_NOT_READY]
 
 
 def test_a_node_that_comes_back_is_told_too() -> None:
@@ -76,7 +74,7 @@ def silent_pod(seconds_ago: float) -> PodView:
 
 def test_what_kubernetes_deletes_because_its_node_is_silent_is_a_lost_node() -> None:
     pod = silent_pod(31)
-    ending = why(pod, make_observed(pod, nodes=(SILENT,)))
+    ending = ending_of(pod, make_observed(pod, nodes=(SILENT,)))
     assert ending.cause is Cause.NODE_LOST and not ending.charged
     made = plan(make_observed(silent_pod(10), nodes=(SILENT,)))
     status, _, message = condition(made, Condition.RUNNING)
@@ -85,7 +83,7 @@ def test_what_kubernetes_deletes_because_its_node_is_silent_is_a_lost_node() -> 
 
 def test_what_has_ended_on_a_node_that_came_back_was_disrupted() -> None:
     pod = replace(silent_pod(31), ended=ended_pod(code=75).ended, phase="Failed")
-    assert why(pod, make_observed(pod, nodes=(make_node(),))).cause is Cause.DISRUPTED
+    assert ending_of(pod, make_observed(pod, nodes=(make_node(),))).cause is Cause.DISRUPTED
 
 
 def test_a_hang_on_a_silent_node_is_not_charged() -> None:
@@ -97,7 +95,7 @@ def test_a_hang_on_a_silent_node_is_not_charged() -> None:
 def test_a_pod_that_somebody_deleted_does_not_just_run_on() -> None:
     made = plan(make_observed(make_pod(**deleted(seconds_ago=3, grace=110))))
     status, reason, message = condition(made, Condition.RUNNING)
-    assert (status, reason) == ("False", OurReason.STOPPING) and rfc3339(after(107)) in message
+    assert (status, reason) == ("False", Reason.STOPPING) and rfc3339(after(107)) in message
     assert made.status is not None and made.status.phase == "Stopping"
     assert made.recheck_after is not None and made.recheck_after.total_seconds() <= 10.1
 
@@ -106,10 +104,10 @@ def test_a_deleted_pod_that_still_trains_is_told() -> None:
     pod = make_pod(**deleted(seconds_ago=12, grace=110))
     made = plan(make_observed(pod, sample=sample(620)))
     status, reason, message = condition(made, Condition.RUNNING)
-    assert (status, reason) == ("False", OurReason.STILL_TRAINING) and "step 620" in message
-    assert OurReason.STILL_TRAINING in [e.reason for e in made.events if e.warning]
+    assert (status, reason) == ("False", Reason.STILL_TRAINING) and "step 620" in message
+    assert Reason.STILL_TRAINING in [e.reason for e in made.events if e.warning]
     saving = plan(make_observed(pod, sample=sample(620, state="Saving")))
-    assert condition(saving, Condition.RUNNING)[1] == OurReason.STOPPING
+    assert condition(saving, Condition.RUNNING)[1] == Reason.STOPPING
 
 
 # --- a process that is stopped ------------------------------------------------------------------------
@@ -172,15 +170,15 @@ def test_a_pod_that_is_stopped_within_seconds_of_its_failed_probe_was_stopped_fo
 def test_a_failed_probe_is_named_and_charged_whatever_the_exit_code(code: int) -> None:
     pod = ended_pod(code=code)
     o = replace(make_observed(pod), heard={pod.uid: PodEvents(probe="it failed liveness probe (no answer)")})
-    ending = why(pod, o)
-    assert (ending.cause, ending.charged, ending.reason) == (Cause.FAILED, True, OurReason.PROBE_FAILED)
+    ending = ending_of(pod, o)
+    assert (ending.cause, ending.charged, ending.reason) == (Cause.FAILED, True, Reason.PROBE_FAILED)
     assert "failed liveness probe (no answer)" in ending.evidence
 
 
 def test_a_trainer_that_is_done_is_done_whatever_its_probe_said() -> None:
     pod = told(Outcome.DONE)
     o = replace(make_observed(pod), heard={pod.uid: PodEvents(probe="it failed liveness probe")})
-    assert why(pod, o).cause is Cause.DONE
+    assert ending_of(pod, o).cause is Cause.DONE
 
 
 async def seen(cluster: Counting, world: World) -> Observed:
@@ -238,7 +236,7 @@ def test_probes_are_seen_in_the_manifest() -> None:
 def test_a_health_monitors_word_is_a_fault_of_the_node(raw: dict[str, Any]) -> None:
     node, pod = node_view(raw), ended_pod(code=1)
     assert node.fault
-    ending = why(pod, make_observed(pod, nodes=(node,)))
+    ending = ending_of(pod, make_observed(pod, nodes=(node,)))
     assert (ending.cause, ending.charged, ending.node) == (Cause.NODE_FAULT, False, "node-a")
 
 
@@ -248,13 +246,13 @@ def test_healthy_conditions_are_none() -> None:
 
 
 def test_the_trainers_word_and_the_drivers_are_a_fault_of_the_node() -> None:
-    ours = told(Outcome.FAILED, reason=Reason.NODE_FAULT, message="a GPU of this node has failed: ECC")
-    assert why(ours, make_observed(ours)).cause is Cause.NODE_FAULT
+    ours = told(Outcome.FAILED, reason=TrainerReason.NODE_FAULT, message="a GPU of this node has failed: ECC")
+    assert ending_of(ours, make_observed(ours)).cause is Cause.NODE_FAULT
     log = ended_pod(code=1, message="step 4\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n")
-    ending = why(log, make_observed(log))
+    ending = ending_of(log, make_observed(log))
     assert ending.cause is Cause.NODE_FAULT and "uncorrectable ECC" in ending.evidence
     script = ended_pod(code=1, message="RuntimeError: CUDA error: unspecified launch failure")
-    assert why(script, make_observed(script)).cause is Cause.FAILED
+    assert ending_of(script, make_observed(script)).cause is Cause.FAILED
 
 
 def test_a_device_plugins_word_on_the_trainers_devices_is_a_fault_of_the_node() -> None:
@@ -263,7 +261,7 @@ def test_a_device_plugins_word_on_the_trainers_devices_is_a_fault_of_the_node() 
         {"name": "nvidia.com/gpu", "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}]}
     ]
     pod = pod_view(raw)
-    assert pod is not None and why(pod, make_observed(pod)).cause is Cause.NODE_FAULT
+    assert pod is not None and ending_of(pod, make_observed(pod)).cause is Cause.NODE_FAULT
 
 
 def test_a_hang_on_a_failed_gpu_is_not_charged() -> None:
@@ -272,7 +270,7 @@ def test_a_hang_on_a_failed_gpu_is_not_charged() -> None:
 
 
 def test_an_interruption_is_counted_and_the_next_attempt_keeps_off_the_node() -> None:
-    fault = told(Outcome.FAILED, reason=Reason.NODE_FAULT, message="ECC")
+    fault = told(Outcome.FAILED, reason=TrainerReason.NODE_FAULT, message="ECC")
     made = plan(make_observed(fault))
     assert made.status is not None and made.status.attempts[0].faulty_node == "node-a"
     assert (made.status.failures, made.status.interruptions) == (0, 1)

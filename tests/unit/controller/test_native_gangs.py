@@ -11,9 +11,9 @@ from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.observed import Create, Plan, Provide
 from spottrain_operator.api.training_job import RankRecord
 from spottrain_operator.api.views import pod_view
-from spottrain_operator.control.discovery import discover
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
+from spottrain_operator.control.resync import discover
 from spottrain_operator.errors import ApiError
 from spottrain_operator.names import PINNED_ANNOTATION, pod_name
 from spottrain_operator.settings import Settings
@@ -96,10 +96,7 @@ def test_the_group_is_made_before_the_pods_and_goes_with_the_job(api: GangApi) -
 
 
 def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_pins_hold_in_it() -> None:
-    ends = (
-        ended_pod(1, 75, rank=0, node="node-0"),
-        ended_pod(1, 75, rank=1, node="node-1", **deleted()),
-    )
+    ends = (ended_pod(1, 75, rank=0, node="node-0"), ended_pod(1, 75, rank=1, node="node-1", **deleted()))
     ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(SIZE))
     status = replace(started(), attempts=(replace(started().attempts[0], ranks=ranks),))
     nodes = (make_node("node-0"), replace(make_node("node-1"), notice=notice(60)))

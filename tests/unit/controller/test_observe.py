@@ -194,7 +194,7 @@ async def test_when_a_deadline_was_first_seen_is_remembered() -> None:
     o, learned = await _observed(w)
     remember(o, learned, w.caches, w.memory)
     w.pass_time(5)
-    assert (await _observed(w))[0].told == o.told == {pod.uid: after(30)}
+    assert (await _observed(w))[0].annotated_at == o.annotated_at == {pod.uid: after(30)}
 
 
 async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_once(

@@ -7,15 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import (
-    Annotate,
-    Create,
-    Delete,
-    Ended,
-    NodeView,
-    Plan,
-    PodView,
-)
+from spottrain_operator.api.observed import Annotate, Create, Delete, Ended, NodeView, Plan, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, ProgressStatus, Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
@@ -135,7 +127,7 @@ def test_exit_0_that_nobody_asked_for_is_success() -> None:
 # --- one after the other ------------------------------------------------------------------------------
 def test_a_notice_makes_no_early_replacement_because_no_gate_would_hold_it() -> None:
     pod = make_pod(notice=notice(100))
-    made = plan(make_observed(pod, job=_job(), nodes=(NOTICED,), told_at=after(-2)))
+    made = plan(make_observed(pod, job=_job(), nodes=(NOTICED,), annotated_at=after(-2)))
     assert [type(a) for a in made.before] == [Delete] and not any(isinstance(a, Create) for a in made.after)
     assert made.status is None or made.status.attempt == 1
 

@@ -213,7 +213,7 @@ def test_an_interruption_is_not_charged_and_the_next_attempt_starts_at_once() ->
 def doomed_and_told(seconds: float = 100, job: Job | None = None, **pod: Any) -> Observed:
     """The node has a notice, and its pod has carried the deadline for a second."""
     pods = make_pod(**({"notice": notice(seconds)} | pod))
-    return make_observed(pods, job=job, nodes=(make_node(notice=notice(seconds)),), told_at=after(-1))
+    return make_observed(pods, job=job, nodes=(make_node(notice=notice(seconds)),), annotated_at=after(-1))
 
 
 def test_under_notice_the_pod_is_told_first_and_deleted_a_moment_later() -> None:
@@ -221,7 +221,7 @@ def test_under_notice_the_pod_is_told_first_and_deleted_a_moment_later() -> None
     made = plan(make_observed(make_pod(), nodes=doomed))
     assert kinds(made.before) == [Annotate] and not made.after
     assert made.recheck_after and 0.9 < made.recheck_after.total_seconds() < 1.2
-    fresh = plan(make_observed(make_pod(notice=notice(100)), nodes=doomed, told_at=NOW))
+    fresh = plan(make_observed(make_pod(notice=notice(100)), nodes=doomed, annotated_at=NOW))
     assert not fresh.before and fresh.recheck_after
 
 

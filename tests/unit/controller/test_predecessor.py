@@ -8,15 +8,7 @@ from spottrain_operator.api.observed import Create, Observed, PodView
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase, Reason
 
-from tests.builders import (
-    KEY,
-    ended_pod,
-    make_job,
-    make_node,
-    make_observed,
-    make_pod,
-    raw_job,
-)
+from tests.builders import KEY, ended_pod, make_job, make_node, make_observed, make_pod, raw_job
 from tests.unit.controller.test_crashes import World
 
 OLD = replace(KEY, uid="uid-0")

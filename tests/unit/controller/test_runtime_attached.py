@@ -9,16 +9,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Reason
-from spottrain_operator.api.observed import (
-    Create,
-    Ended,
-    Limits,
-    Observed,
-    Plan,
-    PodView,
-    Sample,
-    Silence,
-)
+from spottrain_operator.api.observed import Create, Ended, Limits, Observed, Plan, PodView, Sample, Silence
 from spottrain_operator.api.training_job import ConditionStatus, Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
@@ -172,10 +163,7 @@ def test_an_image_that_saves_by_itself_is_waited_for_by_nobody() -> None:
 # --- RuntimeAttached ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("silence", "reason", "words"),
-    [
-        (REFUSED, "NoRuntime", "checkpoint.mode: Self"),
-        (UNREACHABLE, "RuntimeUnreachable", "NetworkPolicies"),
-    ],
+    [(REFUSED, "NoRuntime", "checkpoint.mode: Self"), (UNREACHABLE, "RuntimeUnreachable", "NetworkPolicies")],
 )
 def test_a_runtime_that_never_answers_is_missed_after_five_minutes_with_a_warning(
     silence: Silence, reason: str, words: str

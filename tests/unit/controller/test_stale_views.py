@@ -82,7 +82,7 @@ async def test_a_job_that_is_deleted_while_it_is_read_stays_out_of_the_cache() -
 
     async def late(namespace: str, name: str) -> dict[str, Any] | None:
         raw = await read(namespace, name)
-        w.caches.jobs.drop(KEY, job.resource_version + 1)
+        w.caches.jobs.remove(KEY, job.resource_version + 1)
         return raw
 
     w.cluster.get_job = late  # type: ignore[method-assign]
@@ -95,7 +95,7 @@ async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
     w = World()
     await _running(w)
     w.cluster.jobs.clear()
-    w.caches.jobs.drop(KEY)
+    w.caches.jobs.remove(KEY)
     await w.reconciler(KEY)
     assert not w.cluster.pods[w.pod(1)]["metadata"]["finalizers"]
 

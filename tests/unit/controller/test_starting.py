@@ -7,15 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import (
-    Delete,
-    Limits,
-    Observed,
-    Plan,
-    PodEvents,
-    PodView,
-    Waiting,
-)
+from spottrain_operator.api.observed import Delete, Limits, Observed, Plan, PodEvents, PodView, Waiting
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status
 from spottrain_operator.api.views import pod_events, pod_view
 from spottrain_operator.api.wire import rfc3339
@@ -28,7 +20,7 @@ from spottrain_operator.policies import restart, starting
 
 from tests.builders import NOW, POOL, after, make_job, make_observed, make_pod, raw_spec, started
 from tests.unit.controller.fake_cluster import FakeCluster
-from tests.unit.controller.test_interruptions import pod as raw_pod
+from tests.unit.controller.test_interruptions import raw_pod
 
 Json = dict[str, Any]
 IMAGE = Waiting(reason="ImagePullBackOff", message='Back-off pulling image "x/y:typo"', container="trainer")

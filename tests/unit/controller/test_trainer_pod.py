@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from spottrain_operator.api.node_pools import NOTHING, chosen
 from spottrain_operator.api.observed import Placement
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Status
@@ -27,7 +28,9 @@ def rendered(
     assert job.spec is not None, job.invalid
     before = copy.deepcopy(job.spec.template)
     place = Placement(avoid=avoid)
-    manifest = trainer_pod.pod(job, Status(attempt=1), pools_of(job.spec, POOL, {})[0], place)
+    manifest = trainer_pod.pod(
+        job, Status(attempt=1), chosen(pools_of(job.spec, POOL, {})[0], NOTHING), place
+    )
     assert job.spec.template == before, "the template was changed"
     return manifest
 
@@ -108,7 +111,7 @@ def test_the_grace_is_at_most_what_a_notice_leaves(
     template = {"spec": {"containers": [{"name": "trainer"}]} | pod}
     job = make_job(raw_spec(template=template, capacity={"type": kind}))
     assert job.spec is not None
-    said = trainer_pod.grace_note(job.spec, pools_of(job.spec, POOL, {})[0])
+    said = trainer_pod.grace_note(job.spec, chosen(pools_of(job.spec, POOL, {})[0], NOTHING))
     assert note in said and bool(note) == bool(said)
 
 

@@ -52,7 +52,7 @@ from tests.builders import (
     told,
 )
 from tests.support.loopback import on_loopback
-from tests.unit.controller.test_interruptions import pod as raw_pod
+from tests.unit.controller.test_interruptions import raw_pod
 
 
 def test_a_status_comes_back_as_it_was_written() -> None:

@@ -20,9 +20,9 @@ from spottrain_operator.agent.findings import (
     Advice,
     Answer,
     Finding,
-    Findings,
     NodeEnding,
     Unreadable,
+    each,
     found,
     moment,
     optional_moment,
@@ -130,10 +130,7 @@ async def new_token(client: Client) -> str:
 def parse_instance_action(text: str) -> Answer:
     """Parses {action, time}, an end. A known action counts even if its time is unreadable."""
     source = f"AWS {ACTION}"
-    try:
-        body = parsed(text)
-    except ValueError:
-        return unreadable(source, text)
+    body = parsed(text)
     action = word(body, "action") if isinstance(body, dict) else ""
     if action == _HIBERNATE:
         return found(NodeEnding(source=source, action=action, id=word(body, "time")))
@@ -156,31 +153,19 @@ def parse_rebalance(text: str) -> Answer:
 
 
 def parse_maintenance(text: str) -> Answer:
-    """Parses the list of events; an unreadable one does not hide the others."""
-    try:
-        events = parsed(text)
-    except ValueError:
-        events = None
-    if not isinstance(events, list):
-        return unreadable(f"AWS {MAINTENANCE}", text)
-    findings: list[Finding] = []
-    unclear: list[str] = []
-    for event in events:
-        try:
-            findings += _maintenance(event)
-        except (ValueError, KeyError, TypeError) as e:
-            unclear.append(f"{event!r:.200}: {type(e).__name__} {e!s:.100}")
-    return Findings(found=tuple(findings), unclear="; ".join(unclear[:3]))
+    """Parses the list of events."""
+    events = parsed(text)
+    return each(events, _maintenance) if isinstance(events, list) else unreadable(f"AWS {MAINTENANCE}", text)
 
 
-def _maintenance(event: Mapping[str, Any]) -> list[Finding]:
+def _maintenance(event: Mapping[str, Any]) -> Finding | None:
     """Parses one event. Raises ValueError, KeyError or TypeError where it is invalid."""
     code, source = event["Code"], f"AWS {MAINTENANCE}"
     if event.get("State") in _OVER:
-        return []
+        return None
     if code in _PAUSING_CODES:
-        return [Advice(source=source, action=code, id=word(event, "EventId"))]
+        return Advice(source=source, action=code, id=word(event, "EventId"))
     if code not in _ENDING_CODES:
         raise ValueError("its Code is not known")
     at = moment(event["NotBefore"])
-    return [NodeEnding(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)]
+    return NodeEnding(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)

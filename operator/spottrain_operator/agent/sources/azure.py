@@ -9,6 +9,8 @@ all of its Resources).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from spottrain_operator.agent.findings import (
@@ -17,9 +19,9 @@ from spottrain_operator.agent.findings import (
     Advice,
     Answer,
     Finding,
-    Findings,
     NodeEnding,
     Unreadable,
+    each,
     optional_moment,
     parsed,
     unreadable,
@@ -109,33 +111,23 @@ async def instance_name(client: Client) -> str:
 
 
 def parse_events(text: str, name: str) -> Answer:
-    """Parses the events that name this VM; an unreadable one does not hide the others."""
-    try:
-        body = parsed(text)
-    except ValueError:
-        body = None
+    """Parses the events that name this VM."""
+    body = parsed(text)
     events = body.get("Events") if isinstance(body, dict) else None
     if not isinstance(events, list):
         return unreadable(_SOURCE, text)
-    findings: list[Finding] = []
-    unclear: list[str] = []
-    for event in events:
-        try:
-            findings += _event(event, name.casefold())
-        except (ValueError, KeyError, TypeError) as e:
-            unclear.append(f"{event!r:.200}: {type(e).__name__} {e!s:.100}")
-    return Findings(found=tuple(findings), unclear="; ".join(unclear[:3]))
+    return each(events, partial(_event, name=name.casefold()))
 
 
-def _event(event: Mapping[str, Any], name: str) -> list[Finding]:
+def _event(event: Mapping[str, Any], name: str) -> Finding | None:
     """Parses one event. Raises ValueError, KeyError or TypeError where it is invalid."""
     resources = {resource.casefold() for resource in _texts(event["Resources"])}
     if name not in resources or event.get("EventStatus") in _OVER:
-        return []
+        return None
     kind, id = event["EventType"], word(event, "EventId")
     source = f"{_SOURCE} {kind}"
     if kind == _FREEZE:
-        return [Advice(source=source, action=kind, id=id)]
+        return Advice(source=source, action=kind, id=id)
     if kind != _PREEMPT and kind not in _PLANNED:
         raise ValueError("its EventType is not known")
     started = event.get("EventStatus") == _STARTED
@@ -143,12 +135,10 @@ def _event(event: Mapping[str, Any], name: str) -> list[Finding]:
     at = None if started else optional_moment(event.get("NotBefore"))
     # Acknowledging starts the event for all of its resources: on another VM a trainer may still save.
     alone = resources == {name} and not started
-    common = {"source": source, "action": kind, "id": id, "acknowledge": id if alone else ""}
+    ending = NodeEnding(source=source, action=kind, id=id, at=at, acknowledge=id if alone else "")
     if at is None:
-        return [NodeEnding(**common, after=BEGUN_SECONDS)]
-    if kind == _PREEMPT:
-        return [NodeEnding(**common, at=at)]
-    return [NodeEnding(**common, at=at, lead=LEAD_SECONDS)]
+        return replace(ending, after=BEGUN_SECONDS)
+    return ending if kind == _PREEMPT else replace(ending, lead=LEAD_SECONDS)
 
 
 def _texts(value: object) -> list[str]:

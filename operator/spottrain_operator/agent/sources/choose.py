@@ -30,15 +30,15 @@ async def source_of(platform: str, client: Client) -> Source:
 
 async def _answering(client: Client) -> Source:
     """Prefers AWS, then GCP, then Azure, if several respond."""
-    asked = (_is_aws(client), _is_gcp(client), _is_azure(client))
+    asked = (new_token(client), _gcp_id(client), instance_name(client))
     answers = await asyncio.gather(*asked, return_exceptions=True)
     makers: tuple[Callable[[Client], Source], ...] = (Aws, Gcp, Azure)
     for answer, make in zip(answers, makers, strict=True):
-        if answer is None:
+        if not isinstance(answer, BaseException):
             return make(client)
-    unexpected = [a for a in answers if a is not None and not isinstance(a, Unanswered)]
-    if unexpected:
-        raise unexpected[0]
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, Unanswered):
+            raise answer
     raise Unanswered(
         "no cloud's metadata service answers on this node, so no notice can be seen; set agent.platform and "
         "agent.metadataEndpoint if it has one, else keep the agent off it (agent.nodeSelector). "
@@ -46,15 +46,8 @@ async def _answering(client: Client) -> Source:
     )
 
 
-async def _is_aws(client: Client) -> None:
-    await new_token(client)
-
-
-async def _is_gcp(client: Client) -> None:
+async def _gcp_id(client: Client) -> str:
     reply = await get(client, _INSTANCE_ID)
     if reply.status != 200:
         raise Unanswered(f"GET {_INSTANCE_ID} was answered {reply.status}")
-
-
-async def _is_azure(client: Client) -> None:
-    await instance_name(client)
+    return reply.text

@@ -6,18 +6,18 @@ from spottrain_operator.api.node_signals import OUT_OF_SERVICE
 from spottrain_operator.api.observed import Observed, PodView
 
 
-def ended(pod: PodView) -> bool:
+def trainer_ended(pod: PodView) -> bool:
     """Returns whether the trainer has ended, as the kubelet reports or because it was never bound."""
     never_bound = pod.deleted is not None and not pod.node
     return pod.ended is not None or pod.phase in ("Succeeded", "Failed") or never_bound
 
 
-def alive(pod: PodView) -> bool:
+def any_container_runs(pod: PodView) -> bool:
     """Returns whether any container runs or may run, even if the trainer has ended."""
-    return pod.others_run or not ended(pod)
+    return pod.others_run or not trainer_ended(pod)
 
 
-def node_dead(pod: PodView, o: Observed) -> str:
+def node_lost(pod: PodView, o: Observed) -> str:
     """Returns a sentence about why no kubelet will report on this pod any more; "" while one may."""
     if not pod.node:
         return ""
@@ -36,10 +36,10 @@ def node_dead(pod: PodView, o: Observed) -> str:
 
 def saving_predecessor(o: Observed) -> str:
     """Returns a sentence about a pod of a deleted job of this name that may own the checkpoints, or ""."""
-    pod = next((p for p in o.predecessors if not over(p, o)), None)
+    pod = next((p for p in o.predecessors if not pod_ended(p, o)), None)
     return f"pod {pod.name} of the deleted job of this name is still saving" if pod else ""
 
 
-def over(pod: PodView, o: Observed) -> bool:
+def pod_ended(pod: PodView, o: Observed) -> bool:
     """Returns whether the trainer has ended (`ended`), or counts as ended because its node is dead."""
-    return ended(pod) or bool(node_dead(pod, o))
+    return trainer_ended(pod) or bool(node_lost(pod, o))
