@@ -11,7 +11,8 @@ from pathlib import Path
 from spottrain.core.log_format import FIELD, INFO, SENTENCES, STEP, WARNINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-LOGS = ("log.event", "log.unhindered", "log.text")
+LOGS = ("event", "unhindered", "text")
+"""Functions of the module `log` that log an event."""
 IN_VARIABLES = {
     "preemption.py": ("sigterm", "deadline", "stop"),
     "session.py": ("waiting-for-store", "store-unreachable"),
@@ -25,10 +26,15 @@ def logged() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for path in (ROOT / "runtime" / "spottrain").rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and ast.unparse(call.func) in LOGS:
+            if isinstance(call, ast.Call) and _logs(call.func):
                 for name in names_of(call.args[0], path.name):
                     found[name] |= {keyword.arg or "**" for keyword in call.keywords}
     return found
+
+
+def _logs(called: ast.expr) -> bool:
+    owner = called.value if isinstance(called, ast.Attribute) and called.attr in LOGS else None
+    return isinstance(owner, ast.Name) and owner.id == "log"
 
 
 def names_of(first: ast.expr, file: str) -> list[str]:

@@ -60,7 +60,7 @@ bodies = st.one_of(
 @example(body=json.dumps(ACTION | {"time": "9999-12-31T23:59:59Z"}), age=plan.ADVICE_LIFE)
 @example(body=json.dumps([EVENT | {"NotBefore": "9999-12-31T23:59:59Z"}]), age=plan.ADVICE_LIFE)
 @example(body=json.dumps([EVENT | {"NotBefore": "0001-01-01T00:00:00Z"}]), age=plan.ADVICE_LIFE)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_body_trips_the_agent(parser: str, body: str, age: Any) -> None:
     answer = PARSERS[parser](body)
     view = plan.advance(View(), parser, answer, SEEN)

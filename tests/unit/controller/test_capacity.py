@@ -259,7 +259,7 @@ def test_more_interruptions_than_attempts_are_kept_still_lead_on_demand() -> Non
     rule = {"interruptions": 30, "withinSeconds": 86400}
     spec = SPOT_FIRST | {"onDemandAfter": rule}
     status, kinds = Status(), []
-    for minute in range(40):
+    for minute in range(32):
         job = make_job(raw_spec(capacity=spec), status=status)
         o = make_observed(job=job, now=after(60 * minute))
         if status.attempt:

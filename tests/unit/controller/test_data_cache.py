@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain.contract import Env, Outcome
+from spottrain.contract import Env
 from spottrain_operator.api.observed import ClaimView, Create, Observed, Plan, Provide
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.control.plan import plan
@@ -26,7 +26,6 @@ from tests.builders import (
     notice,
     raw_spec,
     started,
-    word,
 )
 from tests.unit.controller.test_crashes import World
 from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
@@ -278,32 +277,6 @@ def test_a_replacement_is_made_during_the_notice_only_where_two_nodes_can_have_t
 # --- told as a story ----------------------------------------------------------------------------------
 def _claims_of(w: World) -> list[str]:
     return [name for name in w.cluster.others if name.startswith(CLAIMS)]
-
-
-async def _reclaimed(w: World) -> None:
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
-    w.pass_time(60)
-    del w.cluster.nodes["node-a"]
-    await w.settle()
-    w.cluster.bind(w.pod(2), "node-b")
-    await w.settle()
-    w.cluster.end(w.pod(2), 0, word(Outcome.DONE))
-    await w.settle()
-
-
-@pytest.mark.parametrize("after_effect", [True, False], ids=["after", "before"])
-async def test_a_crash_at_any_write_leaves_one_claim_for_both_attempts(after_effect: bool) -> None:
-    whole = World({"dataCache": SIZE})
-    await _reclaimed(whole)
-    for k in range(1, whole.cluster.writes + 1):
-        w = World({"dataCache": SIZE})
-        w.cluster.crash_at, w.cluster.crash_after_effect = k, after_effect
-        await _reclaimed(w)
-        assert _claims_of(w) == [f"{CLAIMS}/{OWN}"], f"crash at write {k}"
-        assert (w.status.attempt, w.status.phase) == (2, "Succeeded")
-        assert w.cluster.posted == [w.pod(1), w.pod(2)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

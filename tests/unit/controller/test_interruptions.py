@@ -109,13 +109,16 @@ OURS = {
     "spottrain.io/termination-source": "AWS spot/instance-action",
     "spottrain.io/notice-seen": AGO,
 }
-SAVED = {"code": 75, "said": word(Outcome.INTERRUPTED, step=9, durableStep=9)}
+SAVED: Json = {"code": 75, "said": word(Outcome.INTERRUPTED, step=9, durableStep=9)}
 NTH = "aws-node-termination-handler"
 SCALED_DOWN = {"ToBeDeletedByClusterAutoscaler": unix(-30)}
-SHUT_DOWN = {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}
+SHUT_DOWN: Json = {
+    "reason": "Terminated",
+    "message": "Pod was terminated in response to imminent node shutdown.",
+}
 SILENT_STORE = word(Outcome.STORE_UNREACHABLE, message="s3://b/p at http://m did not answer")
 ECC = word(Outcome.FAILED, reason="NodeFault", message="uncorrectable ECC error")
-PROBE = {"reason": "Killing", "message": "Container trainer failed liveness probe"}
+PROBE: Json = {"reason": "Killing", "message": "Container trainer failed liveness probe"}
 ROWS: dict[str, Row] = {
     "own-agent": asked(raw_node(annotations=OURS)),
     "own-agent-end": Row(raw_pod(**SAVED), Cause.SPOT_NOTICE, node=raw_node(annotations=OURS)),

@@ -131,7 +131,7 @@ class History:
         self.ended_as = str(status.phase) if status.terminal else None
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, max_size=25), replace=st.booleans(), workers=st.sampled_from((1, 1, 2, 3)))
 async def test_any_history_converges(steps: list[tuple[str, Any]], replace: bool, workers: int) -> None:
     history = History(

@@ -12,14 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.aio import client
 from spottrain.contract import Outcome, Progress, Stop
 from spottrain_operator.__main__ import main
 from spottrain_operator.api import wire
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Sample, Silence
+from spottrain_operator.api.observed import PodView, Silence
 from spottrain_operator.api.validation import REMOVED, parse_job, parse_spec, parse_status
 from spottrain_operator.api.views import cleanup_ended, node_view, pod_view
 from spottrain_operator.api.wire import rfc3339
@@ -199,8 +199,14 @@ HARMFUL = (
 )
 
 
-@given(text=st.one_of(st.text(max_size=50), st.sampled_from(HARMFUL)))
+@pytest.mark.parametrize("text", HARMFUL, ids=lambda text: text[:24])
 def test_no_termination_message_does_harm(text: str) -> None:
+    termination_message_of(ended_pod(code=1, message=text))
+
+
+@settings(max_examples=30, deadline=None)
+@given(text=st.text(max_size=50))
+def test_nor_does_any_other_text(text: str) -> None:
     termination_message_of(ended_pod(code=1, message=text))
 
 
@@ -351,17 +357,33 @@ async def port() -> AsyncIterator[int]:
     ORDERS.clear()
     app = web.Application()
     app.add_routes([web.get("/progress", answer), web.post("/stop", stop)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield runner.addresses[0][1]
-    await runner.cleanup()
+    async with on_loopback(app) as url:
+        yield int(url.rpartition(":")[2])
 
 
 ANSWER = [""]
 ORDERS: list[Stop] = []
 """That were posted to it."""
+
+
+async def polled(port: int, pod: PodView | None = None, **spec: Any) -> Memory:
+    """What is remembered after one question to a pod at this port."""
+    caches, memory = Caches(), Memory()
+    caches.jobs.put(make_job(raw_spec(**spec), status=started()))
+    poller = Poller(
+        caches=caches,
+        memory=memory,
+        queue=WorkQueue(),
+        interval=0.01,
+        write_interval=timedelta(seconds=60),
+        now=lambda: NOW,
+        port=port,
+    )
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
+        await poller._poll_later(session, pod or make_pod(ip="127.0.0.1"))
+    return memory
+
+
 GOOD = Progress(state="Training", attempt=1, jobUID=KEY.uid, step=7, totalSteps=10, loss=0.5).to_json()
 
 
@@ -393,22 +415,7 @@ async def test_only_a_sane_answer_of_the_current_attempt_is_progress(
     port: int, answer: str, known: bool
 ) -> None:
     ANSWER[0] = answer
-    caches, memory, queue = Caches(), Memory(), WorkQueue()
-    caches.jobs.put(make_job(status=started()))
-    pod = make_pod(ip="127.0.0.1")
-    caches.pods.put(pod)
-    poller = Poller(
-        caches=caches,
-        memory=memory,
-        queue=queue,
-        interval=0.01,
-        write_interval=timedelta(seconds=60),
-        now=lambda: NOW,
-        port=port,
-    )
-    async with aiohttp.ClientSession() as session:
-        await poller._poll_later(session, pod)
-    assert (KEY in memory.samples) == known
+    assert (KEY in (await polled(port)).samples) == known
 
 
 @pytest.mark.parametrize(("answer", "silent"), [(GOOD, False), ("<html>", True), ("[]", True)])
@@ -416,86 +423,43 @@ async def test_a_port_that_answers_something_else_has_no_runtime_behind_it(
     port: int, answer: str, silent: bool
 ) -> None:
     ANSWER[0] = answer
-    assert (await _silence(port)) == (Silence(pod_uid=make_pod().uid, refused=True) if silent else None)
+    silence = Silence(pod_uid=make_pod().uid, refused=True) if silent else None
+    assert (await polled(port)).silences.get(KEY) == silence
 
 
 async def test_a_port_on_which_nothing_listens_has_no_runtime_behind_it(unused_tcp_port: int) -> None:
-    assert await _silence(unused_tcp_port) == Silence(pod_uid=make_pod().uid, refused=True)
+    silence = Silence(pod_uid=make_pod().uid, refused=True)
+    assert (await polled(unused_tcp_port)).silences[KEY] == silence
 
 
 async def test_a_pod_from_which_nothing_comes_back_may_have_a_runtime() -> None:
     nobody = socket.create_server(("127.0.0.1", 0))  # accepts, by its backlog, and never answers
     try:
-        silence = await _silence(nobody.getsockname()[1])
+        memory = await polled(nobody.getsockname()[1])
     finally:
         nobody.close()
-    assert silence == Silence(pod_uid=make_pod().uid, refused=False)
-
-
-async def _silence(port: int) -> Silence | None:
-    """What the poller remembers after one question to a pod at this port."""
-    caches, memory, pod = Caches(), Memory(), make_pod(ip="127.0.0.1")
-    caches.jobs.put(make_job(status=started()))
-    poller = Poller(
-        caches=caches,
-        memory=memory,
-        queue=WorkQueue(),
-        interval=0.01,
-        write_interval=timedelta(seconds=60),
-        now=lambda: NOW,
-        port=port,
-    )
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
-        await poller._poll_later(session, pod)
-    return memory.silences.get(KEY)
+    assert memory.silences[KEY] == Silence(pod_uid=make_pod().uid, refused=False)
 
 
 @pytest.mark.parametrize(("uid", "known"), [("", True), (KEY.uid, True), ("uid-of-another-job", False)])
 async def test_an_image_without_our_runtime_need_not_name_its_job(port: int, uid: str, known: bool) -> None:
     ANSWER[0] = Progress(state="Training", attempt=1, jobUID=uid, step=7).to_json()
-    caches, memory = Caches(), Memory()
-    spec = raw_spec(checkpoint={"mode": "Self"})
-    caches.jobs.put(make_job(spec, status=started()))
-    poller = Poller(
-        caches=caches,
-        memory=memory,
-        queue=WorkQueue(),
-        interval=0.01,
-        write_interval=timedelta(seconds=60),
-        now=lambda: NOW,
-        port=port,
-    )
-    async with aiohttp.ClientSession() as session:
-        await poller._poll_later(session, make_pod(ip="127.0.0.1"))
-    assert (KEY in memory.samples) == known
+    assert (KEY in (await polled(port, checkpoint={"mode": "Self"})).samples) == known
 
 
 async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: int) -> None:
-    ANSWER[0] = Progress(state="S" * 500, attempt=1, durableTime="t" * 500, warning="w" * 9000).to_json()
-    poller = Poller(
-        caches=Caches(),
-        memory=Memory(),
-        queue=WorkQueue(),
-        interval=0.01,
-        write_interval=timedelta(seconds=60),
-        now=lambda: NOW,
-        port=port,
-    )
-    async with aiohttp.ClientSession() as session:
-        progress = await poller._poll(session, make_pod(ip="127.0.0.1"))
-    assert isinstance(progress, Progress) and (len(progress.state), len(progress.durableTime)) == (63, 64)
-    assert len(progress.warning) == 1024
-    seen = Sample(progress=progress, at=NOW)
+    long: dict[str, Any] = {"state": "S" * 500, "durableTime": "t" * 500, "warning": "w" * 9000}
+    ANSWER[0] = Progress(attempt=1, jobUID=KEY.uid, **long).to_json()
+    seen = (await polled(port)).samples[KEY]
+    progress = seen.progress
+    assert [len(t) for t in (progress.state, progress.durableTime, progress.warning)] == [63, 64, 1024]
     first = plan(make_observed(make_pod(), sample=seen)).status
     assert first is not None and not progress_due(first, seen, timedelta(seconds=60))
 
 
 def test_names_in_json_are_camel_case() -> None:
-    assert [wire.camel(n) for n in ("max_failures", "uri", "checkpoint_uri")] == [
-        "maxFailures",
-        "uri",
-        "checkpointURI",
-    ]
+    json_names = [wire.camel(n) for n in ("max_failures", "uri", "checkpoint_uri")]
+    assert json_names == ["maxFailures", "uri", "checkpointURI"]
 
 
 @pytest.mark.parametrize(
@@ -512,20 +476,8 @@ async def test_a_trainer_that_goes_on_though_its_pod_was_deleted_is_told_by_its_
     port: int, deleted: timedelta | None, attempt: int, told: bool
 ) -> None:
     ANSWER[0] = Progress(state="Training", attempt=attempt, jobUID=KEY.uid, step=7).to_json()
-    caches = Caches()
-    caches.jobs.put(make_job(status=started()))
     ends = None if deleted is None else NOW + deleted + timedelta(seconds=30)
     pod = make_pod(ip="127.0.0.1", deleted=ends, deletion_grace=30)
-    poller = Poller(
-        caches=caches,
-        memory=Memory(),
-        queue=WorkQueue(),
-        interval=0.01,
-        write_interval=timedelta(seconds=60),
-        now=lambda: NOW,
-        port=port,
-    )
-    async with aiohttp.ClientSession() as session:
-        await poller._poll_later(session, pod)
+    await polled(port, pod)
     assert [each.podUID for each in ORDERS] == [pod.uid] * told
     assert all(ends is not None and each.deadline == ends.timestamp() for each in ORDERS)
