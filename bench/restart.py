@@ -41,7 +41,7 @@ def child(spawned: float) -> dict[str, Any]:
         now = time.time()
         marks[part], last = now - last, now
 
-    from spottrain.checkpoint.compile_cache.cache import CompileCache, RestoredCache
+    from spottrain.checkpoint.compile_cache.cache import CacheEntry, CompileCache
     from spottrain.checkpoint.compile_cache.folders import use_folder
     from spottrain.contract import Env
     from spottrain.core.run_config import RunConfig
@@ -49,10 +49,11 @@ def child(spawned: float) -> dict[str, Any]:
 
     use_folder(Path(os.environ[Env.CACHE_DIR]), os.environ)
     run = RunConfig.from_env(os.environ, script="train.py")
-    cache = CompileCache.of(open_store(**run.where), run, os.environ, 1)
+    cache = CompileCache.of(open_store(**run.where), run, os.environ)
     assert cache is not None
-    restored: list[RestoredCache | None] = []
-    thread = threading.Thread(target=lambda: restored.append(cache.restore()))
+    restored: list[tuple[CacheEntry | None, float]] = []
+    began = time.time()
+    thread = threading.Thread(target=lambda: restored.append((cache.restore(), time.time() - began)))
     thread.start()
     mark("import_spottrain")
     import torch  # noqa: F401
@@ -71,14 +72,14 @@ def child(spawned: float) -> dict[str, Any]:
         seconds.append(marks.pop("step"))
     saved = cache.save_if_changed()
     mark("save")
-    facts = restored[0]
+    entry, restore_seconds = restored[0]
     return {
         **marks,
         "first_step": seconds[0],
         "steady_step": statistics.median(seconds[1:]),
         "compile_processor": processor[0] - statistics.median(processor[1:]),
-        "restore": facts.seconds if facts else 0.0,
-        "archive_bytes": facts.bytes if facts else 0,
+        "restore": restore_seconds if entry else 0.0,
+        "archive_bytes": entry.bytes if entry else 0,
         "losses": losses,
         "saved": saved,
         **hits(),

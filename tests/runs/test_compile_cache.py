@@ -21,7 +21,7 @@ from spottrain.storage.open import open_store
 
 use_folder(Path(os.environ["SPOTTRAIN_CACHE_DIR"]), os.environ)
 run = run_config.RunConfig.from_env(os.environ, script="train.py")
-cache = CompileCache.of(open_store(**run.where), run, os.environ, 1)
+cache = CompileCache.of(open_store(**run.where), run, os.environ)
 restored = cache.restore()
 
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -44,9 +45,17 @@ class Explorer:
         self._alone: set[tuple[int, int]] = set()
         self._claimable: set[Store] = set()
         self._tenured: set[State] = set()
-        self.came: dict[State, tuple[State | None, str]] = {}
+        self.came: dict[State, tuple[State | None, str, str]] = {}
+        """State -> the one before it, who moved, and how."""
 
     def run(self, limit: int) -> Result:
+        gc.disable()  # millions of small tuples, and no cycles among them
+        try:
+            return self._run(limit)
+        finally:
+            gc.enable()
+
+    def _run(self, limit: int) -> Result:
         store, processes = self.world.first()
         ids = [self.processes(p) for p in processes]
         first: State = (
@@ -57,14 +66,14 @@ class Explorer:
             int(self.scenario.vanish),
             *ids,
         )
-        self.came = {first: (None, "")}
+        self.came = {first: (None, "", "")}
         queue, moves = [first], 0
         for state in queue:  # grows while it is walked
             try:
-                for label, after in self._successors(state):
+                for who, label, after in self._successors(state):
                     moves += 1
                     if after not in self.came:
-                        self.came[after] = (state, label)
+                        self.came[after] = (state, who, label)
                         queue.append(after)
                         self._check(after)
             except Violation as violation:
@@ -88,28 +97,28 @@ class Explorer:
         labels: list[str] = []
         at: State | None = state
         while at is not None:
-            at, label = self.came[at]
-            labels.append(label)
+            at, who, label = self.came[at]
+            labels.append(f"{who}: {label}" if who else label)
         return tuple(reversed(labels))
 
     # --- what can happen next ---------------------------------------------------------------------
-    def _successors(self, state: State) -> Iterator[tuple[str, State]]:
+    def _successors(self, state: State) -> Iterator[tuple[str, str, State]]:
         yield from self._by_processes(state)
         yield from self._by_the_network(state)
         if state[4]:
             gone = self.stores(replace(self.stores.things[state[0]], head=None))
-            yield "HEAD vanishes", (gone, *state[1:4], 0, *state[FIXED:])
+            yield "", "HEAD vanishes", (gone, *state[1:4], 0, *state[FIXED:])
 
-    def _by_processes(self, state: State) -> Iterator[tuple[str, State]]:
+    def _by_processes(self, state: State) -> Iterator[tuple[str, str, State]]:
         store, flying, faults, crashes, vanish = state[:FIXED]
         for place in range(FIXED, len(state)):
+            before, behind, who = state[FIXED:place], state[place + 1 :], NAMES[place - FIXED]
             for label, process, after, flies, fault, crash in self._moves_of(state[place], store):
                 if fault > faults or crash > crashes:
                     continue
                 air = flying if flies < 0 else self.sets(self.sets.things[flying] | {flies})
-                people = (*state[FIXED:place], process, *state[place + 1 :])
-                name = f"{NAMES[place - FIXED]}: {label}"
-                yield name, (after, air, faults - fault, crashes - crash, vanish, *people)
+                rest = (faults - fault, crashes - crash, vanish)
+                yield who, label, (after, air, *rest, *before, process, *behind)
 
     def _moves_of(self, process: int, store: int) -> list[tuple[str, int, int, int, int, int]]:
         known = self._moves.get((process, store))
@@ -127,13 +136,13 @@ class Explorer:
             ]
         return known
 
-    def _by_the_network(self, state: State) -> Iterator[tuple[str, State]]:
+    def _by_the_network(self, state: State) -> Iterator[tuple[str, str, State]]:
         """A request in the air lands. One that would be refused changes nothing, so it need not land."""
         flying: frozenset[int] = self.sets.things[state[1]]
         for put in flying:
             after = self._landed(put, state[0])
             if after != state[0]:
-                yield "a late put lands", (after, self.sets(flying - {put}), *state[2:])
+                yield "", "a late put lands", (after, self.sets(flying - {put}), *state[2:])
 
     def _landed(self, put: int, store: int) -> int:
         if (put, store) not in self._landings:

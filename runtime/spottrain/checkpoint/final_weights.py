@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 import safetensors.torch
 import torch
 
-from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, header_bytes
+from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, file_header, grouped
 from spottrain.contract import Reason
 from spottrain.core.container import ContainerMemory, gib
 from spottrain.distributed import dtensor
@@ -67,7 +68,8 @@ class FinalWeights:
         # Wide dtypes first aligns each tensor without gaps, which the format forbids.
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self._tensors = {name: tensors[name] for name in order}
-        self._groups = _groups(self._tensors, most)
+        sizes = {name: _bytes(each) for name, each in self._tensors.items()}
+        self._groups = grouped(sizes, most) or [[]]
         self._beside = set(beside)
         self._digests: dict[str, str] = {}
 
@@ -78,17 +80,14 @@ class FinalWeights:
         computes the digests; `keep`: whether it gets the files, which requires `first`.
         """
         for number, names in enumerate(self._groups, 1):
-            header, starts, size = self._header(names)
-            file = torch.empty(len(header) + size if keep else 0, dtype=torch.uint8)
+            header, offsets = self._header(names)
+            file = torch.empty(offsets[-1] if keep else 0, dtype=torch.uint8)
             if keep:
                 file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-            for name in names:
+            for name, (start, end) in zip(names, pairwise(offsets), strict=True):
                 tensor = dtensor.gathered(self._tensors[name])
-                if not first:
-                    continue
-                start = len(header) + starts[name]
-                place = file[start : start + _bytes(tensor)] if keep else None
-                self._digests[name] = _taken(tensor, place)
+                if first:
+                    self._digests[name] = _taken(tensor, file[start:end] if keep else None)
             if keep:
                 yield self._name(number), file.numpy().data
 
@@ -111,33 +110,11 @@ class FinalWeights:
         words = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         return json.dumps(words, indent=1).encode()
 
-    def _header(self, names: list[str]) -> tuple[bytes, dict[str, int], int]:
-        """Returns the file's header, the offset of each tensor after it, and the tensors' total bytes."""
+    def _header(self, names: list[str]) -> tuple[bytes, list[int]]:
         beside = sorted(self._beside.intersection(names))
         metadata = {"format": "pt"} | ({BESIDE: json.dumps(beside)} if beside else {})
-        entries: dict[str, Any] = {"__metadata__": metadata}
-        starts: dict[str, int] = {}
-        at = 0
-        for name in names:
-            tensor = self._tensors[name]
-            shape, offsets = list(tensor.shape), [at, at + _bytes(tensor)]
-            entries[name] = {"dtype": SAFETENSORS[tensor.dtype], "shape": shape, "data_offsets": offsets}
-            starts[name], at = at, offsets[1]
-        return header_bytes(entries), starts, at
-
-
-def _groups(tensors: Mapping[str, torch.Tensor], most: int) -> list[list[str]]:
-    """Returns the tensor names of each file; a tensor larger than `most` gets a file of its own."""
-    groups: list[list[str]] = [[]]
-    room = most
-    for name, tensor in tensors.items():
-        size = _bytes(tensor)
-        if size > room and groups[-1]:
-            groups.append([])
-            room = most
-        groups[-1].append(name)
-        room -= size
-    return groups
+        tensors = ((name, self._tensors[name].dtype, self._tensors[name].shape) for name in names)
+        return file_header(tensors, metadata)
 
 
 def _require_storable(tensors: Mapping[str, torch.Tensor]) -> None:

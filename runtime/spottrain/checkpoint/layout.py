@@ -7,9 +7,10 @@ upload process sends the files from there unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -43,6 +44,8 @@ SAFETENSORS: Final = {
     torch.complex64: "C64",
 }
 """Names of torch's dtypes in the header (safetensors format, huggingface/safetensors README)."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,59 +122,66 @@ def plan(
     places: list[ShardPlace] = []
     shards: list[ShardFile] = []
     base = 0
-    for group in _groups(leaves, order, shard_bytes):
+    for group in grouped({n: local(leaves[n].tensor).nbytes for n in order}, shard_bytes):
         name = f"r{rank:05d}-{len(shards):02d}.safetensors"
-        header, starts = _header(leaves, group)
-        size = len(header)
-        for number, start in zip(group, starts, strict=True):
-            box = box_of(leaves[number].tensor)
-            offset = len(header) + start
+        boxes = [box_of(leaves[number].tensor) for number in group]
+        parts = zip(_names(leaves, group), (local(leaves[n].tensor) for n in group), strict=True)
+        header, offsets = file_header((key, part.dtype, part.shape) for key, part in parts)
+        for number, box, offset in zip(group, boxes, offsets, strict=False):
             piece = Piece(shard=name, offset=offset, start=box.start, shape=box.shape)
             places.append(ShardPlace(number=number, offset=base + offset, piece=piece))
-            size = offset + local(leaves[number].tensor).nbytes
-        shards.append(ShardFile(name=name, offset=base, bytes=size, header=header))
-        base = -(-(base + size) // PAGE) * PAGE
+        shards.append(ShardFile(name=name, offset=base, bytes=offsets[-1], header=header))
+        base = -(-(base + offsets[-1]) // PAGE) * PAGE
     return Layout(signature=signature(leaves, mine), places=tuple(places), shards=tuple(shards), bytes=base)
 
 
-def _groups(leaves: Sequence[Leaf], order: Sequence[int], shard_bytes: int) -> list[list[int]]:
-    groups: list[list[int]] = []
+def grouped(sizes: Mapping[T, int], most: int) -> list[list[T]]:
+    """Divides things of these sizes, in order, into files of `most` bytes; a larger one gets its own file."""
+    groups: list[list[T]] = []
     room = 0
-    for number in order:
-        size = local(leaves[number].tensor).nbytes
+    for each, size in sizes.items():
         if size > room or not groups:
             groups.append([])
-            room = max(shard_bytes, size)
-        groups[-1].append(number)
+            room = max(most, size)
+        groups[-1].append(each)
         room -= size
     return groups
 
 
-def _header(leaves: Sequence[Leaf], group: Sequence[int]) -> tuple[bytes, list[int]]:
-    """Returns the file's header, and the offset of each tensor's bytes after it."""
-    entries: dict[str, Any] = {}
-    starts, at = [], 0
+def _names(leaves: Sequence[Leaf], group: Sequence[int]) -> list[str]:
+    """Returns a name for each tensor of a file; parts of tensors are named by where they begin."""
+    found: dict[str, None] = {}
     for number in group:
         leaf = leaves[number]
-        part = local(leaf.tensor)
-        start = box_of(leaf.tensor).start
-        key = leaf.path if part.shape == leaf.tensor.shape else f"{leaf.path}@{','.join(map(str, start))}"
-        taken = key in entries or key == "__metadata__"  # the format reserves this key
-        entries[f"{number}:{key}" if taken else key] = {
-            "dtype": SAFETENSORS[part.dtype],
-            "shape": list(part.shape),
-            "data_offsets": [at, at + part.nbytes],
+        key = leaf.path
+        if local(leaf.tensor).shape != leaf.tensor.shape:
+            key += f"@{','.join(map(str, box_of(leaf.tensor).start))}"
+        taken = key in found or key == "__metadata__"  # the format reserves this key
+        found[f"{number}:{key}" if taken else key] = None
+    return list(found)
+
+
+def file_header(
+    tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[int]]:
+    """Returns the header of a safetensors file, and the offsets in the file of each tensor and of its end.
+
+    The header is its length, JSON, and spaces up to the alignment. `tensors`: name, dtype, shape.
+    """
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    offsets = [0]
+    for name, dtype, shape in tensors:
+        end = offsets[-1] + math.prod(shape) * dtype.itemsize
+        entries[name] = {
+            "dtype": SAFETENSORS[dtype],
+            "shape": list(shape),
+            "data_offsets": [offsets[-1], end],
         }
-        starts.append(at)
-        at += part.nbytes
-    return header_bytes(entries), starts
-
-
-def header_bytes(entries: Mapping[str, Any]) -> bytes:
-    """Returns a safetensors header: its length, JSON, spaces up to the alignment."""
+        offsets.append(end)
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+    header = len(text).to_bytes(8, "little") + text
+    return header, [len(header) + offset for offset in offsets]
 
 
 def _require_storable(leaf: Leaf) -> None:

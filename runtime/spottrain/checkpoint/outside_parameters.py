@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from spottrain.checkpoint.plain_state import INNER, clean, plain
+from spottrain.checkpoint.plain_state import INNER, clean, parameters_of, plain
 from spottrain.distributed.dtensor import is_sharded
 from spottrain.errors import ConfigurationError
 
@@ -45,7 +45,8 @@ class ModelWithExtras(torch.nn.Module):
         if loose:
             self.add_module(LOOSE, torch.nn.ParameterDict(dict(loose)))
         own = {clean(name) for name in model.state_dict()}
-        if taken := sorted(own & {clean(name) for other in self.others for name in _names_in(self, other)}):
+        others = {clean(name) for name in self.state_dict() if not name.startswith(f"{INNER}.")}
+        if taken := sorted(own & others):
             raise ConfigurationError(
                 f"Trainer(extra=...): the model has a {taken[0]} itself; name the module in extra differently"
             )
@@ -59,25 +60,6 @@ class ModelWithExtras(torch.nn.Module):
     def forward(self, *args: Any, **more: Any) -> Any:
         return inner(self)(*args, **more)
 
-    @property
-    def others(self) -> list[torch.nn.Module]:
-        """All children except the model."""
-        return [child for name, child in self.named_children() if name != INNER]
-
-
-def _names_in(whole: torch.nn.Module, part: torch.nn.Module) -> list[str]:
-    prefix = next(name for name, child in whole.named_children() if child is part)
-    return [f"{prefix}.{name}" for name in part.state_dict()]
-
-
-def together(
-    model: torch.nn.Module,
-    extra: Mapping[str, torch.nn.Module],
-    loose: Mapping[str, torch.nn.Parameter],
-) -> torch.nn.Module:
-    """Wraps the model with what is trained beside it; returns the model itself if there is nothing."""
-    return ModelWithExtras(model, extra, loose) if extra or loose else model
-
 
 def inner(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the model without the wrapper."""
@@ -86,7 +68,9 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
 
 def others(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the modules trained with the model that neither DDP nor FSDP2 covers."""
-    return model.others if isinstance(model, ModelWithExtras) else []
+    if not isinstance(model, ModelWithExtras):
+        return []
+    return [child for name, child in model.named_children() if name != INNER]
 
 
 def beside(model: torch.nn.Module) -> list[str]:
@@ -104,13 +88,9 @@ def loose(
     return {
         f"{name}.{number}": parameter
         for name, optimizer in optimizers.items()
-        for number, parameter in enumerate(_parameters(optimizer))
+        for number, parameter in enumerate(parameters_of(optimizer))
         if id(parameter) not in known
     }
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def require_owned(
@@ -199,19 +179,23 @@ def of_trainer(
     """
     own = plain(model)
     modules = _extra(extra) | _callables(own, functions, () if extra is None else extra.values())
-    if isinstance(optimizer, str):
-        return together(own, modules, {})
-    known = [own, *modules.values()]
-    found = {name.rpartition(".")[2]: each for name, each in loose({"": optimizer}, known).items()}
-    if len(found) == len(_parameters(optimizer)):
-        return together(own, modules, {})  # none is the model's: `require_own_parameters` raises the error
-    to_do = "Give the module to the Trainer: extra={'loss': module}"
+    found = {} if isinstance(optimizer, str) else _loose_of(optimizer, [own, *modules.values()])
+    return ModelWithExtras(own, modules, found) if modules or found else own
+
+
+def _loose_of(
+    optimizer: torch.optim.Optimizer, known: list[torch.nn.Module]
+) -> dict[str, torch.nn.Parameter]:
+    found = {name.removeprefix("."): each for name, each in loose({"": optimizer}, known).items()}
+    if len(found) == len(parameters_of(optimizer)):
+        return {}  # none is the model's: `require_own_parameters` raises the error
     if odd := [each for each in found.values() if not isinstance(each, torch.nn.Parameter)]:
         raise ConfigurationError(
             f"Trainer(optimizer=...) trains {describe(odd)}, a plain tensor: make it a torch.nn.Parameter"
         )
+    to_do = "Give the module to the Trainer: extra={'loss': module}"
     require_no_other_state(found.values(), known, to_do)
-    return together(own, modules, found)
+    return found
 
 
 def _extra(given: Any) -> dict[str, torch.nn.Module]:

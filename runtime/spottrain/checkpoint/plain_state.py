@@ -7,7 +7,7 @@ may change their order within a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -117,7 +117,7 @@ def load_optimizer(
     now = [sorted(names[n] for n in group["params"]) for group in groups]
     if before != now:
         return _explain_groups(before, now)
-    parameters = {names[n]: p for n, p in enumerate(_parameters(optimizer))}
+    parameters = {names[n]: p for n, p in enumerate(parameters_of(optimizer))}
     state = {
         numbers[name]: {key: _like(parameters[name], value) for key, value in values.items()}
         for name, values in saved["state"].items()
@@ -138,9 +138,8 @@ def _explain_groups(before: list[list[str]], now: list[list[str]]) -> str:
     return f"its optimizer's parameter group {changed} differs from the one here in {missing[0]}"
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
@@ -148,10 +147,8 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[int
 
     A parameter that is not the model's (such as a learnt temperature of the loss) is named `#<number>`.
     """
-    of = {
-        id(parameter): clean(name) for name, parameter in plain(model).named_parameters(remove_duplicate=True)
-    }
-    return {n: of.get(id(p), f"#{n}") for n, p in enumerate(_parameters(optimizer))}
+    of = {id(parameter): clean(name) for name, parameter in plain(model).named_parameters()}
+    return {n: of.get(id(p), f"#{n}") for n, p in enumerate(parameters_of(optimizer))}
 
 
 # --- parts of a tensor ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from spottrain.checkpoint.manifest import Damaged, File, Manifest, Piece, Shard, StoredTensor
+from spottrain.checkpoint.manifest import Damaged, File, Manifest, Shard, StoredTensor
 from spottrain.checkpoint.tree import unflatten
 from spottrain.contract import MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
@@ -173,14 +173,18 @@ class _Reading:
         dtype = getattr(torch, stored.dtype)
         box = self._want(stored) or Box(start=(0,) * len(stored.shape), shape=stored.shape)
         target = torch.empty(box.shape, dtype=dtype)
+        covered = 0
         for piece in stored.pieces:
             overlap = _overlap(box, Box(start=piece.start, shape=piece.shape))
             if overlap is None:
                 continue
+            covered += math.prod(overlap.shape)
             inside = target[_slices(overlap, box.start)] if box.shape else target
             begin = piece.offset
             if overlap.shape[1:] == piece.shape[1:] and inside.is_contiguous():
-                begin += _rows_before(overlap, piece) * dtype.itemsize  # skips rows before the overlap
+                if piece.shape:  # skips the rows before the overlap
+                    rows = overlap.start[0] - piece.start[0]
+                    begin += rows * math.prod(piece.shape[1:]) * dtype.itemsize
                 memory = inside.reshape(-1).view(torch.uint8)
             else:
                 staged = torch.empty(piece.shape, dtype=dtype)
@@ -188,7 +192,6 @@ class _Reading:
                 self._after.append(partial(inside.copy_, part))
                 memory = staged.reshape(-1).view(torch.uint8)
             self._sinks.setdefault(piece.shard, []).append(_Sink(begin=begin, memory=memory))
-        covered = sum(_volume(_overlap(box, Box(start=p.start, shape=p.shape))) for p in stored.pieces)
         if covered != math.prod(box.shape):
             raise Damaged(
                 f"{stored.name} is incomplete: {covered} of {math.prod(box.shape)} numbers are there"
@@ -234,15 +237,6 @@ def _overlap(a: Box, b: Box) -> Box | None:
     return Box(start=start, shape=shape) if all(size > 0 for size in shape) else None
 
 
-def _rows_before(overlap: Box, piece: Piece) -> int:
-    """Returns the number of elements of `piece` before `overlap`, which consists of whole rows."""
-    return (overlap.start[0] - piece.start[0]) * math.prod(piece.shape[1:]) if piece.shape else 0
-
-
 def _slices(box: Box, origin: tuple[int, ...]) -> tuple[slice, ...]:
     """Returns `box` as an index into an array that begins at `origin`."""
     return tuple(slice(b - o, b - o + s) for b, o, s in zip(box.start, origin, box.shape, strict=True))
-
-
-def _volume(box: Box | None) -> int:
-    return 0 if box is None else math.prod(box.shape)

@@ -480,7 +480,7 @@ class Session:
     def _fetch_compile_cache(self) -> None:
         """Fetches the compile cache during the import of torch, on the first rank of each pod."""
         if self.world.first_here:
-            self.compile_cache = CompileCache.of(self.store, self.run, os.environ, self.attempt)
+            self.compile_cache = CompileCache.of(self.store, self.run, os.environ)
         if self.compile_cache is not None:
             fetch = self.compile_cache.restore
             self._fetching = threading.Thread(target=fetch, name="spottrain-cache", daemon=True)

@@ -1,9 +1,8 @@
 """The compiler's cache folders, stored beside the checkpoints: a restarted pod does not compile again.
 
 torch is pointed at the folders before it is imported. The first process of each node restores them in a
-thread, during the import of torch and the checkpoint download. It saves them in a thread after the first
-step and after later saves. No error here ends a run: the kernels are compiled again, in this attempt or in
-the next one.
+thread, during the import of torch and the checkpoint download. It saves them after the first steps and at the
+end. No error here ends a run: the kernels are compiled again, in this attempt or in the next one.
 
     compile-cache/{key}.json               the current archive, its checksum, what it was compiled for
     compile-cache/{key}-{sha256}.tar.gz    the files; named by content, so that concurrent writers never mix
@@ -40,16 +39,6 @@ from spottrain.storage.base import Store
 
 KEYS_KEPT: Final = 8
 """Number of machine types whose caches are kept. A fleet has a few; daily image changes create many."""
-TRIES: Final = 3
-"""Number of failed saves after which saving stops."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RestoredCache:
-    files: int
-    bytes: int
-    """Size of the archive."""
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +51,10 @@ class CacheEntry:
     """Object name below COMPILE_CACHE_PREFIX."""
     sha256: str
     bytes: int
+    """Size of the archive."""
     files: int
     contents: str
     """SHA-256 of the files' names and sizes; shows a node that another one has saved the same files."""
-    job: str
-    attempt: int
     savedAt: str
 
     @classmethod
@@ -90,8 +78,6 @@ class CompileCache:
         store: Store,
         places: Folders,
         facts: CompileTarget,
-        job: str = "",
-        attempt: int = 1,
         drop: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -99,21 +85,16 @@ class CompileCache:
         self._store = store
         self._places = places
         self._facts = facts
-        self._job = job
-        self._attempt = attempt
         self._drop = drop
         self._clock = clock
-        self._stored: Listing = {}
-        """Files that are known to be stored."""
+        self._seen: Listing = {}
+        """Files that this process has saved or found saved; another node may have replaced them since."""
         self._unusable = False
         """Whether the stored cache could not be restored, so that the next save replaces it."""
-        self._failures = 0
         self._one_at_a_time = threading.Lock()
 
     @classmethod
-    def of(
-        cls, store: Store | None, run: RunConfig, environ: Mapping[str, str], attempt: int
-    ) -> CompileCache | None:
+    def of(cls, store: Store | None, run: RunConfig, environ: Mapping[str, str]) -> CompileCache | None:
         """Returns the run's cache; None if it is off, or if there is no store or no separate cache folder.
 
         Without SPOTTRAIN_CACHE_DIR torch compiles into a folder that all programs of the user share.
@@ -125,13 +106,11 @@ class CompileCache:
             store=store,
             places=folders_of(environ),
             facts=CompileTarget.here(run.image_digest),
-            job=run.job,
-            attempt=attempt,
             drop=run.compile_cache is CompileCacheMode.DROP,
         )
 
-    def restore(self) -> RestoredCache | None:
-        """Unpacks the stored files into the folders; returns None if there are no usable ones.
+    def restore(self) -> CacheEntry | None:
+        """Unpacks the stored files into the folders; returns what was there, None if it is not usable.
 
         Must be called before the first compile.
         """
@@ -149,21 +128,19 @@ class CompileCache:
             self._unusable = True
             log.event("compile-cache-unusable", key=self.key[:12], why=_why(error))
             return None
-        restored = RestoredCache(files=entry.files, bytes=entry.bytes, seconds=self._clock() - started)
-        log.event("compile-cache-restored", hit=True, key=self.key[:12], **asdict(restored))
-        return restored
+        self._log("compile-cache-restored", entry, started, hit=True)
+        return entry
 
     def save_if_changed(self) -> bool:
         """Stores the folders if their files differ from the stored ones; returns whether it did.
 
         Nothing is stored while the compiler is writing; the next call tries again.
         """
-        if self._failures >= TRIES or not self._one_at_a_time.acquire(blocking=False):
+        if not self._one_at_a_time.acquire(blocking=False):
             return False
         try:
             return self._save()
         except Exception as error:
-            self._failures += 1
             log.event("compile-cache-not-saved", key=self.key[:12], why=_why(error))
             return False
         finally:
@@ -173,26 +150,34 @@ class CompileCache:
         started = self._clock()
         files = listing(self._places)
         # While a compile lock is held, the files may be incomplete.
-        if not files or files == self._stored or compiling(self._places):
+        if not files or files == self._seen or compiling(self._places):
             return False
         contents = _contents(files)
-        new = self._unusable or not self._is_stored(contents)
-        if new:
-            body = pack(self._places, files)
-            if listing(self._places) != files or compiling(self._places):
-                return False  # the archive may hold an incomplete file
-            entry = self._describe(body, files, contents)
-            self._publish(entry, body)
-            seconds = self._clock() - started
-            log.event(
-                "compile-cache-saved",
-                key=self.key[:12],
-                files=entry.files,
-                bytes=entry.bytes,
-                seconds=seconds,
-            )
-        self._stored, self._unusable = files, False
-        return new
+        if not self._unusable and self._is_stored(contents):
+            self._seen = files
+            return False
+        body = pack(self._places, files)
+        if listing(self._places) != files or compiling(self._places):
+            return False  # the archive may hold an incomplete file
+        sha256 = hashlib.sha256(body).hexdigest()
+        entry = CacheEntry(
+            format=FORMAT,
+            facts=asdict(self._facts),
+            archive=f"{self.key}-{sha256}.tar.gz",
+            sha256=sha256,
+            bytes=len(body),
+            files=len(files),
+            contents=contents,
+            savedAt=log.rfc3339(self._clock()),
+        )
+        self._publish(entry, body)
+        self._seen, self._unusable = files, False
+        self._log("compile-cache-saved", entry, started)
+        return True
+
+    def _log(self, event: str, entry: CacheEntry, started: float, **facts: Any) -> None:
+        seconds = self._clock() - started
+        log.event(event, **facts, key=self.key[:12], files=entry.files, bytes=entry.bytes, seconds=seconds)
 
     def _is_stored(self, contents: str) -> bool:
         """Returns whether an earlier attempt or another node of the gang has stored the same files."""
@@ -201,21 +186,6 @@ class CompileCache:
         except ValueError:
             return False  # damaged, and about to be replaced
         return entry is not None and entry.contents == contents
-
-    def _describe(self, body: memoryview, files: Listing, contents: str) -> CacheEntry:
-        sha256 = hashlib.sha256(body).hexdigest()
-        return CacheEntry(
-            format=FORMAT,
-            facts=asdict(self._facts),
-            archive=f"{self.key}-{sha256}.tar.gz",
-            sha256=sha256,
-            bytes=len(body),
-            files=len(files),
-            contents=contents,
-            job=self._job,
-            attempt=self._attempt,
-            savedAt=log.rfc3339(self._clock()),
-        )
 
     def _publish(self, entry: CacheEntry, body: memoryview) -> None:
         """Writes the archive, then the entry that names it, so that an entry always names a whole archive.

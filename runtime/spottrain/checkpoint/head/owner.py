@@ -89,10 +89,8 @@ class Walker:
         patience: float = 30.0,
     ) -> None:
         """`patience`: seconds to retry, per call, if the store does not respond."""
+        self.clock, self.sleep, self.nonce = clock, sleep, nonce
         self._store = store
-        self._clock = clock
-        self._sleep = sleep
-        self._nonce = nonce
         self._patience = patience
         self.open: Step | None = None
         """Last state of the current or abandoned change."""
@@ -110,18 +108,18 @@ class Walker:
         Raises StoreUnavailable after `patience` seconds; then a write may or may not take effect.
         """
         patience = self._patience if patience is None else patience
-        give_up = self._clock() + patience
+        give_up = self.clock() + patience
         pause = FIRST_PAUSE
-        step = begin(intent, self._nonce(), known)
+        step = begin(intent, self.nonce(), known)
         while not isinstance(step, Finished):
             if stopping():
                 return None
             reply = self.ask(step.request)
-            self.open = step = step.on(reply, self._nonce())
-            if isinstance(reply, NoAnswer | Refused) and self._clock() >= give_up:
+            self.open = step = step.on(reply, self.nonce())
+            if isinstance(reply, NoAnswer | Refused) and self.clock() >= give_up:
                 raise StoreUnavailable(f"HEAD could not be written or read within {patience:g} s: {reply}")
             if isinstance(reply, NoAnswer):
-                self._sleep(pause)
+                self.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
         return step
 
@@ -129,15 +127,18 @@ class Walker:
         try:
             if isinstance(request, Put):
                 return self._put(request)
-            found = self._store.get(HEAD_KEY)
+            return self._found() or Absent()
         except StoreUnavailable as error:
             return NoAnswer(why=str(error))
-        return Found(head=Head.from_json(found.body), etag=found.etag) if found else Absent()
 
     def read(self) -> Head | None:
         """Returns the current HEAD, with a single request. Raises StoreError."""
+        found = self._found()
+        return found.head if found else None
+
+    def _found(self) -> Found | None:
         found = self._store.get(HEAD_KEY)
-        return Head.from_json(found.body) if found else None
+        return Found(head=Head.from_json(found.body), etag=found.etag) if found else None
 
     def _put(self, request: Put) -> Reply:
         body = request.head.to_json()
@@ -159,20 +160,12 @@ class HeadOwner:
         store: Store,
         who: Identity,
         policy: ClaimPolicy | None = None,
-        *,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-        nonce: Callable[[], str] = fresh_nonce,
-        patience: float = 30.0,
+        walker: Walker | None = None,
     ) -> None:
-        """`patience`: seconds to retry, per call, if the store does not respond."""
         self._store = store
         self._who = who
         self._policy = policy or ClaimPolicy()
-        self._clock = clock
-        self._sleep = sleep
-        self._nonce = nonce
-        self._walker = Walker(store, clock=clock, sleep=sleep, nonce=nonce, patience=patience)
+        self._walker = walker or Walker(store)
         self._lock = threading.Lock()
         self._tenure: Tenure | None = None
         self._known: Found | None = None
@@ -185,9 +178,9 @@ class HeadOwner:
         Returns False if stopped meanwhile: then nothing may be claimed.
         """
         while not stopping():
-            if self._clock() >= until or self._gate_is_open(until):
+            if self._walker.clock() >= until or self._gate_is_open(until):
                 return True
-            self._sleep(GATE_POLL)
+            self._walker.sleep(GATE_POLL)
         return False
 
     def claim(self, stopping: Callable[[], bool] = never, *, patience: float | None = None) -> Claim | None:
@@ -209,15 +202,15 @@ class HeadOwner:
 
     def sweep_orphans(self) -> list[str]:
         """Deletes objects of earlier terms that HEAD does not list. Returns their keys."""
-        keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `orphans`)
-        doomed = orphans(keys, present(self._walker.read()), self._owned())
-        self._store.delete(doomed)
-        return doomed
+        return self._sweep(lambda keys, head: orphans(keys, head, self._owned()))
 
     def sweep_leftovers(self) -> list[str]:
         """After `release`: deletes orphans, those of this term's failed saves too. Returns their keys."""
-        keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
-        doomed = leftovers(keys, present(self._walker.read()))
+        return self._sweep(leftovers)
+
+    def _sweep(self, unreachable: Callable[[list[str], Head], list[str]]) -> list[str]:
+        keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `orphans`)
+        doomed = unreachable(keys, present(self._walker.read()))
         self._store.delete(doomed)
         return doomed
 
@@ -229,7 +222,7 @@ class HeadOwner:
     # --- while training ---------------------------------------------------------------------------
     def new_key(self, step: int) -> str:
         """Returns a key (folder) for the next checkpoint, unique across processes and saves."""
-        return checkpoint_key(self._owned().term, step, self._nonce())
+        return checkpoint_key(self._owned().term, step, self._walker.nonce())
 
     def commit(
         self,
@@ -275,7 +268,7 @@ class HeadOwner:
     def _gate_is_open(self, until: float) -> bool:
         match self._walker.ask(Get()):
             case Found(head=head):
-                return gate_is_open(head, self._who, now=self._clock(), until=until)
+                return gate_is_open(head, self._who, now=self._walker.clock(), until=until)
             case Absent():
                 return True
         return False  # no response: retry; the deadline opens the gate in the end

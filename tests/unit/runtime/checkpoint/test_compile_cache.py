@@ -242,7 +242,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def of(store: FolderStore | None, environ: dict[str, str]) -> CompileCache | None:
-    return CompileCache.of(store, RunConfig.from_env(environ, script="train.py"), environ, 1)
+    return CompileCache.of(store, RunConfig.from_env(environ, script="train.py"), environ)
 
 
 def test_it_keeps_the_folders_that_torch_was_pointed_at(tmp_path: Path, store: FolderStore) -> None:
@@ -267,22 +267,16 @@ def test_an_unknown_mode_is_a_bad_configuration() -> None:
 
 
 class Down(FolderStore):
-    """A store that has gone away, and counts how often it was asked."""
-
-    asked = 0
+    """A store that has gone away."""
 
     def get(self, key: str) -> Object | None:
-        self.asked += 1
         raise StoreUnavailable("no answer")
 
 
-def test_a_store_that_is_down_costs_a_compile_and_three_tries(
+def test_a_store_that_is_down_costs_a_compile(
     node: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    down = Down(tmp_path / "down")
-    pod = node(store=down).compile(COMPILED)
-    assert pod.cache.restore() is None
-    for _ in range(10):
-        assert not pod.cache.save_if_changed()
-    assert down.asked == 1 + 3
-    assert capsys.readouterr().out.count("compile-cache-not-saved") == 3
+    pod = node(store=Down(tmp_path / "down")).compile(COMPILED)
+    assert pod.cache.restore() is None and not pod.cache.save_if_changed()
+    said = capsys.readouterr().out
+    assert "compile-cache-unusable" in said and "compile-cache-not-saved" in said
