@@ -7,7 +7,18 @@ from typing import Any
 
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
 from spottrain_operator.api.node_pools import NOTHING, Pool, chosen
-from spottrain_operator.api.observed import Ended, NodeView, Notice, Observed, PodView, Refusal, Sample
+from spottrain_operator.api.observed import (
+    Create,
+    Delete,
+    Ended,
+    NodeView,
+    Notice,
+    Observed,
+    Plan,
+    PodView,
+    Refusal,
+    Sample,
+)
 from spottrain_operator.api.training_job import (
     AttemptRecord,
     ConditionStatus,
@@ -172,3 +183,25 @@ def make_observed(
         sample=sample,
         annotated_at={pod.uid: annotated_at for pod in pods} if annotated_at is not None else {},
     )
+
+
+# --- what a plan says -----------------------------------------------------------------------------------
+def status_of(made: Plan) -> Status:
+    assert made.status is not None
+    return made.status
+
+
+def condition(of: Plan | Status, kind: Condition) -> ConditionStatus:
+    found = (status_of(of) if isinstance(of, Plan) else of).condition(kind)
+    assert found is not None, kind
+    return found
+
+
+def manifests(made: Plan) -> list[dict[str, Any]]:
+    """Of the pods that it creates."""
+    return [a.manifest for a in made.after if isinstance(a, Create)]
+
+
+def removed(made: Plan) -> set[int]:
+    """The ranks whose pods it deletes."""
+    return {a.pod.rank for a in (*made.before, *made.after) if isinstance(a, Delete)}

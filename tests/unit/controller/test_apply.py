@@ -13,7 +13,7 @@ from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.names import Reason
 
 from tests.builders import KEY, word
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import World
 
 GONE = ApiError(404, "not found")
 AWAY = ApiError(0, "no answer")
@@ -22,10 +22,7 @@ BROKEN = ApiError(500, "webhook failed")
 
 async def _running(workers: int = 2) -> World:
     w = World({"workers": workers})
-    await w.settle()
-    for rank in range(workers):
-        w.cluster.bind(w.pod(1, rank), "node-" + "abc"[rank])
-    await w.settle()
+    await w.begin()
     return w
 
 
@@ -34,17 +31,6 @@ async def _apply(w: World, **plan: Any) -> Done | Changed | Unfinished:
     assert job is not None
     context = Context(cluster=w.cluster, caches=w.caches, memory=w.memory, now=w.cluster.now)
     return await apply(job, Plan(reason="Test", message="", **plan), context)
-
-
-def _fail(w: World, method: str, errors: dict[str, ApiError]) -> None:
-    real = getattr(w.cluster, method)
-
-    async def call(namespace: str, name: str, **more: Any) -> Any:
-        if name in errors:
-            raise errors[name]
-        return await real(namespace, name, **more)
-
-    setattr(w.cluster, method, call)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +60,7 @@ async def test_no_status_is_written_once_a_pod_to_delete_has_ended_whatever_happ
     w = await _running()
     pods = w.caches.pods.of(KEY)
     w.cluster.end(pods[ended].name, 0, word(Outcome.DONE))
-    _fail(w, "delete_pod", {pods[1 - ended].name: ApiError(409, "for a reason of its own")})
+    w.refuse("delete_pod", ApiError(409, "for a reason of its own"), pods[1 - ended].name)
     before = w.status
     status = replace(before, failures=5)
     result = await _apply(w, before=tuple(Delete(pod=p) for p in pods), status=status)
@@ -85,7 +71,7 @@ async def test_no_status_is_written_once_a_pod_to_delete_has_ended_whatever_happ
 async def test_a_failed_delete_that_the_status_depends_on_keeps_it_from_being_written() -> None:
     w = await _running(workers=1)
     (pod,) = w.caches.pods.of(KEY)
-    _fail(w, "delete_pod", {pod.name: BROKEN})
+    w.refuse("delete_pod", BROKEN, pod.name)
     before, status = w.status, replace(w.status, failures=5)
     for needed in (True, False):
         result = await _apply(w, before=(Delete(pod=pod, needed=needed),), status=status)
@@ -109,7 +95,8 @@ async def test_a_job_that_was_written_by_another_is_read_again() -> None:
 async def test_of_many_failures_some_are_named_and_silence_is_told_apart() -> None:
     w = await _running(workers=3)
     pods = w.caches.pods.of(KEY)
-    _fail(w, "release_pod", {p.name: AWAY for p in pods} | {pods[0].name: GONE})
+    w.refuse("release_pod", AWAY)
+    w.refuse("release_pod", GONE, pods[0].name)
     result = await _apply(w, after=tuple(Release(pod=p) for p in pods))
     assert isinstance(result, Unfinished) and result.unreachable and result.again
     assert str(result) == "; ".join(
@@ -125,11 +112,7 @@ async def test_of_many_failures_some_are_named_and_silence_is_told_apart() -> No
 async def test_no_pod_is_made_without_the_object_that_it_needs(error: ApiError) -> None:
     w = await _running(workers=1)
     meta = {"name": "svc", "namespace": KEY.namespace}
-
-    async def create(kind: str, manifest: Any, *, group: str = "") -> Any:
-        raise error
-
-    w.cluster.create = create  # type: ignore[method-assign]
+    w.refuse("create", error)
     posted = list(w.cluster.posted)
     pod = {"kind": "Pod", "metadata": {"name": "p", "namespace": KEY.namespace}}
     after = (

@@ -18,6 +18,7 @@ from spottrain_operator.policies import capacity
 from tests.builders import (
     NOW,
     after,
+    condition,
     deleted,
     make_job,
     make_node,
@@ -166,8 +167,8 @@ def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
     job = make_job(raw_spec(capacity=SPOT_FIRST), status=Status(attempt=1, attempts=(record,)))
     made = plan(make_observed(waiting, job=job))
     assert made.status is not None and made.status.attempt == 1
-    scheduled = made.status.condition(Condition.SCHEDULED)
-    assert scheduled and scheduled.reason == "WaitingForQueue" and made.status.phase == Phase.WAITING
+    scheduled = condition(made, Condition.SCHEDULED)
+    assert scheduled.reason == "WaitingForQueue" and made.status.phase == Phase.WAITING
 
 
 # --- what a pool is -------------------------------------------------------------------------------------
@@ -217,8 +218,8 @@ def test_a_pool_that_the_platform_team_has_named_needs_no_more_than_its_name() -
 def test_pools_that_cannot_be_are_a_sentence_in_the_condition(spec: Json, words: str) -> None:
     made = plan(observed(Status(), spec))
     assert made.status is not None and not made.after
-    accepted = made.status.condition(Condition.ACCEPTED)
-    assert accepted and accepted.status == "False" and words in accepted.message
+    accepted = condition(made, Condition.ACCEPTED)
+    assert accepted.status == "False" and words in accepted.message
     assert made.status.phase == Phase.INVALID
 
 

@@ -12,7 +12,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase
 from spottrain_operator.rendering import trainer_pod
 
-from tests.builders import POOL, ended_pod, make_job, make_observed, raw_spec
+from tests.builders import POOL, condition, ended_pod, make_job, make_observed, raw_spec
 from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
 
 CA = {"uri": "s3://b/p", "caBundle": {"configMapKeyRef": {"name": "authority", "key": "ca.pem"}}}
@@ -155,8 +155,8 @@ def test_a_refused_folder_is_told_in_the_condition_and_starts_nothing() -> None:
     job = make_job(raw_spec(checkpoint={"uri": "file:///data/run"}), status=Status())
     made = plan(make_observed(job=job, admitted=False))
     assert made.status is not None and not made.after
-    accepted = made.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    accepted = condition(made, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     assert "is on no volume" in accepted.message and made.status.phase == Phase.INVALID
 
 

@@ -8,128 +8,15 @@ alike.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain.contract import Outcome, Progress
-from spottrain_operator.api.observed import Limits, Sample
-from spottrain_operator.api.training_job import JobKey, Status
+from spottrain.contract import Outcome
 from spottrain_operator.api.validation import parse_job
-from spottrain_operator.api.views import pod_view
-from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.reconcile import AT_ONCE, Reconciler
-from spottrain_operator.control.resync import resync
-from spottrain_operator.names import CLAIMS, cache_claim_name, pod_name
+from spottrain_operator.names import CLAIMS, cache_claim_name
 
-from tests.builders import KEY, POOL, raw_spec, word
-from tests.unit.controller.fake_cluster import Crash, FakeCluster
-
-ROUNDS = 40
-"""More reconciles than any story needs to come to rest."""
-
-
-class KeySet:
-    """Stands in for the work queue."""
-
-    def __init__(self) -> None:
-        self.keys: set[JobKey] = set()
-
-    def add(self, key: JobKey) -> None:
-        self.keys.add(key)
-
-
-class World:
-    """A cluster and the operator's process of the moment."""
-
-    def __init__(self, spec: dict[str, object] | None = None) -> None:
-        self.cluster = FakeCluster()
-        for node in ("node-a", "node-b", "node-c"):
-            self.cluster.add_node(node)
-        self.cluster.add_job(raw_spec(**(spec or {})))
-        self.workers = int(str((spec or {}).get("workers", 1)))
-        self.begun_after = 0
-        """Number of writes until the first attempt ran."""
-        self.runtime_answers = True
-        """Whether trainers that run answer the poll of their progress."""
-        self._start()
-
-    def _start(self) -> None:
-        self.caches = Caches()
-        self.memory = Memory()
-        self.reconciler = Reconciler(
-            cluster=self.cluster,
-            caches=self.caches,
-            memory=self.memory,
-            default_pool=POOL,
-            pools={},
-            limits=Limits(),
-            now=lambda: self.cluster.now,
-        )
-
-    async def look(self) -> object:
-        """One reconcile on fresh caches."""
-        await resync(self.cluster, self.caches, KeySet(), ())  # type: ignore[arg-type]
-        self._poll()
-        return await self.reconciler(KEY)
-
-    def _poll(self) -> None:
-        """What the poller would have heard by now from trainers that run."""
-        asked = self.runtime_answers and KEY.name in self.cluster.jobs
-        for pod in self.caches.pods.of(KEY) if asked else ():
-            if pod.rank == 0 and pod.running_since and pod.attempt == self.status.attempt:
-                progress = Progress(state="Training", attempt=pod.attempt)
-                self.memory.samples[KEY] = Sample(progress=progress, at=self.cluster.now)
-
-    async def settle(self) -> None:
-        """Reconciles, restarting the operator where it crashes, until nothing more is written."""
-        for _ in range(ROUNDS):
-            before = self.cluster.writes
-            try:
-                again = await self.look()
-            except Crash:
-                self._start()
-                continue
-            self._check()
-            if self.cluster.writes == before and again != AT_ONCE:
-                return
-        raise AssertionError(f"still writing after {ROUNDS} reconciles")
-
-    async def begin(self) -> None:
-        """The first attempt runs, each rank on a node of its own."""
-        await self.settle()
-        for rank in range(self.workers):
-            self.cluster.bind(self.pod(1, rank), "node-" + "abc"[rank])
-        await self.settle()
-        self.begun_after = self.cluster.writes
-
-    def see_pod(self, raw: dict[str, Any]) -> None:
-        """A watch event."""
-        pod = pod_view(raw)
-        assert pod is not None
-        self.caches.pods.put(pod)
-
-    def _check(self) -> None:
-        alive = self.cluster.attempts_alive()
-        ranks = {n: [rank_of(name) for name in names] for n, names in alive.items()}
-        assert all(len(set(r)) == len(r) for r in ranks.values()), f"two live pods of one rank: {alive}"
-        assert self.workers == 1 or len(alive) <= 1, f"two attempts of a gang at once: {alive}"
-
-    def pass_time(self, seconds: float) -> None:
-        self.cluster.now += timedelta(seconds=seconds)
-
-    def pod(self, attempt: int, rank: int = 0) -> str:
-        return pod_name(KEY.name, KEY.uid, attempt, rank)
-
-    @property
-    def status(self) -> Status:
-        return parse_job(self.cluster.jobs[KEY.name]).status
-
-
-def rank_of(name: str) -> str:
-    return name.rpartition("-")[2]
-
+from tests.builders import KEY, word
+from tests.unit.controller.fake_cluster import World
 
 Story = Callable[[World], Awaitable[None]]
 
@@ -269,9 +156,7 @@ async def test_a_crash_at_any_write_changes_nothing_in_the_end(
 async def test_a_trainer_that_is_done_as_it_is_about_to_be_deleted_is_done() -> None:
     """Its end is not in the cache yet: the DELETE meets a newer version, and nothing was written by then."""
     w = World({"failurePolicy": {"maxInterruptions": 0}})
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     w.pass_time(30)
     w.cluster.give_notice("node-a", 100)
     await w.settle()

@@ -18,6 +18,7 @@ from tests.builders import (
     KEY,
     NOW,
     after,
+    condition,
     ended_pod,
     make_job,
     make_node,
@@ -27,7 +28,7 @@ from tests.builders import (
     raw_spec,
     started,
 )
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import World
 from tests.unit.controller.test_trainer_pod import Json, rendered, trainer_of
 
 OWN = cache_claim_name(KEY.name, KEY.uid)
@@ -135,8 +136,8 @@ def _observed(
 
 def _scheduled(made: Plan) -> tuple[str, str]:
     assert made.status is not None
-    found = made.status.condition(Condition.SCHEDULED)
-    assert found is not None and found.status == "False"
+    found = condition(made, Condition.SCHEDULED)
+    assert found.status == "False"
     return found.reason, found.message
 
 
@@ -283,19 +284,12 @@ def _claims_of(w: World) -> list[str]:
 async def test_a_claim_over_the_quota_is_waited_for_and_then_the_pods_come(workers: int) -> None:
     """Made when there is room: what was refused before must not keep the pods away."""
     w = World({"dataCache": SIZE, "workers": workers})
-    create, full = w.cluster.create, True
-
-    async def limited(kind: str, manifest: Json, *, group: str = "") -> Json:
-        if kind == CLAIMS and full:
-            raise ApiError(403, f'"{OWN}" is forbidden: exceeded quota: storage')
-        return await create(kind, manifest, group=group)
-
-    w.cluster.create = limited  # type: ignore[method-assign]
+    w.refuse("create", ApiError(403, f'"{OWN}" is forbidden: exceeded quota: storage'), CLAIMS)
     await w.settle()
-    found = w.status.condition(Condition.SCHEDULED)
-    assert found is not None and found.reason == Reason.QUOTA_EXCEEDED and "storage" in found.message
+    found = condition(w.status, Condition.SCHEDULED)
+    assert found.reason == Reason.QUOTA_EXCEEDED and "storage" in found.message
     assert not w.cluster.pods and (w.status.attempt, w.status.failures, w.status.interruptions) == (1, 0, 0)
-    full = False
+    del w.cluster.create
     w.pass_time(21)
     await w.settle()
     assert _claims_of(w) and len(w.cluster.pods) == workers and w.cluster.now > NOW
@@ -303,17 +297,10 @@ async def test_a_claim_over_the_quota_is_waited_for_and_then_the_pods_come(worke
 
 async def test_pods_of_a_gang_over_the_quota_come_when_there_is_room() -> None:
     w = World({"workers": 2})
-    create, full = w.cluster.create_pod, True
-
-    async def limited(manifest: Json, *, dry_run: bool = False) -> Json:
-        if not dry_run and full:
-            raise ApiError(403, "exceeded quota: gpus")
-        return await create(manifest, dry_run=dry_run)
-
-    w.cluster.create_pod = limited  # type: ignore[method-assign]
+    w.refuse("create_pod", ApiError(403, "exceeded quota: gpus"))
     await w.settle()
     assert not w.cluster.pods
-    full = False
+    del w.cluster.create_pod
     w.pass_time(21)
     await w.settle()
     assert len(w.cluster.pods) == 2
@@ -321,14 +308,10 @@ async def test_pods_of_a_gang_over_the_quota_come_when_there_is_room() -> None:
 
 async def test_a_claim_that_the_server_calls_invalid_is_said_of_the_data_cache() -> None:
     w = World({"dataCache": SIZE})
-
-    async def refuse(kind: str, manifest: Json, *, group: str = "") -> Json:
-        raise ApiError(422, "spec.storageClassName: Invalid value")
-
-    w.cluster.create = refuse  # type: ignore[method-assign]
+    w.refuse("create", ApiError(422, "spec.storageClassName: Invalid value"))
     await w.settle()
-    found = w.status.condition(Condition.ACCEPTED)
-    assert found is not None and found.message == "spec.dataCache: spec.storageClassName: Invalid value"
+    found = condition(w.status, Condition.ACCEPTED)
+    assert found.message == "spec.dataCache: spec.storageClassName: Invalid value"
     assert not w.cluster.pods
 
 
@@ -345,5 +328,5 @@ async def test_a_claim_that_comes_between_look_and_write_is_looked_at_anew() -> 
 
     w.cluster.create = late  # type: ignore[method-assign]
     await w.settle()
-    found = w.status.condition(Condition.SCHEDULED)
-    assert found is not None and found.reason == Reason.WAITING_FOR_CLAIM and not w.cluster.pods
+    found = condition(w.status, Condition.SCHEDULED)
+    assert found.reason == Reason.WAITING_FOR_CLAIM and not w.cluster.pods

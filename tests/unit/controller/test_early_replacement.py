@@ -23,16 +23,12 @@ from tests.builders import (
     notice,
     raw_spec,
     started,
+    status_of,
 )
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import World
 
 SAVING = make_pod(1, notice=notice(100), deleted=after(98), deletion_grace=98)
 DOOMED = make_node(notice=notice(100))
-
-
-def _status(made: Plan) -> Status:
-    assert made.status is not None
-    return made.status
 
 
 def _under_notice(
@@ -46,11 +42,11 @@ def _under_notice(
 
 
 def test_a_third_attempt_waits_for_the_first_that_still_saves() -> None:
-    second = _status(_under_notice())
+    second = status_of(_under_notice())
     assert second.gate_until == after(108)
     bad = ended_pod(2, 1, node="node-b")
     made = plan(make_observed(SAVING, bad, job=make_job(status=second), nodes=(DOOMED, make_node("node-b"))))
-    third = _status(made)
+    third = status_of(made)
     assert third.attempt == 3 and third.gate_until == after(108)
     later = plan(
         make_observed(SAVING, job=make_job(status=third), nodes=(DOOMED, make_node("node-b")), now=after(20))
@@ -64,15 +60,15 @@ def test_a_third_attempt_waits_for_the_first_that_still_saves() -> None:
 
 def test_a_second_notice_never_shortens_the_gate_of_the_first() -> None:
     made = _under_notice(2, end=notice(10), node="node-b", gate_until=after(108))
-    assert _status(made).attempt == 3 and _status(made).gate_until == after(108)
+    assert status_of(made).attempt == 3 and status_of(made).gate_until == after(108)
     longer = _under_notice(2, end=notice(100), node="node-b", gate_until=after(20))
-    assert _status(longer).gate_until == after(108)
+    assert status_of(longer).gate_until == after(108)
 
 
 def test_a_gate_that_has_passed_is_forgotten() -> None:
     job = make_job(status=started(2, gate_until=after(-1)))
     made = plan(make_observed(ended_pod(2, 75, **deleted()), job=job))
-    assert _status(made).attempt == 3 and _status(made).gate_until is None
+    assert status_of(made).attempt == 3 and status_of(made).gate_until is None
 
 
 # --- nodes that a pod is kept off ---------------------------------------------------------------------
@@ -99,11 +95,11 @@ def test_a_template_cannot_say_what_its_pod_is_kept_off() -> None:
 
 def test_a_pod_that_is_kept_off_a_node_for_no_reason_any_more_is_replaced_and_nothing_is_counted() -> None:
     first = _replaced(_kept_off("node-a"), make_node())
-    assert _status(first).attempts[1].stopping == Cause.REPLACED, "said before it is done"
+    assert status_of(first).attempts[1].stopping == Cause.REPLACED, "said before it is done"
     assert [a.pod.attempt for a in first.after if isinstance(a, Delete)] == [2]
     gone = _kept_off("node-a", **deleted())
-    made = plan(make_observed(gone, job=make_job(status=_status(first)), nodes=(make_node(),)))
-    status = _status(made)
+    made = plan(make_observed(gone, job=make_job(status=status_of(first)), nodes=(make_node(),)))
+    status = status_of(made)
     assert (status.attempt, status.interruptions, status.failures) == (3, 1, 0)
     assert status.attempts[1].cause == Cause.REPLACED and "node-a" in status.attempts[1].evidence
     create = next(a for a in made.after if isinstance(a, Create))
@@ -130,9 +126,7 @@ def test_a_pod_that_has_a_node_or_goes_already_or_waits_for_no_node_is_left_alon
 
 async def test_a_notice_that_is_withdrawn_frees_the_replacement_once() -> None:
     w = World()
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     w.pass_time(60)
     w.cluster.give_notice("node-a", 40)
     await w.settle()

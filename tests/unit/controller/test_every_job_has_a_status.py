@@ -15,8 +15,18 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import Condition, Phase, Reason
 
-from tests.builders import KEY, NOW, ended_pod, make_job, make_observed, make_pod, raw_spec, started
-from tests.unit.controller.test_crashes import World
+from tests.builders import (
+    KEY,
+    NOW,
+    condition,
+    ended_pod,
+    make_job,
+    make_observed,
+    make_pod,
+    raw_spec,
+    started,
+)
+from tests.unit.controller.fake_cluster import World
 
 
 def _new(pools: dict[str, Pool] | None = None, **spec: Any) -> Observed:
@@ -25,8 +35,8 @@ def _new(pools: dict[str, Pool] | None = None, **spec: Any) -> Observed:
 
 def _refused(made: Plan) -> tuple[str, list[Event]]:
     assert made.status is not None and made.status.phase == Phase.INVALID
-    accepted = made.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    accepted = condition(made, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     return accepted.message, [e for e in made.events if e.warning and e.reason == "InvalidSpec"]
 
 
@@ -55,14 +65,10 @@ def test_a_pool_that_contradicts_the_template_is_refused_by_the_label_and_both_v
 @pytest.mark.parametrize("code", [401, 404, 405, 413, 415])
 async def test_any_no_of_the_api_server_to_the_first_pod_is_in_the_status(code: int) -> None:
     w = World()
-
-    async def no(*_: object, **__: object) -> Any:
-        raise ApiError(code, "no, for a reason of my own")
-
-    w.cluster.create_pod = no  # type: ignore[method-assign]
+    w.refuse("create_pod", ApiError(code, "no, for a reason of my own"))
     await w.settle()
-    accepted = w.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and (accepted.status, accepted.reason) == ("False", Reason.REFUSED)
+    accepted = condition(w.status, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", Reason.REFUSED)
     assert accepted.message == "no, for a reason of my own" and w.cluster.events
 
 
@@ -85,8 +91,8 @@ async def test_a_template_that_the_schema_let_through_is_said_and_stops_no_other
     w.cluster.jobs[KEY.name]["spec"]["template"] = {"spec": pod}
     for _ in range(3):
         await w.look()  # lists all jobs as well
-    accepted = w.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    accepted = condition(w.status, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     assert accepted.message and w.cluster.events and not w.cluster.posted
 
 
@@ -144,18 +150,12 @@ async def test_only_a_namespace_that_goes_too_is_a_no_for_good_to_the_cleanup(
     error: ApiError, for_good: bool
 ) -> None:
     w = World({"deletionPolicy": "Delete"})
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     w.cluster.end(w.pod(1), 0)
     job = w.cluster.jobs[KEY.name]
     job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     w.cluster._bump(job)
-
-    async def no(*_: object, **__: object) -> Any:
-        raise error
-
-    w.cluster.create = no  # type: ignore[method-assign]
+    w.refuse("create", error)
     for _ in range(4):
         with contextlib.suppress(Incomplete):
             await w.look()

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool, of_node, of_node_pool
-from spottrain_operator.api.observed import Create, Observed, Plan
+from spottrain_operator.api.observed import Observed, Plan
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.caches import Caches
@@ -20,7 +20,7 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import Condition, Platform, Reason
 
-from tests.builders import NOW, make_job, make_node, make_observed, make_pod, raw_spec
+from tests.builders import NOW, condition, make_job, make_node, make_observed, make_pod, manifests, raw_spec
 from tests.support.loopback import on_loopback
 from tests.unit.controller.fake_cluster import FakeCluster
 
@@ -39,7 +39,7 @@ def observed(found: Found, *, status: Status | None = None, pool: Pool = AUTO, *
 
 
 def pods_of(made: Plan) -> list[Json]:
-    return [action.manifest["spec"] for action in made.after if isinstance(action, Create)]
+    return [pod["spec"] for pod in manifests(made)]
 
 
 def terms(pod: Json) -> list[list[Json]]:
@@ -85,8 +85,8 @@ def test_a_spot_job_goes_to_nodes_that_are_labelled_as_spot_with_their_clouds_no
     assert terms(pod) == [[one_of(key, value)]]
     assert pod["terminationGracePeriodSeconds"] == WINDOWS[cloud]
     assert (record.platform, record.notice_seconds, record.node_labels) == (cloud, WINDOWS[cloud], (label,))
-    accepted = made.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and "no node" not in accepted.message
+    accepted = condition(made, Condition.ACCEPTED)
+    assert "no node" not in accepted.message
 
 
 def test_several_labels_are_alternatives_and_each_keeps_the_templates_own_rules() -> None:

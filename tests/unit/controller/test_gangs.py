@@ -39,15 +39,19 @@ from tests.builders import (
     KEY,
     NOW,
     after,
+    condition,
     deleted,
     ended_pod,
     make_job,
     make_node,
     make_observed,
     make_pod,
+    manifests,
     notice,
     raw_spec,
+    removed,
     started,
+    status_of,
     told,
 )
 
@@ -80,17 +84,8 @@ def observed(*pods: PodView, status: Status | None = None, nodes: Any = NODES, *
     return make_observed(*pods, job=gang_job(status, **spec), nodes=nodes, **more)
 
 
-def status_of(made: Plan) -> Status:
-    assert made.status is not None
-    return made.status
-
-
 def created(made: Plan) -> list[str]:
-    return [a.manifest["metadata"]["name"] for a in made.after if isinstance(a, Create)]
-
-
-def removed(made: Plan) -> set[int]:
-    return {a.pod.rank for a in (*made.before, *made.after) if isinstance(a, Delete)}
+    return [pod["metadata"]["name"] for pod in manifests(made)]
 
 
 # --- starting -------------------------------------------------------------------------------------------
@@ -138,8 +133,8 @@ def test_a_gang_runs_when_all_of_it_runs() -> None:
     pending = member(2, node="", phase="Pending", unschedulable="0/3 nodes are available")
     status = status_of(plan(observed(member(0), member(1), pending)))
     assert status.ready == "2/3" and not status.is_true(Condition.RUNNING)
-    scheduled = status.condition(Condition.SCHEDULED)
-    assert scheduled and scheduled.message.startswith("2 of 3 pods have a node; ")
+    scheduled = condition(status, Condition.SCHEDULED)
+    assert scheduled.message.startswith("2 of 3 pods have a node; ")
     assert status_of(plan(observed(*map(member, range(SIZE))))).is_true(Condition.RUNNING)
 
 
@@ -396,7 +391,7 @@ def test_a_rank_whose_pod_vanished_stops_the_others() -> None:
 
 # --- queues and schedulers that start all or none ---------------------------------------------------------
 def metadata_of(made: Plan) -> list[dict[str, Any]]:
-    return [a.manifest["metadata"] for a in made.after if isinstance(a, Create)]
+    return [pod["metadata"] for pod in manifests(made)]
 
 
 def test_kueue_is_told_of_the_attempts_pods_as_one_group() -> None:

@@ -22,6 +22,7 @@ from spottrain_operator.policies.cause import ending_of
 from tests.builders import (
     NOW,
     after,
+    condition,
     deleted,
     ended_pod,
     make_job,
@@ -40,17 +41,15 @@ SILENT = node_view(raw_node(conditions={"Ready": "Unknown Kubelet stopped postin
 BAD_GPU = "condition GPUXIDErrors=True (Xid 79)"
 
 
-def condition(made: Plan, kind: Condition) -> tuple[str, str, str]:
-    assert made.status is not None
-    found = made.status.condition(kind)
-    assert found is not None
+def shown(made: Plan, kind: Condition) -> tuple[str, str, str]:
+    found = condition(made, kind)
     return found.status, found.reason, found.message
 
 
 # --- silent nodes -------------------------------------------------------------------------------------
 def test_a_node_that_is_silent_is_a_condition_and_an_event_and_its_pod_does_not_count_as_running() -> None:
     made = plan(make_observed(make_pod(), nodes=(SILENT,)))
-    status, reason, message = condition(made, Condition.RUNNING)
+    status, reason, message = shown(made, Condition.RUNNING)
     assert (status, reason) == ("False", Reason.NODE_NOT_READY)
     assert "Kubelet stopped posting node status" in message and "node-a" in message
     assert made.status is not None and (made.status.ready, made.status.phase) == ("0/1", "Waiting")
@@ -61,7 +60,7 @@ def test_a_node_that_comes_back_is_told_too() -> None:
     silent = plan(make_observed(make_pod(), nodes=(SILENT,))).status
     assert silent is not None
     back = plan(make_observed(make_pod(), nodes=(make_node(),), job=make_job(status=silent)))
-    assert condition(back, Condition.RUNNING)[0] == "True"
+    assert shown(back, Condition.RUNNING)[0] == "True"
 
 
 def silent_pod(seconds_ago: float) -> PodView:
@@ -77,7 +76,7 @@ def test_what_kubernetes_deletes_because_its_node_is_silent_is_a_lost_node() -> 
     ending = ending_of(pod, make_observed(pod, nodes=(SILENT,)))
     assert ending.cause is Cause.NODE_LOST and not ending.charged
     made = plan(make_observed(silent_pod(10), nodes=(SILENT,)))
-    status, _, message = condition(made, Condition.RUNNING)
+    status, _, message = shown(made, Condition.RUNNING)
     assert status == "False" and rfc3339(after(20)) in message, "when it is given up"
 
 
@@ -94,7 +93,7 @@ def test_a_hang_on_a_silent_node_is_not_charged() -> None:
 # --- a pod that was deleted ----------------------------------------------------------------------------
 def test_a_pod_that_somebody_deleted_does_not_just_run_on() -> None:
     made = plan(make_observed(make_pod(**deleted(seconds_ago=3, grace=110))))
-    status, reason, message = condition(made, Condition.RUNNING)
+    status, reason, message = shown(made, Condition.RUNNING)
     assert (status, reason) == ("False", Reason.STOPPING) and rfc3339(after(107)) in message
     assert made.status is not None and made.status.phase == "Stopping"
     assert made.recheck_after is not None and made.recheck_after.total_seconds() <= 10.1
@@ -103,11 +102,11 @@ def test_a_pod_that_somebody_deleted_does_not_just_run_on() -> None:
 def test_a_deleted_pod_that_still_trains_is_told() -> None:
     pod = make_pod(**deleted(seconds_ago=12, grace=110))
     made = plan(make_observed(pod, sample=sample(620)))
-    status, reason, message = condition(made, Condition.RUNNING)
+    status, reason, message = shown(made, Condition.RUNNING)
     assert (status, reason) == ("False", Reason.STILL_TRAINING) and "step 620" in message
     assert Reason.STILL_TRAINING in [e.reason for e in made.events if e.warning]
     saving = plan(make_observed(pod, sample=sample(620, state="Saving")))
-    assert condition(saving, Condition.RUNNING)[1] == Reason.STOPPING
+    assert shown(saving, Condition.RUNNING)[1] == Reason.STOPPING
 
 
 # --- a process that is stopped ------------------------------------------------------------------------
@@ -316,7 +315,7 @@ def test_a_pod_that_finds_no_other_node_is_told_why() -> None:
     record = replace(started().attempts[0], cause="NodeFault", faulty_node="node-a", ended=NOW)
     records = (record, AttemptRecord(number=2, pool="default"))
     job = make_job(status=replace(started(), attempt=2, attempts=records))
-    _, reason, message = condition(plan(make_observed(pod, job=job)), Condition.SCHEDULED)
+    _, reason, message = shown(plan(make_observed(pod, job=job)), Condition.SCHEDULED)
     assert reason == "Unschedulable" and "avoids node-a, where a GPU has failed" in message
 
 
@@ -330,7 +329,7 @@ def test_a_gang_that_no_single_zone_fits_is_told_of_same_zone() -> None:
 
     def message(**capacity: Any) -> str:
         job = make_job(raw_spec(workers=2, capacity=capacity), status=replace(started(), attempts=(record,)))
-        return condition(plan(make_observed(*pods, job=job)), Condition.SCHEDULED)[2]
+        return shown(plan(make_observed(*pods, job=job)), Condition.SCHEDULED)[2]
 
     assert "capacity.sameZone keeps all 2 pods in zone z1, where 1 of them are" in message()
     assert "sameZone" not in message(sameZone=False)

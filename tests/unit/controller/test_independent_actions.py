@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
@@ -17,35 +16,17 @@ from spottrain_operator.names import pod_name
 
 from tests.builders import KEY, word
 from tests.support.virtualtime import run_virtually
-from tests.unit.controller.fake_cluster import Json
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import Json, World
 
 NO = ApiError(500, 'failed calling webhook "pods.example.com": connection refused')
 GANG: dict[str, object] = {"workers": 3}
 
 
-async def _running(spec: dict[str, object] | None = None) -> World:
+async def _training(spec: dict[str, object] | None = None) -> World:
     w = World(spec)
-    await w.settle()
-    for rank in range(w.workers):
-        w.cluster.bind(w.pod(1, rank), "node-" + "abc"[rank])
-    await w.settle()
+    await w.begin()
     w.pass_time(30)
     return w
-
-
-def _refuse(w: World, method: str, *names: str, error: Exception = NO) -> list[str]:
-    """Has the API server refuse this call for these pods (all, where none are named). Answers its calls."""
-    real, calls = getattr(w.cluster, method), []
-
-    async def call(namespace: str, name: str, **more: Any) -> Any:
-        calls.append(name)
-        if not names or name in names:
-            raise error
-        return await real(namespace, name, **more)
-
-    setattr(w.cluster, method, call)
-    return calls
 
 
 async def _look(w: World) -> Incomplete | None:
@@ -62,8 +43,8 @@ def _deleting(w: World) -> list[str]:
 
 
 async def test_a_webhook_that_refuses_the_annotation_does_not_hold_back_the_delete() -> None:
-    w = await _running()
-    _refuse(w, "annotate_pod")
+    w = await _training()
+    w.refuse("annotate_pod", NO)
     w.cluster.give_notice("node-a", 100)
     failed = await _look(w)
     assert failed is not None and "could not annotate pod" in str(failed) and "webhook" in str(failed)
@@ -79,7 +60,7 @@ async def test_a_webhook_that_refuses_the_annotation_does_not_hold_back_the_dele
 
 def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
     async def story() -> None:
-        w = await _running()
+        w = await _training()
         loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
 
         async def hang(*_: object, **__: object) -> Json:
@@ -98,8 +79,8 @@ def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
 
 
 async def test_a_refused_delete_of_one_pod_does_not_stop_its_peers_and_is_tried_again() -> None:
-    w = await _running(GANG)
-    calls = _refuse(w, "delete_pod", w.pod(1, 0))
+    w = await _training(GANG)
+    calls = w.refuse("delete_pod", NO, w.pod(1, 0))
     w.cluster.jobs[KEY.name]["spec"]["suspend"] = True
     w.cluster._bump(w.cluster.jobs[KEY.name])
     failed = await _look(w)
@@ -110,8 +91,8 @@ async def test_a_refused_delete_of_one_pod_does_not_stop_its_peers_and_is_tried_
 
 
 async def test_a_release_that_fails_does_not_block_the_next_attempt() -> None:
-    w = await _running()
-    _refuse(w, "release_pod")
+    w = await _training()
+    w.refuse("release_pod", NO)
     w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
     for _ in range(3):
         w.pass_time(5)
@@ -124,8 +105,8 @@ async def test_a_release_that_fails_does_not_block_the_next_attempt() -> None:
 
 
 async def test_no_replacement_is_made_beside_a_pod_that_could_not_be_told_to_end() -> None:
-    w = await _running()
-    _refuse(w, "delete_pod")
+    w = await _training()
+    w.refuse("delete_pod", NO)
     w.cluster.give_notice("node-a", 100)
     for _ in range(4):
         w.pass_time(1)
@@ -138,22 +119,15 @@ async def test_no_replacement_is_made_beside_a_pod_that_could_not_be_told_to_end
 
 async def test_a_pod_that_cannot_be_made_does_not_stop_its_peers() -> None:
     w, no = World(GANG), pod_name(KEY.name, KEY.uid, 1, 1)
-    real = w.cluster.create_pod
-
-    async def create(manifest: Json, *, dry_run: bool = False) -> Json:
-        if manifest["metadata"].get("name") == no and not dry_run:
-            raise ApiError(0, "no answer")
-        return await real(manifest, dry_run=dry_run)
-
-    w.cluster.create_pod = create  # type: ignore[method-assign]
+    w.refuse("create_pod", ApiError(0, "no answer"), no)
     for _ in range(4):
         await _look(w)
     assert sorted(w.cluster.pods) == [w.pod(1, 0), w.pod(1, 2)]
 
 
 async def test_events_of_a_written_status_are_told_though_an_action_after_it_fails() -> None:
-    w = await _running()
-    _refuse(w, "release_pod")
+    w = await _training()
+    w.refuse("release_pod", NO)
     before = len(w.cluster.events)
     w.cluster.end(w.pod(1), 1, "Traceback: boom")
     await _look(w)
@@ -161,9 +135,9 @@ async def test_events_of_a_written_status_are_told_though_an_action_after_it_fai
 
 
 async def test_one_orphan_that_cannot_be_released_does_not_hold_its_peers() -> None:
-    w = await _running(GANG)
+    w = await _training(GANG)
     del w.cluster.jobs[KEY.name]
-    _refuse(w, "release_pod", w.pod(1, 0))
+    w.refuse("release_pod", NO, w.pod(1, 0))
     assert await _look(w) is not None
     held = [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
     assert held == [w.pod(1, 0)]
@@ -171,7 +145,7 @@ async def test_one_orphan_that_cannot_be_released_does_not_hold_its_peers() -> N
 
 async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> None:
     """kopf tells of no deletion during a relist; without this each look would delete the ghost again."""
-    w = await _running()
+    w = await _training()
     (ghost,) = w.caches.pods.of(KEY)
     del w.cluster.pods[ghost.name]
     job = w.cluster.jobs[KEY.name]
@@ -184,7 +158,7 @@ async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> Non
 
 async def test_a_finalizer_that_is_refused_is_said_in_the_status() -> None:
     w = World({"deletionPolicy": "Delete"})
-    _refuse(w, "hold_job", error=ApiError(403, "trainingjobs is forbidden"))
+    w.refuse("hold_job", ApiError(403, "trainingjobs is forbidden"))
     for _ in range(4):
         await _look(w)
     said = w.status.conditions[0]

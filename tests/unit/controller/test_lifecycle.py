@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import Create, Delete, DeleteJob, Observed, Plan, PodView
+from spottrain_operator.api.observed import DeleteJob, Observed, Plan, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
@@ -17,15 +17,19 @@ from spottrain_operator.policies.hang import LEAST_START
 from tests.builders import (
     NOW,
     after,
+    condition,
     deleted,
     make_job,
     make_node,
     make_observed,
     make_pod,
+    manifests,
     notice,
     raw_spec,
+    removed,
     sample,
     started,
+    status_of,
     told,
 )
 
@@ -36,23 +40,14 @@ def seen(*pods: PodView, status: Status | None = None, now: datetime = NOW, **sp
     return make_observed(*pods, job=job, now=now, nodes=nodes)
 
 
-def status_of(made: Plan) -> Status:
-    assert made.status is not None
-    return made.status
-
-
 def makes(made: Plan) -> bool:
-    return any(isinstance(a, Create) for a in made.after)
-
-
-def removes(made: Plan) -> bool:
-    return any(isinstance(a, Delete) for a in (*made.before, *made.after))
+    return bool(manifests(made))
 
 
 # --- suspend --------------------------------------------------------------------------------------------
 def test_a_suspended_job_saves_ends_and_makes_no_other_pod() -> None:
     made = plan(seen(make_pod(), suspend=True))
-    assert removes(made) and status_of(made).phase == Phase.STOPPING
+    assert removed(made) and status_of(made).phase == Phase.STOPPING
     ended = told(Outcome.INTERRUPTED, step=40, durableStep=40, pod=deleted())
     last = plan(seen(ended, status=made.status, suspend=True))
     status = status_of(last)
@@ -99,14 +94,14 @@ def test_a_job_that_was_done_before_it_heard_of_the_suspension_is_done() -> None
 # --- activeDeadlineSeconds ------------------------------------------------------------------------------
 def test_past_its_deadline_the_job_saves_ends_and_has_failed() -> None:
     before = plan(seen(make_pod(), activeDeadlineSeconds=601))
-    assert not removes(before) and before.recheck_after is not None
+    assert not removed(before) and before.recheck_after is not None
     assert before.recheck_after <= timedelta(seconds=2)
     made = plan(seen(make_pod(), activeDeadlineSeconds=600))
-    assert removes(made)
+    assert removed(made)
     ended = told(Outcome.INTERRUPTED, pod=deleted())
     status = status_of(plan(seen(ended, status=made.status, activeDeadlineSeconds=600)))
-    failed = status.condition(Condition.FAILED)
-    assert failed and failed.reason == "DeadlineExceeded"
+    failed = condition(status, Condition.FAILED)
+    assert failed.reason == "DeadlineExceeded"
     assert "activeDeadlineSeconds (600 s)" in failed.message
     assert status.failures == 0
 
@@ -151,7 +146,7 @@ def hanging(idle: float, limit: float | None, **policy: Any) -> Observed:
 
 def test_an_attempt_without_progress_for_too_long_is_stopped_and_charged() -> None:
     made = plan(hanging(601, 600))
-    assert removes(made) and status_of(made).attempts[0].stopping == Cause.STALLED
+    assert removed(made) and status_of(made).attempts[0].stopping == Cause.STALLED
     ended = told(Outcome.INTERRUPTED, pod=deleted())
     status = status_of(plan(seen(ended, status=made.status)))
     assert (status.attempts[0].cause, status.failures, status.interruptions) == (Cause.STALLED, 1, 0)
@@ -160,13 +155,13 @@ def test_an_attempt_without_progress_for_too_long_is_stopped_and_charged() -> No
 
 @pytest.mark.parametrize(("idle", "limit"), [(599, 600), (10**6, None)])
 def test_what_is_within_its_limit_or_has_none_goes_on(idle: float, limit: float | None) -> None:
-    assert not removes(plan(hanging(idle, limit)))
+    assert not removed(plan(hanging(idle, limit)))
 
 
 def test_silence_alone_is_no_hang_unless_a_person_has_set_the_time() -> None:
-    assert not removes(plan(replace(hanging(0, 600), now=after(10**5))))
+    assert not removed(plan(replace(hanging(0, 600), now=after(10**5))))
     set_by_person = plan(replace(hanging(0, 600, hangTimeoutSeconds=600), now=after(601)))
-    assert removes(set_by_person)
+    assert removed(set_by_person)
     assert plan(hanging(0, 600, hangTimeoutSeconds=600)).recheck_after == timedelta(seconds=600.05)
 
 
@@ -208,7 +203,7 @@ def test_a_time_to_live_of_nothing_is_over_at_once() -> None:
 def test_ranks_that_wait_for_the_rest_of_their_gang_do_not_hang() -> None:
     pods = (make_pod(), make_pod(rank=1, node="", phase="Pending"))
     o = replace(seen(*pods, workers=2, failurePolicy={"hangTimeoutSeconds": 60}), watched_since=after(-9999))
-    assert not removes(plan(replace(o, now=after(200)))), "they wait outside of any collective"
+    assert not removed(plan(replace(o, now=after(200)))), "they wait outside of any collective"
 
 
 def test_a_training_that_ended_early_is_a_success_with_that_reason() -> None:
@@ -217,14 +212,14 @@ def test_a_training_that_ended_early_is_a_success_with_that_reason() -> None:
     )
     status = plan(seen(word)).status
     assert status is not None and status.phase == Phase.SUCCEEDED
-    condition = status.condition(Condition.SUCCEEDED)
-    assert condition is not None and condition.reason == "EarlyStopped" and "ended early" in condition.message
+    found = condition(status, Condition.SUCCEEDED)
+    assert found.reason == "EarlyStopped" and "ended early" in found.message
 
 
 def test_a_trainer_that_never_answers_hangs_where_a_person_has_set_the_time() -> None:
     o = replace(seen(make_pod(), failurePolicy={"hangTimeoutSeconds": 60}), watched_since=after(-30))
-    assert not removes(plan(o)), "this process has not waited so long yet"
-    assert not removes(plan(replace(o, now=after(61)))), "imports from a cold disk take their time"
-    assert removes(plan(replace(o, now=after(LEAST_START - 29))))
+    assert not removed(plan(o)), "this process has not waited so long yet"
+    assert not removed(plan(replace(o, now=after(61)))), "imports from a cold disk take their time"
+    assert removed(plan(replace(o, now=after(LEAST_START - 29))))
     own = seen(make_pod(), failurePolicy={"hangTimeoutSeconds": 60}, checkpoint={"mode": "Self"})
-    assert not removes(plan(replace(own, watched_since=after(-9999)))), "an image of its own need not answer"
+    assert not removed(plan(replace(own, watched_since=after(-9999)))), "an image of its own need not answer"

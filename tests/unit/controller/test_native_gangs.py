@@ -26,12 +26,12 @@ from tests.builders import (
     make_node,
     make_observed,
     make_pod,
+    manifests,
     notice,
     raw_spec,
     started,
 )
-from tests.unit.controller.fake_cluster import FakeCluster
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import FakeCluster, World
 
 SIZE = 2
 Json = dict[str, Any]
@@ -52,10 +52,6 @@ def groups(made: Plan) -> list[Provide]:
     return [a for a in made.after if isinstance(a, Provide) and a.kind != "services"]
 
 
-def pods(made: Plan) -> list[Json]:
-    return [a.manifest for a in made.after if isinstance(a, Create)]
-
-
 def referring(pod: Json) -> Json:
     return {k: v for k, v in pod["spec"].items() if k in ("workloadRef", "schedulingGroup")}
 
@@ -73,7 +69,9 @@ def test_in_1_35_an_attempt_has_a_workload_that_wants_all_of_its_pods() -> None:
     assert (group.kind, group.group) == ("workloads", "scheduling.k8s.io/v1alpha1")
     assert group.manifest["spec"] == {"podGroups": [{"name": "workers", "policy": {"gang": {"minCount": 2}}}]}
     name = group.manifest["metadata"]["name"]
-    assert [referring(p) for p in pods(made)] == [{"workloadRef": {"name": name, "podGroup": "workers"}}] * 2
+    assert [referring(p) for p in manifests(made)] == [
+        {"workloadRef": {"name": name, "podGroup": "workers"}}
+    ] * 2
 
 
 @pytest.mark.parametrize("api", [GangApi.V1ALPHA2, GangApi.V1ALPHA3, GangApi.V1BETA1])
@@ -83,7 +81,7 @@ def test_from_1_36_on_an_attempt_has_a_pod_group(api: GangApi) -> None:
     assert (group.kind, group.group) == ("podgroups", f"scheduling.k8s.io/{api}")
     assert group.manifest["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
     name = group.manifest["metadata"]["name"]
-    assert [referring(p) for p in pods(made)] == [{"schedulingGroup": {"podGroupName": name}}] * 2
+    assert [referring(p) for p in manifests(made)] == [{"schedulingGroup": {"podGroupName": name}}] * 2
 
 
 @EACH
@@ -105,8 +103,13 @@ def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_pins_h
     name = groups(made)[0].manifest["metadata"]["name"]
     assert name == pod_name(KEY.name, KEY.uid, 2).removesuffix("-0")
     assert name != groups(first_plan(GangApi.V1BETA1))[0].manifest["metadata"]["name"]
-    assert [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in pods(made)] == ["node-0", ""]
-    assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in pods(made)), "and one zone"
+    assert [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in manifests(made)] == [
+        "node-0",
+        "",
+    ]
+    assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in manifests(made)), (
+        "and one zone"
+    )
 
 
 @pytest.mark.parametrize("api", [GangApi.V1ALPHA2, GangApi.V1BETA1])
@@ -150,7 +153,7 @@ def test_the_default_scheduler_may_be_named(name: str) -> None:
 
 def test_where_nothing_is_served_a_gang_starts_as_it_did() -> None:
     made = first_plan(None)
-    assert not groups(made) and [referring(p) for p in pods(made)] == [{}] * SIZE
+    assert not groups(made) and [referring(p) for p in manifests(made)] == [{}] * SIZE
 
 
 @pytest.mark.parametrize("grouped", [True, False])
@@ -159,7 +162,7 @@ def test_the_rest_of_an_attempt_is_made_like_its_first_pods(grouped: bool) -> No
     status = replace(status, attempts=(replace(status.attempts[0], ranks=(), started=None),))
     job = make_job(raw_spec(workers=SIZE), status=status)
     made = plan(replace(make_observed(make_pod(grouped=grouped), job=job), gang_api=GangApi.V1BETA1))
-    assert [bool(referring(p)) for p in pods(made)] == [grouped]
+    assert [bool(referring(p)) for p in manifests(made)] == [grouped]
 
 
 @EACH
@@ -199,17 +202,13 @@ async def test_the_newest_version_that_has_the_kind_is_used(
 
 
 async def test_no_answer_is_told_once_and_what_was_known_stands(caplog: pytest.LogCaptureFixture) -> None:
-    cluster, memory = FakeCluster(), Memory()
-    cluster.serves = served(GangApi.V1BETA1)
-    await discover(cluster, memory)
-
-    async def silent(group: str) -> Json | None:
-        raise ApiError(503, "the server is currently unable to handle the request")
-
+    w = World()
+    w.cluster.serves = served(GangApi.V1BETA1)
+    await discover(w.cluster, memory := Memory())
+    w.refuse("served", ApiError(503, "the server is currently unable to handle the request"))
     with caplog.at_level(logging.WARNING):
-        cluster.served = silent  # type: ignore[method-assign]
         for _ in range(3):
-            await discover(cluster, memory)
+            await discover(w.cluster, memory)
     assert memory.gang_api is GangApi.V1BETA1 and len(caplog.records) == 1
 
 
@@ -223,15 +222,9 @@ async def test_a_cluster_that_was_changed_is_seen_at_the_next_resync() -> None:
 
 @pytest.mark.parametrize("no", [ApiError(404, "not found"), ApiError(403, "podgroups is forbidden")], ids=str)
 async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiError) -> None:
-    w, create = World({"workers": SIZE}), FakeCluster.create
+    w = World({"workers": SIZE})
     w.reconciler.memory.gang_api = GangApi.V1BETA1
-
-    async def refuse(kind: str, manifest: Json, *, group: str = "") -> Json:
-        if kind == "podgroups":
-            raise no
-        return await create(w.cluster, kind, manifest, group=group)
-
-    w.cluster.create = refuse  # type: ignore[method-assign]
+    w.refuse("create", no, "podgroups")
     for _ in range(6):
         await w.look()
     assert [referring(pod) for pod in w.cluster.pods.values()] == [{}] * SIZE

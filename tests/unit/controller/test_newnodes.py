@@ -6,23 +6,29 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import Create, Observed, Plan
+from spottrain_operator.api.observed import Observed, Plan
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import AVOIDS_ANNOTATION, PINNED_ANNOTATION
 
-from tests.builders import deleted, make_job, make_node, make_observed, make_pod, notice, raw_spec
-from tests.unit.controller.test_gangs import NODES, SIZE, begun, created, member, observed, over, status_of
+from tests.builders import (
+    deleted,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    manifests,
+    notice,
+    raw_spec,
+    status_of,
+)
+from tests.unit.controller.test_gangs import NODES, SIZE, begun, created, member, observed, over
 
 Json = dict[str, Any]
 HOST = "kubernetes.io/hostname"
 DOOMED = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2])
 KARPENTER = {"pools": [{"name": "default", "preset": "Karpenter"}]}
-
-
-def manifests(made: Plan) -> list[Json]:
-    return [a.manifest for a in made.after if isinstance(a, Create)]
 
 
 def rules(pod: Json) -> tuple[list[Json], list[Json]]:

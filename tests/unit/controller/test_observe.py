@@ -19,7 +19,8 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.names import Reason
 
 from tests.builders import KEY, NOW, after, make_node, make_pod, notice
-from tests.unit.controller.test_crashes import STORIES, KeySet, Story, World
+from tests.unit.controller.fake_cluster import KeySet, World
+from tests.unit.controller.test_crashes import STORIES, Story
 from tests.unit.controller.test_starting import event
 from tests.unit.controller.test_waiting_for_volumes import IMMEDIATE, NO_NODES, OWN, _says, _waiting
 
@@ -55,9 +56,7 @@ async def _observed(w: World) -> tuple[Observed, Learned]:
 
 async def _running(spec: dict[str, object] | None = None) -> World:
     w = World(spec)
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     w.pass_time(30)
     return w
 
@@ -209,11 +208,7 @@ async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_o
     remember(o, learned, w.caches, w.memory)
     assert learned.events_error == ""
     assert o.heard[pod.uid].trouble == Waiting(reason="FailedMount", message="no such share")
-
-    async def refuse(namespace: str, uid: str) -> list[dict[str, Any]]:
-        raise ApiError(403, "events is forbidden")
-
-    w.cluster.pod_events = refuse  # type: ignore[method-assign]
+    w.refuse("pod_events", ApiError(403, "events is forbidden"))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             w.pass_time(10)
@@ -240,19 +235,14 @@ async def test_an_unreadable_claim_and_the_wait_for_its_volume_are_remembered(
     remember(*(await _observed(w)), w.caches, w.memory)
     w.pass_time(5)
     assert (await _observed(w))[0].volume_wait == after(5), "it may have ended at any time until then"
-    get = w.cluster.get_claim
-
-    async def refuse(namespace: str, name: str) -> dict[str, Any]:
-        raise ApiError(403, "forbidden")
-
-    w.cluster.get_claim = refuse  # type: ignore[method-assign]
+    w.refuse("get_claim", ApiError(403, "forbidden"))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             remember(*(await _observed(w)), w.caches, w.memory)
     assert [r.getMessage() for r in caplog.records] == [
         f"{KEY}: PersistentVolumeClaim {OWN} cannot be read: forbidden"
     ]
-    w.cluster.get_claim = get  # type: ignore[method-assign]
+    del w.cluster.get_claim
     remember(*(await _observed(w)), w.caches, w.memory)
     assert KEY not in w.memory.unread
 

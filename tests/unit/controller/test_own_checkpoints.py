@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import Annotate, Create, Delete, Ended, NodeView, Plan, PodView
+from spottrain_operator.api.observed import Annotate, Create, Delete, Ended, NodeView, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, ProgressStatus, Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
@@ -17,6 +17,7 @@ from tests.builders import (
     NOW,
     POOL,
     after,
+    condition,
     deleted,
     ended_pod,
     make_job,
@@ -27,8 +28,9 @@ from tests.builders import (
     raw_spec,
     sample,
     started,
+    status_of,
 )
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import World
 
 OWN = raw_spec(checkpoint={"mode": "Self"})
 NOTICED = make_node(notice=notice())
@@ -36,11 +38,6 @@ NOTICED = make_node(notice=notice())
 
 def _job(status: Status | None = None) -> Job:
     return make_job(OWN, status=status or started())
-
-
-def _status(made: Plan) -> Status:
-    assert made.status is not None
-    return made.status
 
 
 # --- what it is told ----------------------------------------------------------------------------------
@@ -93,7 +90,7 @@ UNCHARGED: list[tuple[str, PodView, NodeView, Cause]] = [
 
 @pytest.mark.parametrize(("pod", "node", "cause"), [c[1:] for c in UNCHARGED], ids=[c[0] for c in UNCHARGED])
 def test_an_end_that_was_asked_for_is_an_interruption(pod: PodView, node: NodeView, cause: Cause) -> None:
-    status = _status(plan(make_observed(pod, job=_job(), nodes=(node,))))
+    status = status_of(plan(make_observed(pod, job=_job(), nodes=(node,))))
     assert (status.attempt, status.failures, status.interruptions) == (2, 0, 1)
     assert status.attempts[0].cause == cause and not status.is_true(Condition.SUCCEEDED)
 
@@ -114,13 +111,13 @@ CHARGED: list[tuple[str, PodView, str]] = [
 
 @pytest.mark.parametrize(("pod", "words"), [c[1:] for c in CHARGED], ids=[c[0] for c in CHARGED])
 def test_an_end_that_nobody_asked_for_is_a_failure(pod: PodView, words: str) -> None:
-    status = _status(plan(make_observed(pod, job=_job())))
+    status = status_of(plan(make_observed(pod, job=_job())))
     assert (status.attempt, status.failures, status.interruptions) == (2, 1, 0)
     assert words in status.attempts[0].evidence
 
 
 def test_exit_0_that_nobody_asked_for_is_success() -> None:
-    status = _status(plan(make_observed(ended_pod(code=0), job=_job())))
+    status = status_of(plan(make_observed(ended_pod(code=0), job=_job())))
     assert status.is_true(Condition.SUCCEEDED) and status.phase == Phase.SUCCEEDED
 
 
@@ -139,9 +136,7 @@ def test_it_is_told_of_its_end_before_it_is_deleted() -> None:
 
 async def test_the_next_attempt_waits_for_the_end_of_the_one_that_saves() -> None:
     w = World(spec=OWN)
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     w.cluster.give_notice("node-a", 100)
     await w.settle()
     w.pass_time(2)
@@ -156,10 +151,10 @@ async def test_the_next_attempt_waits_for_the_end_of_the_one_that_saves() -> Non
 
 # --- what is shown ------------------------------------------------------------------------------------
 def test_its_progress_is_unknown_and_a_person_sees_so() -> None:
-    status = _status(plan(make_observed(make_pod(), job=_job())))
+    status = status_of(plan(make_observed(make_pod(), job=_job())))
     assert status.progress is not None and status.progress.state == "Unknown"
-    running = status.condition(Condition.RUNNING)
-    assert running is not None and running.status == "True" and status.phase == Phase.RUNNING
+    running = condition(status, Condition.RUNNING)
+    assert running.status == "True" and status.phase == Phase.RUNNING
     assert "its progress is unknown, because spec.checkpoint.mode is Self" in running.message
     again = plan(make_observed(make_pod(), job=_job(status), now=after(300)))
     assert again.status is None, "it is written once"
@@ -168,17 +163,17 @@ def test_its_progress_is_unknown_and_a_person_sees_so() -> None:
 def test_progress_is_unknown_only_while_the_trainer_runs_and_is_no_word_for_ours() -> None:
     waits = make_pod(phase="Pending", running_since=None, node="")
     made = plan(make_observed(waits, job=_job(replace(started(), attempts=(AttemptRecord(number=1),)))))
-    assert _status(made).progress is None
-    assert _status(plan(make_observed(make_pod()))).progress is None
+    assert status_of(made).progress is None
+    assert status_of(plan(make_observed(make_pod()))).progress is None
 
 
 def test_the_next_attempt_is_unknown_again() -> None:
     known = replace(started(2), progress=ProgressStatus(state="", time=NOW))
-    status = _status(plan(make_observed(make_pod(2), job=_job(known))))
+    status = status_of(plan(make_observed(make_pod(2), job=_job(known))))
     assert status.progress is not None and status.progress.state == "Unknown"
 
 
 def test_an_image_that_answers_all_the_same_is_believed() -> None:
     known = replace(started(), progress=ProgressStatus(state="Unknown", time=NOW))
-    status = _status(plan(make_observed(make_pod(), job=_job(known), sample=sample(7))))
+    status = status_of(plan(make_observed(make_pod(), job=_job(known), sample=sample(7))))
     assert status.progress is not None and (status.progress.state, status.progress.step) == ("Training", 7)

@@ -20,13 +20,14 @@ from spottrain_operator.api.observed import (
     Release,
     Waiting,
 )
-from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.training_job import Job
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase, Reason
 
 from tests.builders import (
     NOW,
     after,
+    condition,
     deleted,
     ended_pod,
     make_job,
@@ -37,17 +38,13 @@ from tests.builders import (
     raw_spec,
     sample,
     started,
+    status_of,
     told,
 )
 
 
 def kinds(actions: tuple[Action, ...]) -> list[type]:
     return [type(a) for a in actions]
-
-
-def status_of(made: Plan) -> Status:
-    assert made.status is not None
-    return made.status
 
 
 def test_a_new_job_is_checked_before_anything_is_written() -> None:
@@ -76,8 +73,8 @@ def test_a_refused_template_is_a_condition_and_no_loop() -> None:
         retry=timedelta(minutes=5),
     )
     made = plan(make_observed(job=make_job(), admitted=False, refusal=no))
-    accepted = status_of(made).condition(Condition.ACCEPTED)
-    assert accepted and (accepted.status, accepted.message) == ("False", "unknown field spec.foo")
+    accepted = condition(made, Condition.ACCEPTED)
+    assert (accepted.status, accepted.message) == ("False", "unknown field spec.foo")
     assert not made.after and status_of(made).phase == Phase.INVALID
     assert made.recheck_after and made.recheck_after.total_seconds() == pytest.approx(300, abs=1)
     again = plan(make_observed(job=make_job(status=made.status), admitted=False, refusal=no, now=after(301)))
@@ -95,8 +92,8 @@ def test_a_full_quota_waits_and_costs_nothing() -> None:
     unseen = replace(started().attempts[0], started=None, ranks=())
     job = make_job(status=replace(started(), attempts=(unseen,)))
     made = plan(make_observed(job=job, refusal=no))
-    scheduled = status_of(made).condition(Condition.SCHEDULED)
-    assert scheduled and scheduled.reason == Reason.QUOTA_EXCEEDED and "gpus" in scheduled.message
+    scheduled = condition(made, Condition.SCHEDULED)
+    assert scheduled.reason == Reason.QUOTA_EXCEEDED and "gpus" in scheduled.message
     assert status_of(made).phase == Phase.WAITING and not made.after
     assert made.recheck_after and made.recheck_after.total_seconds() == pytest.approx(20, abs=1)
     later = plan(make_observed(job=make_job(status=made.status), refusal=no, now=after(21)))
@@ -108,15 +105,15 @@ def test_an_invalid_spec_is_a_sentence() -> None:
     spec = raw_spec()
     spec["template"]["spec"]["hostname"] = "me"
     made = plan(make_observed(job=make_job(spec), admitted=False))
-    accepted = status_of(made).condition(Condition.ACCEPTED)
-    assert accepted and "spec.template.spec.hostname" in accepted.message and not made.after
+    accepted = condition(made, Condition.ACCEPTED)
+    assert "spec.template.spec.hostname" in accepted.message and not made.after
 
 
 def test_a_pod_that_cannot_be_scheduled_is_a_condition() -> None:
     words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     made = plan(make_observed(make_pod(node="", phase="Pending", unschedulable=words)))
-    scheduled = status_of(made).condition(Condition.SCHEDULED)
-    assert scheduled and (scheduled.status, scheduled.message) == ("False", words)
+    scheduled = condition(made, Condition.SCHEDULED)
+    assert (scheduled.status, scheduled.message) == ("False", words)
     assert not made.before and not made.after and status_of(made).failures == 0
 
 
@@ -126,8 +123,8 @@ def test_a_container_that_cannot_start_is_a_condition_in_the_kubelets_words(reas
         phase="Pending", running_since=None, waiting=Waiting(reason=reason, message='secret "s3" not found')
     )
     made = plan(make_observed(pod))
-    run = status_of(made).condition(Condition.RUNNING)
-    assert run and run.reason == reason and 'secret "s3" not found' in run.message
+    run = condition(made, Condition.RUNNING)
+    assert run.reason == reason and 'secret "s3" not found' in run.message
     assert status_of(made).failures == 0 and not made.after and made.recheck_after is None
 
 
@@ -173,16 +170,16 @@ def test_the_backoff_doubles_up_to_five_minutes() -> None:
 
 def test_the_failure_after_the_last_allowed_one_ends_the_job() -> None:
     made = plan(make_observed(ended_pod(code=1), job=make_job(status=started(failures=3))))
-    failed = status_of(made).condition(Condition.FAILED)
-    assert failed and failed.reason == Reason.TOO_MANY_FAILURES and status_of(made).attempt == 1
+    failed = condition(made, Condition.FAILED)
+    assert failed.reason == Reason.TOO_MANY_FAILURES and status_of(made).attempt == 1
     assert status_of(made).failures == 4 and Create not in kinds(made.after)
 
 
 def test_the_interruption_after_the_last_allowed_one_ends_the_job() -> None:
     spec = raw_spec(failurePolicy={"maxInterruptions": 0})
     made = plan(make_observed(ended_pod(code=75, notice=notice()), job=make_job(spec, status=started())))
-    failed = status_of(made).condition(Condition.FAILED)
-    assert failed and failed.reason == Reason.TOO_MANY_INTERRUPTIONS
+    failed = condition(made, Condition.FAILED)
+    assert failed.reason == Reason.TOO_MANY_INTERRUPTIONS
 
 
 def test_bad_configuration_ends_the_job_with_the_trainers_words() -> None:
@@ -358,8 +355,8 @@ def test_an_interruption_is_over_when_the_next_attempt_trains() -> None:
     assert status.is_true(Condition.INTERRUPTED)
     trains = sample(attempt=2)
     made = plan(make_observed(make_pod(2), job=make_job(status=status), sample=trains))
-    interrupted = status_of(made).condition(Condition.INTERRUPTED)
-    assert interrupted and interrupted.status == "False" and status_of(made).phase == Phase.RUNNING
+    interrupted = condition(made, Condition.INTERRUPTED)
+    assert interrupted.status == "False" and status_of(made).phase == Phase.RUNNING
 
 
 def test_a_status_is_written_only_when_it_says_something_new() -> None:

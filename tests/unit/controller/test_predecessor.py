@@ -8,8 +8,8 @@ from spottrain_operator.api.observed import Create, Observed, PodView
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition, Phase, Reason
 
-from tests.builders import KEY, ended_pod, make_job, make_node, make_observed, make_pod, raw_job
-from tests.unit.controller.test_crashes import World
+from tests.builders import KEY, condition, ended_pod, make_job, make_node, make_observed, make_pod, raw_job
+from tests.unit.controller.fake_cluster import World
 
 OLD = replace(KEY, uid="uid-0")
 NEW = replace(KEY, uid="uid-2")
@@ -27,8 +27,8 @@ def _observed(pod: PodView, *, silent: bool = False) -> Observed:
 def test_a_job_whose_deleted_namesake_still_saves_says_so_and_makes_no_pod() -> None:
     made = plan(_observed(_of_old(make_pod())))
     assert made.status is not None and made.status.attempt == 0 and not made.after
-    found = made.status.condition(Condition.SCHEDULED)
-    assert found and (found.status, found.reason) == ("False", Reason.PREDECESSOR_SAVES)
+    found = condition(made, Condition.SCHEDULED)
+    assert (found.status, found.reason) == ("False", Reason.PREDECESSOR_SAVES)
     assert found.message == "pod job-old-1-0 of the deleted job of this name is still saving"
     assert made.status.phase == Phase.WAITING
     assert made.recheck_after and 2 <= made.recheck_after.total_seconds() < 2.5
@@ -45,9 +45,7 @@ def test_it_starts_when_the_namesakes_pod_has_ended_or_its_node_is_dead() -> Non
 
 async def test_a_job_that_is_made_again_waits_until_the_old_pod_is_gone() -> None:
     w = World()
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     old = w.cluster.pods[w.pod(1)]
     w.cluster.jobs[KEY.name] = raw_job(uid=NEW.uid, resourceVersion=str(next(w.cluster._version)))
     old["metadata"] |= {"deletionTimestamp": "2026-03-01T12:01:50Z", "deletionGracePeriodSeconds": 110}

@@ -14,8 +14,7 @@ from spottrain.contract import Outcome
 from spottrain_operator.policies.restart import UNCOUNTED
 
 from tests.builders import KEY, word
-from tests.unit.controller.fake_cluster import Crash
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import Crash, World
 
 NODES = ("node-a", "node-b", "node-c")
 ENDS: list[tuple[int, str]] = [

@@ -12,7 +12,7 @@ from spottrain_operator.names import Condition, Reason
 from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import KEY, POOL
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import World
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
 
@@ -125,9 +125,7 @@ async def test_a_refusal_is_forgotten_when_the_pod_is_adopted() -> None:
 
 async def test_a_new_spec_that_is_refused_beside_a_running_attempt_does_not_spin() -> None:
     w = World()
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     api = Refusing(w, dry_run=True)
     api.no = ApiError(403, "no")
     w.cluster.jobs[KEY.name]["metadata"]["generation"] = 2

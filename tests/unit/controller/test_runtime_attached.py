@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome, Reason
 from spottrain_operator.api.observed import Create, Ended, Limits, Observed, Plan, PodView, Sample, Silence
-from spottrain_operator.api.training_job import ConditionStatus, Status
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
 
 from tests.builders import (
     NOW,
     after,
+    condition,
     deleted,
     ended_pod,
     make_job,
@@ -29,7 +30,7 @@ from tests.builders import (
     started,
     told,
 )
-from tests.unit.controller.test_crashes import World
+from tests.unit.controller.fake_cluster import World
 
 UNSEEN = started(conditions=())
 """The status of a job of which nothing but its pods was seen."""
@@ -53,12 +54,6 @@ def look(
     observed: Observed = make_observed(*pods, job=make_job(spec, status=status), sample=sample, **more)
     made = plan(replace(observed, silence=silence))
     return made, made.status or status
-
-
-def condition(status: Status, kind: Condition) -> ConditionStatus:
-    found = status.condition(kind)
-    assert found is not None, kind
-    return found
 
 
 def warnings(made: Plan) -> Sequence[str]:
@@ -325,9 +320,7 @@ def test_a_crash_is_charged_as_ever() -> None:
 async def test_a_plain_script_under_a_notice_runs_once_and_alone() -> None:
     w = World()
     w.runtime_answers = False
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.begin()
     w.pass_time(400)
     pod = w.caches.pods.of(next(iter(w.caches.jobs.keys())))[0]
     w.memory.silences[pod.job] = Silence(pod_uid=pod.uid, refused=True)

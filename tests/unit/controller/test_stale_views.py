@@ -10,19 +10,12 @@ from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.reconcile import AT_ONCE
 
 from tests.builders import KEY, word
-from tests.unit.controller.fake_cluster import Crash
-from tests.unit.controller.test_crashes import World
-
-
-async def _running(w: World) -> None:
-    await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+from tests.unit.controller.fake_cluster import Crash, World
 
 
 async def test_a_pod_that_only_the_cache_has_lost_is_not_lost() -> None:
     w = World()
-    await _running(w)
+    await w.begin()
     for pod in tuple(w.caches.pods):
         w.caches.pods.drop(pod)
     await w.reconciler(KEY)
@@ -38,7 +31,7 @@ async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() 
         await w.look()
     sleeper = parse_job(w.cluster.jobs[KEY.name])
     assert sleeper.status.attempt == 1 and not w.cluster.pods
-    await _running(w)
+    await w.begin()
     w.cluster.end(w.pod(1), 1)
     await w.settle()
     w.pass_time(20)
@@ -54,7 +47,7 @@ async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() 
 
 async def test_a_node_that_only_the_cache_has_lost_is_not_lost() -> None:
     w = World()
-    await _running(w)
+    await w.begin()
     node = w.caches.nodes.get("node-a")
     assert node is not None
     w.caches.nodes.drop(node)
@@ -64,7 +57,7 @@ async def test_a_node_that_only_the_cache_has_lost_is_not_lost() -> None:
 
 async def test_a_job_that_the_cache_lacks_is_read_once() -> None:
     w = World()
-    await _running(w)
+    await w.begin()
     w._start()
     for pod in w.cluster.pods.values():
         w.see_pod(pod)
@@ -74,7 +67,7 @@ async def test_a_job_that_the_cache_lacks_is_read_once() -> None:
 
 async def test_a_job_that_is_deleted_while_it_is_read_stays_out_of_the_cache() -> None:
     w = World()
-    await _running(w)
+    await w.begin()
     job = w.caches.jobs.get(KEY)
     assert job is not None
     w._start()
@@ -93,7 +86,7 @@ async def test_a_job_that_is_deleted_while_it_is_read_stays_out_of_the_cache() -
 
 async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
     w = World()
-    await _running(w)
+    await w.begin()
     w.cluster.jobs.clear()
     w.caches.jobs.remove(KEY)
     await w.reconciler(KEY)
@@ -102,7 +95,7 @@ async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
 
 async def test_a_write_on_an_outdated_job_is_refused_and_planned_again() -> None:
     w = World()
-    await _running(w)
+    await w.begin()
     w.cluster._bump(w.cluster.jobs[KEY.name])  # somebody has labelled the job
     w.cluster.end(w.pod(1), 0, word(Outcome.DONE))
     for raw in await w.cluster.list_pods("", f"spottrain.io/job-uid={KEY.uid}"):
@@ -116,7 +109,7 @@ async def test_a_pod_under_notice_is_deleted_in_time_though_the_watch_does_not_t
     None
 ):
     w = World()
-    await _running(w)
+    await w.begin()
     w.pass_time(60)
     w.cluster.give_notice("node-a", 100)
     again = await w.look()

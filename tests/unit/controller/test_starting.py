@@ -18,7 +18,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import restart, starting
 
-from tests.builders import NOW, POOL, after, make_job, make_observed, make_pod, raw_spec, started
+from tests.builders import NOW, POOL, after, condition, make_job, make_observed, make_pod, raw_spec, started
 from tests.unit.controller.fake_cluster import FakeCluster
 from tests.unit.controller.test_interruptions import raw_pod
 
@@ -49,8 +49,8 @@ def failing_since(seconds: float | None, **policy: Any) -> Job:
 
 def running(made: Plan) -> tuple[str, str]:
     assert made.status is not None
-    found = made.status.condition(Condition.RUNNING)
-    assert found is not None and found.status == "False"
+    found = condition(made, Condition.RUNNING)
+    assert found.status == "False"
     return found.reason, found.message
 
 
@@ -124,9 +124,9 @@ def test_a_sidecar_that_cannot_start_beside_a_running_trainer_is_said_and_ends_n
     pod = make_pod(waiting=replace(IMAGE, container="proxy"))
     made = plan(make_observed(pod, job=failing_since(None), now=after(10_000)))
     assert made.status is not None
-    condition = made.status.condition(Condition.RUNNING)
-    assert condition is not None and condition.status == "True"
-    assert "container proxy" in condition.message and IMAGE.message in condition.message
+    found = condition(made, Condition.RUNNING)
+    assert found.status == "True"
+    assert "container proxy" in found.message and IMAGE.message in found.message
     assert Reason.SIDECAR_CANNOT_START in [e.reason for e in made.events if e.warning]
     assert not any(isinstance(a, Delete) for a in (*made.before, *made.after))
 
@@ -164,8 +164,8 @@ def test_an_error_of_the_configuration_fails_the_job_for_good(waiting: Waiting) 
     gone = bound(waiting=None, deleted=after(0), phase="Failed")
     judged = plan(make_observed(gone, job=make_job(status=stopped), now=after(5))).status
     assert judged is not None
-    failed = judged.condition(Condition.FAILED)
-    assert failed is not None and failed.status == "True"
+    failed = condition(judged, Condition.FAILED)
+    assert failed.status == "True"
     assert failed.reason == waiting.reason and waiting.message in failed.message
 
 

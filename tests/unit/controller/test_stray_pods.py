@@ -11,16 +11,13 @@ from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition
 
-from tests.builders import KEY, make_job, make_observed, raw_spec, started
-from tests.unit.controller.test_crashes import World
+from tests.builders import KEY, condition, make_job, make_observed, raw_spec, started
+from tests.unit.controller.fake_cluster import World
 
 
 async def _running(spec: dict[str, object] | None = None) -> World:
     w = World(spec)
-    await w.settle()
-    for rank in range(w.workers):
-        w.cluster.bind(w.pod(1, rank), "node-a")
-    await w.settle()
+    await w.begin()
     return w
 
 
@@ -62,8 +59,8 @@ async def test_a_pod_of_our_name_without_an_owner_is_not_adopted() -> None:
     w.cluster._bump(w.cluster.pods[name])
     w._start()
     await w.settle()
-    accepted = w.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and accepted.reason == "PodNameTaken"
+    accepted = condition(w.status, Condition.ACCEPTED)
+    assert accepted.reason == "PodNameTaken"
 
 
 @pytest.mark.parametrize(
@@ -90,5 +87,5 @@ async def test_a_pod_that_no_scheduler_takes_is_said_to_wait_for_it() -> None:
     while await w.look() is not None and w.pod(1) not in w.cluster.pods:
         pass
     await w.reconciler(KEY)
-    scheduled = w.status.condition(Condition.SCHEDULED)
-    assert scheduled is not None and scheduled.message == f"pod {w.pod(1)} waits for the scheduler"
+    scheduled = condition(w.status, Condition.SCHEDULED)
+    assert scheduled.message == f"pod {w.pod(1)} waits for the scheduler"

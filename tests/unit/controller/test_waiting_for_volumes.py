@@ -16,8 +16,18 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import CLAIMS, Cause, Condition, Phase, Reason, cache_claim_name
 
-from tests.builders import KEY, make_job, make_node, make_observed, make_pod, raw_spec, started, word
-from tests.unit.controller.test_crashes import World
+from tests.builders import (
+    KEY,
+    condition,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    raw_spec,
+    started,
+    word,
+)
+from tests.unit.controller.fake_cluster import World
 
 Json = dict[str, Any]
 OWN = cache_claim_name(KEY.name, KEY.uid)
@@ -54,8 +64,8 @@ def _given_up(w: World) -> bool:
 
 
 def _scheduled(w: World) -> tuple[str, str]:
-    found = w.status.condition(Condition.SCHEDULED)
-    assert found is not None and found.status == "False"
+    found = condition(w.status, Condition.SCHEDULED)
+    assert found.status == "False"
     return found.reason, found.message
 
 
@@ -181,18 +191,8 @@ async def test_a_claims_name_is_one_part_of_the_path() -> None:
     assert cluster.paths == [f"/api/v1/namespaces/ns/{CLAIMS}/..%2F..%2Fpods%3Fx%23y"]
 
 
-def _count_gets(w: World, error: ApiError | None = None) -> list[str]:
-    asked: list[str] = []
-    get = w.cluster.get_claim
-
-    async def counted(namespace: str, name: str) -> Json | None:
-        asked.append(name)
-        if error is not None:
-            raise error
-        return await get(namespace, name)
-
-    w.cluster.get_claim = counted  # type: ignore[method-assign]
-    return asked
+def _count_gets(w: World) -> list[str]:
+    return w.refuse("get_claim", FORBIDDEN, "a claim that nobody asks for")
 
 
 # --- claims that cannot be read -----------------------------------------------------------------------
@@ -202,7 +202,7 @@ async def test_under_a_notice_a_claim_that_cannot_be_read_is_one_that_a_single_n
     w = World({"template": _template({"claimName": "disk"})})
     await w.settle()
     w.cluster.bind(w.pod(1), "node-a")
-    _count_gets(w, FORBIDDEN)
+    w.refuse("get_claim", FORBIDDEN)
     await w.settle()
     w.cluster.give_notice("node-a", 100)
     with caplog.at_level(logging.WARNING):
@@ -225,7 +225,7 @@ async def test_a_data_cache_that_cannot_be_read_is_said_and_no_claim_is_made_ove
     w = World({"dataCache": SIZE})
     if exists:
         w.cluster.others[f"{CLAIMS}/{OWN}"] = {"metadata": {"name": OWN}}
-    asked = _count_gets(w, FORBIDDEN)
+    asked = w.refuse("get_claim", FORBIDDEN)
     await w.settle()
     reason, message = _scheduled(w)
     assert reason == Reason.WAITING_FOR_CLAIM and OWN in message and "is forbidden" in message
@@ -235,10 +235,9 @@ async def test_a_data_cache_that_cannot_be_read_is_said_and_no_claim_is_made_ove
 
 async def test_it_goes_on_when_the_data_cache_can_be_read_again() -> None:
     w = World({"dataCache": SIZE})
-    get = w.cluster.get_claim
-    _count_gets(w, FORBIDDEN)
+    w.refuse("get_claim", FORBIDDEN)
     await w.settle()
-    w.cluster.get_claim = get  # type: ignore[method-assign]
+    del w.cluster.get_claim
     await _later(w, 10)
     assert w.cluster.posted == [w.pod(1)] and OWN in _claim(w)["metadata"]["name"]
 

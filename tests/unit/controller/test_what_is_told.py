@@ -16,6 +16,7 @@ from spottrain_operator.status.changes import progress_due
 
 from tests.builders import (
     after,
+    condition,
     deleted,
     ended_pod,
     make_job,
@@ -25,6 +26,7 @@ from tests.builders import (
     raw_spec,
     sample,
     started,
+    status_of,
     told,
 )
 
@@ -37,11 +39,6 @@ def _seen(*pods: PodView, status: Status, **more: Any) -> Observed:
     return make_observed(*pods, job=make_job(raw_spec(**spec), status=status, **meta), **more)
 
 
-def _status(made: Plan) -> Status:
-    assert made.status is not None
-    return made.status
-
-
 def _reasons(made: Plan, *, warning: bool) -> list[str]:
     return [e.reason for e in made.events if e.warning == warning]
 
@@ -49,37 +46,37 @@ def _reasons(made: Plan, *, warning: bool) -> list[str]:
 # --- interruptions ---------------------------------------------------------------------------------------
 def test_a_suspended_and_resumed_job_was_never_interrupted() -> None:
     saved = told(Outcome.INTERRUPTED, step=40, durableStep=40, pod=deleted())
-    stopping = _status(
+    stopping = status_of(
         plan(_seen(make_pod(), status=replace(started(), active_since=after(-600)), spec={"suspend": True}))
     )
     made = plan(_seen(saved, status=stopping, spec={"suspend": True}))
-    assert _status(made).condition(Condition.INTERRUPTED) is None
+    assert status_of(made).condition(Condition.INTERRUPTED) is None
     assert _reasons(made, warning=True) == [] and _reasons(made, warning=False).count("Suspended") == 1
-    resumed = plan(_seen(status=_status(made)))
+    resumed = plan(_seen(status=status_of(made)))
     assert _reasons(resumed, warning=True) == []
-    runs = plan(_seen(make_pod(2), status=_status(resumed), sample=sample(41, 2, startStep=40)))
-    assert _status(runs).condition(Condition.INTERRUPTED) is None
+    runs = plan(_seen(make_pod(2), status=status_of(resumed), sample=sample(41, 2, startStep=40)))
+    assert status_of(runs).condition(Condition.INTERRUPTED) is None
 
 
 def test_an_interruption_is_over_when_the_next_attempt_trains_and_not_before() -> None:
-    first = _status(plan(_seen(ended_pod(1, 75, **deleted()), status=started())))
+    first = status_of(plan(_seen(ended_pod(1, 75, **deleted()), status=started())))
     assert first.is_true(Condition.INTERRUPTED)
     second = make_pod(2, node="node-b")
     nodes = (make_node(), make_node("node-b"))
-    runs = _status(plan(_seen(second, status=first, nodes=nodes)))
+    runs = status_of(plan(_seen(second, status=first, nodes=nodes)))
     assert runs.is_true(Condition.INTERRUPTED), "it runs, and nobody knows yet whether it trains"
     restoring = sample(0, 2, state="Restoring")
-    restores = _status(plan(_seen(second, status=runs, nodes=nodes, sample=restoring)))
+    restores = status_of(plan(_seen(second, status=runs, nodes=nodes, sample=restoring)))
     assert restores.is_true(Condition.INTERRUPTED)
-    trains = _status(plan(_seen(second, status=restores, nodes=nodes, sample=sample(10, 2, startStep=9))))
-    over = trains.condition(Condition.INTERRUPTED)
-    assert over is not None and (over.status, over.reason) == ("False", "Recovered")
+    trains = status_of(plan(_seen(second, status=restores, nodes=nodes, sample=sample(10, 2, startStep=9))))
+    over = condition(trains, Condition.INTERRUPTED)
+    assert (over.status, over.reason) == ("False", "Recovered")
 
 
 def test_a_job_that_has_failed_has_not_recovered() -> None:
-    status = _status(plan(_seen(ended_pod(1, 75, **deleted()), status=started())))
+    status = status_of(plan(_seen(ended_pod(1, 75, **deleted()), status=started())))
     bad = told(Outcome.BAD_CONFIGURATION, 2, message="no such bucket")
-    over = _status(plan(_seen(bad, status=status))).condition(Condition.INTERRUPTED)
+    over = status_of(plan(_seen(bad, status=status))).condition(Condition.INTERRUPTED)
     assert over is not None and (over.status, over.reason) == ("False", "Ended")
 
 
@@ -89,12 +86,12 @@ def test_where_an_attempt_went_on_from_is_told_when_it_is_known() -> None:
     (begun,) = (e for e in made.events if e.reason == "AttemptStarted")
     assert "929" not in begun.message and begun.message.startswith("attempt 2, after attempt 1 (")
     second = make_pod(2)
-    later = plan(_seen(second, status=_status(made), sample=sample(1137, 2, startStep=1137)))
+    later = plan(_seen(second, status=status_of(made), sample=sample(1137, 2, startStep=1137)))
     told_once = Event(
         warning=False, reason="CheckpointRestored", message="attempt 2 continues from step 1137"
     )
     assert told_once in later.events
-    more = _seen(second, status=_status(later), sample=sample(1200, 2, startStep=1137), now=after(100))
+    more = _seen(second, status=status_of(later), sample=sample(1200, 2, startStep=1137), now=after(100))
     assert told_once not in plan(more).events
 
 
@@ -113,7 +110,7 @@ def test_the_first_answer_and_the_first_step_of_each_attempt_are_written_at_once
     status = started()
     for attempt, start in ((1, 0), (2, 300)):
         status = (
-            status if attempt == 1 else _status(plan(_seen(ended_pod(1, 75, **deleted()), status=status)))
+            status if attempt == 1 else status_of(plan(_seen(ended_pod(1, 75, **deleted()), status=status)))
         )
         pod = make_pod(attempt)
         for state, step, at, due in (
@@ -133,7 +130,7 @@ def test_the_first_answer_and_the_first_step_of_each_attempt_are_written_at_once
 @pytest.mark.parametrize("end", [Outcome.DONE, Outcome.BAD_CONFIGURATION])
 def test_an_edit_of_a_job_that_has_ended_is_answered(end: Outcome) -> None:
     pod = told(end, message="no such bucket" if end is not Outcome.DONE else "")
-    status = _status(plan(_seen(pod, status=started())))
+    status = status_of(plan(_seen(pod, status=started())))
     assert status.terminal
     assert plan(_seen(pod, status=status)).status is None
     made = plan(_seen(pod, status=status, spec={"suspend": True}, meta={"generation": 2}))
@@ -141,7 +138,7 @@ def test_an_edit_of_a_job_that_has_ended_is_answered(end: Outcome) -> None:
     assert event.warning and event.reason == "JobHasEnded"
     for words in ("the job has ended", "checkpoint.uri: s3://bucket/run", "checkpoint.onExisting: Resume"):
         assert words in event.message
-    running = _status(made).condition(Condition.RUNNING)
-    assert running is not None and running.status == "False" and running.message == event.message
-    again = plan(_seen(pod, status=_status(made), spec={"suspend": True}, meta={"generation": 2}))
+    running = condition(made, Condition.RUNNING)
+    assert running.status == "False" and running.message == event.message
+    again = plan(_seen(pod, status=status_of(made), spec={"suspend": True}, meta={"generation": 2}))
     assert again.status is None and not again.events

@@ -41,6 +41,7 @@ from tests.builders import (
     KEY,
     NOW,
     POOL,
+    condition,
     ended_pod,
     make_job,
     make_observed,
@@ -113,8 +114,8 @@ def test_a_spec_with_old_names_is_told_all_the_new_ones_at_once() -> None:
         assert words in job.invalid
     accepted = plan(make_observed(job=job)).status
     assert accepted is not None
-    condition = accepted.condition(Condition.ACCEPTED)
-    assert condition is not None and (condition.status, condition.message) == ("False", job.invalid)
+    found = condition(accepted, Condition.ACCEPTED)
+    assert (found.status, found.message) == ("False", job.invalid)
 
 
 def test_a_job_with_old_names_that_has_succeeded_stays_so() -> None:
