@@ -80,6 +80,13 @@ class Scene:
         pod: Json = wait_for(f"the pod of attempt {number} of {self.job}", lambda: self.pod(number))
         return pod
 
+    def run(self, **spec: Any) -> Json:
+        """Creates the job; its first pod, which runs."""
+        self.create(**spec)
+        pod = self.wait_attempt(1)
+        self.bind(pod)
+        return pod
+
     def counters(self) -> tuple[int, int, int]:
         status = self.status()
         return status["attempt"], status["failures"], status["interruptions"]

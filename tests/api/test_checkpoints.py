@@ -70,9 +70,7 @@ def test_an_image_of_ones_own_is_followed_without_a_word_of_ours(scene: Scene) -
 
 
 def test_a_grace_that_is_too_short_is_in_the_status_and_an_event(scene: Scene) -> None:
-    scene.create()
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run()
     words = "a save takes 105 s of the 110 s of grace"
     told = word(Outcome.INTERRUPTED, warning=words, emergencySeconds=105.0, graceSeconds=110.0)
     scene.end(pod, 75, told)

@@ -84,9 +84,7 @@ def test_a_suspended_gang_saves_and_ends_can_be_changed_and_goes_on(scene: Scene
 
 
 def test_a_deleted_job_is_gone_when_its_checkpoints_are(scene: Scene) -> None:
-    scene.create(deletionPolicy="Delete")
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run(deletionPolicy="Delete")
     raw = scene.raw()
     assert raw["metadata"]["finalizers"] == ["spottrain.io/checkpoints"]
     path = jobs(scene.namespace, scene.job)
@@ -104,17 +102,13 @@ def test_a_deleted_job_is_gone_when_its_checkpoints_are(scene: Scene) -> None:
 
 
 def test_a_finished_job_is_deleted_after_its_time_to_live(scene: Scene) -> None:
-    scene.create(ttlSecondsAfterFinished=1)
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run(ttlSecondsAfterFinished=1)
     scene.end(pod, 0, word(Outcome.DONE, step=3))
     wait_for("the job to be gone", lambda: scene.kube.get(jobs(scene.namespace, scene.job)) is None)
 
 
 def test_past_its_deadline_a_job_saves_and_has_failed(scene: Scene) -> None:
-    scene.create(activeDeadlineSeconds=2)
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run(activeDeadlineSeconds=2)
     wait_for("the trainer to be stopped", lambda: deleted(scene, pod))
     scene.end(pod, 75, SAVED)
     assert "activeDeadlineSeconds" in scene.wait_condition("Failed", "True", "DeadlineExceeded")["message"]

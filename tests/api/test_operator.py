@@ -43,9 +43,7 @@ def test_a_done_message_is_success_and_the_pod_is_left_for_its_logs(scene: Scene
 
 
 def test_a_finished_job_stays_finished_whatever_is_deleted_around_it(scene: Scene) -> None:
-    scene.create()
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run()
     scene.end(pod, 0, word(Outcome.DONE))
     scene.wait_condition("Succeeded", "True")
     wait_for("the finalizer to go", lambda: not (scene.pod(1) or {})["metadata"].get("finalizers"))
@@ -58,9 +56,7 @@ def test_a_finished_job_stays_finished_whatever_is_deleted_around_it(scene: Scen
 
 
 def test_exit_0_without_a_word_of_the_runtime_is_no_success_and_names_the_ways_out(scene: Scene) -> None:
-    scene.create()
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run()
     assert scene.wait_condition("Running", "True")["reason"] == "WaitingForRuntime"
     scene.end(pod, 0)
     failed = scene.wait_condition("Failed", "True", "NoRuntime")
@@ -69,9 +65,7 @@ def test_exit_0_without_a_word_of_the_runtime_is_no_success_and_names_the_ways_o
 
 
 def test_exit_0_of_a_pod_that_was_deleted_is_no_success(scene: Scene) -> None:
-    scene.create()
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run()
     scene.delete(pod)
     scene.end(pod, 0)
     scene.wait_attempt(2)
@@ -138,9 +132,7 @@ def test_a_deleted_node_takes_its_pod_with_it_at_once(scene: Scene) -> None:
 
 
 def test_refused_credentials_end_the_job_with_the_runtimes_words(scene: Scene) -> None:
-    scene.create()
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run()
     scene.end(
         pod, 64, word(Outcome.BAD_CONFIGURATION, reason="StoreDenied", message="S3 refuses the credentials")
     )
@@ -268,9 +260,7 @@ def _asked(scene: Scene) -> bool:
 
 def test_a_full_quota_is_waiting(scene: Scene) -> None:
     quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
-    scene.create()
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run()
     hard = {"hard": {"requests.nvidia.com/gpu": "0"}}
     scene.kube.call("POST", quotas, {"metadata": {"name": "none"}, "spec": hard})
     scene.kube.call(
@@ -288,9 +278,7 @@ def test_a_full_quota_is_waiting(scene: Scene) -> None:
 
 
 def test_a_name_that_a_stranger_has_is_a_condition(scene: Scene) -> None:
-    scene.create()
-    pod = scene.wait_attempt(1)
-    scene.bind(pod)
+    pod = scene.run()
     name = pod["metadata"]["name"].replace("-1-0", "-2-0")
     labels = {k: v for k, v in pod["metadata"]["labels"].items() if "attempt" not in k}
     spec = {k: v for k, v in pod["spec"].items() if k != "nodeName"}

@@ -1,19 +1,26 @@
-"""What happens to the actions of a plan is a value, and decides what is done next."""
+"""What happens to each action of a plan: one that fails stops no other, and is tried again."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api.observed import Create, Delete, Plan, Provide, Release
+from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.apply import Changed, Context, Done, Failed, Unfinished, apply
-from spottrain_operator.errors import ApiError, ApiFailure
-from spottrain_operator.names import Reason
+from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
+from spottrain_operator.names import Reason, pod_name
 
 from tests.builders import KEY, word
-from tests.unit.controller.fake_cluster import World
+from tests.support.virtualtime import run_virtually
+from tests.unit.controller.fake_cluster import Json, World
 
 GONE = ApiError(404, "not found")
 AWAY = ApiError(0, "no answer")
@@ -126,3 +133,197 @@ async def test_no_pod_is_made_without_the_object_that_it_needs(error: ApiError) 
     else:
         assert result == Done(again=True)
         assert w.memory.refusals[KEY].reason is Reason.INVALID_TEMPLATE
+
+
+NO = ApiError(500, 'failed calling webhook "pods.example.com": connection refused')
+GANG: dict[str, object] = {"workers": 3}
+
+
+async def _training(spec: dict[str, object] | None = None) -> World:
+    w = World(spec)
+    await w.begin()
+    w.pass_time(30)
+    return w
+
+
+async def _look(w: World) -> Incomplete | None:
+    """One look, which may fail in part."""
+    try:
+        await w.look()
+    except Incomplete as error:
+        return error
+    return None
+
+
+def _deleting(w: World) -> list[str]:
+    return sorted(n for n, p in w.cluster.pods.items() if "deletionTimestamp" in p["metadata"])
+
+
+async def test_a_webhook_that_refuses_the_annotation_does_not_hold_back_the_delete() -> None:
+    w = await _training()
+    w.refuse("annotate_pod", NO)
+    w.cluster.give_notice("node-a", 100)
+    failed = await _look(w)
+    assert failed is not None and "could not annotate pod" in str(failed) and "webhook" in str(failed)
+    assert failed.again is not None and failed.again <= timedelta(seconds=1.1), "its DELETE is due by then"
+    assert _deleting(w) == []
+    w.pass_time(1.0)
+    await _look(w)
+    assert _deleting(w) == [w.pod(1)]
+    assert w.cluster.pods[w.pod(1)]["metadata"]["deletionGracePeriodSeconds"] == 97
+    await _look(w)
+    assert w.status.attempt == 2, "and the next attempt is made"
+
+
+def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
+    async def story() -> None:
+        w = await _training()
+        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+
+        async def hang(*_: object, **__: object) -> Json:
+            await asyncio.sleep(30)
+            raise NO
+
+        w.cluster.annotate_pod = hang  # type: ignore[method-assign]
+        w.cluster.give_notice("node-a", 100)
+        await _look(w)
+        assert loop.time() - began <= 1.5
+        w.pass_time(loop.time() - began)
+        await _look(w)
+        assert _deleting(w) == [w.pod(1)] and loop.time() - began <= 2.5
+
+    run_virtually(story())
+
+
+async def test_a_refused_delete_of_one_pod_does_not_stop_its_peers_and_is_tried_again() -> None:
+    w = await _training(GANG)
+    calls = w.refuse("delete_pod", NO, w.pod(1, 0))
+    w.cluster.jobs[KEY.name]["spec"]["suspend"] = True
+    w.cluster._bump(w.cluster.jobs[KEY.name])
+    failed = await _look(w)
+    assert failed is not None and f"could not delete pod {w.pod(1, 0)}" in str(failed)
+    assert _deleting(w) == [w.pod(1, 1), w.pod(1, 2)]
+    await _look(w)
+    assert calls.count(w.pod(1, 0)) == 2
+
+
+async def test_a_release_that_fails_does_not_block_the_next_attempt() -> None:
+    w = await _training()
+    w.refuse("release_pod", NO)
+    w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
+    for _ in range(3):
+        w.pass_time(5)
+        await _look(w)
+    assert w.pod(2) in w.cluster.pods and w.status.attempt == 2
+    assert w.cluster.pods[w.pod(1)]["metadata"]["finalizers"], "it is still to be released"
+    del w.cluster.release_pod
+    await w.settle()
+    assert w.pod(1) not in w.cluster.pods
+
+
+async def test_no_replacement_is_made_beside_a_pod_that_could_not_be_told_to_end() -> None:
+    w = await _training()
+    w.refuse("delete_pod", NO)
+    w.cluster.give_notice("node-a", 100)
+    for _ in range(4):
+        w.pass_time(1)
+        failed = await _look(w)
+    assert failed is not None and w.status.attempt == 1 and w.pod(2) not in w.cluster.pods
+    assert failed.again is not None and failed.again <= timedelta(seconds=2), (
+        "a growing delay is too long here"
+    )
+
+
+async def test_a_pod_that_cannot_be_made_does_not_stop_its_peers() -> None:
+    w, no = World(GANG), pod_name(KEY.name, KEY.uid, 1, 1)
+    w.refuse("create_pod", ApiError(0, "no answer"), no)
+    for _ in range(4):
+        await _look(w)
+    assert sorted(w.cluster.pods) == [w.pod(1, 0), w.pod(1, 2)]
+
+
+async def test_events_of_a_written_status_are_told_though_an_action_after_it_fails() -> None:
+    w = await _training()
+    w.refuse("release_pod", NO)
+    before = len(w.cluster.events)
+    w.cluster.end(w.pod(1), 1, "Traceback: boom")
+    await _look(w)
+    assert w.status.failures == 1 and len(w.cluster.events) > before
+
+
+async def test_one_orphan_that_cannot_be_released_does_not_hold_its_peers() -> None:
+    w = await _training(GANG)
+    del w.cluster.jobs[KEY.name]
+    w.refuse("release_pod", NO, w.pod(1, 0))
+    assert await _look(w) is not None
+    held = [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
+    assert held == [w.pod(1, 0)]
+
+
+async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> None:
+    """kopf tells of no deletion during a relist; without this each look would delete the ghost again."""
+    w = await _training()
+    (ghost,) = w.caches.pods.of(KEY)
+    del w.cluster.pods[ghost.name]
+    job = w.cluster.jobs[KEY.name]
+    job["spec"]["suspend"] = True
+    w.cluster._bump(job)
+    w.caches.jobs.put(parse_job(job))
+    await w.reconciler(KEY)
+    assert w.caches.pods.of(KEY) == ()
+
+
+async def test_a_finalizer_that_is_refused_is_said_in_the_status() -> None:
+    w = World({"deletionPolicy": "Delete"})
+    w.refuse("hold_job", ApiError(403, "trainingjobs is forbidden"))
+    for _ in range(4):
+        await _look(w)
+    said = w.status.conditions[0]
+    assert (said.type, said.status, said.message) == ("Accepted", "False", "trainingjobs is forbidden")
+    assert w.cluster.posted == []
+    del w.cluster.hold_job
+    w.pass_time(31)
+    await w.settle()
+    assert w.pod(1) in w.cluster.pods
+
+
+# --- what is logged -------------------------------------------------------------------------------------
+def _logged(
+    errors: list[Exception], keys: int, seconds: float, caplog: pytest.LogCaptureFixture
+) -> list[str]:
+    """The log of a queue of so many jobs, whose looks fail with these errors, the last one on and on."""
+    names = [JobKey(namespace="ns", name=f"j{n}", uid=f"j{n}") for n in range(keys)]
+    left = {key: list(errors) for key in names}
+
+    async def story() -> None:
+        queue = WorkQueue()
+
+        async def do(key: JobKey) -> None:
+            raise left[key].pop(0) if len(left[key]) > 1 else left[key][0]
+
+        for key in names:
+            queue.add(key)
+        task = asyncio.create_task(queue.work(do))
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with caplog.at_level(logging.WARNING):
+        run_virtually(story())
+    assert not [r for r in caplog.records if r.exc_info], "no traceback"
+    return [r.getMessage() for r in caplog.records]
+
+
+def test_while_the_api_server_is_away_one_line_a_minute_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    lines = _logged([ApiError(0, "GET /api: refused")], 40, 100, caplog)
+    assert 1 <= len(lines) <= 2
+    assert lines[0] == "the API server does not respond; all jobs are retried: GET /api: refused"
+
+
+def test_an_action_that_fails_on_and_on_is_one_line_for_each_job_and_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = _logged(
+        [Incomplete("could not delete pod a: no"), Incomplete("could not delete pod b: no")], 2, 50, caplog
+    )
+    assert len(lines) == 4 and "ns/j0/j0: could not delete pod a: no; will be retried" in lines

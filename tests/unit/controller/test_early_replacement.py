@@ -21,7 +21,6 @@ from tests.builders import (
     make_observed,
     make_pod,
     notice,
-    raw_spec,
     started,
     status_of,
 )
@@ -86,11 +85,6 @@ def _replaced(pod: PodView, *nodes: NodeView, **status: object) -> Plan:
 def test_a_pod_carries_the_names_of_the_nodes_it_is_kept_off() -> None:
     meta = trainer_pod.pod(make_job(), Status(attempt=1), POOL, Placement(avoid=("n2", "n1")))["metadata"]
     assert meta["annotations"]["spottrain.io/avoids"] == "n1,n2"
-
-
-def test_a_template_cannot_say_what_its_pod_is_kept_off() -> None:
-    template = raw_spec()["template"] | {"metadata": {"annotations": {"spottrain.io/avoids": "node-a"}}}
-    assert "spottrain.io/avoids" in make_job(raw_spec(template=template)).invalid
 
 
 def test_a_pod_that_is_kept_off_a_node_for_no_reason_any_more_is_replaced_and_nothing_is_counted() -> None:

@@ -21,8 +21,8 @@ from spottrain_operator.names import Reason
 from tests.builders import KEY, NOW, after, make_node, make_pod, notice
 from tests.unit.controller.fake_cluster import KeySet, World
 from tests.unit.controller.test_crashes import STORIES, Story
+from tests.unit.controller.test_data_cache import IMMEDIATE, NO_NODES, OWN, _says, _waiting
 from tests.unit.controller.test_starting import event
-from tests.unit.controller.test_waiting_for_volumes import IMMEDIATE, NO_NODES, OWN, _says, _waiting
 
 
 def _state(given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,17 +1,35 @@
-"""What the API server's no to a pod means: words for people, a time to ask again, and an end of both."""
+"""What the API server's no means, and that each job says at once what becomes of it."""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Event, Observed, Plan
+from spottrain_operator.api.training_job import ConditionStatus
+from spottrain_operator.api.validation import parse_job
+from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import AT_ONCE
 from spottrain_operator.errors import ApiError, Incomplete
-from spottrain_operator.names import Condition, Reason
+from spottrain_operator.names import Condition, Phase, Reason
 from spottrain_operator.rendering import trainer_pod
 
-from tests.builders import KEY, POOL
+from tests.builders import (
+    KEY,
+    NOW,
+    POOL,
+    condition,
+    ended_pod,
+    make_job,
+    make_observed,
+    make_pod,
+    raw_spec,
+    started,
+)
 from tests.unit.controller.fake_cluster import World
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
@@ -132,3 +150,138 @@ async def test_a_new_spec_that_is_refused_beside_a_running_attempt_does_not_spin
     w.cluster._bump(w.cluster.jobs[KEY.name])
     again = await _looks(w)
     assert again != AT_ONCE and api.asked == 1 and _accepted(w)[0] == "False" and w.status.attempt == 1
+
+
+def _new(pools: dict[str, Pool] | None = None, **spec: Any) -> Observed:
+    return replace(make_observed(job=make_job(raw_spec(**spec)), admitted=False), pools=pools or {})
+
+
+def _refused(made: Plan) -> tuple[str, list[Event]]:
+    assert made.status is not None and made.status.phase == Phase.INVALID
+    accepted = condition(made, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    return accepted.message, [e for e in made.events if e.warning and e.reason == "InvalidSpec"]
+
+
+def test_a_new_job_whose_pool_nobody_knows_says_so_at_once() -> None:
+    made = plan(_new(capacity={"type": "Spot", "pools": [{"name": "typo"}]}))
+    message, events = _refused(made)
+    assert "typo" in message and len(events) == 1 and not made.after
+
+
+def test_a_pool_that_contradicts_the_template_is_refused_by_the_label_and_both_values() -> None:
+    template = {"spec": {"containers": [{"name": "trainer"}], "nodeSelector": {"zone": "a", "team": "ml"}}}
+    made = plan(
+        _new(
+            template=template,
+            capacity={"pools": [{"name": "p", "platform": "AWS", "nodeSelector": {"zone": "b"}}]},
+        )
+    )
+    message, _ = _refused(made)
+    assert message == (
+        "spec.template.spec.nodeSelector has zone: a, and pool p has zone: b; leave it out of one of them"
+    )
+    agreeing = {"pools": [{"name": "p", "platform": "AWS", "nodeSelector": {"zone": "a", "gpu": "h100"}}]}
+    assert plan(_new(template=template, capacity=agreeing)).status is None, "it is being checked"
+
+
+@pytest.mark.parametrize("code", [401, 404, 405, 413, 415])
+async def test_any_no_of_the_api_server_to_the_first_pod_is_in_the_status(code: int) -> None:
+    w = World()
+    w.refuse("create_pod", ApiError(code, "no, for a reason of my own"))
+    await w.settle()
+    accepted = condition(w.status, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", Reason.REFUSED)
+    assert accepted.message == "no, for a reason of my own" and w.cluster.events
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"tolerations": [{"key": []}]},
+        {"containers": [{"name": "trainer", "env": "x"}]},
+        {"containers": [{"name": "trainer", "lifecycle": "x"}]},
+        {"containers": "x"},
+        {"terminationGracePeriodSeconds": "soon"},
+        {"nodeSelector": "x"},
+    ],
+)
+async def test_a_template_that_the_schema_let_through_is_said_and_stops_no_other_job(
+    broken: dict[str, Any],
+) -> None:
+    w = World()
+    pod = {"containers": [{"name": "trainer"}]} | broken
+    w.cluster.jobs[KEY.name]["spec"]["template"] = {"spec": pod}
+    for _ in range(3):
+        await w.look()  # lists all jobs as well
+    accepted = condition(w.status, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    assert accepted.message and w.cluster.events and not w.cluster.posted
+
+
+# --- what the operator does not know ---------------------------------------------------------------------
+THEIRS = ConditionStatus(
+    type="AuditedByAcme", status="Unknown", reason="Later", last_transition_time=NOW, message="theirs"
+)
+
+
+def test_a_condition_of_another_controller_stays_as_it_is_and_stops_nothing() -> None:
+    status = replace(started(), conditions=(THEIRS,))
+    made = plan(make_observed(ended_pod(1, 1), job=make_job(status=status)))
+    assert made.status is not None and made.status.attempt == 2 and made.status.conditions[-1] == THEIRS
+
+
+def test_an_attempt_that_a_newer_operator_stopped_for_its_own_reason_ends_for_that_reason() -> None:
+    status = started()
+    stopping = replace(status.attempts[0], stopping="EclipseOfTheSun", evidence="it went dark", charged=False)
+    made = plan(make_observed(ended_pod(1, 75), job=make_job(status=replace(status, attempts=(stopping,)))))
+    assert made.status is not None and made.status.attempt == 2
+    (ended, _) = made.status.attempts
+    assert (ended.cause, ended.evidence, ended.stopping) == ("EclipseOfTheSun", "it went dark", "")
+
+
+def test_a_wait_after_an_attempt_that_ended_for_a_cause_of_a_newer_operator_goes_on() -> None:
+    first, second = started(2).attempts
+    attempts = (replace(first, cause="EclipseOfTheSun"), replace(second, ranks=(), started=None))
+    status = started(2, attempts=attempts, active_since=NOW, next_start=NOW.replace(year=NOW.year + 1))
+    made = plan(make_observed(job=make_job(status=status)))
+    assert made.status is not None and made.status.next_start != status.next_start, "its clock was ahead"
+    assert made.status.attempts[0].cause == "EclipseOfTheSun"
+
+
+# --- deletion --------------------------------------------------------------------------------------------
+def test_a_deleted_job_whose_spec_became_unreadable_says_that_its_checkpoints_are_left() -> None:
+    meta = {"finalizers": ["spottrain.io/checkpoints"], "deletionTimestamp": "2026-03-01T11:59:55Z"}
+    job = make_job(raw_spec(template={"spec": 5}, deletionPolicy="Delete"), status=started(), **meta)
+    assert job.spec is None
+    made = plan(make_observed(make_pod(), job=job))
+    (event,) = made.events
+    assert event.warning and event.reason == "CheckpointsLeft" and job.invalid in event.message
+    assert [a.on for a in made.before if hasattr(a, "on")] == [False]
+
+
+@pytest.mark.parametrize(
+    ("error", "for_good"),
+    [
+        (ApiError(403, "forbidden: being deleted", {"causes": [{"reason": "NamespaceTerminating"}]}), True),
+        (ApiError(404, 'namespaces "ns" not found'), True),
+        (ApiError(403, 'admission webhook "terminator.acme" denied the request'), False),
+        (ApiError(422, "spec.terminationGracePeriodSeconds: Invalid value"), False),
+    ],
+)
+async def test_only_a_namespace_that_goes_too_is_a_no_for_good_to_the_cleanup(
+    error: ApiError, for_good: bool
+) -> None:
+    w = World({"deletionPolicy": "Delete"})
+    await w.begin()
+    w.cluster.end(w.pod(1), 0)
+    job = w.cluster.jobs[KEY.name]
+    job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
+    w.cluster._bump(job)
+    w.refuse("create", error)
+    for _ in range(4):
+        with contextlib.suppress(Incomplete):
+            await w.look()
+    left = [e for e in w.cluster.events if e["reason"] == "CheckpointsLeft"]
+    assert bool(left) == for_good
+    assert parse_job(job).holds_checkpoints != for_good

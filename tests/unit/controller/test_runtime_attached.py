@@ -28,6 +28,7 @@ from tests.builders import (
     raw_spec,
     sample,
     started,
+    status_of,
     told,
 )
 from tests.unit.controller.fake_cluster import World
@@ -176,8 +177,8 @@ def test_a_runtime_that_never_answers_is_missed_after_five_minutes_with_a_warnin
 def test_how_long_an_import_may_take_can_be_set() -> None:
     observed = make_observed(since(400), job=make_job(status=UNSEEN))
     patient = replace(observed, silence=REFUSED, limits=Limits(runtime_patience=timedelta(minutes=20)))
-    status = plan(patient).status
-    assert status is not None and status.condition(Condition.RUNTIME_ATTACHED) is None
+    status = status_of(plan(patient))
+    assert status.condition(Condition.RUNTIME_ATTACHED) is None
 
 
 def test_before_this_process_has_asked_nothing_is_missed_and_it_looks_again_soon() -> None:

@@ -1,15 +1,33 @@
-"""What the operator does when its caches lie: they lag behind, miss a deletion, or are of an older leader."""
+"""Caches that lag, miss a deletion or are of an older leader; copies of our pods, and pods of a namesake."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
+from spottrain_operator.api.observed import Create, Observed, Plan, PodView
 from spottrain_operator.api.validation import parse_job
+from spottrain_operator.api.views import pod_view
+from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import AT_ONCE
+from spottrain_operator.names import Condition, Phase, Reason
 
-from tests.builders import KEY, word
+from tests.builders import (
+    KEY,
+    condition,
+    ended_pod,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    raw_job,
+    raw_spec,
+    started,
+    word,
+)
 from tests.unit.controller.fake_cluster import Crash, World
 
 
@@ -121,3 +139,140 @@ async def test_a_pod_under_notice_is_deleted_in_time_though_the_watch_does_not_t
     w.pass_time(1.1)
     await w.reconciler(KEY)
     assert "deletionTimestamp" in w.cluster.pods[w.pod(1)]["metadata"] and w.status.attempt == 2
+
+
+async def _running(spec: dict[str, object] | None = None) -> World:
+    w = World(spec)
+    await w.begin()
+    return w
+
+
+def _copy(w: World, name: str, *, owner: bool) -> dict[str, Any]:
+    """What `kubectl get -o yaml`, an edit and `kubectl create` make of a pod of ours."""
+    raw = copy.deepcopy(w.cluster.pods[w.pod(1)])
+    raw["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+    if not owner:
+        del raw["metadata"]["ownerReferences"]
+    raw["status"] = {"phase": "Pending"}
+    del raw["spec"]["nodeName"]
+    w.cluster.pods[name] = raw
+    w.cluster._bump(raw)
+    return raw
+
+
+@pytest.mark.parametrize("owner", [True, False])
+async def test_a_copy_of_a_pod_is_no_rank(owner: bool) -> None:
+    w = await _running({"workers": 2})
+    before = w.status
+    _copy(w, "copy", owner=owner)
+    await w.settle()
+    assert w.status == before and "copy" in w.cluster.pods
+    copied = w.cluster.pods["copy"]["metadata"]
+    copied |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 0}
+    w.cluster._bump(w.cluster.pods["copy"])
+    await w.settle()
+    assert "copy" not in w.cluster.pods, "nobody but the operator can take its finalizer off"
+    assert w.status == before
+
+
+async def test_a_pod_of_our_name_without_an_owner_is_not_adopted() -> None:
+    w = World()
+    await w.look()
+    await w.look()
+    name = w.pod(1)
+    assert name in w.cluster.pods
+    del w.cluster.pods[name]["metadata"]["ownerReferences"]
+    w.cluster._bump(w.cluster.pods[name])
+    w._start()
+    await w.settle()
+    accepted = condition(w.status, Condition.ACCEPTED)
+    assert accepted.reason == "PodNameTaken"
+
+
+@pytest.mark.parametrize(
+    ("version", "ours"), [("spottrain.io/v1alpha1", True), ("acme.example/v1", False), ("v1", False)]
+)
+async def test_an_owner_is_known_by_its_group_too(version: str, ours: bool) -> None:
+    w = await _running()
+    raw = w.cluster.pods[w.pod(1)]
+    raw["metadata"]["ownerReferences"][0]["apiVersion"] = version
+    assert (pod_view(raw) is not None) == ours
+
+
+def test_a_pod_that_no_scheduler_takes_is_looked_at_again_though_no_event_comes() -> None:
+    """The watch's ADDED tells nothing new of a pod that is known from the reply to its POST."""
+    job = make_job(
+        raw_spec(), status=started(1, attempts=(started().attempts[0].__class__(number=1, pool="default"),))
+    )
+    made: Plan = plan(make_observed(job=job))
+    assert made.after and made.recheck_after is not None and made.recheck_after.total_seconds() <= 1.1
+
+
+async def test_a_pod_that_no_scheduler_takes_is_said_to_wait_for_it() -> None:
+    w = World()
+    while await w.look() is not None and w.pod(1) not in w.cluster.pods:
+        pass
+    await w.reconciler(KEY)
+    scheduled = condition(w.status, Condition.SCHEDULED)
+    assert scheduled.message == f"pod {w.pod(1)} waits for the scheduler"
+
+
+OLD = replace(KEY, uid="uid-0")
+NEW = replace(KEY, uid="uid-2")
+
+
+def _of_old(pod: PodView) -> PodView:
+    return replace(pod, job=OLD, name="job-old-1-0")
+
+
+def _observed(pod: PodView, *, silent: bool = False) -> Observed:
+    o = make_observed(job=make_job(), nodes=() if silent else (make_node(),))
+    return replace(o, predecessors=(pod,))
+
+
+def test_a_job_whose_deleted_namesake_still_saves_says_so_and_makes_no_pod() -> None:
+    made = plan(_observed(_of_old(make_pod())))
+    assert made.status is not None and made.status.attempt == 0 and not made.after
+    found = condition(made, Condition.SCHEDULED)
+    assert (found.status, found.reason) == ("False", Reason.PREDECESSOR_SAVES)
+    assert found.message == "pod job-old-1-0 of the deleted job of this name is still saving"
+    assert made.status.phase == Phase.WAITING
+    assert made.recheck_after and 2 <= made.recheck_after.total_seconds() < 2.5
+    again = plan(replace(_observed(_of_old(make_pod())), job=make_job(status=made.status)))
+    assert again.status is None and not again.events
+
+
+def test_it_starts_when_the_namesakes_pod_has_ended_or_its_node_is_dead() -> None:
+    for observed in (_observed(_of_old(ended_pod(code=75))), _observed(_of_old(make_pod()), silent=True)):
+        made = plan(observed)
+        assert made.status is not None and made.status.attempt == 1
+        assert any(isinstance(a, Create) for a in made.after)
+
+
+async def test_a_job_that_is_made_again_waits_until_the_old_pod_is_gone() -> None:
+    w = World()
+    await w.begin()
+    old = w.cluster.pods[w.pod(1)]
+    w.cluster.jobs[KEY.name] = raw_job(uid=NEW.uid, resourceVersion=str(next(w.cluster._version)))
+    old["metadata"] |= {"deletionTimestamp": "2026-03-01T12:01:50Z", "deletionGracePeriodSeconds": 110}
+    w.cluster._bump(old)
+    for _ in range(4):
+        await w.look()
+        await w.reconciler(NEW)
+    assert w.cluster.posted == [w.pod(1)] and w.status.attempt == 0
+    assert "finalizers" in old["metadata"] and not old["metadata"]["finalizers"], "it is let go"
+    w.cluster.end(w.pod(1), 75)
+    assert not w.cluster.pods
+    await w.reconciler(NEW)  # the cache does not know yet: the API server does
+    assert w.status.attempt == 1 and len(w.cluster.pods) == 1
+
+
+async def test_pods_of_another_name_are_no_predecessors() -> None:
+    w = World()
+    await w.settle()
+    other = replace(make_pod(), job=replace(KEY, name="job-b", uid="uid-9"), uid="x")
+    w.caches.pods.put(other)
+    assert w.caches.pods.other_lives(KEY) == ()
+    assert w.caches.pods.other_lives(replace(KEY, name="job-b")) == (other.job,)
+    w.caches.pods.drop(other)
+    assert w.caches.pods.other_lives(replace(KEY, name="job-b")) == ()

@@ -18,7 +18,18 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import restart, starting
 
-from tests.builders import NOW, POOL, after, condition, make_job, make_observed, make_pod, raw_spec, started
+from tests.builders import (
+    NOW,
+    POOL,
+    after,
+    condition,
+    make_job,
+    make_observed,
+    make_pod,
+    raw_spec,
+    started,
+    status_of,
+)
 from tests.unit.controller.fake_cluster import FakeCluster
 from tests.unit.controller.test_interruptions import raw_pod
 
@@ -147,8 +158,8 @@ def test_an_image_that_cannot_be_pulled_ends_the_attempt_after_the_timeout_and_i
     assert [a.pod.uid for a in stopped.after if isinstance(a, Delete)] == [late.pods[0].uid]
 
     gone = bound(waiting=None, deleted=after(0), phase="Failed")
-    judged = plan(make_observed(gone, job=make_job(status=stopped.status), now=after(5))).status
-    assert judged is not None and judged.attempt == 2 and not judged.is_true(Condition.FAILED)
+    judged = status_of(plan(make_observed(gone, job=make_job(status=stopped.status), now=after(5))))
+    assert judged.attempt == 2 and not judged.is_true(Condition.FAILED)
     assert judged.attempts[0].cause == Cause.START_FAILED and IMAGE.message in judged.attempts[0].evidence
     assert (judged.failures, judged.interruptions, judged.no_progress) == (0, 0, 0), (
         "it is not the job's fault"
@@ -159,11 +170,10 @@ def test_an_image_that_cannot_be_pulled_ends_the_attempt_after_the_timeout_and_i
 
 @pytest.mark.parametrize("waiting", [NO_SECRET, replace(IMAGE, reason="InvalidImageName")])
 def test_an_error_of_the_configuration_fails_the_job_for_good(waiting: Waiting) -> None:
-    stopped = plan(make_observed(bound(waiting=waiting), job=failing_since(301))).status
-    assert stopped is not None and stopped.attempts[-1].stopping == Cause.BAD_CONFIGURATION
+    stopped = status_of(plan(make_observed(bound(waiting=waiting), job=failing_since(301))))
+    assert stopped.attempts[-1].stopping == Cause.BAD_CONFIGURATION
     gone = bound(waiting=None, deleted=after(0), phase="Failed")
-    judged = plan(make_observed(gone, job=make_job(status=stopped), now=after(5))).status
-    assert judged is not None
+    judged = status_of(plan(make_observed(gone, job=make_job(status=stopped), now=after(5))))
     failed = condition(judged, Condition.FAILED)
     assert failed.status == "True"
     assert failed.reason == waiting.reason and waiting.message in failed.message
@@ -209,8 +219,8 @@ def test_the_clock_begins_anew_once_the_error_is_gone() -> None:
     status = plan(make_observed(bound(waiting=waiting), job=failing_since(200))).status
     assert status is None or status.attempts[-1].start_error_since is not None, "its Events are not read yet"
     o = heard(make_observed(bound(waiting=waiting), job=failing_since(200)), set_up=True)
-    status = plan(o).status
-    assert status is not None and status.attempts[-1].start_error_since is None
+    status = status_of(plan(o))
+    assert status.attempts[-1].start_error_since is None
 
 
 def test_one_pod_of_a_gang_that_cannot_start_ends_the_whole_attempt() -> None:

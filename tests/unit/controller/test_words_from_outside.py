@@ -50,6 +50,7 @@ from tests.builders import (
     raw_spec,
     sample,
     started,
+    status_of,
     told,
 )
 from tests.support.loopback import on_loopback
@@ -112,15 +113,14 @@ def test_a_spec_with_old_names_is_told_all_the_new_ones_at_once() -> None:
         assert f"spec.{path}: {sentence}" in job.invalid
     for words in ("onExisting must be 'Fail',", "capacity.type must be 'Spot',", "platform must be 'Auto',"):
         assert words in job.invalid
-    accepted = plan(make_observed(job=job)).status
-    assert accepted is not None
+    accepted = status_of(plan(make_observed(job=job)))
     found = condition(accepted, Condition.ACCEPTED)
     assert (found.status, found.message) == ("False", job.invalid)
 
 
 def test_a_job_with_old_names_that_has_succeeded_stays_so() -> None:
-    succeeded = plan(make_observed(told(Outcome.DONE, step=3))).status
-    assert succeeded is not None and succeeded.terminal
+    succeeded = status_of(plan(make_observed(told(Outcome.DONE, step=3))))
+    assert succeeded.terminal
     made = plan(make_observed(job=make_job(raw_spec(**OLD), status=succeeded)))
     assert made.status is not None and made.status.terminal and made.status.phase == Phase.SUCCEEDED
     assert not made.before and not made.after
@@ -454,8 +454,8 @@ async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: in
     seen = (await polled(port)).samples[KEY]
     progress = seen.progress
     assert [len(t) for t in (progress.state, progress.durableTime, progress.warning)] == [63, 64, 1024]
-    first = plan(make_observed(make_pod(), sample=seen)).status
-    assert first is not None and not progress_due(first, seen, timedelta(seconds=60))
+    first = status_of(plan(make_observed(make_pod(), sample=seen)))
+    assert not progress_due(first, seen, timedelta(seconds=60))
 
 
 def test_names_in_json_are_camel_case() -> None:

@@ -1,16 +1,20 @@
-"""The work queue: deduplication, one worker for a key, backoff of its own for each key."""
+"""The work queue: deduplication, one worker for a key, backoff of its own for each key; the log's lines."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import sys
 from datetime import timedelta
 
 import pytest
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.io.logs import JsonLines, about
 from spottrain_operator.io.metrics import QUEUE_DEPTH
 
+from tests.builders import KEY
 from tests.support.virtualtime import run_virtually
 
 A, B = (JobKey(namespace="ns", name=name, uid=name) for name in "ab")
@@ -179,3 +183,20 @@ def test_keys_that_are_due_again_and_again_do_not_hold_up_the_others() -> None:
         return seen["a"]
 
     assert run_virtually(story()) <= 1.3
+
+
+def test_a_line_names_its_job_attempt_and_rank() -> None:
+    record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "pod %s", "args": ("p",)})
+    record.__dict__ |= about(KEY, attempt=3, rank=1)
+    line = json.loads(JsonLines().format(record))
+    assert (line["namespace"], line["job"], line["attempt"], line["rank"]) == ("ns", "job", 3, 1)
+    assert line["message"] == "pod p" and line["time"].endswith("Z") and "reason" not in line
+
+
+def test_an_exception_is_one_line_too() -> None:
+    try:
+        raise ValueError("boom\nsecond")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
+    text = JsonLines().format(record)
+    assert "\n" not in text and "boom" in json.loads(text)["traceback"]
