@@ -51,7 +51,7 @@ SOURCES: Final = {
 }
 TESTS: Final = (
     "tests/unit/controller",
-    *(f"tests/unit/runtime/checkpoint/test_head_{name}.py" for name in ("rules", "owner", "admin")),
+    *(f"tests/unit/runtime/checkpoint/test_head_{name}.py" for name in ("rules", "owner")),
     *(
         f"tests/unit/runtime/cli/test_{name}.py"
         for name in ("checkpoints", "release", "copy_export", "delete")

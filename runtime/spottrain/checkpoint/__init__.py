@@ -3,6 +3,8 @@
     state -> tree -> layout -> staging_buffer (one copy, the stall) -> upload_process -> manifest -> HEAD
     HEAD -> manifest -> reader -> tree -> state
 
+On the way to HEAD `saver` does everything up to the upload, on each rank; `manager` commits, on rank 0.
+
     manager         the checkpoints of one run: claim, save, restore, final weights
     head/           HEAD, the object that records which attempt trains and which checkpoints are durable
     compile_cache/  the compiler's cache, stored beside the checkpoints

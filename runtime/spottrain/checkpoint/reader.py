@@ -46,7 +46,8 @@ def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, wan
     """
     try:
         own = manifest.ranks[rank if rank < len(manifest.ranks) else 0]
-        needed = set(_numbers(manifest.tree)) | set(_numbers(own))
+        needed: set[int] = set()
+        unflatten([manifest.tree, own], needed.add)
         reading = _Reading(store, key, manifest, want or (lambda stored: None))
         tensors = reading.tensors(sorted(needed))
         return unflatten(manifest.tree, tensors.__getitem__), unflatten(own, tensors.__getitem__)
@@ -113,18 +114,6 @@ def _safe(file: File) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise Damaged(f"the manifest names the file {file.path!r}, which would lie outside its folder")
     return path
-
-
-def _numbers(plain: Any) -> Iterator[int]:
-    if isinstance(plain, list):
-        for item in plain:
-            yield from _numbers(item)
-    elif isinstance(plain, dict):
-        if "$tensor" in plain:
-            yield plain["$tensor"]
-        else:
-            for item in plain.values():
-                yield from _numbers(item)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

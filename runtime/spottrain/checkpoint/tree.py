@@ -85,7 +85,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (local.device, local.data_ptr(), local.dtype, tensor.shape, local.shape, local.stride(), turned)
 
 
-def unflatten(plain: Any, tensor: Callable[[int], torch.Tensor]) -> Any:
+def unflatten(plain: Any, tensor: Callable[[int], Any]) -> Any:
     """Rebuilds the tree; `tensor` returns the tensor of a number."""
     if isinstance(plain, list):
         return [unflatten(item, tensor) for item in plain]

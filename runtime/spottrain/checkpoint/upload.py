@@ -6,7 +6,6 @@ process, for systems without shared anonymous files.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import json
 import mmap
@@ -18,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from spottrain import errors
 from spottrain.checkpoint.staging_buffer import StagingBuffer
-from spottrain.checkpoint.upload_process import UploadItem, upload
+from spottrain.checkpoint.upload_process import UploadItem, Uploads
 from spottrain.distributed.channel import start_child
 from spottrain.errors import StoreUnavailable
 from spottrain.storage import base as stores
@@ -84,7 +83,7 @@ class ProcessTransfer:
                     raise Cancelled("the upload was abandoned")
         if "error" in reply:
             raise _error(reply)
-        return {key: Sent(bytes=size, chunks=tuple(chunks)) for key, (size, chunks) in reply["sent"].items()}
+        return _results(reply["sent"])
 
     def close(self) -> None:
         """Closes the socket, on which the process exits by itself, without waiting for it."""
@@ -115,9 +114,8 @@ class InProcessTransfer:
     """Uploads in this process, to the given store."""
 
     def __init__(self, where: Store) -> None:
-        self._store = where
+        self._uploads = Uploads(lambda: where)
         self._memory: mmap.mmap | None = None
-        self._sent: dict[str, Sent] = {}
 
     def share(self, buffer: StagingBuffer) -> None:
         self._memory = buffer.map
@@ -126,23 +124,20 @@ class InProcessTransfer:
         self._memory = None
 
     def put(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
-        keys = {item.key for item in items}
-        self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
-        for item in items:
-            if item.key not in self._sent:
-                body = item.body(self._memory)
-                chunks = upload(self._store, item, body, cancelled)
-                self._sent[item.key] = Sent(bytes=len(body), chunks=tuple(chunks))
-        return dict(self._sent)
+        return _results(self._uploads.put(items, self._memory, cancelled))
 
     def close(self) -> None:
         self._memory = None
 
 
+def _results(sent: Mapping[str, tuple[int, list[str]]]) -> dict[str, Sent]:
+    return {key: Sent(bytes=size, chunks=tuple(chunks)) for key, (size, chunks) in sent.items()}
+
+
 def _error(reply: dict[str, Any]) -> Exception:
     """Rebuilds the error that the store raised in the uploader process."""
     name, message = reply["error"], reply["message"]
-    kind = getattr(errors, name, None) or getattr(stores, name, None) or getattr(builtins, name, None)
+    kind = getattr(errors, name, None) or getattr(stores, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.RunError):
         return kind(message, reason=reply["reason"] or None)
     if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == stores.__name__:

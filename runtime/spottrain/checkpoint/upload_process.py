@@ -69,28 +69,18 @@ def upload(store: Store, item: UploadItem, body: memoryview, cancelled: Callable
         return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
 
 
-class Uploader:
-    """Uploads files and shared memory. `send` sends one message back."""
+class Uploads:
+    """Uploads items to the store that `store` returns, small ones at once. One set of items at a time."""
 
-    def __init__(self, store: Callable[[], Store], send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
-        self._send = send
-        self.memory: mmap.mmap | None = None
-        self.abandoned: set[int] = set()
-        """Numbers of puts to stop."""
         self._sent: dict[str, tuple[int, list[str]]] = {}
-        """Results of the current put, and of the same keys before it: a retry sends only the rest."""
+        """Results of the current call, and of the same keys before it: a retry sends only the rest."""
 
-    def put(self, number: int, items: Sequence[UploadItem], memory: mmap.mmap | None) -> None:
-        try:
-            self._send({"put": number, "sent": self._put_all(number, items, memory)})
-        except Exception as error:  # every error is reported to the trainer
-            words = {"error": type(error).__name__, "message": str(error)}
-            self._send({"put": number, **words, "reason": getattr(error, "reason", "")})
-
-    def _put_all(
-        self, number: int, items: Sequence[UploadItem], memory: mmap.mmap | None
+    def put(
+        self, items: Sequence[UploadItem], memory: mmap.mmap | None, cancelled: Callable[[], bool]
     ) -> dict[str, tuple[int, list[str]]]:
+        """Returns size and chunks' SHA-256 by key. Raises the first error, which cancels the other items."""
         keys = {item.key for item in items}
         self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
         store = self._store()
@@ -101,11 +91,10 @@ class Uploader:
                 return
             try:
                 body = item.body(memory)
-                chunks = upload(store, item, body, lambda: number in self.abandoned)
+                chunks = upload(store, item, body, lambda: bool(failures) or cancelled())
                 self._sent[item.key] = (len(body), chunks)
             except BaseException as error:
                 failures.append(error)  # the first is the cause
-                self.abandoned.add(number)  # a failure cancels the other items of this put
                 raise
 
         pool = ThreadPoolExecutor(SMALL_AT_ONCE)  # `with` would wait for the others after a failure
@@ -120,8 +109,27 @@ class Uploader:
             raise (failures or [error])[0] from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        # An abandoned put may still be running and add its own keys to `_sent`.
+        # An abandoned call may still be running and add its own keys to `_sent`.
         return {key: self._sent[key] for key in keys}
+
+
+class Uploader:
+    """Carries out the trainer's orders. `send` sends one message back."""
+
+    def __init__(self, store: Callable[[], Store], send: Callable[[dict[str, Any]], None]) -> None:
+        self._uploads = Uploads(store)
+        self._send = send
+        self.memory: mmap.mmap | None = None
+        self.abandoned: set[int] = set()
+        """Numbers of puts to stop."""
+
+    def put(self, number: int, items: Sequence[UploadItem], memory: mmap.mmap | None) -> None:
+        try:
+            sent = self._uploads.put(items, memory, lambda: number in self.abandoned)
+            self._send({"put": number, "sent": sent})
+        except Exception as error:  # every error is reported to the trainer
+            words = {"error": type(error).__name__, "message": str(error)}
+            self._send({"put": number, **words, "reason": getattr(error, "reason", "")})
 
 
 def main(fd: int) -> None:

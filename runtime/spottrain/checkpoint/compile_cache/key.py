@@ -29,7 +29,7 @@ class CompileTarget:
 
     torch keys its entries by graph, configuration, threads and GPU. But it builds C++ kernels with
     `-march=native`, by the compiler and against the libraries of the image. The folder's path is not
-    included: a moved folder still hits (tests/unit/runtime/test_compilecache.py).
+    included: a moved folder still hits (tests/unit/runtime/checkpoint/test_compile_cache.py).
     """
 
     torch: str

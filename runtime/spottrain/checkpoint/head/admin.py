@@ -1,7 +1,7 @@
 """Changes of HEAD that a person may make while no job runs: prune, delete, add a copied checkpoint.
 
 `compare_and_swap.py` carries out these intents like those of `state.py`.
-tests/unit/runtime/test_head_model.py checks every interleaving with claims. This module does no I/O.
+tests/unit/runtime/checkpoint/test_head_model.py checks every interleaving with claims. No I/O here.
 """
 
 from __future__ import annotations

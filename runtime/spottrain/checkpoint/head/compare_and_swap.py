@@ -1,8 +1,8 @@
 """One change of HEAD by compare-and-swap: explicit states, no I/O.
 
 A driver sends each state's `request` to the store and passes the reply to `on`, which returns the next state.
-tests/unit/runtime/test_head_model.py does so with a store that loses, delays and repeats requests. An intent
-of `state.py` decides the new HEAD.
+An intent of `state.py` decides the new HEAD. tests/unit/runtime/checkpoint/test_head_model.py drives it
+with a store that loses, delays and repeats requests.
 
     Reading ──found, absent──▶ intent.decide ──▶ Writing ──stored──▶ Finished
        ▲                            │ None              │ refused (412, 409) or no answer

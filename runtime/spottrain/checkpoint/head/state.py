@@ -1,7 +1,7 @@
 """HEAD: the object that records which attempt trains and which checkpoints are durable; its rules of change.
 
 `compare_and_swap.py` carries out the decisions made here by conditional PUTs, and `owner.py` applies both to
-a store. tests/unit/runtime/test_head_model.py runs this code through every interleaving of a small model.
+a store. tests/unit/runtime/checkpoint/test_head_model.py runs it through every interleaving of a model.
 This module does no I/O, reads no clock and draws no random numbers.
 
 A change of HEAD is an intent (Claiming, Committing, Releasing): a function from the current HEAD to the new
@@ -354,14 +354,14 @@ def orphans(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
 
 def unnamed(keys: Iterable[str], head: Head, *, below: int) -> list[str]:
     """Returns the keys of terms under `below` that HEAD does not list; keys of another form are ignored."""
-    return [key for key in keys if _is_unnamed(key, head, below)]
+    named = head.keys
+    return [
+        key
+        for key in keys
+        if (term := term_of_key(key)) is not None and term < below and folder_of(key) not in named
+    ]
 
 
 def folder_of(key: str) -> str:
     """Returns the checkpoint's key that an object's key begins with."""
     return CHECKPOINTS_PREFIX + key.removeprefix(CHECKPOINTS_PREFIX).split("/", 1)[0] + "/"
-
-
-def _is_unnamed(key: str, head: Head, below: int) -> bool:
-    term = term_of_key(key)
-    return term is not None and term < below and folder_of(key) not in head.keys

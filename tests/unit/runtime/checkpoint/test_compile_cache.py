@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gzip
+import hashlib
+import io
+import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +23,61 @@ from spottrain.errors import ConfigurationError, StoreUnavailable
 from spottrain.storage.base import Body, Object
 from spottrain.storage.local import FolderStore
 
-from tests.unit.runtime.checkpoint.compilenode import COMPILED, FACTS, Node, Nodes
+FACTS = CompileTarget(
+    torch="2.15.0+cpu",
+    triton="",
+    python="CPython 3.11.7",
+    machine="x86_64",
+    libc="glibc 2.36",
+    cpu="AuthenticAMD 25 17 AMD EPYC",
+    flags=("avx2", "avx512f"),
+    devices=(),
+    image="sha256:1",
+)
+COMPILED = {
+    "inductor/ab/cab.main.so": b"library",
+    "inductor/fxgraph/x/y": b"graph",
+    "triton/K/k.cubin": b"kernel",
+    "headers/h.h.gch": b"header",
+}
+
+
+class Node:
+    """A pod's folders and its compile cache, on a store that it shares with other nodes."""
+
+    def __init__(self, root: Path, store: FolderStore, **options: Any) -> None:
+        self.root = root
+        self.store = store
+        places = {label: root / label for label in ("inductor", "triton", "headers")}
+        self.cache = CompileCache(store=store, places=places, **{"facts": FACTS, **options})
+
+    def compile(self, files: dict[str, bytes]) -> Node:
+        for name, body in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body)
+        return self
+
+    def files(self) -> dict[str, bytes]:
+        found = (path for path in self.root.rglob("*") if path.is_file())
+        return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in found}
+
+    def keys(self) -> list[str]:
+        return self.store.list(COMPILE_CACHE_PREFIX)
+
+    def entry(self) -> dict[str, Any]:
+        found = self.store.get(f"{COMPILE_CACHE_PREFIX}{self.cache.key}.json")
+        assert found is not None
+        return dict(json.loads(found.body))
+
+
+Nodes = Callable[..., Node]
+
+
+def saved(node: Nodes) -> Node:
+    first = node().compile(COMPILED)
+    assert first.cache.save_if_changed()
+    return first
 
 
 @pytest.fixture
@@ -54,14 +113,14 @@ def test_an_empty_store_is_a_miss_and_no_failure(node: Nodes, capsys: pytest.Cap
 
 
 def test_a_file_that_is_there_is_not_replaced(node: Nodes) -> None:
-    node().compile(COMPILED).cache.save_if_changed()
+    saved(node)
     second = node().compile({"inductor/ab/cab.main.so": b"own"})
     assert second.cache.restore()
     assert second.files() == {**COMPILED, "inductor/ab/cab.main.so": b"own"}
 
 
 def test_what_was_restored_is_saved_again_only_with_something_new(node: Nodes) -> None:
-    node().compile(COMPILED).cache.save_if_changed()
+    saved(node)
     second = node()
     second.cache.restore()
     assert not second.cache.save_if_changed()
@@ -74,14 +133,16 @@ def test_what_was_restored_is_saved_again_only_with_something_new(node: Nodes) -
 
 
 def test_a_file_that_changes_in_place_is_saved_again(node: Nodes) -> None:
-    first = node().compile(COMPILED)
-    first.cache.save_if_changed()
+    first = saved(node)
     assert first.compile({"inductor/fxgraph/x/y": b"longer graph"}).cache.save_if_changed()
 
 
 def test_nodes_that_compiled_the_same_save_it_once(node: Nodes) -> None:
-    assert node().compile(COMPILED).cache.save_if_changed()
+    first = node().compile(COMPILED)
+    assert first.cache.save_if_changed()
     assert not node().compile(COMPILED).cache.save_if_changed()
+    assert node().compile({"inductor/other": b"2"}).cache.save_if_changed()
+    assert not first.cache.save_if_changed(), "nor again because another node compiled something else"
 
 
 def test_empty_folders_are_not_saved(node: Nodes) -> None:
@@ -96,7 +157,7 @@ def test_every_fact_makes_another_key(fact: str, node: Nodes) -> None:
     changed: Any = ("sse2",) if fact in ("flags", "devices") else "other"
     other = dataclasses.replace(FACTS, **{fact: changed})
     assert other.key() != FACTS.key()
-    node().compile(COMPILED).cache.save_if_changed()
+    saved(node)
     assert node(facts=other).cache.restore() is None
 
 
@@ -224,7 +285,7 @@ def test_eight_kinds_of_machine_are_kept_and_the_oldest_goes(node: Nodes) -> Non
 
 # --- how it is switched, and what it never does --------------------------------------------------------
 def test_drop_forgets_what_every_machine_saved_and_saves_anew(node: Nodes) -> None:
-    node().compile(COMPILED).cache.save_if_changed()
+    saved(node)
     node(facts=dataclasses.replace(FACTS, cpu="other")).compile(COMPILED).cache.save_if_changed()
     dropping = node(drop=True)
     assert dropping.cache.restore() is None
@@ -280,3 +341,136 @@ def test_a_store_that_is_down_costs_a_compile(
     assert pod.cache.restore() is None and not pod.cache.save_if_changed()
     said = capsys.readouterr().out
     assert "compile-cache-unusable" in said and "compile-cache-not-saved" in said
+
+
+# --- damaged or forged ---------------------------------------------------------------------------------
+def archive(member: tarfile.TarInfo, body: bytes = b"") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        good = tarfile.TarInfo("inductor/good")
+        good.size = 4
+        tar.addfile(good, io.BytesIO(b"good"))
+        tar.addfile(member, io.BytesIO(body))
+    return buffer.getvalue()
+
+
+def member(name: str, *, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, size
+    return info
+
+
+def plant(node: Node, body: bytes, **changes: Any) -> None:
+    """What somebody would store who can write the prefix and knows the format."""
+    sha256 = hashlib.sha256(body).hexdigest()
+    entry = {**node.entry(), "archive": f"{node.cache.key}-{sha256}.tar.gz", "sha256": sha256, **changes}
+    node.store.put(COMPILE_CACHE_PREFIX + f"{node.cache.key}-{sha256}.tar.gz", body)
+    node.store.put(f"{COMPILE_CACHE_PREFIX}{node.cache.key}.json", json.dumps(entry).encode())
+
+
+def is_a_cold_compile(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert node.cache.restore() is None and node.files() == {}
+    assert "event=compile-cache-unusable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        member("inductor//etc/absolute"),
+        member("/etc/absolute"),
+        member("inductor/../../outside"),
+        member("../outside"),
+        member("unknown/file"),
+        member("inductor"),
+        member("inductor/link", kind=tarfile.SYMTYPE, link="/etc/passwd"),
+        member("inductor/link", kind=tarfile.LNKTYPE, link="inductor/good"),
+        member("inductor/device", kind=tarfile.CHRTYPE),
+        member("inductor/pipe", kind=tarfile.FIFOTYPE),
+        member("inductor/folder", kind=tarfile.DIRTYPE),
+    ],
+    ids=lambda info: f"{info.type.decode()}:{info.name}",
+)
+def test_an_archive_with_anything_but_files_of_its_folders_is_refused_whole(
+    node: Nodes, tmp_path: Path, bad: tarfile.TarInfo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(saved(node), archive(bad))
+    is_a_cold_compile(node(), capsys)
+    assert not (tmp_path / "outside").exists() and not list(tmp_path.glob("node-*/outside"))
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    node: Nodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = saved(node)
+    plant(first, archive(member("inductor/large", size=5000), b"\0" * 5000))
+    monkeypatch.setattr("spottrain.checkpoint.compile_cache.folders.UNPACKED_LIMIT", 4096)
+    second = node()
+    assert second.cache.restore() is None and second.files() == {}
+    assert not second.compile({"inductor/large": b"\0" * 5000}).cache.save_if_changed()
+    said = capsys.readouterr().out
+    assert "compile-cache-unusable" in said and "compile-cache-not-saved" in said
+
+
+def cut(body: bytes) -> bytes:
+    return body[: len(body) // 2]
+
+
+def flipped(body: bytes) -> bytes:
+    return body[:40] + bytes([body[40] ^ 1]) + body[41:]
+
+
+@pytest.mark.parametrize("damage", [cut, flipped, lambda body: b"", None])
+def test_a_damaged_archive_means_a_cold_compile_and_is_replaced(
+    node: Nodes, damage: Callable[[bytes], bytes] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = saved(node)
+    key = COMPILE_CACHE_PREFIX + first.entry()["archive"]
+    if damage is None:
+        first.store.delete([key])
+    else:
+        found = first.store.get(key)
+        assert found is not None
+        first.store.put(key, damage(found.body))
+    second = node()
+    is_a_cold_compile(second, capsys)
+    assert second.compile(COMPILED).cache.save_if_changed()
+    assert node().cache.restore()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_gzip_or_tar_cannot_read_means_a_cold_compile(
+    node: Nodes, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(saved(node), gzip.compress(b"no tar" * 1000) if whole else cut(archive(member("inductor/x"))))
+    is_a_cold_compile(node(), capsys)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        b'{"format": 1}',
+        {"format": 2},
+        {"facts": {}},
+        {"facts": None},
+        {"archive": "../HEAD"},
+        {"archive": 7},
+        {"sha256": "0" * 64},
+        {"savedAt": None},
+        {"extra": 1},
+    ],
+)
+def test_a_damaged_entry_means_a_cold_compile_and_is_replaced(
+    node: Nodes, entry: bytes | dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = saved(node)
+    body = entry if isinstance(entry, bytes) else json.dumps({**first.entry(), **entry}).encode()
+    first.store.put(f"{COMPILE_CACHE_PREFIX}{first.cache.key}.json", body)
+    second = node()
+    is_a_cold_compile(second, capsys)
+    assert second.compile(COMPILED).cache.save_if_changed()
+    assert node().cache.restore()

@@ -25,12 +25,10 @@ from spottrain.checkpoint.head.compare_and_swap import (
 from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
-    ClaimPolicy,
     Committing,
     Entry,
     Head,
     HeadState,
-    Identity,
     Tenure,
     present,
     unnamed,
@@ -137,32 +135,11 @@ class AdoptingWhoeverOwns(Adopting):
         return replace(body, term=head.term + 1) if body and head else body
 
 
-def claiming(who: Identity, policy: ClaimPolicy) -> Claiming:
-    return ClaimingWhateverTheAttempt(who=who, policy=policy)
+def committing(kind: type[Committing]) -> Callable[[Tenure, Entry, int], Committing]:
+    return lambda tenure, entry, keep: kind(tenure=tenure, entry=entry, keep=keep)
 
 
-def committing_anyway(tenure: Tenure, entry: Entry, keep: int) -> Committing:
-    return CommittingWhoeverOwns(tenure=tenure, entry=entry, keep=keep)
-
-
-def pruning_by_step(tenure: Tenure, entry: Entry, keep: int) -> Committing:
-    return PruningByStep(tenure=tenure, entry=entry, keep=keep)
-
-
-def beside_the_old_best(tenure: Tenure, entry: Entry, keep: int) -> Committing:
-    return CommittingBesideTheOldBest(tenure=tenure, entry=entry, keep=keep)
-
-
-def over_the_best(tenure: Tenure, entry: Entry, keep: int) -> Committing:
-    return CommittingOverTheBest(tenure=tenure, entry=entry, keep=keep)
-
-
-def pruning_under_a_job(seen: Head, doomed: frozenset[str]) -> Pruning:
-    return PruningUnderAJob(seen=seen, doomed=doomed)
-
-
-def adopting_anyway(entry: Entry) -> Adopting:
-    return AdoptingWhoeverOwns(entry=entry, job="elsewhere")
+TAKEN_BY_ANY_ATTEMPT = Rules(claiming=lambda who, policy: ClaimingWhateverTheAttempt(who=who, policy=policy))
 
 
 def without_if_match(step: Step) -> Request:
@@ -220,10 +197,10 @@ def sweeping_without_owning(keys: Iterable[str], head: Head, tenure: Tenure) -> 
 MUTANTS = {
     "every body has the same nonce": (SUCCESSION, Rules(nonce=lambda name, number: "same")),
     "a 404 on If-Match falls back to creating HEAD": (VANISH, Rules(on=creating_on_404)),
-    "pruning goes by step": (FALL_BACK, Rules(committing=pruning_by_step)),
+    "pruning goes by step": (FALL_BACK, Rules(committing=committing(PruningByStep))),
     "HEAD is written without If-Match": (SUCCESSION, Rules(request=without_if_match)),
-    "a claim ignores the attempt": (TWO_ATTEMPTS, Rules(claiming=claiming)),
-    "a commit ignores who owns HEAD": (SUCCESSION, Rules(committing=committing_anyway)),
+    "a claim ignores the attempt": (TWO_ATTEMPTS, TAKEN_BY_ANY_ATTEMPT),
+    "a commit ignores who owns HEAD": (SUCCESSION, Rules(committing=committing(CommittingWhoeverOwns))),
     "no answer counts as done": (SUCCESSION, Rules(on=optimistic)),
     "no answer counts as failed": (SUCCESSION, Rules(on=pessimistic(NoAnswer))),
     "a refusal counts as superseded without a look": (SUCCESSION, Rules(on=pessimistic(Refused))),
@@ -232,14 +209,26 @@ MUTANTS = {
         VANISH_SWEPT,
         Rules(orphans=sweeping_without_owning),
     ),
-    "a new best leaves the old one its mark": (BEST_KEPT, Rules(committing=beside_the_old_best)),
-    "a commit counts the best among the others": (BEST_KEPT, Rules(committing=over_the_best)),
-    "a person prunes under a running job": (PRUNED, Rules(pruning=pruning_under_a_job)),
+    "a new best leaves the old one its mark": (
+        BEST_KEPT,
+        Rules(committing=committing(CommittingBesideTheOldBest)),
+    ),
+    "a commit counts the best among the others": (
+        BEST_KEPT,
+        Rules(committing=committing(CommittingOverTheBest)),
+    ),
+    "a person prunes under a running job": (
+        PRUNED,
+        Rules(pruning=lambda seen, doomed: PruningUnderAJob(seen=seen, doomed=doomed)),
+    ),
     "a pruning deletes what it failed to drop": (PRUNED, Rules(on=deleting_at_once(Refused))),
     "an unanswered pruning counts as done": (PRUNED_TWICE, Rules(on=deleting_at_once(NoAnswer))),
     "a pruning goes without If-Match": (PRUNED, Rules(request=tools_without_if_match)),
     "a person tidies what a running job uploads": (PRUNED, Rules(leftovers=tidying_under_a_job)),
-    "a copy takes HEAD from whoever owns it": (COPIED_OVER, Rules(adopting=adopting_anyway)),
+    "a copy takes HEAD from whoever owns it": (
+        COPIED_OVER,
+        Rules(adopting=lambda entry: AdoptingWhoeverOwns(entry=entry, job="elsewhere")),
+    ),
     "a copy is written without a condition": (COPIED_ANEW, Rules(request=tools_without_if_match)),
 }
 
@@ -260,4 +249,4 @@ def test_the_search_finds_a_broken_protocol(name: str) -> None:
 def test_a_job_that_is_done_stays_done_only_because_the_claim_looks() -> None:
     scenario = replace(SUCCESSION, head=head(5, 4, state=HeadState.DONE))
     assert not Explorer(scenario).run(LIMIT).violation
-    assert "done" in Explorer(scenario, Rules(claiming=claiming)).run(LIMIT).violation
+    assert "done" in Explorer(scenario, TAKEN_BY_ANY_ATTEMPT).run(LIMIT).violation

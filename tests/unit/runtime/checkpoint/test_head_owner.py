@@ -136,20 +136,16 @@ def test_the_gate_without_a_time_opens_without_a_look(store: ScriptedStore, owne
     assert store.asked == []
 
 
-def test_the_gate_opens_when_the_predecessor_releases(
+def test_the_gate_opens_when_the_predecessor_releases_or_its_time_has_come(
     store: ScriptedStore, owner: Make, clock: Clock
 ) -> None:
     first = claimed(owner(1))
+    until = clock.now + 3
+    assert owner(2).wait_at_gate(until) and clock.now >= until
+    clock.slept.clear()
     store.follow(None, SILENT, lambda: first.release())
     assert owner(2).wait_at_gate(clock.now + 100)
     assert len(clock.slept) == 2
-
-
-def test_the_gate_opens_when_its_time_has_come(owner: Make, clock: Clock) -> None:
-    claimed(owner(1))
-    until = clock.now + 3
-    assert owner(2).wait_at_gate(until)
-    assert clock.now >= until
 
 
 def test_a_gated_pod_that_is_told_to_stop_claims_nothing(store: ScriptedStore, owner: Make) -> None:
@@ -179,18 +175,17 @@ def test_a_job_that_is_done_is_told_so_and_not_claimed(store: ScriptedStore, own
     assert (in_store(store).attempt, in_store(store).state) == (1, HeadState.DONE)
 
 
-def test_a_claim_whose_reply_was_lost_is_found_by_its_nonce(store: ScriptedStore, owner: Make) -> None:
-    store.follow(None, Lost())
+@pytest.mark.parametrize(
+    ("trouble", "asked"),
+    [(Lost(), ["get", "create", "get"]), (SILENT, ["get", "create", "get", "create"])],
+)
+def test_a_claim_whose_reply_was_lost_is_found_by_its_nonce_and_one_that_did_not_arrive_is_sent_again(
+    store: ScriptedStore, owner: Make, trouble: Exception, asked: list[str]
+) -> None:
+    store.follow(None, trouble)
     claim = owner(1).claim()
     assert claim is not None and claim.term == 1
-    assert store.asked == ["get", "create", "get"]
-
-
-def test_a_claim_that_did_not_arrive_is_sent_again(store: ScriptedStore, owner: Make) -> None:
-    store.follow(None, SILENT)
-    claim = owner(1).claim()
-    assert claim is not None and claim.term == 1
-    assert store.asked == ["get", "create", "get", "create"]
+    assert store.asked == asked
 
 
 def test_a_claim_that_meets_a_late_commit_takes_it_over(store: ScriptedStore, owner: Make) -> None:

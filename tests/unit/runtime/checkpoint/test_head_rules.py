@@ -1,12 +1,15 @@
-"""HEAD's rules one by one (tests/unit/runtime/checkpoint/test_head_model.py has them all at once)."""
+"""HEAD's rules one by one (test_head_model.py has them all at once), and what a person may do to HEAD."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from spottrain.checkpoint.head.admin import COPIED, Adopting, Pruning, leftovers, prunable
 from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
@@ -29,6 +32,10 @@ ME = Identity(job_uid="A", job="digits", attempt=2)
 
 def entry(step: int, *, term: int = 3, kept_as: str = "") -> Entry:
     return Entry(key=checkpoint_key(term, step, "n"), step=step, time=1.5, bytes=10, keptAs=kept_as)
+
+
+def steps(entries: Iterable[Entry]) -> list[int]:
+    return [each.step for each in entries]
 
 
 def head(
@@ -77,19 +84,19 @@ heads = st.builds(
 )
 
 
-@given(heads)
-def test_a_head_survives_its_json(it: Head) -> None:
-    assert Head.from_json(it.to_json()) == it
-
-
+@settings(max_examples=50, deadline=None)
 @given(heads, st.data())
-def test_no_part_of_a_head_passes_for_a_whole_one(it: Head, data: st.DataObject) -> None:
+def test_a_head_survives_its_json_and_no_part_of_it_passes_for_a_whole_one(
+    it: Head, data: st.DataObject
+) -> None:
     text = it.to_json()
+    assert Head.from_json(text) == it
     cut = data.draw(st.integers(min_value=0, max_value=len(text) - 1))
     with pytest.raises(CheckpointError):
         Head.from_json(text[:cut])
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_json_that_is_no_head_is_said_to_be_damaged(raw: object) -> None:
     with pytest.raises(CheckpointError, match="HEAD cannot be read"):
@@ -125,7 +132,7 @@ def test_a_claim_over_a_lower_or_equal_attempt_raises_the_term_and_keeps_all(
     claimed = claim(head(entry(7), entry(5), state=state, attempt=attempt))
     assert claimed is not None
     assert (claimed.term, claimed.nonce) == (4, "new")
-    assert [e.step for e in claimed.checkpoints] == [7, 5]
+    assert steps(claimed.checkpoints) == [7, 5]
 
 
 def test_a_higher_attempt_supersedes_the_claimant() -> None:
@@ -164,7 +171,7 @@ def test_a_foreign_jobs_checkpoints_are_neither_pruned_nor_swept_after_a_fresh_s
         assert fresh is not None
         fresh = Committing(tenure=tenure, entry=entry(step, term=4), keep=2).decide(fresh, "n")
     assert fresh is not None
-    assert [e.step for e in fresh.checkpoints] == [4, 3, 7]
+    assert steps(fresh.checkpoints) == [4, 3, 7]
     assert orphans([f"{entry(7).key}shard"], fresh, tenure) == []
 
 
@@ -191,57 +198,91 @@ MINE = head(entry(9), entry(5), state=HeadState.ACTIVE, attempt=2)
 TENURE = Tenure(who=ME, term=3)
 
 
-def commit(seen: Head | None, new: Entry, keep: int = 2, damaged: frozenset[str] = frozenset()) -> list[int]:
-    body = Committing(tenure=TENURE, entry=new, keep=keep, damaged=damaged).decide(seen, "n")
-    return [] if body is None else [e.step for e in body.checkpoints]
-
-
-def test_a_commit_goes_to_the_front_and_the_oldest_commit_falls_out_whatever_its_step() -> None:
-    assert commit(MINE, entry(6)) == [6, 9]
-    assert commit(MINE, entry(6), keep=3) == [6, 9, 5]
-
-
-def test_a_damaged_entry_takes_no_place_among_the_kept() -> None:
-    assert commit(MINE, entry(6), damaged=frozenset({entry(9).key})) == [6, 9, 5]
-
-
-def test_what_is_kept_for_a_reason_is_not_pruned_and_takes_no_place() -> None:
-    seen = head(entry(9, kept_as="best"), entry(5), entry(4), state=HeadState.ACTIVE, attempt=2)
-    assert commit(seen, entry(6)) == [6, 9, 5]
-
-
-def marks(seen: Head, new: Entry, keep: int = 2, damaged: frozenset[str] = frozenset()) -> dict[int, str]:
-    body = Committing(tenure=TENURE, entry=new, keep=keep, damaged=damaged).decide(seen, "n")
-    assert body is not None
-    return {e.step: e.keptAs for e in body.checkpoints}
-
-
 def mine(*checkpoints: Entry) -> Head:
     return head(*checkpoints, state=HeadState.ACTIVE, attempt=2)
 
 
-def test_the_first_best_is_kept_beside_the_others() -> None:
-    assert marks(MINE, entry(10, kept_as=BEST)) == {10: BEST, 9: "", 5: ""}
+def commit(
+    seen: Head | None, new: Entry, keep: int = 2, damaged: frozenset[str] = frozenset()
+) -> Head | None:
+    return Committing(tenure=TENURE, entry=new, keep=keep, damaged=damaged).decide(seen, "n")
 
 
-def test_a_new_best_takes_the_mark_and_the_old_one_stays_as_long_as_its_age_lets_it() -> None:
-    young = mine(entry(9, kept_as=BEST), entry(5), entry(4))
-    old = mine(entry(9), entry(5), entry(4, kept_as=BEST))
-    assert marks(young, entry(10, kept_as=BEST)) == {10: BEST, 9: "", 5: ""}
-    assert marks(old, entry(10, kept_as=BEST)) == {10: BEST, 9: "", 5: ""}
+NINE = frozenset({entry(9).key})
 
 
-def test_an_old_best_outlives_all_commits_that_are_not_better() -> None:
-    assert marks(mine(entry(9), entry(5), entry(4, kept_as=BEST)), entry(10)) == {10: "", 9: "", 4: BEST}
-
-
-def test_a_best_found_damaged_loses_its_mark_and_goes_the_way_of_all_damaged_ones() -> None:
-    damaged = frozenset({entry(9).key})
-    assert marks(mine(entry(9, kept_as=BEST), entry(5)), entry(6), damaged=damaged) == {6: "", 9: "", 5: ""}
-    assert marks(mine(entry(6), entry(5), entry(9, kept_as=BEST)), entry(7), damaged=damaged) == {
-        7: "",
-        6: "",
-    }
+@pytest.mark.parametrize(
+    ("seen", "new", "more", "after"),
+    [
+        pytest.param(MINE, entry(6), {}, {6: "", 9: ""}, id="the oldest commit falls out, whatever its step"),
+        pytest.param(MINE, entry(6), {"keep": 3}, {6: "", 9: "", 5: ""}, id="as many are kept as asked for"),
+        pytest.param(
+            MINE, entry(6), {"damaged": NINE}, {6: "", 9: "", 5: ""}, id="a damaged one takes no place"
+        ),
+        pytest.param(
+            mine(entry(9, kept_as=BEST), entry(5), entry(4)),
+            entry(6),
+            {},
+            {6: "", 9: BEST, 5: ""},
+            id="what is kept for a reason takes no place",
+        ),
+        pytest.param(
+            MINE,
+            entry(10, kept_as=BEST),
+            {},
+            {10: BEST, 9: "", 5: ""},
+            id="the first best is beside the others",
+        ),
+        pytest.param(
+            mine(entry(9, kept_as=BEST), entry(5), entry(4)),
+            entry(10, kept_as=BEST),
+            {},
+            {10: BEST, 9: "", 5: ""},
+            id="a new best takes the mark of a young one, which stays",
+        ),
+        pytest.param(
+            mine(entry(9), entry(5), entry(4, kept_as=BEST)),
+            entry(10, kept_as=BEST),
+            {},
+            {10: BEST, 9: "", 5: ""},
+            id="a new best takes the mark of an old one, which goes",
+        ),
+        pytest.param(
+            mine(entry(9), entry(5), entry(4, kept_as=BEST)),
+            entry(10),
+            {},
+            {10: "", 9: "", 4: BEST},
+            id="an old best outlives all commits that are not better",
+        ),
+        pytest.param(
+            mine(entry(9, kept_as=BEST), entry(5)),
+            entry(6),
+            {"damaged": NINE},
+            {6: "", 9: "", 5: ""},
+            id="a damaged best loses its mark",
+        ),
+        pytest.param(
+            mine(entry(6), entry(5), entry(9, kept_as=BEST)),
+            entry(7),
+            {"damaged": NINE},
+            {7: "", 6: ""},
+            id="a damaged best goes the way of all damaged ones",
+        ),
+        pytest.param(
+            mine(entry(9, kept_as="job:B")),
+            entry(10, kept_as=BEST),
+            {},
+            {10: BEST, 9: "job:B"},
+            id="another job's mark is never taken",
+        ),
+    ],
+)
+def test_a_commit_goes_to_the_front_and(
+    seen: Head, new: Entry, more: dict[str, Any], after: dict[int, str]
+) -> None:
+    body = commit(seen, new, **more)
+    assert body is not None
+    assert [(e.step, e.keptAs) for e in body.checkpoints] == list(after.items())
 
 
 def test_a_resumed_job_inherits_the_mark_and_a_fresh_one_lays_the_best_aside() -> None:
@@ -254,12 +295,8 @@ def test_a_resumed_job_inherits_the_mark_and_a_fresh_one_lays_the_best_aside() -
     assert fresh.checkpoints == (entry(7, kept_as="job:B"),)
 
 
-def test_another_jobs_mark_is_never_taken_by_a_new_best() -> None:
-    assert marks(mine(entry(9, kept_as="job:B")), entry(10, kept_as=BEST)) == {10: BEST, 9: "job:B"}
-
-
 def test_a_commit_that_is_in_head_already_changes_nothing() -> None:
-    assert Committing(tenure=TENURE, entry=entry(9), keep=2).decide(MINE, "n") is None
+    assert commit(MINE, entry(9)) is None
 
 
 @pytest.mark.parametrize(
@@ -330,3 +367,81 @@ def test_orphans_are_of_lower_terms_and_not_in_head() -> None:
     strangers = ["checkpoints/readme", "final/t000001-s1-x/shard", "HEAD"]
     seen = head(entry(1, term=2), attempt=2)
     assert orphans([*keys, listed, *strangers], seen, TENURE) == keys[:2]
+
+
+# --- what a person may do -----------------------------------------------------------------------------
+LEFT = head(entry(9), entry(8), entry(7), entry(5, kept_as=BEST), entry(4, kept_as="job:B"))
+
+
+def test_a_pruning_leaves_the_newest_the_best_and_what_earlier_jobs_left() -> None:
+    assert steps(prunable(LEFT, 2)) == [7]
+    assert steps(prunable(LEFT, 1)) == [8, 7]
+    assert steps(prunable(LEFT, 3)) == []
+    assert steps(prunable(LEFT, 2, earlier_jobs=True)) == [7, 4]
+    assert steps(prunable(LEFT, 1, damaged={entry(9).key})) == [7]
+    with pytest.raises(ValueError, match="at least 1"):
+        prunable(LEFT, 0)
+
+
+@pytest.mark.parametrize("state", [HeadState.RELEASED, HeadState.DONE])
+def test_a_pruning_drops_what_was_shown_and_keeps_owner_term_and_state(state: HeadState) -> None:
+    seen = head(entry(9), entry(8), entry(7), state=state)
+    intent = Pruning(seen=seen, doomed=frozenset({entry(7).key}))
+    body = intent.decide(seen, "new")
+    assert body is not None and steps(body.checkpoints) == [9, 8]
+    assert (body.jobUID, body.attempt, body.term, body.state) == ("A", 1, 3, state)
+    assert Pruning(seen=body, doomed=frozenset({entry(7).key})).decide(body, "again") is None
+
+
+def test_a_pruning_under_a_running_job_is_refused_with_its_name() -> None:
+    running = head(entry(9), entry(8), state=HeadState.ACTIVE)
+    with pytest.raises(ConfigurationError, match=r"job job-A \(UID A, attempt 1\) is using") as refused:
+        Pruning(seen=running, doomed=frozenset({entry(8).key})).decide(running, "n")
+    assert refused.value.reason == Reason.URI_IN_USE
+
+
+def test_a_pruning_of_a_deleted_or_changed_or_vanished_head_is_refused() -> None:
+    intent = Pruning(seen=LEFT, doomed=frozenset({entry(7).key}))
+    with pytest.raises(ConfigurationError, match="deleted"):
+        intent.decide(head(entry(9), state=HeadState.DELETED), "n")
+    with pytest.raises(ConfigurationError, match="HEAD changed"):
+        intent.decide(Head.from_json(LEFT.to_json().replace(b'"old"', b'"new"')), "n")
+    with pytest.raises(CheckpointError, match="HEAD was deleted"):
+        intent.decide(None, "n")
+
+
+def test_leftovers_of_a_running_job_are_of_lower_terms_and_after_its_end_of_its_own_too() -> None:
+    keys = [f"{checkpoint_key(term, 1, 'x')}shard" for term in (2, 3, 4)]
+    assert leftovers(keys, head(entry(1), state=HeadState.ACTIVE)) == keys[:1]
+    assert leftovers(keys, head(entry(1), state=HeadState.RELEASED)) == keys[:2]
+    assert leftovers(["checkpoints/readme", f"{entry(1).key}shard"], head(entry(1))) == []
+
+
+def test_a_copy_makes_a_head_that_belongs_to_no_job() -> None:
+    body = Adopting(entry=entry(7, term=1), job="copy of elsewhere").decide(None, "n")
+    assert body is not None
+    assert (body.jobUID, body.state, body.term, body.attempt) == (COPIED, HeadState.RELEASED, 1, 1)
+    assert body.resumable == (entry(7, term=1),)
+    with pytest.raises(ConfigurationError, match="onExisting"):
+        claim(body)
+    resumed = claim(body, OnExisting.RESUME)
+    assert resumed is not None and resumed.resumable == body.checkpoints
+
+
+def test_a_copy_over_a_finished_job_lays_aside_what_it_left() -> None:
+    done = head(entry(9, kept_as=BEST), entry(8), uid="B", state=HeadState.DONE)
+    body = Adopting(entry=entry(7, term=4), job="copy").decide(done, "n")
+    assert body is not None and body.term == 4
+    assert [e.keptAs for e in body.checkpoints] == ["", "job:B", "job:B"]
+    assert Adopting(entry=entry(7, term=4), job="copy").decide(body, "n") is None
+
+
+@pytest.mark.parametrize("state", [HeadState.ACTIVE, HeadState.RELEASED, HeadState.DELETED])
+def test_a_copy_into_a_uri_whose_job_is_not_done_is_refused(state: HeadState) -> None:
+    with pytest.raises(ConfigurationError, match="empty or whose job is done"):
+        Adopting(entry=entry(7, term=4), job="copy").decide(head(entry(9), state=state), "n")
+
+
+def test_a_copy_that_came_too_late_changes_nothing() -> None:
+    with pytest.raises(ConfigurationError, match="changed during the copy"):
+        Adopting(entry=entry(7, term=4), job="copy").decide(head(state=HeadState.DONE, term=6), "n")

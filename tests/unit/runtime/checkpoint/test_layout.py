@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import mmap
 import os
@@ -16,7 +15,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spottrain.checkpoint import staging_buffer as arenas
+from spottrain.checkpoint import staging_buffer
 from spottrain.checkpoint.layout import ALIGNMENT, SAFETENSORS, Layout, divide, plan, signature
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.staging_buffer import StagingBuffer, require_memory
@@ -45,7 +44,7 @@ def all_of(found: list[Leaf], **more: Any) -> Layout:
 
 
 # --- layout -------------------------------------------------------------------------------------------
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(leaf_lists, st.sampled_from([1, 40, 1 << 30]))
 def test_every_tensor_is_aligned_and_no_byte_of_a_file_is_unused(specs: Any, shard_bytes: int) -> None:
     found = leaves(*specs)
@@ -99,7 +98,7 @@ def test_shards_stay_below_their_limit_and_a_larger_tensor_has_one_of_its_own() 
 
 def test_the_signature_tells_whether_a_layout_still_fits() -> None:
     model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
 
     def now() -> tuple[Any, ...]:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -122,7 +121,7 @@ def test_the_signature_tells_whether_a_layout_still_fits() -> None:
 
 
 # --- who stores what ----------------------------------------------------------------------------------
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 8))
 def test_the_leaves_are_divided_once_each_and_evenly_and_alike_on_every_rank(
     sizes: list[int], ranks: int
@@ -147,7 +146,7 @@ def test_what_only_rank_0_has_right_is_its_own_by_path_or_by_how_the_path_begins
 
 
 # --- memory -------------------------------------------------------------------------------------------
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(leaf_lists)
 def test_what_is_filled_in_equals_what_it_was_filled_from(specs: Any) -> None:
     found = leaves(*specs)
@@ -162,17 +161,9 @@ def test_what_is_filled_in_equals_what_it_was_filled_from(specs: Any) -> None:
             assert body == bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
 
 
-def test_a_snapshot_is_not_touched_by_what_happens_next() -> None:
-    weight = torch.ones(3)
-    found = [Leaf(path="w", tensor=weight)]
-    buffer = StagingBuffer(all_of(found))
-    buffer.fill(found)
-    weight += 1
-    at = buffer.layout.places[0].offset
-    assert torch.frombuffer(bytearray(buffer.map[at : at + 12]), dtype=torch.float32).tolist() == [1, 1, 1]
-
-
-def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is_and_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     behind: list[bool] = []
     copy = torch.Tensor.copy_
 
@@ -185,6 +176,10 @@ def test_a_copy_on_the_cpu_is_whole_when_the_snapshot_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
     buffer.fill(found)
     assert behind == [False]
+    at = buffer.layout.places[0].offset
+    before = buffer.map[at : at + 12]
+    found[0].tensor.add_(1)
+    assert buffer.map[at : at + 12] == before
 
 
 def test_the_first_copy_waits_until_the_memory_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +202,7 @@ def test_the_first_copy_waits_until_the_memory_is_there(monkeypatch: pytest.Monk
 
 
 def test_an_older_kernel_s_memory_is_made_resident_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arenas, "MADV_POPULATE_WRITE", 12345)
+    monkeypatch.setattr(staging_buffer, "MADV_POPULATE_WRITE", 12345)
     found = leaves((torch.float32, [3000]))
     buffer = StagingBuffer(all_of(found))
     buffer.fill(found)
@@ -230,13 +225,10 @@ def test_the_memory_of_a_layout_that_fits_no_more_is_given_back() -> None:
     assert mine() == before
 
 
-def test_without_a_limit_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arenas, "memory", lambda: None)
-    require_memory(2**60)
-
-
-def test_too_little_memory_for_a_copy_is_told_with_what_to_raise() -> None:
+def test_too_little_memory_for_a_copy_is_told_with_what_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 2**30
+    monkeypatch.setattr(staging_buffer, "memory", lambda: None)
+    require_memory(2**60)
     require_memory(2 * gib, ContainerMemory(limit=8 * gib, used=6 * gib))
     with pytest.raises(ConfigurationError) as caught:
         require_memory(3 * gib, ContainerMemory(limit=8 * gib, used=6 * gib))
@@ -249,7 +241,7 @@ def test_the_ranks_of_a_pod_need_their_copies_at_once_and_the_memory_given_up_be
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(arenas, "require_memory", asked.append)
+    monkeypatch.setattr(staging_buffer, "require_memory", asked.append)
     layout = all_of(leaves((torch.float32, [3000])))
     assert StagingBuffer(layout, ranks_here=4, freed=2 * mmap.PAGESIZE).size == layout.bytes
     world = World(rank=9, size=16, local_rank=1, local_size=8)
@@ -258,10 +250,3 @@ def test_the_ranks_of_a_pod_need_their_copies_at_once_and_the_memory_given_up_be
     before = saver.bytes
     saver.prepare({}, {"t": torch.ones(3000)})
     assert asked == [4 * (layout.bytes - 2 * mmap.PAGESIZE), 8 * before, 8 * (saver.bytes - before)]
-
-
-def test_a_header_is_one_that_a_person_can_read() -> None:
-    layout = all_of(leaves((torch.float32, [2, 3])))
-    assert json.loads(layout.shards[0].header[8:]) == {
-        "t.0": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
-    }

@@ -133,11 +133,14 @@ def names(value: Any, path: str = "") -> set[str]:
     return set().union(*(names(item, f"{path}/{key}") for key, item in value.items()))
 
 
+@pytest.fixture(scope="module")
+def bare(world_of_one: None) -> Any:
+    return saved(*trained("plain", 1, 2))
+
+
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_what_is_wrapped_around_changes_no_name_and_either_loads_the_other_s(wrap: str) -> None:
-    bare = saved(*trained("plain", 1, 2))
-    wrapped = trained(wrap, 1, 2)
-    state = saved(*wrapped)
+def test_what_is_wrapped_around_changes_no_name_and_either_loads_the_other_s(wrap: str, bare: Any) -> None:
+    state = saved(*trained(wrap, 1, 2))
     assert names(state) == names(bare)
     assert "model/blocks.0.inner.weight" in {name.lstrip("/") for name in names(state)}
 
@@ -265,12 +268,10 @@ def left(state: dict[str, Any], **more: Any) -> tuple[bytes, str]:
 # --- final weights --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("wrap", ["plain", "DDP", "FSDP2"])
 def test_the_final_file_is_one_that_the_safetensors_library_reads_with_tied_weights_by_each_name(
-    wrap: str,
+    wrap: str, bare: Any
 ) -> None:
-    state = model_state(trained(wrap, 1, 2)[0])
-    file, its_digest = left(state)
-    found = safetensors.torch.load(file)
-    whole = saved(*trained("plain", 1, 2))["model"]
+    file, its_digest = left(model_state(trained(wrap, 1, 2)[0]))
+    found, whole = safetensors.torch.load(file), bare["model"]
     assert found.keys() == whole.keys() >= {"last.weight", "blocks.1.inner.weight"}
     assert all(same(found[name], tensor) for name, tensor in whole.items())
     assert its_digest == digest(whole) == digest(found)

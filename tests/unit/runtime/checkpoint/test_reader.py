@@ -44,30 +44,22 @@ SHARD = KEY + "r00000-00.safetensors"
 
 
 # --- damage -------------------------------------------------------------------------------------------
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_byte_that_was_flipped_in_a_shard_is_noticed_by_shard_and_chunk(data: st.DataObject) -> None:
     store = pack(TREE, chunk_bytes=16)
-    body = store.bodies[SHARD]
+    manifest, body = read_manifest(store, KEY), store.bodies[SHARD]
+    assert b"".join(read_shard(store, KEY, manifest, manifest.shards[0])) == body
     header = 8 + int.from_bytes(body[:8], "little")
-    at = data.draw(st.integers(header, len(body) - 1))
+    at = data.draw(st.integers(0, len(body) - 1))
     bit = data.draw(st.integers(0, 7))
     store.bodies[SHARD] = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
-    with pytest.raises(Damaged, match=rf"r00000-00.safetensors has a wrong checksum in chunk {at // 16}$"):
-        unpack(store)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_whoever_reads_a_whole_shard_notices_any_byte_of_it(data: st.DataObject) -> None:
-    store = pack(TREE, chunk_bytes=16)
-    manifest = read_manifest(store, KEY)
-    body = store.bodies[SHARD]
-    assert b"".join(read_shard(store, KEY, manifest, manifest.shards[0])) == body
-    at = data.draw(st.integers(0, len(body) - 1))
-    store.bodies[SHARD] = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
-    with pytest.raises(Damaged, match=rf"wrong checksum in chunk {at // 16}$"):
+    says = rf"r00000-00.safetensors has a wrong checksum in chunk {at // 16}$"
+    with pytest.raises(Damaged, match=says):
         list(read_shard(store, KEY, manifest, manifest.shards[0]))
+    if at >= header:  # of which only `read_shard` reads anything
+        with pytest.raises(Damaged, match=says):
+            unpack(store)
 
 
 @pytest.mark.parametrize("left", [0, 1, 100, -1])
@@ -78,19 +70,21 @@ def test_a_shard_that_was_cut_short_is_noticed(left: int) -> None:
         unpack(store)
 
 
-def test_a_shard_that_is_gone_is_noticed() -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("r00000-00.safetensors", "r00000-00.safetensors is missing"),
+        ("manifest.json", "the manifest is missing"),
+    ],
+)
+def test_an_object_that_is_gone_is_noticed(name: str, says: str) -> None:
     store = pack(TREE)
-    del store.bodies[SHARD]
-    with pytest.raises(Damaged, match=r"r00000-00.safetensors is missing"):
+    del store.bodies[KEY + name]
+    with pytest.raises(Damaged, match=says):
         unpack(store)
 
 
-def test_a_manifest_that_is_gone_is_noticed() -> None:
-    with pytest.raises(Damaged, match="the manifest is missing"):
-        read_manifest(Memory(), KEY)
-
-
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_manifest_that_was_changed_anywhere_is_noticed(data: st.DataObject) -> None:
     store = pack(TREE)
@@ -134,7 +128,7 @@ def test_a_manifest_comes_back_as_it_was_and_its_checksum_is_of_all_the_rest() -
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_parts_that_some_ranks_stored_are_read_by_any_other_number_of_ranks(data: st.DataObject) -> None:
     shape = data.draw(shapes)
@@ -234,21 +228,14 @@ def test_a_file_outside_of_the_folder_is_refused_and_nothing_is_written(tmp_path
     assert list(tmp_path.rglob("*")) == [target]
 
 
-def test_a_file_that_was_changed_is_noticed(tmp_path: Path) -> None:
-    store = folder(("a", b"0123456789"))
-    store.bodies[KEY + "f00000"] = b"0123x56789"
-    with pytest.raises(Damaged, match="f00000 has a wrong checksum in chunk 1"):
-        read_files(store, KEY, read_manifest(store, KEY), tmp_path)
-
-
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "checkpoint-5"
     target.mkdir()
     (target / "older").write_bytes(b"older")
-    store = folder(("a", b"0123456789"), ("b", b"x"))
+    store = folder(("a", b"0123456789"), ("b", b"01234"))
     whole = store.bodies[KEY + "f00001"]
-    store.bodies[KEY + "f00001"] = b"y"
-    with pytest.raises(Damaged):
+    store.bodies[KEY + "f00001"] = b"0123x"
+    with pytest.raises(Damaged, match="f00001 has a wrong checksum in chunk 1"):
         fetch_folder(store, KEY, read_manifest(store, KEY), target)
     assert list(tmp_path.rglob("*")) == [target, target / "older"]
     store.bodies[KEY + "f00001"] = whole

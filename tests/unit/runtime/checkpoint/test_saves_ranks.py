@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Pair:
     """Two ranks. What one attempt does, both do at once."""
 
     def __init__(self, controls: list[ControlChannel], root: Path, attempt: int = 1) -> None:
-        self.root = root
+        self.root, self.attempt = root, attempt
         self.stores = [Failing(root) for _ in controls]
         self.ranks = [self._rank(*each, attempt) for each in zip(controls, self.stores, strict=True)]
         self.claims = self.both(lambda it: it.claim())
@@ -75,6 +76,22 @@ class Pair:
     def both(self, act: Callable[[CheckpointManager], Any]) -> list[Any]:
         with ThreadPoolExecutor(2) as pool:
             return [future.result(SECONDS) for future in [pool.submit(act, it) for it in self.ranks]]
+
+    def fail(self, act: Callable[[CheckpointManager], Any], *errors: tuple[type[Exception], str]) -> None:
+        """Both act; each rank raises its error."""
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(act, it) for it in self.ranks]
+            for future, (kind, words) in zip(futures, errors, strict=True):
+                with pytest.raises(kind, match=words):
+                    future.result(SECONDS)
+
+    @contextmanager
+    def successor(self) -> Iterator[Pair]:
+        self.ranks[0].release()
+        with gang(2) as controls:
+            again = Pair(controls, self.root, self.attempt + 1)
+            yield again
+            again.ranks[0].release()
 
     def save(self, step: int) -> None:
         self.both(lambda it: it.save_now(taking(it, step)))
@@ -114,39 +131,28 @@ def test_each_rank_stores_its_share_and_gets_all_of_it_back_and_its_own(pair: Pa
     sizes = {name: path.stat().st_size for name, path in pair.shards(5).items()}
     assert sorted(sizes) == ["r00000-00.safetensors", "r00001-00.safetensors"]
     assert abs(sizes["r00000-00.safetensors"] - sizes["r00001-00.safetensors"]) < 100, "about half each"
-    pair.ranks[0].release()
-    with gang(2) as controls:
-        again = Pair(controls, pair.root, attempt=2)
+    with pair.successor() as again:
         for rank, found in enumerate(again.restore()):
             assert found.entry.step == found.shared["step"] == 5 and not found.new_rank
             assert found.shared["a"].tolist() == [5.0] * 40 and found.shared["b"].tolist() == [1.0] * 39
             assert found.own["random"].tolist() == [rank] * 3
-        again.ranks[0].release()
 
 
-def test_when_one_rank_cannot_save_none_has_and_both_say_so(pair: Pair) -> None:
-    pair.stores[1].fails = 1
-    with ThreadPoolExecutor(2) as pool:
-        first, second = [pool.submit(it.save_now, taking(it, 5)) for it in pair.ranks]
-        with pytest.raises(StoreUnavailable, match="rank 1 could not save: StoreUnavailable: no answer"):
-            first.result(SECONDS)
-        with pytest.raises(StoreUnavailable, match="no answer"):
-            second.result(SECONDS)
+@pytest.mark.parametrize(
+    ("failing", "says"),
+    [
+        (1, ("rank 1 could not save: StoreUnavailable: no answer", "no answer")),
+        (0, ("no answer", "rank 0 did not commit step 5: StoreUnavailable")),
+    ],
+)
+def test_when_one_rank_cannot_save_none_has_and_both_say_so(
+    pair: Pair, failing: int, says: tuple[str, str]
+) -> None:
+    pair.stores[failing].fails = 1
+    pair.fail(lambda it: it.save_now(taking(it, 5)), *((StoreUnavailable, words) for words in says))
     assert durable(pair) == [None, None]
     pair.save(6)
     assert durable(pair) == [6, 6], "the next one is none the worse"
-
-
-def test_when_rank_0_cannot_save_the_other_hears_of_it(pair: Pair) -> None:
-    pair.stores[0].fails = 1
-    with ThreadPoolExecutor(2) as pool:
-        first, second = [pool.submit(it.save_now, taking(it, 5)) for it in pair.ranks]
-        with pytest.raises(StoreUnavailable, match="no answer"):
-            first.result(SECONDS)
-        with pytest.raises(StoreUnavailable, match="rank 0 did not commit step 5: StoreUnavailable"):
-            second.result(SECONDS)
-    pair.save(6)
-    assert durable(pair) == [6, 6]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -174,27 +180,17 @@ def test_a_rank_that_is_gone_ends_the_save_at_once(pair: Pair) -> None:
 def test_what_only_one_rank_finds_damaged_all_pass_over(pair: Pair, reader: int) -> None:
     pair.save(5)
     pair.save(6)
-    pair.ranks[0].release()
-    with gang(2) as controls:
-        again = Pair(controls, pair.root, attempt=2)
+    with pair.successor() as again:
         again.stores[reader].wrong = "-s000000006-"
         assert [found.entry.step for found in again.restore()] == [5, 5]
-        again.ranks[0].release()
 
 
 def test_when_all_are_damaged_for_one_rank_all_ranks_say_so(pair: Pair) -> None:
     pair.save(5)
-    pair.ranks[0].release()
-    with gang(2) as controls:
-        again = Pair(controls, pair.root, attempt=2)
+    with pair.successor() as again:
         again.stores[1].wrong = "-s000000005-"
-        with ThreadPoolExecutor(2) as pool:
-            for future in [
-                pool.submit(it.choice.restore, again.claims[n]) for n, it in enumerate(again.ranks)
-            ]:
-                with pytest.raises(CheckpointError, match=r"step 5: r0000\d-00.safetensors has a wrong"):
-                    future.result(SECONDS)
-        again.ranks[0].release()
+        error = (CheckpointError, r"step 5: r0000\d-00.safetensors has a wrong")
+        again.fail(lambda it: it.choice.restore(again.claims[it.context.world.rank]), error, error)
 
 
 def test_a_save_that_rank_0_gives_up_is_sent_on_by_nobody_and_the_newer_one_is_made(pair: Pair) -> None:
@@ -227,32 +223,17 @@ BESIDES: dict[str, dict[str, torch.Tensor]] = {
 @pytest.mark.parametrize("difference", BESIDES)
 def test_ranks_with_other_tensors_make_no_checkpoint_together(pair: Pair, difference: str) -> None:
     states = [{"a": torch.ones(3), "b": torch.ones(4)}, BESIDES[difference]]
-
-    def taken(it: CheckpointManager) -> None:
-        it.save_now(lambda: it.saver.snapshot(states[it.context.world.rank], {}, 5))
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = [pool.submit(taken, it) for it in pair.ranks]
-        with pytest.raises(
-            CheckpointError, match="the state of rank 1 has other tensors than that of rank 0"
-        ):
-            first.result(SECONDS)
-        with pytest.raises(StoreUnavailable, match="rank 0 did not commit step 5: CheckpointError"):
-            second.result(SECONDS)
+    pair.fail(
+        lambda it: it.save_now(lambda: it.saver.snapshot(states[it.context.world.rank], {}, 5)),
+        (CheckpointError, "the state of rank 1 has other tensors than that of rank 0"),
+        (StoreUnavailable, "rank 0 did not commit step 5: CheckpointError"),
+    )
     assert durable(pair) == [None, None]
     assert not list(pair.root.glob("checkpoints/*/manifest.json"))
 
 
 def test_weights_of_one_rank_that_are_no_numbers_are_saved_by_none(pair: Pair) -> None:
     state = {"model": {"first": torch.ones(40), "second": torch.full((39,), float("nan"))}}
-
-    def taken(it: CheckpointManager) -> None:
-        it.save_now(lambda: it.saver.snapshot(state, {}, 5))
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = [pool.submit(taken, it) for it in pair.ranks]
-        with pytest.raises(TrainingFailed, match="second holds NaN"):
-            first.result(SECONDS)
-        with pytest.raises(TrainingFailed, match="second holds NaN after step 5"):
-            second.result(SECONDS)
+    error = (TrainingFailed, "second holds NaN after step 5")
+    pair.fail(lambda it: it.save_now(lambda: it.saver.snapshot(state, {}, 5)), error, error)
     assert durable(pair) == [None, None]

@@ -38,14 +38,14 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trees, st.sampled_from([8, 50, SHARD_BYTES]), st.sampled_from([16, 1 << 20]))
 def test_any_tree_comes_back_as_it_was(tree: Any, shard_bytes: int, chunk_bytes: int) -> None:
     back = unpack(pack(tree, shard_bytes=shard_bytes, chunk_bytes=chunk_bytes))
     assert same(ordered(back), ordered(tree))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(trees, st.integers(0, 9))
 def test_a_tree_that_is_renumbered_names_the_same_tensors(tree: Any, by: int) -> None:
     flattened = Flattened(tree)
@@ -60,20 +60,12 @@ def test_numbers_that_are_not_finite_come_back() -> None:
     assert math.isnan(back["t"][0]) and torch.signbit(back["t"])[1]
 
 
-def test_empty_tensors_and_single_numbers_keep_their_shapes() -> None:
-    tree = {
-        "empty": torch.empty(0, 3),
-        "none": torch.empty(0),
-        "scalar": torch.tensor(7),
-        "one": torch.ones(1),
-    }
-    assert same(unpack(pack(tree)), ordered(tree))
-
-
 def test_tied_tensors_are_stored_once_and_stay_tied() -> None:
     weight = torch.randn(4, 4)
     tree = {"a": weight, "b": weight.detach(), "c": weight.t()}
-    assert len(Flattened(tree).leaves) == 2, "a and b; c is another view"
+    leaves = Flattened(tree).leaves
+    assert len(leaves) == 2, "a and b; c is another view"
+    assert leaves[0].tensor.data_ptr() == weight.data_ptr(), "not a copy"
     back = unpack(pack(tree))
     assert back["a"] is back["b"] and torch.equal(back["c"], weight.t())
 
@@ -84,21 +76,16 @@ def test_views_of_the_same_memory_that_mean_other_numbers_are_not_tied() -> None
     assert torch.equal(back["b"], wave.conj()) and torch.equal(back["c"], wave[:1])
 
 
-def test_views_with_any_strides_come_back() -> None:
+def test_views_with_any_strides_and_tensors_of_any_shape_come_back() -> None:
     base = torch.arange(24.0).reshape(4, 6)
     tree = {"columns": base[:, ::2], "expanded": torch.ones(1).expand(3, 2), "turned": base.t()}
+    tree |= {
+        "empty": torch.empty(0, 3),
+        "none": torch.empty(0),
+        "scalar": torch.tensor(7),
+        "one": torch.ones(1),
+    }
     assert same(unpack(pack(tree)), ordered(tree))
-
-
-def test_an_optimizer_s_state_comes_back() -> None:
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    back = unpack(pack(optimizer.state_dict()))
-    assert list(back["state"]) == [0, 1], "integer keys stay integers"
-    assert back["param_groups"][0]["betas"] == (0.9, 0.999)
-    torch.optim.AdamW(model.parameters()).load_state_dict(back)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, Shard
-from spottrain.checkpoint.reader import fetch_folder, read_files
-from spottrain.checkpoint.saver import Saver, manifest
-from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.core import device
-from spottrain.distributed.world import World
 from spottrain.integrations.folder_checkpoints import link_tree, packed, unpacked
 from spottrain.storage.local import FolderStore
 
@@ -37,50 +32,6 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 
 FILES = {"model.bin": b"m" * 1000, "deep/er/state.json": b"{}", "empty": b""}
-
-
-def _save(store: FolderStore, folder: Path) -> Manifest:
-    """By one rank, as `checkpointer` does it."""
-    saver = Saver(World(), None, lambda: InProcessTransfer(store))
-    save = saver.folder(folder, {"trained": 1.5}, {"random": b"r"}, 7)
-    save.key = "checkpoints/7/"
-    return Manifest.from_bytes(manifest(save, saver.upload(save, lambda: 60.0)).to_bytes())
-
-
-def test_files_come_back_as_they_were(store: FolderStore, tmp_path: Path) -> None:
-    manifest = _save(store, _write(tmp_path / "written", FILES))
-    assert manifest.kind == FOLDER and manifest.step == 7
-    fetch_folder(store, "checkpoints/7/", manifest, tmp_path / "back")
-    assert _read(tmp_path / "back") == FILES
-    assert [path.name for path in tmp_path.glob(".spottrain-*")] == []
-
-
-def test_an_older_folder_of_the_same_name_is_replaced_as_a_whole(store: FolderStore, tmp_path: Path) -> None:
-    manifest = _save(store, _write(tmp_path / "written", FILES))
-    _write(tmp_path / "back", {"left.over": b"x"})
-    fetch_folder(store, "checkpoints/7/", manifest, tmp_path / "back")
-    assert _read(tmp_path / "back") == FILES
-
-
-def test_a_damaged_file_leaves_nothing_behind(store: FolderStore, tmp_path: Path) -> None:
-    manifest = _save(store, _write(tmp_path / "written", FILES))
-    shard = next(each for each in manifest.shards if each.bytes == 1000)
-    (tmp_path / "store/checkpoints/7" / shard.name).write_bytes(b"n" * 1000)
-    with pytest.raises(Damaged, match="wrong checksum"):
-        fetch_folder(store, "checkpoints/7/", manifest, tmp_path / "back")
-    assert not (tmp_path / "back").exists() and not list(tmp_path.glob(".spottrain-*"))
-
-
-@pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside"])
-def test_a_file_outside_of_the_folder_is_refused(store: FolderStore, tmp_path: Path, path: str) -> None:
-    manifest = Manifest(
-        step=1,
-        kind=FOLDER,
-        files=(File(path=path, shard="f"),),
-        shards=(Shard(name="f", bytes=0, chunks=()),),
-    )
-    with pytest.raises(Damaged, match="outside its folder"):
-        read_files(store, "k/", manifest, tmp_path / "back")
 
 
 def test_linked_files_outlive_their_folder(tmp_path: Path) -> None:
