@@ -34,34 +34,30 @@ class Heartbeat:
         self.on_begin: Callable[[], None] = lambda: None
         """Called when the first step is done, from which on the limit applies."""
         self._clock = clock
-        self._last = clock()
+        self.last = clock()
+        """Time of the last sign of progress, by the clock."""
         self._slowest = self._slowest_before = 0.0
         """Slowest step since the last multiple of LAST_STEPS, and among the LAST_STEPS before that."""
 
     def beat(self) -> None:
-        self._last = self._clock()
+        self.last = self._clock()
 
     def stepped(self) -> None:
         """Records a finished step. The first is not measured: it may include a compilation."""
         now = self._clock()
         if self.steps:
-            self._slowest = max(self._slowest, now - self._last)
+            self._slowest = max(self._slowest, now - self.last)
         self.steps += 1
         if self.steps % LAST_STEPS == 0:
             self._slowest_before, self._slowest = self._slowest, 0.0
-        self._last = now
+        self.last = now
         if self.steps == 1:
             self.on_begin()
 
     @property
-    def last(self) -> float:
-        """Time of the last sign of progress, by the clock."""
-        return self._last
-
-    @property
     def idle(self) -> float:
         """Seconds since the last sign of progress."""
-        return self._clock() - self._last
+        return self._clock() - self.last
 
     @property
     def allowed(self) -> float:

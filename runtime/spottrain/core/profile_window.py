@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from spottrain.contract import PROFILE, PROFILES_PREFIX, Env
 from spottrain.core import log
-from spottrain.core.training_spec import Profile, Training
+from spottrain.core.training_spec import Profile, Training, problem
 from spottrain.errors import ConfigurationError
 
 MADE: Final[list[str]] = []
@@ -40,12 +40,9 @@ class Window:
     active: int = 5
 
     def __post_init__(self) -> None:
-        for name, least in (("wait", 0), ("warmup", 0), ("active", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(
-                    f"profile.{name} is {value!r}: it must be a whole number of steps, at least {least}"
-                )
+        for name, value in asdict(self).items():
+            if words := problem(f"profile.{name}", value):
+                raise ConfigurationError(f"profile.{name} is {value!r}: it must be {words}")
 
     @property
     def steps(self) -> int:
@@ -57,31 +54,8 @@ class Window:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any]) -> Window:
-        """Builds a window from settings.
-
-        Args:
-            raw: Values of `wait`, `warmup` and `active`; those left out keep their defaults.
-
-        Raises:
-            ConfigurationError: A name is unknown or a value is invalid.
-        """
-        unknown = [name for name in raw if name not in cls.__slots__]
-        if unknown:
-            raise ConfigurationError(
-                f"profile.{unknown[0]} is not a setting; the settings are wait, warmup and active"
-            )
-        return cls(**raw)
-
-    @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Window | None:
-        """Reads the window from SPOTTRAIN_PROFILE.
-
-        Args:
-            env: Environment variables.
-
-        Returns:
-            The window; None if no profile is requested.
+        """Reads the window from SPOTTRAIN_PROFILE; None if no profile is requested.
 
         Raises:
             ConfigurationError: The variable is not JSON, not an object, or holds an invalid window.
@@ -95,7 +69,12 @@ class Window:
             raise ConfigurationError(f"{PROFILE} is not JSON ({error}): {text[:80]!r}") from error
         if not isinstance(raw, dict):
             raise ConfigurationError(f"{PROFILE} must be a JSON object, and is {text[:80]!r}")
-        return cls.from_mapping(raw)
+        for name in raw:
+            if name not in cls.__slots__:
+                raise ConfigurationError(
+                    f"profile.{name} is not a setting; the settings are wait, warmup and active"
+                )
+        return cls(**raw)
 
 
 def chosen(env: Mapping[str, str], wanted: Profile | None) -> Window | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Final, Literal
 
@@ -11,6 +12,7 @@ from spottrain.core import log
 from spottrain.core.training_spec import (
     POWER_SGD_FP16,
     ActivationCheckpointing,
+    Data,
     EarlyStoppingSpec,
     LearningRateScaling,
     Optimizer,
@@ -21,33 +23,6 @@ from spottrain.core.training_spec import (
 )
 from spottrain.errors import ConfigurationError
 
-_MANIFEST_NAME: Final[Mapping[str, str]] = {
-    "precision": "precision",
-    "micro_batch_size": "microBatchSize",
-    "global_batch_size": "globalBatchSize",
-    "compile": "compile",
-    "compile_mode": "compileMode",
-    "activation_checkpointing": "activationCheckpointing",
-    "optimizer": "optimizer",
-    "learning_rate_scaling": "learningRateScaling",
-    "schedule": "schedule",
-    "warmup_steps": "warmupSteps",
-    "warmup_epochs": "warmupEpochs",
-    "warmup_fraction": "warmupFraction",
-    "clip_grad_norm": "clipGradNorm",
-    "ema_decay": "emaDecay",
-    "gradient_compression": "gradientCompression",
-    "early_stopping": "earlyStopping",
-    "num_workers": "data.numWorkers",
-    "prefetch_factor": "data.prefetchFactor",
-    "pin_memory": "data.pinMemory",
-    "drop_last": "data.dropLast",
-    "profile": "profile",
-    "trackers": "trackers",
-    "max_steps": "maxSteps",
-    "seed": "seed",
-    "deterministic": "deterministic",
-}
 WARM_UPS: Final = ("warmup_steps", "warmup_epochs", "warmup_fraction")
 GROUPS: Final = (WARM_UPS, ("max_steps", "epochs"))
 """Settings that exclude each other, because they express the same in different units."""
@@ -131,6 +106,15 @@ class Settings:
         return min(end for end in ends if end is not None)
 
 
+def _snake_case(name: str) -> str:
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+
+
+_MANIFEST_NAME: Final = {
+    **{_snake_case(each.name): each.name for each in fields(Training) if each.name != "data"},
+    **{_snake_case(each.name): f"data.{each.name}" for each in fields(Data)},
+}
+"""Field of spec.training for each setting."""
 ARGUMENTS: Final = tuple(each.name for each in fields(Settings) if each.name not in MADE)
 """Arguments of `Trainer` that are settings."""
 
@@ -152,7 +136,12 @@ def resolve(manifest: Training, *, of_loop: bool = False, **arguments: Any) -> S
     for name, value in wins.items():
         if name not in MADE and value != script.get(name):
             log.event("override", setting=name, manifest=log_value(value), script=log_value(script.get(name)))
-    _require_effect(script, wins)
+    mode = script.get("compile_mode", "default")  # the manifest's is validated where it is read
+    if mode != "default" and not script.get("compile") and not wins.get("compile"):
+        raise ConfigurationError(
+            f"Trainer(compile_mode={mode!r}) has no effect without compile=True: set it, or leave "
+            "compile_mode out"
+        )
     found = Settings(**script | wins)
     if found.max_steps is None and found.epochs is None and not of_loop:
         raise ConfigurationError(
@@ -166,24 +155,13 @@ def set_in(manifest: Training) -> dict[str, str]:
     return {name: path for name, path in _MANIFEST_NAME.items() if _of(manifest, path) is not None}
 
 
-def _require_effect(script: Mapping[str, Any], wins: Mapping[str, Any]) -> None:
-    """Manifests are validated where they are read."""
-    mode = script.get("compile_mode", "default")
-    if mode != "default" and not script.get("compile") and not wins.get("compile"):
-        raise ConfigurationError(
-            f"Trainer(compile_mode={mode!r}) has no effect without compile=True: set it, or leave "
-            "compile_mode out"
-        )
-
-
 def log_value(value: Any) -> Any:
     """Formats a setting as one word of a log line."""
-    fields = getattr(value, "__dataclass_fields__", None)
-    if fields is None:
-        plain = value is None or isinstance(value, bool | Integral | Real | str | tuple)
-        return value if plain else getattr(value, "__name__", type(value).__name__)
-    given = ((name, getattr(value, name)) for name in fields)
-    return ",".join(f"{name}={log_value(item)}" for name, item in given if item not in (None, ()))
+    if is_dataclass(value):
+        given = {each.name: getattr(value, each.name) for each in fields(value)}
+        return ",".join(f"{name}={log_value(item)}" for name, item in given.items() if item not in (None, ()))
+    plain = value is None or isinstance(value, Real | str | tuple)
+    return value if plain else getattr(value, "__name__", type(value).__name__)
 
 
 def _of(manifest: Training, path: str) -> Any:
@@ -207,11 +185,11 @@ def _checked(name: str, value: Any) -> Any:
             raise ConfigurationError(f"Trainer({name}=None): leave it out, or give a value")
         return OFF.get(name)
     value = _CONVERTED.get(name, _plain)(value)
-    path = _MANIFEST_NAME.get(name, "maxSteps")  # epochs: same rule as maxSteps
     if name == "schedule" and not isinstance(value, str):
         return value
-    if hasattr(value, "__dataclass_fields__"):
+    if is_dataclass(value):
         return _checked_parts(name, value)
+    path = _MANIFEST_NAME.get(name, "maxSteps")  # epochs: same rule as maxSteps
     if words := problem(path, value):
         raise ConfigurationError(f"Trainer({name}={value!r}): must be {words}")
     return value
@@ -248,21 +226,12 @@ def activation_checkpointing(given: Any) -> ActivationCheckpointing:
         return ActivationCheckpointing()
     if isinstance(given, ActivationCheckpointing):
         return given
-    if (
-        isinstance(given, str)
-        and not problem("activationCheckpointing.policy", given)
-        and given
-        not in (
-            "every",
-            "classes",
-        )
-    ):
+    if isinstance(given, str) and given in ("none", "all", "auto"):
         return ActivationCheckpointing(policy=given)
     if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
         every = ActivationCheckpointing(policy="every", every=given)
         return ActivationCheckpointing(policy="all") if given == 1 else every
-    names = tuple(_class_names(given))
-    if names:
+    if names := _class_names(given):
         return ActivationCheckpointing(policy="classes", classes=names)
     raise ConfigurationError(
         f"Trainer(activation_checkpointing={given!r}): must be none, all, auto, a number k for every k-th "
@@ -270,11 +239,11 @@ def activation_checkpointing(given: Any) -> ActivationCheckpointing:
     )
 
 
-def _class_names(given: Any) -> Iterable[str]:
+def _class_names(given: Any) -> tuple[str, ...]:
     if not isinstance(given, type | list | tuple | set | frozenset):
         return ()
-    each = [given] if isinstance(given, type) else list(given)
-    names = [kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in each]
+    each = [given] if isinstance(given, type) else given
+    names = tuple(kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in each)
     return names if all(names) else ()
 
 
@@ -297,18 +266,19 @@ def _early_stopping(given: Any) -> EarlyStoppingSpec:
     return EarlyStoppingSpec(patience=int(given))
 
 
-def _kind(name: str, kind: type[Any]) -> Any:
-    def take(given: Any) -> Any:
+def _instance_of(kind: type[Any]) -> Callable[[Any], Any]:
+    def check(given: Any) -> Any:
         if not isinstance(given, kind):
+            name = _snake_case(kind.__name__).removeprefix("_")
             raise ConfigurationError(f"Trainer({name}={given!r}): must be a spottrain.{kind.__name__}")
-        return replace(given)
+        return given
 
-    return take
+    return check
 
 
-_CONVERTED: Final[Mapping[str, Any]] = {
+_CONVERTED: Final[Mapping[str, Callable[[Any], Any]]] = {
     "activation_checkpointing": activation_checkpointing,
     "early_stopping": _early_stopping,
-    "learning_rate_scaling": _kind("learning_rate_scaling", LearningRateScaling),
-    "profile": _kind("profile", Profile),
+    "learning_rate_scaling": _instance_of(LearningRateScaling),
+    "profile": _instance_of(Profile),
 }

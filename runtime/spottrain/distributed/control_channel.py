@@ -19,13 +19,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from spottrain.core import log
 from spottrain.distributed import channel
 from spottrain.distributed.channel import LOOK_SECONDS, Link
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 ADDRESS_KEY: Final = "spottrain/control"
 DIAL_SECONDS: Final = 20.0
@@ -52,8 +55,7 @@ class ControlChannel:
         world: World,
         links: Mapping[int, Link],
         *,
-        on_lost: Callable[[PeerLost], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        on_lost: Callable[[PeerLost], None] = lambda lost: None,
     ) -> None:
         self.world = world
         self.lost: PeerLost | None = None
@@ -62,7 +64,6 @@ class ControlChannel:
         self._open = set(self._links)
         self._said_bye: set[int] = set()
         self._on_lost = on_lost
-        self._clock = clock
         self._closing = False
         self._came = threading.Condition()
         self._inbox: dict[tuple[str, int], deque[bytes]] = {}
@@ -173,10 +174,10 @@ class ControlChannel:
     # --- inside -------------------------------------------------------------------------------------
     def _wait(self, done: Callable[[], Any], timeout: float, name: str) -> None:
         """Waits with `_came` held. In slices, so that the log can say what it waits for."""
-        began = self._clock()
+        began = time.monotonic()
         told = False
         while not done():
-            waited = self._clock() - began
+            waited = time.monotonic() - began
             if waited >= timeout:
                 return
             if waited >= TELL_AFTER_SECONDS and not told:
@@ -199,16 +200,13 @@ class ControlChannel:
             if handler is None:
                 self._inbox.setdefault((name, rank), deque()).append(body)
                 if self.world.first and len(self._inbox) > MOST_NAMES:
-                    self._forget_oldest(rank)
+                    kept = [key for key in self._inbox if key[1] == rank]
+                    if len(kept) > MOST_NAMES:
+                        del self._inbox[kept[0]]
                 self._came.notify_all()
         if handler is not None:
             with self._handling:
                 handler(rank, body)
-
-    def _forget_oldest(self, rank: int) -> None:
-        kept = [key for key in self._inbox if key[1] == rank]
-        if len(kept) > MOST_NAMES:
-            del self._inbox[kept[0]]
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -250,7 +248,7 @@ class ControlChannel:
                 )
             self._came.notify_all()
         self._links[rank].shut()
-        if fresh and self.lost is not None and self._on_lost is not None:
+        if fresh and self.lost is not None:
             self._on_lost(self.lost)
 
 
@@ -279,44 +277,32 @@ def _leave_to_parent(control: ControlChannel | None) -> None:
             link.socket.close()
 
 
-class AddressBook(Protocol):
-    """The part of a torch Store that is needed here. Every rank can reach it."""
-
-    def set(self, key: str, value: str, /) -> Any: ...
-    def get(self, key: str, /) -> bytes: ...
-    def delete_key(self, key: str, /) -> bool: ...
-
-
-def _torch_book() -> AddressBook:
-    """Returns the store of torch's default process group, which must be initialized."""
-    from torch.distributed import distributed_c10d
-
-    book: AddressBook = distributed_c10d._get_default_store()
-    return book
-
-
 def connect(
     world: World,
     *,
     host: str,
-    book: AddressBook | None = None,
+    book: Store | None = None,
     timeout: float = CONNECT_SECONDS,
-    on_lost: Callable[[PeerLost], None] | None = None,
+    on_lost: Callable[[PeerLost], None] = lambda lost: None,
 ) -> ControlChannel:
     """Connects all ranks, once torch's default process group exists. Every rank must call it.
 
     `host`: address of rank 0 as seen from here (MASTER_ADDR). `on_lost` is called once, on the receiving
-    thread: the main thread may be stuck in a collective that the lost rank will never join. Raises PeerLost
-    if a rank does not connect within `timeout` seconds.
+    thread: the main thread may be stuck in a collective that the lost rank will never join. `book`: None for
+    the store of torch's default process group. Raises PeerLost if a rank does not connect within `timeout`
+    seconds.
     """
     if world.size == 1:
         return ControlChannel(world, {}, on_lost=on_lost)
-    book = book or _torch_book()
+    if book is None:
+        from torch.distributed import distributed_c10d
+
+        book = distributed_c10d._get_default_store()
     links = _lead(world, book, timeout) if world.first else {0: _follow(world, host, book, timeout)}
     return ControlChannel(world, links, on_lost=on_lost)
 
 
-def _lead(world: World, book: AddressBook, timeout: float) -> dict[int, Link]:
+def _lead(world: World, book: Store, timeout: float) -> dict[int, Link]:
     until = time.monotonic() + timeout
     token = secrets.token_hex(32)
     meeting = channel.Meeting(world.size, token.encode())
@@ -341,7 +327,7 @@ def _lead(world: World, book: AddressBook, timeout: float) -> dict[int, Link]:
     )
 
 
-def _follow(world: World, host: str, book: AddressBook, timeout: float) -> Link:
+def _follow(world: World, host: str, book: Store, timeout: float) -> Link:
     until = time.monotonic() + timeout
     address = json.loads(book.get(ADDRESS_KEY))
     connection = _dial(host, int(address["port"]), min(timeout, DIAL_SECONDS))

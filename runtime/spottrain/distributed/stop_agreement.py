@@ -1,6 +1,6 @@
 """Makes all ranks of a gang save and stop at the same steps.
 
-Rank 0 decides, in numbered orders. An order is made at a boundary between steps. It says whether all ranks
+Rank 0 decides, by orders. An order is made at a boundary between steps. It says whether all ranks
 save or stop there, and until which boundary all go on without asking again. A rank that reaches that
 boundary takes the next order, so no two ranks can differ, whatever each of them knew at what time. An order
 covers REACH_SECONDS, or one step: that is the maximum delay of a stop. Within it a boundary costs one
@@ -46,7 +46,6 @@ GO_ON: Final = Orders()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    number: int
     at: int
     """Steps done by every rank when the order was made."""
     until: int
@@ -98,7 +97,6 @@ def reach(*, last: Order | None, at: int, step_seconds: float | None, size: int)
 
 def decide(
     *,
-    last: Order | None,
     at: int,
     steps: int,
     total: int | None,
@@ -107,19 +105,12 @@ def decide(
     horizon: int | None = None,
 ) -> Order:
     """Returns rank 0's next order: for `steps` steps, or fewer if `total` or `horizon` comes first."""
-    number = last.number + 1 if last else 1
     if request is not None:
         return Order(
-            number=number,
-            at=at,
-            until=at,
-            stop=True,
-            deadline=request.deadline,
-            reason=request.reason,
-            total=total,
+            at=at, until=at, stop=True, deadline=request.deadline, reason=request.reason, total=total
         )
     ends = [bound for bound in (total, horizon) if bound is not None and bound > at]
-    return Order(number=number, at=at, until=min([at + max(1, steps), *ends]), save=save_due(), total=total)
+    return Order(at=at, until=min([at + max(1, steps), *ends]), save=save_due(), total=total)
 
 
 class Line(Protocol):
@@ -136,22 +127,29 @@ class Line(Protocol):
     def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None: ...
 
 
-class StopAgreement(Protocol):
+class StopAgreement:
     """One rank's view. All ranks call `begin` and `at_boundary` with the same steps, in the same order."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self.request: StopRequest | None = None
 
     @property
     def stop_deadline(self) -> float:
         """Unix seconds; the earliest that this rank knows of, its own included."""
+        return self.request.deadline if self.request else math.inf
 
     @property
     def stop_reason(self) -> str:
         """Who requested the stop."""
+        return self.request.reason if self.request else ""
 
     def begin(self, step: int, total: int | None) -> Orders:
         """Before the next step, with `step` of `total` steps done. May already return a stop."""
+        raise NotImplementedError
 
     def at_boundary(
-        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None = None
+        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] = lambda: None
     ) -> Orders:
         """Returns the orders after `step` steps. Raises PeerLost.
 
@@ -159,9 +157,15 @@ class StopAgreement(Protocol):
         save at `step`; not called if they stop. `horizon`: the next step at which `save_due` must be called
         again, where saves are due by steps.
         """
+        raise NotImplementedError
 
     def request_stop(self, deadline: float, reason: str = "") -> None:
         """Requests a stop; may be repeated. Not for signal handlers. Does not raise and does not wait."""
+        self._note(StopRequest(deadline=deadline, reason=reason))
+
+    def _note(self, request: StopRequest) -> None:
+        with self._turn:
+            self.request = request.joined(self.request)
 
 
 def alone(stopping: Callable[[], bool]) -> StopAgreement:
@@ -184,45 +188,25 @@ def led(
     return _Leader(control, clock) if control.world.first else _Follower(control, start)
 
 
-class _StopRequests:
-    """Stop requests that this rank knows of; thread-safe."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self.request: StopRequest | None = None
-
-    def note(self, request: StopRequest) -> None:
-        with self._turn:
-            self.request = request.joined(self.request)
-
-    @property
-    def stop_deadline(self) -> float:
-        return self.request.deadline if self.request else math.inf
-
-    @property
-    def stop_reason(self) -> str:
-        return self.request.reason if self.request else ""
-
-
-class _Alone(_StopRequests):
+class _Alone(StopAgreement):
     def __init__(self, stopping: Callable[[], bool]) -> None:
         super().__init__()
         self._stopping = stopping
 
     def begin(self, step: int, total: int | None) -> Orders:
-        return Orders(stop=(self._stopping() or self.request is not None) and step != total)
+        return Orders(stop=self._asked and step != total)
 
     def at_boundary(
-        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None = None
+        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] = lambda: None
     ) -> Orders:
-        stop = self._stopping() or self.request is not None
-        return Orders(stop=True) if stop else Orders(save=save_due())
+        return Orders(stop=True) if self._asked else Orders(save=save_due())
 
-    def request_stop(self, deadline: float, reason: str = "") -> None:
-        self.note(StopRequest(deadline=deadline, reason=reason))
+    @property
+    def _asked(self) -> bool:
+        return self._stopping() or self.request is not None
 
 
-class _Rank(_StopRequests):
+class _Rank(StopAgreement):
     """Common part of leader and followers: the next order is taken where the last one ends."""
 
     def __init__(self, control: Line) -> None:
@@ -238,7 +222,7 @@ class _Rank(_StopRequests):
         return self.at_boundary(step, save_due=lambda: False)
 
     def at_boundary(
-        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None = None
+        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] = lambda: None
     ) -> Orders:
         if self._control.lost is not None:
             raise self._control.lost
@@ -250,9 +234,7 @@ class _Rank(_StopRequests):
         self._order, self._until = order, order.until
         return order.orders
 
-    def _next(
-        self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
-    ) -> Order:
+    def _next(self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None]) -> Order:
         raise NotImplementedError
 
 
@@ -263,20 +245,18 @@ class _Leader(_Rank):
         self._made_at = 0.0
         control.handle(STOP, self._hear_request)
 
-    def request_stop(self, deadline: float, reason: str = "") -> None:
-        self.note(StopRequest(deadline=deadline, reason=reason))
-
     def _hear_request(self, rank: int, body: bytes) -> None:
         told = StopRequest(**json.loads(body))
-        self.note(StopRequest(deadline=told.deadline, reason=f"rank {rank}: {told.reason}"))
+        self._note(StopRequest(deadline=told.deadline, reason=f"rank {rank}: {told.reason}"))
 
-    def _next(
-        self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
-    ) -> Order:
-        self._require_all(step)
+    def _next(self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None]) -> Order:
+        if gone := self._control.gone:
+            raise PeerLost(
+                f"rank {gone[0]} has ended its run, but rank 0 is at step {step} of {self._total}: all ranks "
+                "must do the same number of steps, so give each of them as many batches"
+            )
         last = self._order
         order = decide(
-            last=last,
             at=step,
             steps=reach(
                 last=last, at=step, step_seconds=self._step_seconds(step), size=self._control.world.size
@@ -284,7 +264,7 @@ class _Leader(_Rank):
             total=self._total,
             request=self.request,
             save_due=save_due,
-            horizon=horizon() if horizon else None,
+            horizon=horizon(),
         )
         self._control.broadcast(ORDER, order.to_bytes())
         self._made_at = self._clock()
@@ -296,13 +276,6 @@ class _Leader(_Rank):
             return None
         return (self._clock() - self._made_at) / (step - self._order.at)
 
-    def _require_all(self, step: int) -> None:
-        if gone := self._control.gone:
-            raise PeerLost(
-                f"rank {gone[0]} has ended its run, but rank 0 is at step {step} of {self._total}: all ranks "
-                "must do the same number of steps, so give each of them as many batches"
-            )
-
 
 class _Follower(_Rank):
     def __init__(self, control: Line, start: Start) -> None:
@@ -310,29 +283,26 @@ class _Follower(_Rank):
         self._start = start
 
     def request_stop(self, deadline: float, reason: str = "") -> None:
-        request = StopRequest(deadline=deadline, reason=reason)
-        self.note(request)
-        self._start(lambda: self._tell(request))
+        super().request_stop(deadline, reason)
+        body = json.dumps({"deadline": deadline, "reason": reason}).encode()
 
-    def _tell(self, request: StopRequest) -> None:
-        with contextlib.suppress(PeerLost):  # the main thread sees it at its next boundary
-            self._control.send_to_leader(STOP, json.dumps(asdict(request)).encode())
+        def tell() -> None:
+            with contextlib.suppress(PeerLost):  # the main thread sees it at its next boundary
+                self._control.send_to_leader(STOP, body)
 
-    def _next(
-        self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None] | None
-    ) -> Order:
+        self._start(tell)
+
+    def _next(self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None]) -> Order:
         body = None
         while body is None:
             body = self._control.receive(ORDER)
         order = Order.from_bytes(body)
         if (order.at, order.total) != (step, self._total):
-            raise ConfigurationError(self._differs(order, step))
+            raise ConfigurationError(
+                f"rank {self._control.world.rank} is at step {step} of {self._total}, rank 0 at step "
+                f"{order.at} of {order.total}: all ranks must do the same number of steps, so give each as "
+                "many batches"
+            )
         if order.stop:
-            self.note(StopRequest(deadline=order.deadline, reason=order.reason))
+            self._note(StopRequest(deadline=order.deadline, reason=order.reason))
         return order
-
-    def _differs(self, order: Order, step: int) -> str:
-        return (
-            f"rank {self._control.world.rank} is at step {step} of {self._total}, rank 0 at step {order.at} "
-            f"of {order.total}: all ranks must do the same number of steps, so give each as many batches"
-        )

@@ -65,16 +65,18 @@ class World:
         return self.local_rank == 0
 
     def _require_sense(self) -> None:
-        for small, number, big, count in (
-            (RANK, self.rank, WORLD_SIZE, self.size),
-            (LOCAL_RANK, self.local_rank, LOCAL_WORLD_SIZE, self.local_size),
+        rank, size = f"{RANK}={self.rank}", f"{WORLD_SIZE}={self.size}"
+        local_rank, local_size = f"{LOCAL_RANK}={self.local_rank}", f"{LOCAL_WORLD_SIZE}={self.local_size}"
+        for wrong, what in (
+            (self.rank >= self.size, f"{rank} is not below {size}"),
+            (self.local_rank >= self.local_size, f"{local_rank} is not below {local_size}"),
+            (self.local_size > self.size, f"{local_size} is above {size}"),
+            (self.local_rank > self.rank, f"{local_rank} is above {rank}"),
         ):
-            if number >= count:
-                raise _contradiction(f"{small}={number} is not below {big}={count}")
-        if self.local_size > self.size:
-            raise _contradiction(f"{LOCAL_WORLD_SIZE}={self.local_size} is above {WORLD_SIZE}={self.size}")
-        if self.local_rank > self.rank:
-            raise _contradiction(f"{LOCAL_RANK}={self.local_rank} is above {RANK}={self.rank}")
+            if wrong:
+                raise ConfigurationError(
+                    f"{what}; a launcher sets them, so do not set them by hand in the pod's template"
+                )
 
 
 def _whole(env: Mapping[str, str], name: str, *, least: int = 0, default: int | None = None) -> int:
@@ -82,23 +84,12 @@ def _whole(env: Mapping[str, str], name: str, *, least: int = 0, default: int | 
     if not text and default is not None:
         return default
     if not text:
+        names = (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)
+        others = " ".join(f"{each}={env[each]}" for each in names if env.get(each))
         raise ConfigurationError(
-            f"{name} is not set, but {_set_ones(env)}: spottrain run, torchrun and accelerate launch "
+            f"{name} is not set, but {others}: spottrain run, torchrun and accelerate launch "
             f"set {RANK}, {WORLD_SIZE}, {LOCAL_RANK} and {LOCAL_WORLD_SIZE}; set all, or none for one process"
         )
     if not text.isdecimal() or int(text) < least:
         raise ConfigurationError(f"{name}={text!r} must be a whole number, at least {least}")
     return int(text)
-
-
-def _set_ones(env: Mapping[str, str]) -> str:
-    words = [
-        f"{name}={env[name]}" for name in (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) if env.get(name)
-    ]
-    return " ".join(words)
-
-
-def _contradiction(what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{what}; a launcher sets them, so do not set them by hand in the pod's template"
-    )

@@ -32,7 +32,6 @@ from spottrain.errors import (
     ConfigurationError,
     StoreDenied,
     StoreUnavailable,
-    StoreUnsuitable,
 )
 from spottrain.storage.base import (
     AlreadyExists,
@@ -45,7 +44,7 @@ from spottrain.storage.base import (
     Truncated,
     never,
 )
-from spottrain.storage.requests import LONGEST_PAUSE, Stopped, digests, pause
+from spottrain.storage.requests import LONGEST_PAUSE, RequestBody, Stopped, digests, pause, probe_conditions
 
 WRITE_ID: Final = "spottrain-write"
 """Metadata key that identifies the writer of an object."""
@@ -197,23 +196,12 @@ class GCSStore:
                 self._blob(key).delete(**self._patience(key))
 
     def probe(self) -> None:
-        key = f"probe-{secrets.token_hex(8)}"
-        try:
-            first = self.put_if_absent(key, b"1")
-            with contextlib.suppress(AlreadyExists):
-                self.put_if_absent(key, b"2")
-                raise StoreUnsuitable(self._ignores(key, "ifGenerationMatch=0"))
-            with contextlib.suppress(PreconditionFailed):
-                self.put_if_match(key, b"3", str(int(first) - 1))
-                raise StoreUnsuitable(self._ignores(key, "ifGenerationMatch"))
-            self.put_if_match(key, b"4", first)
-        finally:
-            self.delete([key])
-
-    def _ignores(self, key: str, condition: str) -> str:
-        return (
-            f"{self._place(key)} ignores {condition}, so two attempts could overwrite each other's "
-            "checkpoints; use Google Cloud Storage itself"
+        probe_conditions(
+            self,
+            self._place,
+            absent="ifGenerationMatch=0",
+            match="ifGenerationMatch",
+            instead="Google Cloud Storage itself",
         )
 
     def _put(self, key: str, body: Body, generation: int | None, write_id: str = "") -> str:
@@ -227,11 +215,15 @@ class GCSStore:
         def go_on(error: Exception) -> bool:
             return _passes(error) and not cancelled()
 
+        def check() -> None:
+            if cancelled():
+                raise Stopped
+
         blob = self._blob(key, write_id)
         blob.chunk_size = self._chunk_bytes
         with self._translating(key):
             blob.upload_from_file(
-                _Incoming(view, cancelled),
+                _Incoming(view, check),
                 size=len(view),
                 if_generation_match=0,
                 timeout=self._patience(key)["timeout"],
@@ -332,24 +324,12 @@ def _from_reply(error: api.GoogleAPICallError, what: str) -> Exception:
     return ConfigurationError(f"the store refused {what}; check the URI and the endpoint")
 
 
-class _Incoming:
-    """A memoryview as a file that the library reads in chunks; each read copies one chunk."""
+class _Incoming(RequestBody):
+    """A body of which each read returns a copy of exactly the requested bytes, as the library expects."""
 
-    def __init__(self, view: memoryview, cancelled: Callable[[], bool]) -> None:
-        self._view = view
-        self._cancelled = cancelled
-        self._at = 0
-
-    def read(self, size: int = -1) -> bytes:
-        if self._cancelled():
-            raise Stopped
-        part = self._view[self._at :] if size < 0 else self._view[self._at : self._at + size]
+    def read(self, size: int = -1) -> bytes:  # type: ignore[override]
+        self._check()
+        end = len(self._view) if size < 0 else self._at + size
+        part = bytes(self._view[self._at : end])
         self._at += len(part)
-        return bytes(part)
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = {0: 0, 1: self._at, 2: len(self._view)}[whence] + offset
-        return self._at
+        return part

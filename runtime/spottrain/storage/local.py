@@ -44,6 +44,8 @@ HOPELESS: Final = {errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, e
 
 
 class FolderStore:
+    endpoint = ""
+
     def __init__(self, root: Path, *, uri: str = "", chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
         self.uri = uri or root.as_uri()
@@ -51,10 +53,6 @@ class FolderStore:
         self._private = root / PRIVATE
         self._seen = os.path.isdir(self._private)
         """Whether our folder has existed: if so, its absence is a loss."""
-
-    @property
-    def endpoint(self) -> str:
-        return ""
 
     def get(self, key: str) -> Object | None:
         with self._translating(key):
@@ -66,7 +64,7 @@ class FolderStore:
         return Object(body=body, etag=_etag(body))
 
     def put(self, key: str, body: Body) -> None:
-        self._publish(key, _writes(body), lambda path: None)
+        self._publish(key, _writes(body))
 
     def put_if_absent(self, key: str, body: Body) -> str:
         self._publish(key, _writes(body), _absent)
@@ -183,7 +181,10 @@ class FolderStore:
             yield file
 
     def _publish(
-        self, key: str, write: Callable[[BinaryIO], None], condition: Callable[[Path], None]
+        self,
+        key: str,
+        write: Callable[[BinaryIO], None],
+        condition: Callable[[Path], None] = lambda path: None,
     ) -> None:
         """Writes a temporary file, then renames it to `key` unless `condition` raises (under the lock)."""
         path = self._path(key)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from spottrain.core.uri import is_path
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
+from spottrain.storage.local import FolderStore
 
 
 def open_store(
@@ -26,57 +27,35 @@ def open_store(
         ConfigurationError: The URI is not understood, or its client library is not installed.
     """
     if uri and is_path(uri):
-        return _open_folder(uri, Path(uri))
+        return FolderStore(Path(uri).absolute(), uri=uri)
     parts = urlsplit(uri)
     if parts.query or parts.fragment:
         raise ConfigurationError(
             f"checkpoint URI {uri!r} contains ? or #, which are not supported; use a prefix without them"
         )
-    if uri.startswith("s3://"):
-        return _open_s3(uri, _bucket(uri, parts), endpoint, path_style, kms_key)
-    if uri.startswith("gs://"):
-        return _open_gcs(uri, _bucket(uri, parts), endpoint)
     if uri.startswith("file:///"):
-        return _open_folder(uri, Path(unquote(parts.path)))
-    hint = f"; for a folder of that name write ./{uri}" if uri else ""
-    raise ConfigurationError(
-        f"checkpoint URI {uri!r} is not valid: use s3://bucket/prefix, gs://bucket/prefix, "
-        f"file:///folder (lower case, with these slashes) or a path{hint}"
-    )
-
-
-def _bucket(uri: str, parts: SplitResult) -> tuple[str, str]:
-    """Returns bucket and prefix."""
+        return FolderStore(Path(unquote(parts.path)), uri=uri)
+    if not uri.startswith(("s3://", "gs://")):
+        hint = f"; for a folder of that name write ./{uri}" if uri else ""
+        raise ConfigurationError(
+            f"checkpoint URI {uri!r} is not valid: use s3://bucket/prefix, gs://bucket/prefix, "
+            f"file:///folder (lower case, with these slashes) or a path{hint}"
+        )
     if not parts.netloc:
         raise ConfigurationError(
             f"checkpoint URI {uri!r} names no bucket; use {parts.scheme}://bucket/prefix"
         )
-    return parts.netloc, parts.path.strip("/")
-
-
-def _open_folder(uri: str, root: Path) -> Store:
-    from spottrain.storage.local import FolderStore
-
-    return FolderStore(root.absolute(), uri=uri)
-
-
-def _open_s3(
-    uri: str, where: tuple[str, str], endpoint: str | None, path_style: bool | None, kms_key: str | None
-) -> Store:
+    bucket, prefix = parts.netloc, parts.path.strip("/")
+    library, extra = ("boto3", "s3") if parts.scheme == "s3" else ("google-cloud-storage", "gcs")
     try:
-        from spottrain.storage.s3 import S3Store
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"checkpoint URI {uri} needs boto3 ({error}); install spottrain[s3]"
-        ) from error
-    return S3Store(*where, endpoint=endpoint, path_style=path_style, kms_key=kms_key)
+        if parts.scheme == "s3":
+            from spottrain.storage.s3 import S3Store
 
-
-def _open_gcs(uri: str, where: tuple[str, str], endpoint: str | None) -> Store:
-    try:
+            return S3Store(bucket, prefix, endpoint=endpoint, path_style=path_style, kms_key=kms_key)
         from spottrain.storage.gcs import GCSStore
+
+        return GCSStore(bucket, prefix, endpoint=endpoint)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"checkpoint URI {uri} needs google-cloud-storage ({error}); install spottrain[gcs]"
+            f"checkpoint URI {uri} needs {library} ({error}); install spottrain[{extra}]"
         ) from error
-    return GCSStore(*where, endpoint=endpoint)

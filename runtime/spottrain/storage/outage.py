@@ -195,14 +195,8 @@ class PatientStore:
     def __init__(self, store: Store, outage: Outage) -> None:
         self._store = store
         self._outage = outage
-
-    @property
-    def uri(self) -> str:
-        return self._store.uri
-
-    @property
-    def endpoint(self) -> str:
-        return self._store.endpoint
+        self.uri = store.uri
+        self.endpoint = store.endpoint
 
     def get(self, key: str) -> Object | None:
         if key != HEAD_KEY:

@@ -1,14 +1,16 @@
-"""Helpers for network stores: a memoryview as a request body, digests per chunk, pauses between tries."""
+"""Helpers for network stores: request bodies, digests per chunk, pauses between tries, a probe."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import random
+import secrets
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from spottrain.errors import StoreUnavailable
+from spottrain.errors import StoreUnavailable, StoreUnsuitable
+from spottrain.storage.base import AlreadyExists, PreconditionFailed, Store
 
 T = TypeVar("T")
 CHANCE: Final = random.SystemRandom()
@@ -66,6 +68,34 @@ def digests(view: memoryview, chunk_bytes: int) -> list[str]:
 def pause(failures: int) -> float:
     """Seconds before the next try: doubled each time, and random so that clients do not retry in step."""
     return CHANCE.uniform(0, min(2.0 ** (failures - 1), LONGEST_PAUSE))
+
+
+def probe_conditions(
+    store: Store, place: Callable[[str], object], *, absent: str, match: str, instead: str
+) -> None:
+    """Raises StoreUnsuitable if the store ignores the conditions of writes.
+
+    `absent`, `match`: what the conditions are called there. `instead`: what the user can use.
+    """
+    key = f"probe-{secrets.token_hex(8)}"
+    try:
+        first = store.put_if_absent(key, b"1")
+        store.put_if_match(key, b"2", first)
+        writes: dict[str, Callable[[], str]] = {
+            absent: lambda: store.put_if_absent(key, b"3"),
+            match: lambda: store.put_if_match(key, b"4", first),
+        }
+        for condition, write in writes.items():
+            try:
+                write()
+            except (AlreadyExists, PreconditionFailed):
+                continue
+            raise StoreUnsuitable(
+                f"{place(key)} ignores {condition}, so two attempts could overwrite each other's "
+                f"checkpoints; use {instead}"
+            )
+    finally:
+        store.delete([key])
 
 
 def tried(act: Callable[[], T], tries: int, rest: Callable[[int], None]) -> T:

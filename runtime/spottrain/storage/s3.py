@@ -16,7 +16,7 @@ from typing import Any, Final
 from botocore.exceptions import ClientError
 
 from spottrain.contract import CHUNK_BYTES, HEAD_KEY
-from spottrain.errors import StoreUnavailable, StoreUnsuitable
+from spottrain.errors import StoreUnavailable
 from spottrain.storage import requests as ways
 from spottrain.storage.base import (
     AlreadyExists,
@@ -28,17 +28,13 @@ from spottrain.storage.base import (
     Truncated,
     never,
 )
-from spottrain.storage.requests import SLICE, RequestBody, tried
-from spottrain.storage.s3_client import Connection, clients
+from spottrain.storage.requests import SLICE, RequestBody, probe_conditions, tried
+from spottrain.storage.s3_client import clients
 from spottrain.storage.s3_errors import FAILURES, RequestTarget, translate
-from spottrain.storage.s3_upload import Bucket, Upload, UploadOptions, checksum
+from spottrain.storage.s3_upload import WRITE_ID, Upload, checksum
 
-WRITE_ID: Final = "spottrain-write"
-"""User metadata key that identifies the writer of an object."""
 DELETE_BATCH: Final = 1000
 """Keys per DeleteObjects request (S3 API limit)."""
-READ_TRIES: Final = 3
-"""GETs of one object: the SDK retries the request, but not a truncated body."""
 DEFAULT_KEY: Final = "default"
 """`kms_key` value for the account's own key."""
 ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
@@ -64,14 +60,14 @@ class S3Store:
         the seconds before the next try."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        reach = Connection(
-            endpoint=endpoint, path_style=path_style, head_timeout=head_timeout, timeout=timeout
+        self._clients = clients(
+            self.uri, endpoint=endpoint, path_style=path_style, head_timeout=head_timeout, timeout=timeout
         )
-        self._clients = clients(reach, self.uri)
-        self._encryption = _encryption(kms_key)
-        self._manner = UploadOptions(
-            chunk_bytes=chunk_bytes, connections=connections, tries=tries, pause=pause
-        )
+        self.encryption = _encryption(kms_key)
+        self.tries = tries
+        self.connections = connections
+        self.chunk_bytes = chunk_bytes
+        self.pause = pause
 
     @property
     def uri(self) -> str:
@@ -82,22 +78,28 @@ class S3Store:
         return self._clients.endpoint
 
     def get(self, key: str) -> Object | None:
-        for _ in range(READ_TRIES - 1 if key != HEAD_KEY else 0):
+        client = self._clients.quick if key == HEAD_KEY else self._clients.steady
+
+        def read() -> Object:
+            reply = self._ask(client, "get_object", key, {})
             try:
-                return self._get(key)
-            except StoreUnavailable:
-                continue
-        return self._get(key)
+                return Object(body=reply["Body"].read(), etag=reply["ETag"])
+            except FAILURES as error:
+                raise translate(error, self._place(key)) from error
+
+        with contextlib.suppress(KeyMissing):
+            return read() if key == HEAD_KEY else self._again(read)
+        return None
 
     def put(self, key: str, body: Body) -> None:
-        self._call("put_object", key, **_sent(body), **self._encryption)
+        self.call("put_object", key, **_sent(body), **self.encryption)
 
     def put_if_absent(self, key: str, body: Body) -> str:
         write_id = secrets.token_hex(8)
         try:
             return self._put(key, body, write_id, IfNoneMatch="*")
         except PreconditionFailed:
-            return self._etag_of_own(key, write_id)
+            return self.own(key, write_id)
 
     def put_if_match(self, key: str, body: Body, etag: str) -> str:
         write_id = secrets.token_hex(8)
@@ -107,22 +109,13 @@ class S3Store:
             if key == HEAD_KEY:  # tried once; `checkpoint.head` handles a lost response itself
                 raise
             with contextlib.suppress(AlreadyExists):
-                return self._etag_of_own(key, write_id)
+                return self.own(key, write_id)
             raise refused
 
     def upload(
         self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
     ) -> builtins.list[str]:
-        write_id = secrets.token_hex(8)
-        return Upload(
-            bucket=Bucket(call=self._call_bulk, own=self._own, abort_all=self._abort_all),
-            key=key,
-            body=body.cast("B"),
-            write_id=write_id,
-            manner=self._manner,
-            cancelled=cancelled,
-            options={"Metadata": {WRITE_ID: write_id}, **self._encryption},
-        ).run()
+        return Upload(self, key, body.cast("B"), cancelled).run()
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         left = buffer.cast("B")
@@ -154,7 +147,7 @@ class S3Store:
         swept = [(key, upload) for key, upload in self._uploads(prefix) if doomed(key)]
         for key, upload in swept:
             with contextlib.suppress(KeyMissing):  # it has already ended
-                self._call("abort_multipart_upload", key, UploadId=upload)
+                self.call("abort_multipart_upload", key, UploadId=upload)
         return [key for key, _ in swept]
 
     def list(self, prefix: str) -> builtins.list[str]:
@@ -163,95 +156,55 @@ class S3Store:
     def delete(self, keys: Sequence[str]) -> None:
         for start in range(0, len(keys), DELETE_BATCH):
             batch = [{"Key": self._prefix + key} for key in keys[start : start + DELETE_BATCH]]
-            reply = self._call("delete_objects", "", Delete={"Objects": batch, "Quiet": True})
+            reply = self.call("delete_objects", "", Delete={"Objects": batch, "Quiet": True})
             for failed in reply.get("Errors", ()):
                 error = {"Error": failed, "ResponseMetadata": {"HTTPStatusCode": 200}}
                 raise translate(ClientError(error, "DeleteObjects"), self._place(failed["Key"]))
 
     def probe(self) -> None:
         next(self._pages(""), None)
-        key = f"probe-{secrets.token_hex(8)}"
-        try:
-            self._probe_conditions(key)
-        finally:
-            self.delete([key])
-
-    def _probe_conditions(self, key: str) -> None:
-        first = self.put_if_absent(key, b"1")
-        self.put_if_match(key, b"2", first)
-        writes: dict[str, Callable[[], str]] = {
-            "If-None-Match": lambda: self.put_if_absent(key, b"3"),
-            "If-Match": lambda: self.put_if_match(key, b"4", first),
-        }
-        for name, write in writes.items():
-            try:
-                write()
-            except (AlreadyExists, PreconditionFailed):
-                continue
-            raise StoreUnsuitable(
-                f"{self._place(key)} ignores {name} on PUT, so two attempts could overwrite each other's "
-                "checkpoints; use a store with conditional writes (AWS S3 and most S3 servers since 2024)"
-            )
-
-    def _get(self, key: str) -> Object | None:
-        try:
-            reply = self._call("get_object", key)
-            return Object(body=reply["Body"].read(), etag=reply["ETag"])
-        except KeyMissing:
-            return None
-        except FAILURES as error:
-            raise translate(error, self._place(key)) from error
+        probe_conditions(
+            self,
+            self._place,
+            absent="If-None-Match on PUT",
+            match="If-Match on PUT",
+            instead="a store with conditional writes (AWS S3 and most S3 servers since 2024)",
+        )
 
     def _put(self, key: str, body: Body, write_id: str, **condition: str) -> str:
-        reply = self._call(
+        reply = self.call(
             "put_object",
             key,
             **_sent(body),
             Metadata={WRITE_ID: write_id},
-            **self._encryption,
+            **self.encryption,
             **condition,
         )
         return str(reply["ETag"])
 
-    def _etag_of_own(self, key: str, write_id: str) -> str:
-        """Returns the ETag if an earlier try of this write created the object, else raises AlreadyExists."""
-        try:
-            reply = self._call("get_object", key)
-        except KeyMissing:
-            raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again") from None
-        reply["Body"].close()
-        if reply["Metadata"].get(WRITE_ID) != write_id:
-            raise AlreadyExists(str(self._place(key)))
-        return str(reply["ETag"])
+    def own(self, key: str, write_id: str) -> str:
+        """Returns the object's ETag if this write created it.
 
-    def _own(self, key: str, write_id: str) -> None:
-        """Like `_etag_of_own`, by a HEAD request, which transfers no body."""
+        Raises AlreadyExists if another write did, StoreUnavailable if there is no object.
+        """
         reply = self._head(key)
         if reply is None:
             raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again")
         if reply["Metadata"].get(WRITE_ID) != write_id:
             raise AlreadyExists(str(self._place(key)))
+        return str(reply["ETag"])
 
     def _head(self, key: str) -> Any:
-        if (reply := self._again(lambda: self._head_once(key))) is not None:
-            return reply
-        next(self._pages(key), None)  # raises if it is the bucket that is missing: HEAD gives 404 for both
-        return None
-
-    def _head_once(self, key: str) -> Any:
         try:
-            return self._clients.steady.head_object(Bucket=self._bucket, Key=self._prefix + key)
-        except ClientError as error:
-            if error.response["ResponseMetadata"].get("HTTPStatusCode") != 404:
-                raise translate(error, self._place(key)) from error
-        except FAILURES as error:
-            raise translate(error, self._place(key)) from error
-        return None
+            return self.call("head_object", key)
+        except KeyMissing:
+            next(self._pages(key), None)  # raises if the bucket is missing: HEAD gives 404 for both
+            return None
 
     def _stream(self, key: str, start: int, view: memoryview) -> Iterator[int]:
         """Fills the view from byte `start` of the object; yields the number of bytes of each read."""
         wanted = f"bytes={start}-{start + len(view) - 1}"
-        reply = self._call_bulk("get_object", key, Range=wanted)
+        reply = self.ask_bulk("get_object", key, Range=wanted)
         with contextlib.closing(reply["Body"]) as body:
             if reply["ContentLength"] != len(view) or start != _first_byte(reply):
                 raise Truncated(f"{self._place(key)}: asked for {wanted}, got {reply.get('ContentRange')}")
@@ -266,39 +219,39 @@ class S3Store:
                 at += count
                 yield count
 
-    def _abort_all(self, key: str) -> None:
+    def abort_all(self, key: str) -> None:
         self.sweep_uploads(key, lambda found: found == key)
 
     def _uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yields key and upload ID of each unfinished upload."""
-        marker: dict[str, str] = {}
-        while True:
-            reply = self._call("list_multipart_uploads", None, Prefix=self._prefix + prefix, **marker)
+        for reply in self._replies("list_multipart_uploads", prefix, "KeyMarker", "UploadIdMarker"):
             for item in reply.get("Uploads", ()):
                 yield item["Key"].removeprefix(self._prefix), item["UploadId"]
-            if not reply.get("IsTruncated"):
-                return
-            marker = {"KeyMarker": reply["NextKeyMarker"], "UploadIdMarker": reply["NextUploadIdMarker"]}
 
     def _pages(self, prefix: str) -> Iterator[builtins.list[str]]:
-        token: dict[str, str] = {}
-        while True:
-            reply = self._call("list_objects_v2", None, Prefix=self._prefix + prefix, **token)
+        for reply in self._replies("list_objects_v2", prefix, "ContinuationToken"):
             yield [item["Key"].removeprefix(self._prefix) for item in reply.get("Contents", ())]
+
+    def _replies(self, operation: str, prefix: str, *markers: str) -> Iterator[Any]:
+        """Yields the replies of a listing; `markers` are the parameters with which it goes on."""
+        following: dict[str, str] = {}
+        while True:
+            reply = self.call(operation, None, Prefix=self._prefix + prefix, **following)
+            yield reply
             if not reply.get("IsTruncated"):
                 return
-            token = {"ContinuationToken": reply["NextContinuationToken"]}
+            following = {name: reply[f"Next{name}"] for name in markers}
 
-    def _call(self, operation: str, key: str | None, **parameters: Any) -> Any:
+    def call(self, operation: str, key: str | None, **parameters: Any) -> Any:
         if key == HEAD_KEY:
             return self._ask(self._clients.quick, operation, key, parameters)
         return self._again(lambda: self._ask(self._clients.steady, operation, key, _rewound(parameters)))
 
     def _again(self, act: Callable[[], Any]) -> Any:
         """Retries without the SDK: its pauses draw from Python's random state, which is the training's."""
-        return tried(act, self._manner.tries, lambda failures: time.sleep(self._manner.pause(failures)))
+        return tried(act, self.tries, lambda failures: time.sleep(self.pause(failures)))
 
-    def _call_bulk(self, operation: str, key: str, **parameters: Any) -> Any:
+    def ask_bulk(self, operation: str, key: str, **parameters: Any) -> Any:
         return self._ask(self._clients.bulk, operation, key, parameters)
 
     def _ask(self, client: Any, operation: str, key: str | None, parameters: dict[str, Any]) -> Any:

@@ -32,38 +32,32 @@ class Clients:
     endpoint: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Connection:
-    """How to reach the server. Timeouts are seconds without a byte."""
+def clients(
+    place: str, *, endpoint: str | None, path_style: bool | None, head_timeout: float, timeout: float
+) -> Clients:
+    """Creates the clients. Credentials (web identity included) and region: the SDK's standard chain.
 
-    endpoint: str | None
-    path_style: bool | None
-    head_timeout: float
-    timeout: float
-
-
-def clients(reach: Connection, place: str) -> Clients:
-    """Creates the clients. Credentials (web identity included) and region: the SDK's standard chain."""
+    Timeouts are seconds without a byte.
+    """
+    style = {None: "path" if endpoint else "auto", True: "path", False: "virtual"}[path_style]
     try:
         session = Session()
-        _check_authorities(session, reach.endpoint)
-        steady = _client(session, reach, reach.timeout)
+        _check_authorities(session, endpoint)
+        steady = _client(session, endpoint, style, timeout)
         return Clients(
-            quick=_client(session, reach, reach.head_timeout),
+            quick=_client(session, endpoint, style, head_timeout),
             steady=steady,
-            bulk=_client(session, reach, reach.timeout, bulk=True),
+            bulk=_client(session, endpoint, style, timeout, bulk=True),
             endpoint=str(steady.meta.endpoint_url),
         )
     except (BotoCoreError, ValueError) as error:  # unknown profile or region, or an invalid URL
         raise ConfigurationError(
-            f"cannot make an S3 client for {place} at {reach.endpoint or 'AWS'}: {error}; check the "
-            "endpoint and the AWS_... variables"
+            f"cannot make an S3 client for {place} at {endpoint or 'AWS'}: {error}; check the endpoint and "
+            "the AWS_... variables"
         ) from error
 
 
-def _client(session: Session, reach: Connection, timeout: float, *, bulk: bool = False) -> Any:
-    path_style = bool(reach.endpoint) if reach.path_style is None else reach.path_style
-    style = "path" if path_style else ("auto" if reach.path_style is None else "virtual")
+def _client(session: Session, endpoint: str | None, style: str, timeout: float, *, bulk: bool = False) -> Any:
     s3: dict[str, Any] = {"addressing_style": style}
     extra: dict[str, Any] = {}
     if bulk:
@@ -78,7 +72,7 @@ def _client(session: Session, reach: Connection, timeout: float, *, bulk: bool =
         s3=s3,
         **extra,
     )
-    return session.client("s3", endpoint_url=reach.endpoint, config=config)
+    return session.client("s3", endpoint_url=endpoint, config=config)
 
 
 def _check_authorities(session: Session, endpoint: str | None) -> None:

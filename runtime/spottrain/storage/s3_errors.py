@@ -143,7 +143,7 @@ def _from_reply(error: boto.ClientError, place: RequestTarget) -> Exception:
         return Truncated(what)
     if status == 412 or (status == 409 and code not in PASSING):
         return PreconditionFailed(what)
-    if code in GONE:
+    if code in GONE or (status == 404 and error.operation_name == "HeadObject"):  # whose reply has no code
         return KeyMissing(what)
     return _refused(code, status, what)
 

@@ -7,7 +7,6 @@ is changed, and the result is read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +18,6 @@ DEFAULT_SIZE: Final = "TransitionDefaultMinimumObjectSize"
 """A setting in the document besides its rules; a PUT without it would reset it."""
 
 Rule = dict[str, Any]
-Call = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +37,7 @@ class Rules:
 
 class S3Lifecycle:
     def __init__(self, store: S3Store) -> None:
-        self._call: Call = getattr(store, "call", None) or store._call
+        self._call = store.call
         self._prefix = store._prefix
         self.uri = store.uri
 

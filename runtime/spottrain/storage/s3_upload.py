@@ -10,19 +10,25 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from spottrain.core import log
 from spottrain.errors import RunError, StoreUnavailable
 from spottrain.storage.base import Cancelled, KeyMissing, PreconditionFailed
 from spottrain.storage.requests import RequestBody, Stopped, digests, tried
 
+if TYPE_CHECKING:
+    from spottrain.storage.s3 import S3Store
+
+WRITE_ID: Final = "spottrain-write"
+"""User metadata key that identifies the writer of an object."""
 MAX_PARTS: Final = 9000
 """S3's limit is 10,000."""
 POLL_SECONDS: Final = 0.05
@@ -34,37 +40,13 @@ STOP_SECONDS: Final = 2.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
-    """The store's operations that an upload needs; all of them raise the store's exceptions."""
-
-    call: Callable[..., Any]
-    """(operation, key, **parameters), without retries."""
-    own: Callable[[str, str], None]
-    """(key, write ID): raises AlreadyExists or StoreUnavailable unless the object has this ID."""
-    abort_all: Callable[[str], object]
-    """Aborts every unfinished upload to exactly this key."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UploadOptions:
-    chunk_bytes: int
-    connections: int
-    tries: int
-    pause: Callable[[int], float]
-    """Seconds before the next try, given the number of failures."""
-
-
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class Upload:
-    bucket: Bucket
+    store: S3Store
     key: str
     body: memoryview
-    write_id: str
-    manner: UploadOptions
     cancelled: Callable[[], bool]
-    options: dict[str, Any]
-    """Metadata and encryption of the new object."""
+    _write_id: str = field(default_factory=lambda: secrets.token_hex(8))
     _stop: threading.Event = field(default_factory=threading.Event)
     _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
     _digests: dict[int, list[str]] = field(default_factory=dict)
@@ -74,29 +56,34 @@ class Upload:
     def run(self) -> list[str]:
         """Uploads and returns the digests. Call it once."""
         try:
-            if len(self.body) <= self.manner.chunk_bytes:
+            if len(self.body) <= self.store.chunk_bytes:
                 return self._whole()
             return self._in_parts()
         except Stopped:
             raise Cancelled(self.key) from None
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Metadata and encryption of the new object."""
+        return {"Metadata": {WRITE_ID: self._write_id}, **self.store.encryption}
 
     def _whole(self) -> list[str]:
         digest = checksum(self.body)
 
         def put() -> None:
             body: Any = RequestBody(self.body, self._unless_cancelled) if len(self.body) else b""
-            self.bucket.call(
-                "put_object", self.key, Body=body, ChecksumSHA256=digest, IfNoneMatch="*", **self.options
+            self.store.ask_bulk(
+                "put_object", self.key, Body=body, ChecksumSHA256=digest, IfNoneMatch="*", **self._options
             )
 
         try:
             self._tried(put, self._rest)
         except PreconditionFailed:
-            self.bucket.own(self.key, self.write_id)
+            self.store.own(self.key, self._write_id)
         except StoreUnavailable:
             if not self._arrived():
                 raise
-        return digests(self.body, self.manner.chunk_bytes)
+        return digests(self.body, self.store.chunk_bytes)
 
     def _in_parts(self) -> list[str]:
         left = ""
@@ -112,8 +99,8 @@ class Upload:
 
     def _create(self) -> str:
         try:
-            reply = self.bucket.call(
-                "create_multipart_upload", self.key, ChecksumAlgorithm="SHA256", **self.options
+            reply = self.store.ask_bulk(
+                "create_multipart_upload", self.key, ChecksumAlgorithm="SHA256", **self._options
             )
         except StoreUnavailable:
             self._lost = True
@@ -121,10 +108,10 @@ class Upload:
         return str(reply["UploadId"])
 
     def _send(self, upload_id: str) -> None:
-        size = part_bytes(len(self.body), self.manner.chunk_bytes)
+        size = part_bytes(len(self.body), self.store.chunk_bytes)
         starts = range(0, len(self.body), size)
         todo = deque((number, self.body[at : at + size]) for number, at in enumerate(starts, 1))
-        workers = min(self.manner.connections, len(todo))
+        workers = min(self.store.connections, len(todo))
         pool = ThreadPoolExecutor(workers, thread_name_prefix="spottrain-upload")
         futures = [pool.submit(self._work, upload_id, todo) for _ in range(workers)]
         try:
@@ -155,13 +142,13 @@ class Upload:
             self._part(upload_id, number, view)
 
     def _part(self, upload_id: str, number: int, view: memoryview) -> None:
-        chunk_bytes = self.manner.chunk_bytes
+        chunk_bytes = self.store.chunk_bytes
         self._digests[number] = digests(view, chunk_bytes)
         one = len(view) <= chunk_bytes
         digest = _base64(self._digests[number][0]) if one else checksum(view)
 
         def put() -> Any:
-            return self.bucket.call(
+            return self.store.ask_bulk(
                 "upload_part",
                 self.key,
                 UploadId=upload_id,
@@ -181,7 +168,7 @@ class Upload:
         parts = {"Parts": [self._parts[number] for number in sorted(self._parts)]}
 
         def complete() -> None:
-            self.bucket.call(
+            self.store.ask_bulk(
                 "complete_multipart_upload",
                 self.key,
                 UploadId=upload_id,
@@ -193,7 +180,7 @@ class Upload:
             self._tried(complete, time.sleep)  # not cancellable once begun: it may already be done
             return True
         except (PreconditionFailed, KeyMissing):
-            self.bucket.own(self.key, self.write_id)
+            self.store.own(self.key, self._write_id)
         except StoreUnavailable:
             if not self._arrived():
                 raise
@@ -202,7 +189,7 @@ class Upload:
     def _arrived(self) -> bool:
         """After a missing response: whether our object is at the key. Raises AlreadyExists for another's."""
         with contextlib.suppress(RunError):
-            self.bucket.own(self.key, self.write_id)
+            self.store.own(self.key, self._write_id)
             return True
         return False
 
@@ -212,17 +199,17 @@ class Upload:
             if left:
                 self._tried(lambda: self._abort(left), time.sleep)
             if self._lost:
-                self.bucket.abort_all(self.key)
+                self.store.abort_all(self.key)
         except RunError as error:
             # Leftovers cost money but are harmless; the next start's sweep finds them.
             log.event("upload-not-aborted", key=self.key, upload=left or None, error=str(error))
 
     def _abort(self, upload_id: str) -> None:
         with contextlib.suppress(KeyMissing):
-            self.bucket.call("abort_multipart_upload", self.key, UploadId=upload_id)
+            self.store.ask_bulk("abort_multipart_upload", self.key, UploadId=upload_id)
 
     def _tried(self, act: Callable[[], T], rest: Callable[[float], None]) -> T:
-        return tried(act, self.manner.tries, lambda failures: rest(self.manner.pause(failures)))
+        return tried(act, self.store.tries, lambda failures: rest(self.store.pause(failures)))
 
     def _rest(self, seconds: float) -> None:
         """Sleeps in the caller's thread, polling `cancelled`."""

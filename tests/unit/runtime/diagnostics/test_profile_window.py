@@ -37,7 +37,7 @@ def test_a_window_past_the_end_of_the_run_is_refused_with_what_to_change() -> No
         ("{", "SPOTTRAIN_PROFILE is not JSON"),
         ("[1]", "must be a JSON object"),
         ('{"steps": 3}', "profile.steps is not a setting; the settings are wait, warmup and active"),
-        ('{"active": 0}', "profile.active is 0: it must be a whole number of steps, at least 1"),
+        ('{"active": 0}', "profile.active is 0: it must be a whole number, at least 1"),
         ('{"wait": true}', "profile.wait is True"),
         ('{"warmup": "2"}', "profile.warmup is '2'"),
     ],

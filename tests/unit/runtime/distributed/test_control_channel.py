@@ -10,37 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import pytest
 from spottrain.distributed.channel import join
 from spottrain.distributed.control_channel import ADDRESS_KEY, MOST_NAMES, ControlChannel, connect
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
+from torch._C._distributed_c10d import HashStore
 
 SECONDS = 20.0
 """For what must come at once, on a busy machine."""
-
-
-@dataclass
-class Book:
-    """Torch's default store, as far as it is used."""
-
-    entries: dict[str, bytes] = field(default_factory=dict)
-    came: threading.Condition = field(default_factory=threading.Condition)
-
-    def set(self, key: str, value: str, /) -> None:
-        with self.came:
-            self.entries[key] = value.encode()
-            self.came.notify_all()
-
-    def get(self, key: str, /) -> bytes:
-        with self.came:
-            assert self.came.wait_for(lambda: key in self.entries, timeout=SECONDS), key
-            return self.entries[key]
-
-    def delete_key(self, key: str, /) -> bool:
-        return self.entries.pop(key, None) is not None
 
 
 def world(rank: int, size: int) -> World:
@@ -48,7 +27,7 @@ def world(rank: int, size: int) -> World:
 
 
 def connected(
-    size: int, book: Book, on_lost: Callable[[PeerLost], None] | None = None
+    size: int, book: HashStore, on_lost: Callable[[PeerLost], None] = lambda lost: None
 ) -> list[ControlChannel]:
     def join(rank: int) -> ControlChannel:
         return connect(world(rank, size), host="127.0.0.1", book=book, timeout=SECONDS, on_lost=on_lost)
@@ -58,8 +37,10 @@ def connected(
 
 
 @contextlib.contextmanager
-def gang(size: int, on_lost: Callable[[PeerLost], None] | None = None) -> Iterator[list[ControlChannel]]:
-    controls = connected(size, Book(), on_lost)
+def gang(
+    size: int, on_lost: Callable[[PeerLost], None] = lambda lost: None
+) -> Iterator[list[ControlChannel]]:
+    controls = connected(size, HashStore(), on_lost)
     yield controls
     for control in reversed(controls):  # rank 0 leaves last
         control.close(timeout=SECONDS)
@@ -94,11 +75,7 @@ def test_who_waits_hears_what_is_said_later() -> None:
         heard = pool.submit(controls[1].receive, "key", SECONDS)
         controls[0].broadcast("key", b"later")
         assert heard.result(SECONDS) == b"later"
-
-
-def test_a_wait_ends_when_nothing_comes() -> None:
-    with gang(2) as controls:
-        assert controls[1].receive("key", 0.05) is None
+        assert controls[1].receive("key", 0.05) is None, "and no longer than it may"
 
 
 def test_rank_0_collects_every_ranks_part_by_rank() -> None:
@@ -113,11 +90,11 @@ def test_of_a_rank_that_is_late_rank_0_has_none() -> None:
     with gang(3) as controls:
         controls[0].send_to_leader("save", b"")
         controls[2].send_to_leader("save", b"of 2")
-        assert controls[0].collect("save", 0.5) == [b"", None, b"of 2"]
+        assert controls[0].collect("save", 0.2) == [b"", None, b"of 2"]
 
 
 def test_a_large_message_arrives_whole() -> None:
-    report = os.urandom(20_000_000)
+    report = os.urandom(3_000_000)
     with gang(2) as controls:
         controls[1].send_to_leader("save", report)
         controls[0].send_to_leader("save", b"")
@@ -159,7 +136,7 @@ def test_a_handler_gets_one_message_at_a_time_also_while_it_gets_the_earlier_one
                 controls[1].send_to_leader("behind", b"")
                 controls[0].send_to_leader("behind", b"")
                 # It arrives only if "late" is passed to the handler meanwhile.
-                assert controls[0].collect("behind", 0.5) == [b"", None]
+                assert controls[0].collect("behind", 0.2) == [b"", None]
             seen.append(f"{body.decode()} ends")
 
         controls[0].handle("stop", handler)
@@ -246,6 +223,7 @@ def test_who_leaves_with_a_word_is_not_lost() -> None:
     with gang(3) as controls:
         controls[2].send_to_leader("save", b"of 2")
         controls[2].close()
+        controls[2].close()
         controls[0].send_to_leader("save", b"")
         controls[1].send_to_leader("save", b"")
         assert controls[0].collect("save", SECONDS) == [b"", b"", b"of 2"]
@@ -272,41 +250,20 @@ def test_rank_0_does_not_wait_for_ever_to_leave() -> None:
         assert controls[1].lost is None
 
 
-def test_leaving_twice_is_leaving_once() -> None:
-    with gang(2) as controls:
-        controls[1].close()
-        controls[1].close()
-
-
 # --- meeting --------------------------------------------------------------------------------------------
 def test_the_same_ranks_can_meet_again() -> None:
-    book = Book()
+    book = HashStore()
     for _ in range(2):
         controls = connected(2, book)
         controls[0].broadcast("key", b"v")
         assert controls[1].receive("key", SECONDS) == b"v"
         for control in reversed(controls):
             control.close()
-    assert not book.entries
-
-
-def test_a_stranger_at_the_port_is_sent_away() -> None:
-    book = Book()
-    with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(connect, world(0, 2), host="127.0.0.1", book=book, timeout=SECONDS)
-        address = ("127.0.0.1", json.loads(book.get(ADDRESS_KEY))["port"])
-        for words in (b"SSH-2.0\r\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000):
-            with socket.create_connection(address) as stranger, contextlib.suppress(ConnectionResetError):
-                stranger.sendall(words)
-                while stranger.recv(100):
-                    pass
-        follower = connect(world(1, 2), host="127.0.0.1", book=book, timeout=SECONDS)
-        follower.close()
-        leader.result(SECONDS).close()
+    assert not book.check([ADDRESS_KEY])
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
-    book = Book()
+    book = HashStore()
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(connect, world(0, 4), host="127.0.0.1", book=book, timeout=1.0)
         follower = pool.submit(connect, world(2, 4), host="127.0.0.1", book=book, timeout=SECONDS)
@@ -317,7 +274,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 
 def test_a_rank_that_goes_before_all_are_there_ends_the_wait_at_once() -> None:
-    book, failed = Book(), []
+    book, failed = HashStore(), []
 
     def lead() -> None:
         try:
@@ -338,6 +295,7 @@ def test_a_rank_that_goes_before_all_are_there_ends_the_wait_at_once() -> None:
 def test_a_host_that_is_not_rank_0s_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    book = Book({ADDRESS_KEY: json.dumps({"port": port, "token": ""}).encode()})
+    book = HashStore()
+    book.set(ADDRESS_KEY, json.dumps({"port": port, "token": ""}))
     with pytest.raises(PeerLost, match=rf"rank 0 could not be reached at 127\.0\.0\.1:{port} .*MASTER_ADDR"):
         connect(world(1, 2), host="127.0.0.1", book=book, timeout=0.3)

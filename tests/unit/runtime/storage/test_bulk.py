@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shlex
 from pathlib import Path
 
@@ -88,28 +87,6 @@ def test_what_is_missing_and_what_is_too_short_are_told_apart(folder: FolderStor
     for offset in (len(BODY) - 5, len(BODY), len(BODY) + 5):
         with pytest.raises(Truncated, match=f"ends before byte {offset + 10}"):
             folder.read_into("k", offset, memoryview(bytearray(10)))
-
-
-def test_a_folder_that_went_away_is_unavailable_and_no_missing_key(
-    folder: FolderStore, tmp_path: Path
-) -> None:
-    folder.probe()
-    (tmp_path / "store").rename(tmp_path / "unmounted")
-    with pytest.raises(StoreUnavailable):
-        folder.stat("k")
-    with pytest.raises(StoreUnavailable):
-        folder.read_into("k", 0, memoryview(bytearray(1)))
-
-
-def test_the_sweep_takes_temporary_files_that_nobody_writes_any_more(
-    folder: FolderStore, tmp_path: Path
-) -> None:
-    folder.probe()
-    for name in ("stale", "fresh"):
-        (tmp_path / "store/.spottrain" / name).touch()
-    os.utime(tmp_path / "store/.spottrain/stale", (1e9, 1e9))
-    assert folder.sweep_uploads("", lambda key: True) == []
-    assert temporaries(tmp_path) == ["fresh", "lock"]
 
 
 def test_a_view_is_sent_in_large_slices_of_itself() -> None:
