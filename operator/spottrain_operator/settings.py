@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final
 
@@ -145,21 +145,10 @@ def _level(text: str) -> str:
     return text.upper()
 
 
+_BY_TYPE: Final[Mapping[str, Callable[[str], object]]] = {"int": _whole, "float": _seconds, "bool": _yes}
 _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "NAMESPACES": _namespaces,
-    "DEFAULT_POOL": _default_pool,
-    "POOLS": _pools,
-    "NATIVE_GANGS": _yes,
-    "WORKERS": _whole,
-    "RESYNC_SECONDS": _seconds,
-    "PROGRESS_SECONDS": _seconds,
-    "PROGRESS_WRITE_SECONDS": _seconds,
-    "DEADLINE_MARGIN_SECONDS": _seconds,
-    "DEAD_SLACK_SECONDS": _seconds,
-    "RUNTIME_PATIENCE_SECONDS": _seconds,
-    "HEALTH_PORT": _whole,
-    "LOG_LEVEL": _level,
-}
+    field.name.upper(): _BY_TYPE.get(str(field.type), str) for field in fields(Settings)
+} | {"NAMESPACES": _namespaces, "DEFAULT_POOL": _default_pool, "POOLS": _pools, "LOG_LEVEL": _level}
 _SERVICE_LINK: Final = re.compile(
     rf"{PREFIX}(\w+_)?"
     r"(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=(tcp|udp|sctp)://.*)"

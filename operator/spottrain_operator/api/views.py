@@ -22,10 +22,11 @@ MAX_WORDS = 2000
 def pod_view(raw: Raw) -> PodView | None:
     """Returns None for a pod that is not ours: it lacks our labels, or another controller owns it."""
     meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
-    job, attempt = _owner(meta), (meta.get("labels") or {}).get(names.ATTEMPT_LABEL, "")
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    job, attempt = _owner(meta), labels.get(names.ATTEMPT_LABEL, "")
     if job is None or not attempt.isdigit():
         return None
-    trainer = _trainer(meta, spec)
+    trainer = _trainer(annotations, spec)
     name = str(trainer.get("name", ""))
     state = _state(status, name)
     return PodView(
@@ -35,7 +36,7 @@ def pod_view(raw: Raw) -> PodView | None:
         job=job,
         resource_version=int(meta["resourceVersion"]),
         attempt=int(attempt),
-        rank=_rank(meta),
+        rank=_rank(labels),
         stray=_stray(meta, job),
         created=timestamp(meta["creationTimestamp"]),
         phase=status.get("phase", "Pending"),
@@ -51,8 +52,8 @@ def pod_view(raw: Raw) -> PodView | None:
         deleted=optional_timestamp(meta.get("deletionTimestamp")),
         deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
         holds_outcome=names.OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
-        notice=_annotated_notice(meta),
-        save_advised=_advice(meta),
+        notice=_annotated_notice(annotations),
+        save_advised=_advice(annotations),
         running_since=optional_timestamp((state.get("running") or {}).get("startedAt")),
         bound=_bound(status),
         waiting=_why_waiting(status, name),
@@ -62,14 +63,14 @@ def pod_view(raw: Raw) -> PodView | None:
         disruption=_disruption(status),
         unhealthy=_unhealthy(status, name),
         init_failure=_init_failure(status),
-        avoids=_avoids(meta),
-        pinned=(meta.get("annotations") or {}).get(names.PINNED_ANNOTATION, ""),
+        avoids=tuple(filter(None, annotations.get(names.AVOIDS_ANNOTATION, "").split(","))),
+        pinned=annotations.get(names.PINNED_ANNOTATION, ""),
         grouped=native_gangs.grouped(spec),
     )
 
 
-def _rank(meta: Raw) -> int:
-    text = (meta.get("labels") or {}).get(names.RANK_LABEL, "")
+def _rank(labels: Raw) -> int:
+    text = labels.get(names.RANK_LABEL, "")
     return int(text) if text.isdecimal() and len(text) < 6 else 0
 
 
@@ -77,22 +78,14 @@ def _stray(meta: Raw, job: JobKey) -> bool:
     """Returns whether a pod is a copy: ours have an owner, and a name derived from job, attempt and rank."""
     owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
     attempt = int(meta["labels"][names.ATTEMPT_LABEL])
-    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, _rank(meta))
-
-
-def _avoids(meta: Raw) -> tuple[str, ...]:
-    avoided = (meta.get("annotations") or {}).get(names.AVOIDS_ANNOTATION, "")
-    return tuple(name for name in avoided.split(",") if name)
-
-
-def _group(owner: Raw) -> str:
-    return str(owner.get("apiVersion", "")).partition("/")[0]
+    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, _rank(meta["labels"]))
 
 
 def _owner(meta: Raw) -> JobKey | None:
     owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
     labels = meta.get("labels") or {}
-    if owner is not None and owner.get("kind") == names.KIND and _group(owner) == names.GROUP:
+    group = str((owner or {}).get("apiVersion", "")).partition("/")[0]
+    if owner is not None and owner.get("kind") == names.KIND and group == names.GROUP:
         return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"])
     if (
         owner is None
@@ -106,9 +99,9 @@ def _owner(meta: Raw) -> JobKey | None:
     return None
 
 
-def _trainer(meta: Raw, spec: Raw) -> Raw:
+def _trainer(annotations: Raw, spec: Raw) -> Raw:
     """Returns the container that the pod's annotation names; by default the template's rule applies."""
-    name = (meta.get("annotations") or {}).get(names.TRAINER_ANNOTATION)
+    name = annotations.get(names.TRAINER_ANNOTATION)
     containers = spec.get("containers") or ()
     return next((c for c in containers if c.get("name") == name), judged(containers))
 
@@ -292,7 +285,8 @@ def _condition(status: Raw, kind: str) -> Raw:
 
 
 def node_view(raw: Raw) -> NodeView:
-    meta, labels = raw["metadata"], raw["metadata"].get("labels") or {}
+    meta = raw["metadata"]
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     return NodeView(
         name=meta["name"],
         resource_version=int(meta["resourceVersion"]),
@@ -302,8 +296,8 @@ def node_view(raw: Raw) -> NodeView:
         hostname=labels.get(names.HOSTNAME_LABEL, meta["name"]),
         zone=labels.get(names.ZONE_LABEL, ""),
         instance_type=labels.get(names.INSTANCE_TYPE_LABEL, ""),
-        notice=_annotated_notice(meta) or _tainted_notice(raw) or node_signals.notice(raw),
-        save_advised=_advice(meta) or node_signals.advice(raw),
+        notice=_annotated_notice(annotations) or _tainted_notice(raw) or node_signals.notice(raw),
+        save_advised=_advice(annotations) or node_signals.advice(raw),
         leaving=node_signals.leaving(raw),
         out_of_service=node_signals.out_of_service(raw),
         karpenter=names.KARPENTER_LABEL in labels,
@@ -333,14 +327,13 @@ def claim_view(raw: Raw) -> ClaimView:
     )
 
 
-def _advice(meta: Raw) -> str:
+def _advice(annotations: Raw) -> str:
     """Returns the annotation unchanged, because it is passed on; "" where it is not a valid time."""
-    text = (meta.get("annotations") or {}).get(names.SAVE_ADVISED_ANNOTATION, "")
+    text = annotations.get(names.SAVE_ADVISED_ANNOTATION, "")
     return text if optional_timestamp(text) is not None else ""
 
 
-def _annotated_notice(meta: Raw) -> Notice | None:
-    annotations = meta.get("annotations") or {}
+def _annotated_notice(annotations: Raw) -> Notice | None:
     deadline = optional_timestamp(annotations.get(names.DEADLINE_ANNOTATION))
     if deadline is None:
         return None

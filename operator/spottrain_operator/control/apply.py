@@ -106,13 +106,8 @@ class Rejected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoGroups:
-    """The cluster does not let us create groups of pods: the next plan does without."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Changed:
-    """An object has changed since it was observed: read again, plan again."""
+    """An object, or what the cluster serves, is not as observed: read again, plan again."""
 
     why: str
 
@@ -134,7 +129,7 @@ class Failed:
     """Whether the status depends on it."""
 
 
-Result = Done | Rejected | NoGroups | Changed | PodEnded | Failed
+Result = Done | Rejected | Changed | PodEnded | Failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +152,7 @@ class Unfinished:
 
 def _summary(results: Sequence[Result]) -> Done | Changed | Unfinished:
     failed = tuple(r for r in results if isinstance(r, Failed))
-    again = any(isinstance(r, Rejected | NoGroups | PodEnded) or r == Done(again=True) for r in results)
+    again = any(isinstance(r, Rejected | PodEnded) or r == Done(again=True) for r in results)
     if failed:
         return Unfinished(failed=failed, again=again)
     return next((r for r in results if isinstance(r, Changed)), Done(again=again))
@@ -250,7 +245,7 @@ async def _do_all(actions: tuple[Action, ...], job: Job, context: Context) -> li
     results = await _at_once([a for a in actions if not isinstance(a, Create | Provide)], job, context)
     provided = await _at_once(provides, job, context)
     results += provided
-    lacking = any(isinstance(r, Rejected | NoGroups | Failed) for r in provided)
+    lacking = any(isinstance(r, Rejected | Failed) for r in provided)
     if not lacking and not any(isinstance(r, Changed | PodEnded) for r in results):
         results += await _at_once(creates, job, context)
     return results
@@ -398,7 +393,7 @@ async def _delete_job(key: JobKey, context: Context) -> Done:
 
 
 # --- new objects --------------------------------------------------------------------------------------
-async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rejected | NoGroups | Changed:
+async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rejected | Changed:
     """Creates an object, unless it exists. A missing kind is no failure: the scheduler reports it."""
     name = action.manifest["metadata"]["name"]
     try:
@@ -411,7 +406,7 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
         if action.group.startswith(API_GROUP) and error.kind in (ApiFailure.NOT_FOUND, ApiFailure.FORBIDDEN):
             logger.warning("%s starts without a pod group: %s", key, error, extra=about(key))
             context.memory.ungrouped.add(key)
-            return NoGroups()
+            return Changed(why=f"{key}: the next plan does without groups")
         if error.kind in REJECTIONS:
             return Rejected(refusal=_refusal(error, action.generation, context.now, action.kind))
         if exists and action.kind == names.CLAIMS:  # new since the last read, owner unknown

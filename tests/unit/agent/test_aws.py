@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import aiohttp
 import pytest
@@ -38,49 +39,37 @@ REBOOT = NodeEnding(source=PLANNED, action="system-reboot", id=EVENT["EventId"],
 
 
 # --- bodies --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        pytest.param(
-            '{"action":"terminate","time":"2026-11-21T10:02:00Z"}', found(TERMINATE), id="terminate"
-        ),
-        pytest.param(
-            '{"action": "stop", "time": "2026-11-21T10:02:00Z"}\n',
-            found(NodeEnding(source=SPOT, action="stop", at=DEADLINE)),
-            id="stop",
-        ),
-        pytest.param(
-            '{"action": "hibernate", "time": "2026-11-21T10:02:00Z"}',
-            found(NodeEnding(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z", after=0.0)),
-            id="hibernate: at once, whatever the time says",
-        ),
-        pytest.param(
-            '{"action": "terminate", "time": "2026-11-21T10:02:00"}', found(TERMINATE), id="no zone: UTC"
-        ),
-        pytest.param(
-            '{"action": "terminate", "time": "2020-01-01T00:00:00Z", "more": [1]}',
-            found(NodeEnding(source=SPOT, action="terminate", at=datetime(2020, 1, 1, tzinfo=UTC))),
-            id="a time in the past, and a field more",
-        ),
-        pytest.param(
-            '{"action": "terminate"}',
-            found(NodeEnding(source=SPOT, action="terminate", after=10.0)),
-            id="no time: an end that may have begun",
-        ),
-        pytest.param(
-            '{"action": "stop", "time": 3}',
-            found(NodeEnding(source=SPOT, action="stop", after=10.0)),
-            id="a time that is none",
-        ),
-        pytest.param(
-            '{"action": "reclaim", "time": "2026-11-21T10:02:00Z"}',
-            found(NodeEnding(source=SPOT, action="reclaim", at=DEADLINE)),
-            id="an action of days to come, with its time",
-        ),
-    ],
-)
-def test_an_instance_action_is_an_end(text: str, answer: Answer) -> None:
-    assert parse_instance_action(text) == answer
+def spot(action: str, **more: Any) -> Answer:
+    return found(NodeEnding(source=SPOT, action=action, **more))
+
+
+TIME = "2026-11-21T10:02:00Z"
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+ACTIONS: dict[str, tuple[dict[str, Any], Answer]] = {
+    "terminate": ({"action": "terminate", "time": TIME}, found(TERMINATE)),
+    "stop": ({"action": "stop", "time": TIME}, spot("stop", at=DEADLINE)),
+    "hibernate: at once, whatever the time says": (
+        {"action": "hibernate", "time": TIME},
+        spot("hibernate", id=TIME, after=0.0),
+    ),
+    "no zone: UTC": ({"action": "terminate", "time": "2026-11-21T10:02:00"}, found(TERMINATE)),
+    "a time in the past, and a field more": (
+        {"action": "terminate", "time": "2020-01-01T00:00:00Z", "more": [1]},
+        spot("terminate", at=LONG_AGO),
+    ),
+    "no time: an end that may have begun": ({"action": "terminate"}, spot("terminate", after=10.0)),
+    "a time that is none": ({"action": "stop", "time": 3}, spot("stop", after=10.0)),
+    "an action of days to come, with its time": (
+        {"action": "reclaim", "time": TIME},
+        spot("reclaim", at=DEADLINE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_an_instance_action_is_an_end(name: str) -> None:
+    body, answer = ACTIONS[name]
+    assert parse_instance_action(json.dumps(body) + "\n") == answer
 
 
 @pytest.mark.parametrize(
@@ -105,32 +94,27 @@ def test_what_is_no_recommendation_is_said(text: str) -> None:
     assert isinstance(parse_rebalance(text), Unreadable)
 
 
-@pytest.mark.parametrize("code", ["system-reboot", "instance-reboot", "instance-stop", "instance-retirement"])
-def test_a_maintenance_that_ends_the_instance_is_an_end_with_a_lead(code: str) -> None:
-    answer = parse_maintenance(json.dumps([EVENT | {"Code": code}]))
-    assert answer == found(
-        NodeEnding(source=PLANNED, action=code, id=EVENT["EventId"], at=DEADLINE, lead=120.0)
-    )
+MAINTENANCES: dict[str, tuple[list[object], Answer]] = {
+    **{
+        code: ([EVENT | {"Code": code}], found(replace(REBOOT, action=code)))
+        for code in ("system-reboot", "instance-reboot", "instance-stop", "instance-retirement")
+    },
+    "none": ([], NOTHING),
+    "over": ([EVENT | {"State": "completed"}, EVENT | {"State": "canceled"}], NOTHING),
+    "the network is touched: the instance goes on": (
+        [EVENT | {"Code": "system-maintenance"}],
+        found(Advice(source=PLANNED, action="system-maintenance", id=EVENT["EventId"])),
+    ),
+    "no state, no id": (
+        [{"Code": "system-reboot", "NotBefore": "21 Nov 2026 10:02:00 GMT"}],
+        found(replace(REBOOT, id="")),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("events", "answer"),
-    [
-        pytest.param([], NOTHING, id="none"),
-        pytest.param([EVENT | {"State": "completed"}, EVENT | {"State": "canceled"}], NOTHING, id="over"),
-        pytest.param(
-            [EVENT | {"Code": "system-maintenance"}],
-            found(Advice(source=PLANNED, action="system-maintenance", id=EVENT["EventId"])),
-            id="the network is touched: the instance goes on",
-        ),
-        pytest.param(
-            [{"Code": "system-reboot", "NotBefore": "21 Nov 2026 10:02:00 GMT"}],
-            found(NodeEnding(source=PLANNED, action="system-reboot", at=DEADLINE, lead=120.0)),
-            id="no state, no id",
-        ),
-    ],
-)
-def test_a_list_of_maintenance_is_read(events: list[object], answer: Answer) -> None:
+@pytest.mark.parametrize("name", MAINTENANCES)
+def test_a_list_of_maintenance_is_read(name: str) -> None:
+    events, answer = MAINTENANCES[name]
     assert parse_maintenance(json.dumps(events)) == answer
 
 

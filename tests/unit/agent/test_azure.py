@@ -29,72 +29,44 @@ def ending(kind: str, **changes: Any) -> NodeEnding:
 
 
 # --- bodies --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("item", "answer"),
-    [
-        pytest.param(
-            event("Preempt", NOT_BEFORE), found(ending("Preempt", at=DEADLINE)), id="preempt: at once"
-        ),
-        pytest.param(
-            event("Preempt", "2026-11-21T10:02:00Z"), found(ending("Preempt", at=DEADLINE)), id="an ISO time"
-        ),
-        pytest.param(
-            event("Preempt", EventStatus="Started"),
-            found(ending("Preempt", after=10.0, acknowledge="")),
-            id="begun: seconds, and nothing to acknowledge",
-        ),
-        pytest.param(
-            event("Preempt", NOT_BEFORE, EventStatus="Started"),
-            found(ending("Preempt", after=10.0, acknowledge="")),
-            id="begun, whatever its time says",
-        ),
-        pytest.param(event("Preempt", ""), found(ending("Preempt", after=10.0)), id="no time"),
-        pytest.param(
-            event("Preempt", "soon"), found(ending("Preempt", after=10.0)), id="a time that is none"
-        ),
-        pytest.param(
-            event("Preempt", NotBefore=None), found(ending("Preempt", after=10.0)), id="a time that is null"
-        ),
-        pytest.param(
-            event("Terminate", NOT_BEFORE),
-            found(ending("Terminate", at=DEADLINE, lead=120.0)),
-            id="terminate",
-        ),
-        pytest.param(
-            event("Redeploy", NOT_BEFORE), found(ending("Redeploy", at=DEADLINE, lead=120.0)), id="redeploy"
-        ),
-        pytest.param(
-            event("Reboot", NOT_BEFORE), found(ending("Reboot", at=DEADLINE, lead=120.0)), id="reboot"
-        ),
-        pytest.param(
-            event("Freeze", NOT_BEFORE, DurationInSeconds=5),
-            found(Advice(source="Azure scheduled event Freeze", action="Freeze", id=EVENT)),
-            id="freeze: it pauses and goes on",
-        ),
-        pytest.param(
-            event("Reboot", NOT_BEFORE, Resources=[VM, "aks-gpu-31337-vmss_3"]),
-            found(ending("Reboot", at=DEADLINE, lead=120.0, acknowledge="")),
-            id="with a neighbour: not ours alone to begin",
-        ),
-        pytest.param(
-            event("Preempt", NOT_BEFORE, Resources=[VM.upper()]),
-            found(ending("Preempt", at=DEADLINE)),
-            id="Azure's names have no case",
-        ),
-        pytest.param(
-            event("Preempt", NOT_BEFORE, Resources=["aks-gpu-31337-vmss_3"]), NOTHING, id="another VM"
-        ),
-        pytest.param(event("Preempt", NOT_BEFORE, Resources=[]), NOTHING, id="no VM"),
-        pytest.param(event("Preempt", NOT_BEFORE, EventStatus="Completed"), NOTHING, id="completed"),
-        pytest.param(event("Preempt", NOT_BEFORE, EventStatus="Canceled"), NOTHING, id="canceled"),
-        pytest.param(
-            {"EventType": "Preempt", "Resources": [VM]},
-            found(ending("Preempt", id="", after=10.0, acknowledge="")),
-            id="as little as there can be",
-        ),
-    ],
-)
-def test_an_event_is_what_it_does_to_this_machine(item: dict[str, Any], answer: Answer) -> None:
+PREEMPT, PLANNED = ending("Preempt", at=DEADLINE), {"at": DEADLINE, "lead": 120.0}
+BEGUN = ending("Preempt", after=10.0, acknowledge="")
+TIMELESS = ending("Preempt", after=10.0)
+NEIGHBOUR = "aks-gpu-31337-vmss_3"
+EVENTS: dict[str, tuple[dict[str, Any], Answer]] = {
+    "preempt: at once": (event("Preempt", NOT_BEFORE), found(PREEMPT)),
+    "an ISO time": (event("Preempt", "2026-11-21T10:02:00Z"), found(PREEMPT)),
+    "begun: seconds, and nothing to acknowledge": (event("Preempt", EventStatus="Started"), found(BEGUN)),
+    "begun, whatever its time says": (event("Preempt", NOT_BEFORE, EventStatus="Started"), found(BEGUN)),
+    "no time": (event("Preempt", ""), found(TIMELESS)),
+    "a time that is none": (event("Preempt", "soon"), found(TIMELESS)),
+    "a time that is null": (event("Preempt", NotBefore=None), found(TIMELESS)),
+    "terminate": (event("Terminate", NOT_BEFORE), found(ending("Terminate", **PLANNED))),
+    "redeploy": (event("Redeploy", NOT_BEFORE), found(ending("Redeploy", **PLANNED))),
+    "reboot": (event("Reboot", NOT_BEFORE), found(ending("Reboot", **PLANNED))),
+    "freeze: it pauses and goes on": (
+        event("Freeze", NOT_BEFORE, DurationInSeconds=5),
+        found(Advice(source="Azure scheduled event Freeze", action="Freeze", id=EVENT)),
+    ),
+    "with a neighbour: not ours alone to begin": (
+        event("Reboot", NOT_BEFORE, Resources=[VM, NEIGHBOUR]),
+        found(ending("Reboot", **PLANNED, acknowledge="")),
+    ),
+    "Azure's names have no case": (event("Preempt", NOT_BEFORE, Resources=[VM.upper()]), found(PREEMPT)),
+    "another VM": (event("Preempt", NOT_BEFORE, Resources=[NEIGHBOUR]), NOTHING),
+    "no VM": (event("Preempt", NOT_BEFORE, Resources=[]), NOTHING),
+    "completed": (event("Preempt", NOT_BEFORE, EventStatus="Completed"), NOTHING),
+    "canceled": (event("Preempt", NOT_BEFORE, EventStatus="Canceled"), NOTHING),
+    "as little as there can be": (
+        {"EventType": "Preempt", "Resources": [VM]},
+        found(ending("Preempt", id="", after=10.0, acknowledge="")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_is_what_it_does_to_this_machine(name: str) -> None:
+    item, answer = EVENTS[name]
     assert parse_events(document(item), VM) == answer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -50,44 +51,35 @@ def after(*answers: Answer, now: datetime = SEEN) -> View:
 
 
 # --- answers -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("answers", "notice"),
-    [
-        pytest.param([ERROR], None, id="an error first: nothing is known"),
-        pytest.param([NOTHING], None, id="nothing"),
-        pytest.param([NOTHING, found(TERMINATE)], NOTICE, id="terminate: the announced time is the deadline"),
-        pytest.param(
-            [found(HIBERNATE)], NodeNotice(cause=HIBERNATE, deadline=SEEN, seen=SEEN), id="hibernate: at once"
-        ),
-        pytest.param(
-            [found(PREEMPTED)],
-            NodeNotice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
-            id="no time: seconds from the first reading",
-        ),
-        pytest.param([found(TERMINATE), NOTHING], None, id="nothing is the end of a notice"),
-        pytest.param(
-            [found(TERMINATE), ERROR],
-            NodeNotice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN - SECOND),
-            id="an error is never the end of a notice",
-        ),
-        pytest.param(
-            [found(PREEMPTED), found(PREEMPTED), found(PREEMPTED)],
-            NodeNotice(cause=PREEMPTED, deadline=SEEN + 23 * SECOND, seen=SEEN - 2 * SECOND),
-            id="read again: it keeps its deadline and its time",
-        ),
-        pytest.param(
-            [found(PREEMPTED), NOTHING, found(PREEMPTED)],
-            NodeNotice(cause=PREEMPTED, deadline=SEEN + 25 * SECOND, seen=SEEN),
-            id="gone and back: a new one",
-        ),
-        pytest.param(
-            [found(PREEMPTED), found(PREEMPTED, TERMINATE)],
-            NodeNotice(cause=PREEMPTED, deadline=SEEN + 24 * SECOND, seen=SEEN - SECOND),
-            id="the earliest of two",
-        ),
-    ],
-)
-def test_answers_make_a_notice(answers: list[Answer], notice: NodeNotice | None) -> None:
+def seen(cause: NodeEnding, seconds: float = 120, ago: float = 0) -> NodeNotice:
+    """A notice first read so many seconds ago, whose deadline came so many seconds after that."""
+    first = SEEN - ago * SECOND
+    return NodeNotice(cause=cause, deadline=first + seconds * SECOND, seen=first)
+
+
+ANSWERS: dict[str, tuple[list[Answer], NodeNotice | None]] = {
+    "an error first: nothing is known": ([ERROR], None),
+    "nothing": ([NOTHING], None),
+    "terminate: the announced time is the deadline": ([NOTHING, found(TERMINATE)], NOTICE),
+    "hibernate: at once": ([found(HIBERNATE)], seen(HIBERNATE, 0)),
+    "no time: seconds from the first reading": ([found(PREEMPTED)], seen(PREEMPTED, 25)),
+    "nothing is the end of a notice": ([found(TERMINATE), NOTHING], None),
+    "an error is never the end of a notice": (
+        [found(TERMINATE), ERROR],
+        replace(NOTICE, seen=SEEN - SECOND),
+    ),
+    "read again: it keeps its deadline and its time": ([found(PREEMPTED)] * 3, seen(PREEMPTED, 25, ago=2)),
+    "gone and back: a new one": ([found(PREEMPTED), NOTHING, found(PREEMPTED)], seen(PREEMPTED, 25)),
+    "the earliest of two": (
+        [found(PREEMPTED), found(PREEMPTED, TERMINATE)],
+        seen(PREEMPTED, 25, ago=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_make_a_notice(name: str) -> None:
+    answers, notice = ANSWERS[name]
     assert plan.marks(after(*answers), SEEN).notice == notice
 
 
@@ -118,26 +110,13 @@ def test_an_end_that_is_seconds_away_is_not_put_off() -> None:
     assert notice is not None and notice.deadline == SEEN + SECOND
 
 
-@pytest.mark.parametrize(
-    ("now", "notice"),
-    [
-        pytest.param(DEADLINE - timedelta(days=14), None, id="weeks before"),
-        pytest.param(DEADLINE - 121 * SECOND, None, id="just before its two minutes"),
-        pytest.param(
-            DEADLINE - 120 * SECOND,
-            NodeNotice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
-            id="two minutes before",
-        ),
-        pytest.param(
-            DEADLINE + SECOND,
-            NodeNotice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND),
-            id="when it is over and still there",
-        ),
-    ],
-)
-def test_a_maintenance_is_a_notice_only_when_it_is_near(now: datetime, notice: NodeNotice | None) -> None:
+def test_a_maintenance_is_a_notice_only_when_it_is_near() -> None:
     view = plan.advance(View(), WATCH, found(REBOOT), DEADLINE - timedelta(days=14))
-    assert plan.marks(view, now).notice == notice
+    for before in (timedelta(days=14), 121 * SECOND):
+        assert plan.marks(view, DEADLINE - before).notice is None
+    near = NodeNotice(cause=REBOOT, deadline=DEADLINE, seen=DEADLINE - 120 * SECOND)
+    for before in (120 * SECOND, -SECOND):  # the second: it is over and still there
+        assert plan.marks(view, DEADLINE - before).notice == near
 
 
 def test_a_maintenance_that_is_first_read_when_it_is_near_was_seen_then() -> None:
@@ -174,25 +153,21 @@ def test_an_event_that_begins_is_no_other_event() -> None:
 
 
 # --- advice --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("findings", "advised"),
-    [
-        pytest.param([], None, id="none"),
-        pytest.param([REBALANCE], Advised(cause=REBALANCE, at=SEEN - 60 * SECOND), id="its own time"),
-        pytest.param([MIGRATE], Advised(cause=MIGRATE, at=SEEN), id="no time: that of the first reading"),
-        pytest.param([REBALANCE, MIGRATE], Advised(cause=MIGRATE, at=SEEN), id="the newest"),
-        pytest.param([TERMINATE], None, id="a notice is none"),
-        pytest.param(
-            [Advice(source="s", action="a", at=SEEN + timedelta(days=9))],
-            Advised(cause=Advice(source="s", action="a", at=SEEN + timedelta(days=9)), at=SEEN),
-            id="a time that lies ahead: that of the first reading",
-        ),
-        pytest.param(
-            [Advice(source="s", action="a", at=SEEN - timedelta(hours=1))], None, id="an hour old: none"
-        ),
-    ],
-)
-def test_advice_has_a_time(findings: list[Finding], advised: Advised | None) -> None:
+FUTURE = Advice(source="s", action="a", at=SEEN + timedelta(days=9))
+ADVICE: dict[str, tuple[list[Finding], Advised | None]] = {
+    "none": ([], None),
+    "its own time": ([REBALANCE], Advised(cause=REBALANCE, at=SEEN - 60 * SECOND)),
+    "no time: that of the first reading": ([MIGRATE], Advised(cause=MIGRATE, at=SEEN)),
+    "the newest": ([REBALANCE, MIGRATE], Advised(cause=MIGRATE, at=SEEN)),
+    "a notice is none": ([TERMINATE], None),
+    "a time that lies ahead: that of the first reading": ([FUTURE], Advised(cause=FUTURE, at=SEEN)),
+    "an hour old: none": ([replace(FUTURE, at=SEEN - timedelta(hours=1))], None),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_advice_has_a_time(name: str) -> None:
+    findings, advised = ADVICE[name]
     assert plan.marks(after(found(*findings)), SEEN).advised == advised
 
 
