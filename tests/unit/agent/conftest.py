@@ -1,4 +1,4 @@
-"""An API server with one node, the agent's token for it, and AWS's metadata service."""
+"""An API server with one node and the agent's token for it, and AWS's metadata service."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tests.unit.agent.fakes import FakeApi, fake_api
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[FakeApi]:
+async def api(tmp_path: Path) -> AsyncIterator[FakeApi]:
     async with fake_api() as server:
+        server.token = tmp_path / "token"
+        server.token.write_text("first\n")
         yield server
 
 
@@ -21,9 +23,3 @@ async def api() -> AsyncIterator[FakeApi]:
 async def imds() -> AsyncIterator[FakeImds]:
     async with fake_imds() as server:
         yield server
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    (tmp_path / "token").write_text("first\n")
-    return tmp_path / "token"

@@ -52,6 +52,8 @@ class FakeApi:
     foreign: str = ""
     """Requests that begin with it are answered with JSON of somebody else."""
     url: str = ""
+    token: Path = Path()
+    """The agent's."""
 
     def add_pod(self, name: str, **changes: Any) -> None:
         meta = {"name": name, "namespace": "ml", "uid": f"uid-{name}"} | changes.pop("metadata", {})
@@ -157,7 +159,6 @@ async def running(
     make: Callable[[Client], Source],
     url: str,
     api: FakeApi,
-    token: Path,
     *,
     namespaces: tuple[str, ...] = (),
     acknowledge: bool = True,
@@ -172,7 +173,7 @@ async def running(
 
         agent = Agent(
             find,
-            Api(session, Endpoint(url=api.url, token_file=token), node="n1", namespaces=namespaces),
+            Api(session, Endpoint(url=api.url, token_file=api.token), node="n1", namespaces=namespaces),
             acknowledge=acknowledge,
             poll_seconds=0.01,
             backoff=(0.01, 0.02),
@@ -187,8 +188,8 @@ async def running(
             await asyncio.gather(work, return_exceptions=True)
 
 
-def on_aws(imds: FakeImds, api: FakeApi, token: Path, **options: Any) -> AbstractAsyncContextManager[Agent]:
-    return running(Aws, imds.url, api, token, **options)
+def on_aws(imds: FakeImds, api: FakeApi, **options: Any) -> AbstractAsyncContextManager[Agent]:
+    return running(Aws, imds.url, api, **options)
 
 
 def announced(imds: FakeImds) -> None:

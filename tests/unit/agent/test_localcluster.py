@@ -60,10 +60,10 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     ("make", "says_when"), [(Aws, True), (partial(Gcp, wait_seconds=30.0), False), (Azure, True)]
 )
 async def test_a_notice_is_told_and_taken_back_whichever_cloud_the_agent_reads(
-    endpoint: Endpoint, api: FakeApi, token: Path, make: Callable[[Client], Source], says_when: bool
+    endpoint: Endpoint, api: FakeApi, make: Callable[[Client], Source], says_when: bool
 ) -> None:
     api.add_pod("a")  # not acknowledged, then
-    async with running(make, endpoint.url, api, token, now=utc_now) as agent:
+    async with running(make, endpoint.url, api, now=utc_now) as agent:
         await until(lambda: agent.readiness()[0], "the agent was ready")
         end = endpoint.reclaim(60)
         await until(lambda: bool(api.taints()), "the node was tainted")
@@ -77,9 +77,9 @@ async def test_a_notice_is_told_and_taken_back_whichever_cloud_the_agent_reads(
 
 
 async def test_azures_event_is_acknowledged_when_no_trainer_is_left(
-    endpoint: Endpoint, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    endpoint: Endpoint, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with running(Azure, endpoint.url, api, token, now=utc_now):
+    async with running(Azure, endpoint.url, api, now=utc_now):
         endpoint.reclaim(60)
         soon = timedelta(seconds=11)
         await until(lambda: bool(api.taints()), "the node was tainted")

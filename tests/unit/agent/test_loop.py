@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -33,14 +32,12 @@ from tests.unit.agent.fakes import (
 STALE = {names.DEADLINE_ANNOTATION: "2020-09-13T12:26:40.000000Z", names.NOTICE_SEEN_ANNOTATION: "2020"}
 
 
-async def test_a_notice_reaches_the_pods_first_and_then_the_node(
-    imds: FakeImds, api: FakeApi, token: Path
-) -> None:
+async def test_a_notice_reaches_the_pods_first_and_then_the_node(imds: FakeImds, api: FakeApi) -> None:
     api.add_pod("a")
     api.add_pod("b")
     api.add_pod("over", phase="Succeeded")
     api.node["spec"]["taints"] = [FOREIGN_TAINT]
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         announced(imds)
         await until(lambda: TAINT in api.taints(), "the node was tainted")
     pods = {f"/api/v1/namespaces/ml/pods/{name}" for name in "ab"}
@@ -53,42 +50,40 @@ async def test_a_notice_reaches_the_pods_first_and_then_the_node(
     assert api.annotations()[names.DEADLINE_ANNOTATION] == DEADLINE_TEXT
 
 
-async def test_a_pod_that_lands_during_the_notice_gets_it_too(
-    imds: FakeImds, api: FakeApi, token: Path
-) -> None:
+async def test_a_pod_that_lands_during_the_notice_gets_it_too(imds: FakeImds, api: FakeApi) -> None:
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
         api.add_pod("late")
         await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("late"), "the late pod was told")
 
 
-async def test_a_notice_that_goes_takes_the_marks_with_it(imds: FakeImds, api: FakeApi, token: Path) -> None:
+async def test_a_notice_that_goes_takes_the_marks_with_it(imds: FakeImds, api: FakeApi) -> None:
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
         imds.withdraw()
         await until(lambda: not api.taints(), "the taint was taken away")
     assert api.annotations() == {"theirs": "1"}
 
 
-async def test_stale_marks_go_at_the_start(imds: FakeImds, api: FakeApi, token: Path) -> None:
+async def test_stale_marks_go_at_the_start(imds: FakeImds, api: FakeApi) -> None:
     api.node["spec"]["taints"] = [{**TAINT, "value": "1600000000"}, FOREIGN_TAINT]
     api.node["metadata"]["annotations"].update(STALE)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: api.taints() == [FOREIGN_TAINT], "the stale taint was taken away")
     assert api.annotations() == {"theirs": "1"}
 
 
 @pytest.mark.parametrize("fault", ["500", "hang", "no token"])
 async def test_stale_marks_stay_while_the_metadata_service_says_nothing(
-    imds: FakeImds, api: FakeApi, token: Path, fault: str
+    imds: FakeImds, api: FakeApi, fault: str
 ) -> None:
     imds.faults.status = 500 if fault == "500" else None
     imds.faults.hang = fault == "hang"
     imds.token_status = 403 if fault == "no token" else 200
     api.node["spec"]["taints"] = [TAINT]
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await asyncio.sleep(0.3)
         assert api.requests == []
         imds.faults.clear()
@@ -96,9 +91,9 @@ async def test_stale_marks_stay_while_the_metadata_service_says_nothing(
         await until(lambda: not api.taints(), "the taint was taken away")
 
 
-async def test_an_error_during_a_notice_keeps_it_pending(imds: FakeImds, api: FakeApi, token: Path) -> None:
+async def test_an_error_during_a_notice_keeps_it_pending(imds: FakeImds, api: FakeApi) -> None:
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
         imds.faults.status = 500
         asked = imds.gets
@@ -107,31 +102,29 @@ async def test_an_error_during_a_notice_keeps_it_pending(imds: FakeImds, api: Fa
 
 
 async def test_with_no_notice_the_api_server_is_asked_once_and_left_alone(
-    imds: FakeImds, api: FakeApi, token: Path
+    imds: FakeImds, api: FakeApi
 ) -> None:
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: imds.gets > 10, "the service was asked many times")
     assert api.requests == ["GET /api/v1/nodes/n1"]
 
 
-async def test_api_errors_are_tried_again_until_all_is_told(
-    imds: FakeImds, api: FakeApi, token: Path
-) -> None:
+async def test_api_errors_are_tried_again_until_all_is_told(imds: FakeImds, api: FakeApi) -> None:
     api.add_pod("a")
     api.faults = [500, 409, 403, 503, 500, 429, 500]
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: TAINT in api.taints(), "the node was tainted")
         await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("a"), "the pod was told")
 
 
 @pytest.mark.parametrize("path", ["/api/v1/pods", "/api/v1/nodes"])
 async def test_an_answer_that_is_not_of_an_api_server_is_tried_again(
-    imds: FakeImds, api: FakeApi, token: Path, path: str
+    imds: FakeImds, api: FakeApi, path: str
 ) -> None:
     api.foreign = f"GET {path}"
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: sum(path in r for r in api.requests) > 3, "it was asked again")
         api.add_pod("a")
         api.foreign = ""
@@ -139,29 +132,27 @@ async def test_an_answer_that_is_not_of_an_api_server_is_tried_again(
         await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("a"), "the pod was told")
 
 
-async def test_an_api_server_that_refuses_never_delays_the_polling(
-    imds: FakeImds, api: FakeApi, token: Path
-) -> None:
+async def test_an_api_server_that_refuses_never_delays_the_polling(imds: FakeImds, api: FakeApi) -> None:
     api.faults = [500] * 1000
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: imds.gets > 20, "the polling went on")
     assert not api.taints()
 
 
-async def test_a_stale_marks_removal_is_tried_again(imds: FakeImds, api: FakeApi, token: Path) -> None:
+async def test_a_stale_marks_removal_is_tried_again(imds: FakeImds, api: FakeApi) -> None:
     api.node["spec"]["taints"] = [TAINT]
     api.faults = [500, 500]
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: not api.taints(), "the taint was taken away")
 
 
 async def test_a_pod_that_is_gone_by_now_is_no_error(
-    imds: FakeImds, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    imds: FakeImds, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.add_pod("gone", metadata={"name": "other-name"})
     api.add_pod("a")
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
     said = [e["event"] for e in events(capsys)]
     assert "apiError" not in said
@@ -169,51 +160,51 @@ async def test_a_pod_that_is_gone_by_now_is_no_error(
 
 
 async def test_a_pod_that_has_taken_the_name_of_another_is_told_as_itself(
-    imds: FakeImds, api: FakeApi, token: Path
+    imds: FakeImds, api: FakeApi
 ) -> None:
     api.add_pod("a")
     api.stale_lists = 1
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: names.DEADLINE_ANNOTATION in api.annotations("a"), "the pod was told")
     assert api.patched().count("/api/v1/namespaces/ml/pods/a") == 2
 
 
-async def test_only_the_named_namespaces_are_listed(imds: FakeImds, api: FakeApi, token: Path) -> None:
+async def test_only_the_named_namespaces_are_listed(imds: FakeImds, api: FakeApi) -> None:
     api.add_pod("a")
     api.add_pod("other", metadata={"namespace": "elsewhere"})
     announced(imds)
-    async with on_aws(imds, api, token, namespaces=("ml", "research")):
+    async with on_aws(imds, api, namespaces=("ml", "research")):
         await until(lambda: bool(api.taints()), "the node was tainted")
     assert "GET /api/v1/pods" not in api.requests
     assert names.DEADLINE_ANNOTATION in api.annotations("a")
     assert api.annotations("other") == {}
 
 
-async def test_the_token_is_read_anew_for_each_call(imds: FakeImds, api: FakeApi, token: Path) -> None:
+async def test_the_token_is_read_anew_for_each_call(imds: FakeImds, api: FakeApi) -> None:
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
-        token.write_text("second")
+        api.token.write_text("second")
         await until(lambda: "Bearer second" in api.authorizations, "the new token was used")
     assert api.authorizations == {"Bearer first", "Bearer second"}
 
 
-async def test_a_token_that_cannot_be_read_is_tried_again(imds: FakeImds, api: FakeApi, token: Path) -> None:
-    token.unlink()
+async def test_a_token_that_cannot_be_read_is_tried_again(imds: FakeImds, api: FakeApi) -> None:
+    api.token.unlink()
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         asked = imds.gets
         await until(lambda: imds.gets > asked + 3, "the polling went on")
-        token.write_text("first")
+        api.token.write_text("first")
         await until(lambda: bool(api.taints()), "the node was tainted")
 
 
 async def test_events_tell_when_the_notice_was_seen_and_repeat_nothing(
-    imds: FakeImds, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    imds: FakeImds, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.add_pod("a")
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: imds.gets > 1, "the service was asked")
         imds.broken[ACTION] = 500
         asked = imds.gets
@@ -246,13 +237,11 @@ async def test_events_tell_when_the_notice_was_seen_and_repeat_nothing(
 
 
 # --- mistakes of our own --------------------------------------------------------------------------------
-def agent_of(
-    source: Source, api: FakeApi, token: Path, session: aiohttp.ClientSession, **options: Any
-) -> Agent:
+def agent_of(source: Source, api: FakeApi, session: aiohttp.ClientSession, **options: Any) -> Agent:
     async def find() -> Source:
         return source
 
-    kubernetes = Api(session, Endpoint(url=api.url, token_file=token), node="n1")
+    kubernetes = Api(session, Endpoint(url=api.url, token_file=api.token), node="n1")
     return Agent(find, kubernetes, poll_seconds=0.01, **options)
 
 
@@ -277,17 +266,17 @@ async def _is_cancelled() -> Answer:
 
 @pytest.mark.parametrize("mistake", [_raises, _is_cancelled])
 async def test_a_part_that_ends_ends_the_agent(
-    api: FakeApi, token: Path, mistake: Callable[[], Awaitable[Answer]]
+    api: FakeApi, mistake: Callable[[], Awaitable[Answer]]
 ) -> None:
     """The kubelet starts it anew; an agent that no longer asks would look well and tell nothing."""
     async with aiohttp.ClientSession() as session:
-        agent = agent_of(Broken(mistake), api, token, session)
+        agent = agent_of(Broken(mistake), api, session)
         with pytest.raises(RuntimeError, match="the agent's part 'broken' has ended"):
             await asyncio.wait_for(agent.run(), 10)
 
 
 async def test_a_question_that_never_comes_back_stops_the_heartbeat(
-    api: FakeApi, token: Path, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "LONGEST_READ", 0.2)
     beats: list[float] = []
@@ -299,7 +288,7 @@ async def test_a_question_that_never_comes_back_stops_the_heartbeat(
         return NOTHING
 
     async with aiohttp.ClientSession() as session:
-        agent = agent_of(Broken(asks), api, token, session, heartbeat=lambda: beats.append(clock()))
+        agent = agent_of(Broken(asks), api, session, heartbeat=lambda: beats.append(clock()))
         work = asyncio.create_task(agent.run())
         await until(lambda: len(beats) > 3, "the heart beats")
         await until(lambda: clock() > beats[-1] + 0.2, "the heart stands still")
@@ -313,12 +302,10 @@ async def test_a_question_that_never_comes_back_stops_the_heartbeat(
 ADVISED = names.SAVE_ADVISED_ANNOTATION
 
 
-async def test_a_notice_is_told_though_another_question_is_not_answered(
-    imds: FakeImds, api: FakeApi, token: Path
-) -> None:
+async def test_a_notice_is_told_though_another_question_is_not_answered(imds: FakeImds, api: FakeApi) -> None:
     imds.broken[MAINTENANCE] = 500
     announced(imds)
-    async with on_aws(imds, api, token) as agent:
+    async with on_aws(imds, api) as agent:
         await until(lambda: TAINT in api.taints(), "the node was tainted")
         ready, why = agent.readiness()
         imds.withdraw()
@@ -327,13 +314,11 @@ async def test_a_notice_is_told_though_another_question_is_not_answered(
     assert "AWS events/maintenance/scheduled: GET /latest/meta-data/events/maintenance/scheduled was" in why
 
 
-async def test_stale_marks_stay_until_every_question_is_answered(
-    imds: FakeImds, api: FakeApi, token: Path
-) -> None:
+async def test_stale_marks_stay_until_every_question_is_answered(imds: FakeImds, api: FakeApi) -> None:
     """They may be of a notice that only the unanswered one would show."""
     imds.broken[MAINTENANCE] = 503
     api.node["spec"]["taints"] = [TAINT]
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: imds.gets > 20, "the other questions were answered")
         assert api.requests == []
         imds.broken.clear()
@@ -341,11 +326,11 @@ async def test_stale_marks_stay_until_every_question_is_answered(
 
 
 async def test_a_rebalance_recommendation_is_advice_on_the_node_and_no_notice(
-    imds: FakeImds, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    imds: FakeImds, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.add_pod("a")
     imds.recommend("2026-11-21T09:58:00Z")
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: ADVISED in api.annotations(), "the node was annotated")
         imds.recommend("2026-11-21T09:59:00Z")
         await until(
@@ -362,11 +347,11 @@ async def test_a_rebalance_recommendation_is_advice_on_the_node_and_no_notice(
 
 
 async def test_advice_is_taken_off_when_it_is_an_hour_old_though_it_is_still_given(
-    imds: FakeImds, api: FakeApi, token: Path
+    imds: FakeImds, api: FakeApi
 ) -> None:
     clock = [SEEN]
     imds.recommend("2026-11-21T09:59:00Z")
-    async with on_aws(imds, api, token, now=lambda: clock[0]):
+    async with on_aws(imds, api, now=lambda: clock[0]):
         await until(lambda: ADVISED in api.annotations(), "the node was annotated")
         clock[0] = datetime.fromisoformat("2026-11-21T10:59:01Z")
         await until(lambda: ADVISED not in api.annotations(), "the annotation was taken off")
@@ -378,20 +363,20 @@ async def test_advice_is_taken_off_when_it_is_an_hour_old_though_it_is_still_giv
 
 
 async def test_advice_that_the_agent_before_left_and_nobody_gives_now_goes_at_the_start(
-    imds: FakeImds, api: FakeApi, token: Path
+    imds: FakeImds, api: FakeApi
 ) -> None:
     api.node["metadata"]["annotations"][ADVISED] = "2026-11-21T08:00:00.000000Z"
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         await until(lambda: ADVISED not in api.annotations(), "the annotation was taken off")
 
 
 async def test_a_reboot_next_week_is_advice_until_its_two_minutes_have_come(
-    imds: FakeImds, api: FakeApi, token: Path
+    imds: FakeImds, api: FakeApi
 ) -> None:
     clock = [SEEN]
     api.add_pod("a")
     imds.schedule("system-reboot", "28 Nov 2026 10:02:00 GMT")
-    async with on_aws(imds, api, token, now=lambda: clock[0]):
+    async with on_aws(imds, api, now=lambda: clock[0]):
         await until(lambda: ADVISED in api.annotations(), "the node was annotated")
         assert not api.taints()
         clock[0] = datetime.fromisoformat("2026-11-28T10:00:00Z")
@@ -404,10 +389,10 @@ async def test_a_reboot_next_week_is_advice_until_its_two_minutes_have_come(
     }
 
 
-async def test_the_earliest_of_two_ends_is_the_deadline(imds: FakeImds, api: FakeApi, token: Path) -> None:
+async def test_the_earliest_of_two_ends_is_the_deadline(imds: FakeImds, api: FakeApi) -> None:
     imds.schedule("instance-stop", "21 Nov 2026 10:01:00 GMT")
     announced(imds)
-    async with on_aws(imds, api, token):
+    async with on_aws(imds, api):
         first = "2026-11-21T10:01:00.000000Z"
         await until(lambda: api.annotations().get(names.DEADLINE_ANNOTATION) == first, "the first is told")
         del imds.bodies[MAINTENANCE]
@@ -416,9 +401,9 @@ async def test_the_earliest_of_two_ends_is_the_deadline(imds: FakeImds, api: Fak
 
 @pytest.mark.parametrize("fault", ["hang", "reset", "truncate", "seconds"])
 async def test_whatever_goes_wrong_a_notice_is_told_afterwards(
-    imds: FakeImds, api: FakeApi, token: Path, fault: str
+    imds: FakeImds, api: FakeApi, fault: str
 ) -> None:
-    async with on_aws(imds, api, token) as agent:
+    async with on_aws(imds, api) as agent:
         await until(lambda: agent.readiness()[0], "the agent was ready")
         setattr(imds.faults, fault, 5.0 if fault == "seconds" else True)
         await until(lambda: not agent.readiness()[0], "the fault was seen")
@@ -428,8 +413,8 @@ async def test_whatever_goes_wrong_a_notice_is_told_afterwards(
         await until(lambda: agent.readiness()[0], "the agent was ready again")
 
 
-async def test_readiness_names_what_is_watched(imds: FakeImds, api: FakeApi, token: Path) -> None:
-    async with on_aws(imds, api, token) as agent:
+async def test_readiness_names_what_is_watched(imds: FakeImds, api: FakeApi) -> None:
+    async with on_aws(imds, api) as agent:
         assert agent.readiness() == (
             False,
             "the metadata services of AWS, GCP and Azure are being asked which of them is here",
@@ -441,9 +426,7 @@ async def test_readiness_names_what_is_watched(imds: FakeImds, api: FakeApi, tok
         )
 
 
-async def test_the_less_urgent_questions_are_asked_less_often(
-    imds: FakeImds, api: FakeApi, token: Path
-) -> None:
-    async with on_aws(imds, api, token):
+async def test_the_less_urgent_questions_are_asked_less_often(imds: FakeImds, api: FakeApi) -> None:
+    async with on_aws(imds, api):
         await until(lambda: imds.gets > 60, "the service was asked many times")
     assert 0 < imds.asked.count(MAINTENANCE) < imds.gets / 4

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +28,10 @@ async def azure() -> AsyncIterator[FakeAzure]:
 
 
 def on_azure(
-    azure: FakeAzure, api: FakeApi, token: Path, first_seconds: float = 5.0, **options: Any
+    azure: FakeAzure, api: FakeApi, first_seconds: float = 5.0, **options: Any
 ) -> AbstractAsyncContextManager[Agent]:
     make = partial(Azure, first_seconds=first_seconds, seconds=0.2)
-    return running(make, azure.url, api, token, **options)
+    return running(make, azure.url, api, **options)
 
 
 async def asked_more(azure: FakeAzure, times: int = 20) -> None:
@@ -42,10 +41,10 @@ async def asked_more(azure: FakeAzure, times: int = 20) -> None:
 
 @pytest.mark.parametrize("kind", ["Preempt", *PLANNED])
 async def test_an_event_that_ends_this_vm_reaches_pods_and_node(
-    azure: FakeAzure, api: FakeApi, token: Path, kind: str
+    azure: FakeAzure, api: FakeApi, kind: str
 ) -> None:
     api.add_pod("a")
-    async with on_azure(azure, api, token, acknowledge=False):
+    async with on_azure(azure, api, acknowledge=False):
         azure.schedule(event(kind, NOT_BEFORE))
         await until(lambda: api.taints() == [TAINT], "the node was tainted")
     assert api.annotations("a") == {
@@ -55,12 +54,10 @@ async def test_an_event_that_ends_this_vm_reaches_pods_and_node(
 
 
 @pytest.mark.parametrize("kind", PLANNED)
-async def test_planned_work_waits_for_its_last_two_minutes(
-    azure: FakeAzure, api: FakeApi, token: Path, kind: str
-) -> None:
+async def test_planned_work_waits_for_its_last_two_minutes(azure: FakeAzure, api: FakeApi, kind: str) -> None:
     clock = [SEEN - timedelta(minutes=13)]
     azure.schedule(event(kind, NOT_BEFORE))
-    async with on_azure(azure, api, token, now=lambda: clock[0], acknowledge=False):
+    async with on_azure(azure, api, now=lambda: clock[0], acknowledge=False):
         await until(lambda: ADVISED in api.annotations(), "the node was annotated")
         assert not api.taints()
         assert azure.started == []
@@ -68,36 +65,34 @@ async def test_planned_work_waits_for_its_last_two_minutes(
         await until(lambda: api.taints() == [TAINT], "the node was tainted")
 
 
-async def test_a_freeze_is_advice(azure: FakeAzure, api: FakeApi, token: Path) -> None:
+async def test_a_freeze_is_advice(azure: FakeAzure, api: FakeApi) -> None:
     azure.schedule(event("Freeze", NOT_BEFORE, DurationInSeconds=5))
-    async with on_azure(azure, api, token):
+    async with on_azure(azure, api):
         await until(lambda: ADVISED in api.annotations(), "the node was annotated")
         await asked_more(azure)
     assert not api.taints()
     assert azure.started == []
 
 
-async def test_the_events_of_the_neighbours_are_not_ours(azure: FakeAzure, api: FakeApi, token: Path) -> None:
+async def test_the_events_of_the_neighbours_are_not_ours(azure: FakeAzure, api: FakeApi) -> None:
     azure.schedule(event("Preempt", NOT_BEFORE, Resources=["aks-gpu-31337-vmss_3"]))
-    async with on_azure(azure, api, token):
+    async with on_azure(azure, api):
         await asked_more(azure)
     assert not api.taints()
 
 
-async def test_an_event_that_azure_cancels_takes_the_marks_with_it(
-    azure: FakeAzure, api: FakeApi, token: Path
-) -> None:
+async def test_an_event_that_azure_cancels_takes_the_marks_with_it(azure: FakeAzure, api: FakeApi) -> None:
     azure.schedule(event("Reboot", NOT_BEFORE))
-    async with on_azure(azure, api, token, acknowledge=False):
+    async with on_azure(azure, api, acknowledge=False):
         await until(lambda: bool(api.taints()), "the node was tainted")
         azure.schedule()
         await until(lambda: not api.taints(), "the taint was taken away")
 
 
-async def test_an_event_that_begins_keeps_its_deadline(azure: FakeAzure, api: FakeApi, token: Path) -> None:
+async def test_an_event_that_begins_keeps_its_deadline(azure: FakeAzure, api: FakeApi) -> None:
     clock = [SEEN]
     azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, token, now=lambda: clock[0], acknowledge=False):
+    async with on_azure(azure, api, now=lambda: clock[0], acknowledge=False):
         await until(lambda: api.taints() == [TAINT], "the node was tainted")
         clock[0] = SEEN + timedelta(seconds=121)
         azure.schedule(event("Preempt", "", EventStatus="Started"))
@@ -107,11 +102,11 @@ async def test_an_event_that_begins_keeps_its_deadline(azure: FakeAzure, api: Fa
 
 
 async def test_the_call_that_enables_the_service_may_take_long(
-    azure: FakeAzure, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    azure: FakeAzure, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     azure.first_seconds = 0.5  # more than any other call may take
     azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, token, acknowledge=False) as agent:
+    async with on_azure(azure, api, acknowledge=False) as agent:
         await until(lambda: azure.gets == 1, "the first call was made")
         assert agent.readiness() == (False, "not answered yet: Azure scheduledevents")
         await until(lambda: api.taints() == [TAINT], "the node was tainted")
@@ -123,9 +118,9 @@ async def test_the_call_that_enables_the_service_may_take_long(
 
 @pytest.mark.parametrize("fault", ["status", "reset", "hang", "truncate", "seconds"])
 async def test_a_service_that_fails_is_said_and_an_event_told_when_it_is_back(
-    azure: FakeAzure, api: FakeApi, token: Path, fault: str
+    azure: FakeAzure, api: FakeApi, fault: str
 ) -> None:
-    async with on_azure(azure, api, token, acknowledge=False) as agent:
+    async with on_azure(azure, api, acknowledge=False) as agent:
         await until(lambda: agent.readiness()[0], "the agent was ready")
         setattr(azure.faults, fault, {"status": 500, "seconds": 5.0}.get(fault, True))
         await until(lambda: not agent.readiness()[0], "the fault was seen")
@@ -135,10 +130,10 @@ async def test_a_service_that_fails_is_said_and_an_event_told_when_it_is_back(
 
 
 async def test_an_event_of_a_kind_to_come_is_said_and_does_nothing(
-    azure: FakeAzure, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    azure: FakeAzure, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     azure.schedule(event("Explode", NOT_BEFORE))
-    async with on_azure(azure, api, token) as agent:
+    async with on_azure(azure, api) as agent:
         await until(lambda: azure.gets > 5, "the service was asked")
         ready, why = agent.readiness()
     assert not ready and "its EventType is not known" in why
@@ -149,12 +144,12 @@ async def test_an_event_of_a_kind_to_come_is_said_and_does_nothing(
 # --- acknowledging -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["Preempt", *PLANNED])
 async def test_an_event_is_acknowledged_once_and_only_when_the_last_trainer_has_ended(
-    azure: FakeAzure, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str], kind: str
+    azure: FakeAzure, api: FakeApi, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     api.add_pod("saving")
     api.add_pod("over", phase="Failed")
     azure.schedule(event(kind, NOT_BEFORE))
-    async with on_azure(azure, api, token):
+    async with on_azure(azure, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
         await asked_more(azure)
         assert azure.started == []
@@ -167,66 +162,62 @@ async def test_an_event_is_acknowledged_once_and_only_when_the_last_trainer_has_
 
 
 async def test_a_trainer_that_only_the_cache_has_forgotten_is_waited_for(
-    azure: FakeAzure, api: FakeApi, token: Path
+    azure: FakeAzure, api: FakeApi
 ) -> None:
     api.add_pod("saving")
     api.cached_pods = []
     azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, token):
+    async with on_azure(azure, api):
         await until(lambda: api.fresh_lists > 5, "the pods were read as they are")
         assert azure.started == []
         del api.pods["saving"]
         await until(lambda: azure.started == [EVENT], "the event was acknowledged")
 
 
-async def test_nothing_is_acknowledged_before_the_node_is_marked(
-    azure: FakeAzure, api: FakeApi, token: Path
-) -> None:
+async def test_nothing_is_acknowledged_before_the_node_is_marked(azure: FakeAzure, api: FakeApi) -> None:
     """Until it has its taint a trainer may still be sent there."""
     api.refused = "PATCH /api/v1/nodes"
     azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, token):
+    async with on_azure(azure, api):
         await until(lambda: len(api.requests) > 20, "the API server was asked again and again")
         assert azure.started == []
         api.refused = ""
         await until(lambda: azure.started == [EVENT], "the event was acknowledged")
 
 
-async def test_pods_that_cannot_be_listed_are_taken_for_there(
-    azure: FakeAzure, api: FakeApi, token: Path
-) -> None:
+async def test_pods_that_cannot_be_listed_are_taken_for_there(azure: FakeAzure, api: FakeApi) -> None:
     azure.schedule(event("Preempt", NOT_BEFORE))
     api.refused = "GET /api/v1/pods"
-    async with on_azure(azure, api, token):
+    async with on_azure(azure, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
         await asked_more(azure)
         assert azure.started == []
 
 
 async def test_an_event_that_also_takes_a_neighbour_is_left_to_its_time(
-    azure: FakeAzure, api: FakeApi, token: Path
+    azure: FakeAzure, api: FakeApi
 ) -> None:
     azure.schedule(event("Preempt", NOT_BEFORE, Resources=[VM, "aks-gpu-31337-vmss_3"]))
-    async with on_azure(azure, api, token):
+    async with on_azure(azure, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
         await asked_more(azure)
     assert azure.started == []
 
 
-async def test_acknowledging_can_be_switched_off(azure: FakeAzure, api: FakeApi, token: Path) -> None:
+async def test_acknowledging_can_be_switched_off(azure: FakeAzure, api: FakeApi) -> None:
     azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, token, acknowledge=False):
+    async with on_azure(azure, api, acknowledge=False):
         await until(lambda: bool(api.taints()), "the node was tainted")
         await asked_more(azure)
     assert azure.started == []
 
 
 async def test_an_acknowledgement_that_fails_is_a_log_line_and_nothing_else(
-    azure: FakeAzure, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    azure: FakeAzure, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     azure.start_status = 500
     azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, token) as agent:
+    async with on_azure(azure, api) as agent:
         await until(lambda: bool(azure.started), "it was tried")
         await asked_more(azure)
         assert agent.readiness()[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +31,9 @@ async def gcp() -> AsyncIterator[FakeGcp]:
 
 
 def on_gcp(
-    gcp: FakeGcp, api: FakeApi, token: Path, wait_seconds: float = 30.0, **options: Any
+    gcp: FakeGcp, api: FakeApi, wait_seconds: float = 30.0, **options: Any
 ) -> AbstractAsyncContextManager[Agent]:
-    return running(partial(Gcp, wait_seconds=wait_seconds), gcp.url, api, token, **options)
+    return running(partial(Gcp, wait_seconds=wait_seconds), gcp.url, api, **options)
 
 
 async def both_awaited(gcp: FakeGcp) -> None:
@@ -42,10 +41,10 @@ async def both_awaited(gcp: FakeGcp) -> None:
 
 
 async def test_a_preemption_that_comes_during_the_wait_reaches_pods_and_node(
-    gcp: FakeGcp, api: FakeApi, token: Path
+    gcp: FakeGcp, api: FakeApi
 ) -> None:
     api.add_pod("a")
-    async with on_gcp(gcp, api, token):
+    async with on_gcp(gcp, api):
         await both_awaited(gcp)
         assert not api.taints()
         gcp.preempt()
@@ -54,22 +53,18 @@ async def test_a_preemption_that_comes_during_the_wait_reaches_pods_and_node(
     assert api.annotations().items() >= PREEMPTED_MARKS.items()
 
 
-async def test_a_pod_that_lands_during_the_wait_after_it_is_told_too(
-    gcp: FakeGcp, api: FakeApi, token: Path
-) -> None:
+async def test_a_pod_that_lands_during_the_wait_after_it_is_told_too(gcp: FakeGcp, api: FakeApi) -> None:
     gcp.preempt()
-    async with on_gcp(gcp, api, token):
+    async with on_gcp(gcp, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
         await both_awaited(gcp)
         api.add_pod("late")
         await until(lambda: api.annotations("late") == PREEMPTED_MARKS, "the late pod was told")
 
 
-async def test_a_migration_is_advice_and_its_end_takes_it_back(
-    gcp: FakeGcp, api: FakeApi, token: Path
-) -> None:
+async def test_a_migration_is_advice_and_its_end_takes_it_back(gcp: FakeGcp, api: FakeApi) -> None:
     api.add_pod("a")
-    async with on_gcp(gcp, api, token):
+    async with on_gcp(gcp, api):
         await both_awaited(gcp)
         gcp.put(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")
         await until(lambda: ADVISED in api.annotations(), "the node was annotated")
@@ -81,10 +76,10 @@ async def test_a_migration_is_advice_and_its_end_takes_it_back(
 
 
 async def test_a_maintenance_that_stops_the_machine_is_a_notice_and_a_preemption_is_earlier(
-    gcp: FakeGcp, api: FakeApi, token: Path
+    gcp: FakeGcp, api: FakeApi
 ) -> None:
     api.add_pod("a")
-    async with on_gcp(gcp, api, token):
+    async with on_gcp(gcp, api):
         gcp.put(MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
         minute = "2026-11-21T10:00:55.250000Z"
         await until(
@@ -98,9 +93,9 @@ async def test_a_maintenance_that_stops_the_machine_is_a_notice_and_a_preemption
 
 
 async def test_waits_that_are_cut_again_and_again_lose_nothing_and_alarm_nobody(
-    gcp: FakeGcp, api: FakeApi, token: Path, capsys: pytest.CaptureFixture[str]
+    gcp: FakeGcp, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with on_gcp(gcp, api, token):
+    async with on_gcp(gcp, api):
         for _ in range(5):
             await both_awaited(gcp)
             gcp.asked.clear()
@@ -114,9 +109,9 @@ async def test_waits_that_are_cut_again_and_again_lose_nothing_and_alarm_nobody(
 
 @pytest.mark.parametrize("fault", ["status", "reset", "hang", "truncate", "seconds"])
 async def test_a_server_that_fails_is_said_and_a_preemption_told_when_it_is_back(
-    gcp: FakeGcp, api: FakeApi, token: Path, fault: str
+    gcp: FakeGcp, api: FakeApi, fault: str
 ) -> None:
-    async with on_gcp(gcp, api, token, wait_seconds=0.05) as agent:
+    async with on_gcp(gcp, api, wait_seconds=0.05) as agent:
         await until(lambda: agent.readiness()[0], "the agent was ready")
         setattr(gcp.faults, fault, {"status": 503, "seconds": 10.0}.get(fault, True))
         gcp.cut()
@@ -129,11 +124,11 @@ async def test_a_server_that_fails_is_said_and_a_preemption_told_when_it_is_back
 
 
 async def test_a_server_that_answers_each_wait_at_once_is_not_asked_without_pause(
-    gcp: FakeGcp, api: FakeApi, token: Path
+    gcp: FakeGcp, api: FakeApi
 ) -> None:
     """No more than one question in an interval, whatever it does; here 100 in a second for each value."""
     gcp.etags = False
-    async with on_gcp(gcp, api, token) as agent:
+    async with on_gcp(gcp, api) as agent:
         await until(lambda: agent.readiness()[0], "the agent was ready")
         gcp.asked.clear()
         await until(lambda: len(gcp.asked) >= 20, "it was asked many times")
