@@ -421,4 +421,4 @@ class Placement:
     gang_api: GangApi | None = None
     """Version of Kubernetes' own gang scheduling, if the attempt has such a group."""
     soft: bool = False
-    """Whether `avoid` and `leave` are preferences only (policies/newnodes.py)."""
+    """Whether `avoid` and `leave` are preferences only (policies/placement.py)."""

@@ -167,7 +167,9 @@ def _problem(spec: TrainingJobSpec) -> str:
         return "spec.template.spec must be a pod's spec"
     if problem := template.template_problem(spec.template) or gpus.problem(pod, spec.gpus_per_worker):
         return problem
-    if problem := _other_capacity(spec) or _collision(spec):
+    if problem := _other_capacity(spec) or template.collision(
+        spec.template, gang=spec.workers > 1, managed=checkpoint.managed, queue=spec.queue_name
+    ):
         return problem
     if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
         return problem
@@ -175,11 +177,6 @@ def _problem(spec: TrainingJobSpec) -> str:
         return problem
     spot_folder = spec.on_spot and checkpoint.uri.startswith("file:")
     return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
-
-
-def _collision(spec: TrainingJobSpec) -> str:
-    managed, queue = spec.checkpoint.managed, spec.queue_name
-    return template.collision(spec.template, gang=spec.workers > 1, managed=managed, queue=queue)
 
 
 def _other_capacity(spec: TrainingJobSpec) -> str:

@@ -45,7 +45,7 @@ def pod_view(raw: Raw) -> PodView | None:
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
-        memory_limit=_memory_limit(trainer),
+        memory_limit=str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", "")),
         trainer=name,
         probed=bool(trainer.get("livenessProbe") or trainer.get("startupProbe")),
         others_run=_others_run(status, name),
@@ -114,11 +114,6 @@ def _state(status: Raw, name: str) -> Raw:
 def _others_run(status: Raw, name: str) -> bool:
     others = (s for s in status.get("containerStatuses") or () if s["name"] != name)
     return any("running" in (s.get("state") or {}) for s in others)
-
-
-def _memory_limit(trainer: Raw) -> str:
-    limits = (trainer.get("resources") or {}).get("limits") or {}
-    return str(limits.get("memory", ""))
 
 
 def _why_waiting(status: Raw, trainer: str) -> Waiting | None:

@@ -26,15 +26,13 @@ from spottrain_operator.api.observed import (
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import CLAIMS, SAVE_ADVISED_ANNOTATION
 from spottrain_operator.policies import (
-    avoid,
     capacity,
     claims,
     cleanup,
     gang,
     hang,
     lifecycle,
-    newnodes,
-    pins,
+    placement,
     runtime,
     starting,
 )
@@ -197,8 +195,8 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
     if (api := _gang_api(o, status)) is not None:
         group, generation = objects.gang(o.job, status, api, zoned=o.zoned), o.job.generation
         yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
-    pool, pinned = capacity.pool_of(o, status), pins.pins(o, status)
-    for place in newnodes.placements(o, status, pool, pinned, api):
+    pool, pinned = capacity.pool_of(o, status), placement.pins(o, status)
+    for place in placement.placements(o, status, pool, pinned, api):
         manifest = trainer_pod.pod(o.job, status, pool, place)
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
@@ -270,7 +268,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
             # After that time, recheck until the deletion is seen.
             yield max(delete_at(o, pod, notice), o.now + AT_ONCE)
-        if avoid.is_unschedulable(pod) or (pod.pinned and not pod.node):
+        if placement.is_kept_off(pod) or (pod.pinned and not pod.node):
             yield o.now + NODES_RECHECK
     if not status.attempt and saving_predecessor(o):
         yield o.now + PREDECESSOR_RECHECK

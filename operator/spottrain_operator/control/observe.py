@@ -18,8 +18,7 @@ from spottrain_operator.control.memory import EventsRead, Learned, Memory
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
-from spottrain_operator.policies import avoid, claims, pins, starting
-from spottrain_operator.policies.avoid import is_unschedulable
+from spottrain_operator.policies import claims, placement, starting
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 EVENTS_AT_ONCE: Final = 8
@@ -178,10 +177,12 @@ async def _nodes(
     A node counts as gone only if the API server confirms it. The second result are the nodes that the cache
     did not have.
     """
-    avoided = {name for pod in pods if is_unschedulable(pod) for name in pod.avoids}
+    avoided = {name for pod in pods if placement.is_kept_off(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
     fetched = []
-    for name in {p.node for p in pods if p.node} | pins.nodes_of(job) | avoid.nodes_of(job.status):
+    for name in (
+        {p.node for p in pods if p.node} | placement.pinned_nodes(job) | placement.faulty_nodes(job.status)
+    ):
         node = caches.nodes.get(name)
         if node is None and (raw := await cluster.get_node(name)) is not None:
             node = node_view(raw)

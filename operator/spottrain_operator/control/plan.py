@@ -33,14 +33,13 @@ from spottrain_operator.api.wire import deadline_annotations
 from spottrain_operator.control import follow
 from spottrain_operator.names import Cause, Condition, Reason, pod_name
 from spottrain_operator.policies import (
-    avoid,
     capacity,
     claims,
     cleanup,
     gang,
     hang,
     lifecycle,
-    pins,
+    placement,
     restart,
     runtime,
     starting,
@@ -213,14 +212,14 @@ def unschedulable(o: Observed) -> Decision | None:
 
 def _useless_pods(o: Observed) -> Iterator[Ending]:
     """Yields why pods of the attempt cannot be scheduled as they are, and must be created anew."""
-    team, allowed, healthy = gang.team(o), avoid.allowed(o), avoid.healthy(o)
+    team, allowed, healthy = gang.team(o), placement.allowed(o), placement.healthy(o)
     for pod in team:
-        free = [name for name in pod.avoids if name in allowed] if avoid.is_unschedulable(pod) else []
+        free = [name for name in pod.avoids if name in allowed] if placement.is_kept_off(pod) else []
         if free:
             words = f"pod {pod.name} avoids {', '.join(free)}, which can be used again"
             yield Ending(cause=Cause.REPLACED, evidence=words)
     for pod in team:
-        if words := pins.useless(o, pod, healthy):
+        if words := placement.useless_pin(o, pod, healthy):
             yield Ending(cause=Cause.REPLACED, evidence=words, reason=Reason.PIN_USELESS)
     if words := claims.lost(o):
         yield Ending(cause=Cause.REPLACED, evidence=words)

@@ -17,7 +17,7 @@ from spottrain_operator.api.observed import Ending, Observed
 from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Cause, Platform
-from spottrain_operator.policies import claims, gang, pins
+from spottrain_operator.policies import claims, gang, placement
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
@@ -57,7 +57,7 @@ def _pick(o: Observed, status: Status) -> Pool:
     wanted = [p for p in pools if p.type == kind(o, status)] or list(pools)
     if (pool_name := _survivors_pool(o, status)) in {p.name for p in wanted}:
         return next(p for p in wanted if p.name == pool_name)
-    rested = [p for p in wanted if not _recently_failed(p, status, o.now)]
+    rested = [p for p in wanted if o.now - _last_failure(p, status, o.now) >= REST]
     return (rested or sorted(wanted, key=lambda p: _last_failure(p, status, o.now)))[0]
 
 
@@ -66,7 +66,7 @@ def _survivors_pool(o: Observed, status: Status) -> str:
     record = status.current
     if record is None or record.cause not in RECLAIMS or gang.spec_size(o) == 1:
         return ""
-    return record.pool if pins.survivors(o, record) else ""
+    return record.pool if placement.survivors(o, record) else ""
 
 
 def kind(o: Observed, status: Status) -> CapacityType:
@@ -149,10 +149,6 @@ def _spot(status: Status) -> list[AttemptRecord]:
 
 def _end(record: AttemptRecord, now: datetime) -> datetime:
     return record.ended or now
-
-
-def _recently_failed(pool: Pool, status: Status, now: datetime) -> bool:
-    return now - _last_failure(pool, status, now) < REST
 
 
 def _last_failure(pool: Pool, status: Status, now: datetime) -> datetime:

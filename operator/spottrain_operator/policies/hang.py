@@ -71,7 +71,8 @@ def _hardware(o: Observed, ending: Ending) -> Ending | None:
 
 def due(o: Observed) -> datetime | None:
     """Returns when the running attempt counts as stalled, by its trainer's last response."""
-    sample, by_person = _sample(o), _by_person(o)
+    sample, spec = _sample(o), o.job.spec
+    by_person = spec.failure_policy.hang_timeout_seconds if spec is not None else None
     if sample is None:
         return _silent_from_the_start(o, by_person)
     if sample.progress.hangSeconds is None or sample.progress.idleSeconds is None:
@@ -82,10 +83,6 @@ def due(o: Observed) -> datetime | None:
     if by_person is None:
         return None  # the next response decides
     return sample.at + max(left, UNANSWERED)
-
-
-def _by_person(o: Observed) -> int | None:
-    return o.job.spec.failure_policy.hang_timeout_seconds if o.job.spec is not None else None
 
 
 def _silent_from_the_start(o: Observed, seconds: int | None) -> datetime | None:

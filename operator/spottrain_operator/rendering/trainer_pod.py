@@ -232,7 +232,8 @@ def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int
         ours[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
     writable = _WRITABLE if volumes.read_only(trainer) else {}
     silent = _CACHES | writable | data_cache.homes(spec.data_cache, trainer)
-    silent[PROCESSES] = _processes(spec.gpus.count)
+    gpus = spec.gpus.count
+    silent[PROCESSES] = "auto" if gpus is None else str(max(gpus, 1))  # auto: torchrun counts a DRA claim's
     defaults = {k: v for k, v in silent.items() if k not in given}
     kept = [e for e in trainer.get("env") or () if e.get("name") not in {*ours, Env.POD_UID}]
     trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | ours).items()), _POD_UID]
@@ -281,11 +282,6 @@ def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> 
         values |= _saving(job.spec, status)
     given = {str(name): str(value) for name, value in values.items() if value}
     return given | (_gang(job, status, rank) if job.spec.workers > 1 else {})
-
-
-def _processes(count: int | None) -> str:
-    """Returns the number of processes per worker; "auto": torchrun counts the GPUs of a DRA claim."""
-    return "auto" if count is None else str(max(count, 1))
 
 
 def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:

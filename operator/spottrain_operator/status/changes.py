@@ -27,6 +27,8 @@ from spottrain_operator.policies.pod_end import pod_ended
 
 N = TypeVar("N", int, float)
 MESSAGE_LIMIT = 8000
+ORDER = {str(kind): place for place, kind in enumerate(Condition)}
+"""Conditions of other writers and newer operators come last; they stay unchanged."""
 
 
 def with_condition(
@@ -47,15 +49,9 @@ def with_condition(
         observed_generation=o.job.generation,
     )
     others = tuple(c for c in status.conditions if c.type != kind)
-    return replace(status, conditions=tuple(sorted((*others, new), key=_place)))
-
-
-ORDER = {str(kind): place for place, kind in enumerate(Condition)}
-
-
-def _place(condition: ConditionStatus) -> int:
-    """Sorts conditions of other writers and newer operators last; they stay unchanged."""
-    return ORDER.get(condition.type, len(ORDER))
+    return replace(
+        status, conditions=tuple(sorted((*others, new), key=lambda c: ORDER.get(c.type, len(ORDER))))
+    )
 
 
 def with_store_unreachable(status: Status, o: Observed, attempt: int, words: str) -> Status:

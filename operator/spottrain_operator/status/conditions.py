@@ -16,7 +16,7 @@ from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
-from spottrain_operator.policies import avoid, capacity, claims, gang, runtime, starting
+from spottrain_operator.policies import capacity, claims, gang, placement, runtime, starting
 from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
 from spottrain_operator.policies.runtime import Verdict
@@ -122,7 +122,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
-        note = claims.note(o, stuck) + gang.zone_note(o, stuck) + avoid.note(o, stuck)
+        note = claims.note(o, stuck) + gang.zone_note(o, stuck) + placement.avoid_note(o, stuck)
         said = f"{stuck.unschedulable}{capacity.labels_note(status)}{note}"
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
     if not waiting:
@@ -143,7 +143,8 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
     there = [p for p in pods if not pod_ended(p, o)]
     if not there:
-        return (False, Reason.WAITING_FOR_POD, _pod_pending(status)) if known else None
+        words = f"the pod of attempt {status.attempt} is being created"
+        return (False, Reason.WAITING_FOR_POD, words) if known else None
     if silent := [p for p in there if not _node_ready(p, o)]:
         return _node_not_ready(o, silent[0])
     if going := [p for p in there if p.running_since is not None and p.deleted is not None]:
@@ -211,10 +212,6 @@ def edited(status: Status, o: Observed) -> str:
         f"{words}. To continue from its checkpoints, create a new job with checkpoint.uri: {uri} and "
         "checkpoint.onExisting: Resume"
     )
-
-
-def _pod_pending(status: Status) -> str:
-    return f"the pod of attempt {status.attempt} is being created"
 
 
 def _training(status: Status, o: Observed) -> Verdict:

@@ -34,7 +34,7 @@ from spottrain_operator.names import (
     Reason,
     pod_name,
 )
-from spottrain_operator.policies import pins
+from spottrain_operator.policies import placement
 
 from tests.builders import (
     KEY,
@@ -270,10 +270,12 @@ def test_ranks_of_a_replaced_attempt_that_had_no_node_yet_keep_the_pin_they_had(
     )
     status = replace(status, attempts=(replace(one, cause=Cause.SPOT_NOTICE), replaced, three))
     nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2], make_node("node-9"))
-    assert pins.pins(observed(status=status, nodes=nodes), status) == {0: "node-0", 2: "node-9"}
-    assert pins.nodes_of(gang_job(status)) == {"node-0", "node-1", "node-2", "node-9"}, "to be observed"
+    assert placement.pins(observed(status=status, nodes=nodes), status) == {0: "node-0", 2: "node-9"}
+    assert placement.pinned_nodes(gang_job(status)) == {"node-0", "node-1", "node-2", "node-9"}, (
+        "to be observed"
+    )
     moved = replace(status, attempts=(replace(one, cause=Cause.MOVED), replaced, three))
-    assert pins.pins(observed(status=moved, nodes=nodes), moved) == {2: "node-9"}
+    assert placement.pins(observed(status=moved, nodes=nodes), moved) == {2: "node-9"}
 
 
 def test_a_pinned_pod_is_not_replaced_because_another_node_is_free_again() -> None:
@@ -327,7 +329,7 @@ def test_a_rank_that_was_pinned_in_vain_is_not_pinned_there_again() -> None:
     gone = (member(0, 2, node="", phase="Pending", **deleted()), over(2, 75, 2, **deleted()))
     made = status_of(plan(observed(*gone, status=stopped)))
     assert made.attempt == 3 and made.attempts[1].cause == Cause.REPLACED
-    assert pins.pins(observed(status=made), made) == {1: "node-1", 2: "node-2"}
+    assert placement.pins(observed(status=made), made) == {1: "node-1", 2: "node-2"}
 
 
 def test_pinned_pods_of_a_gang_that_is_placed_whole_wait_for_the_whole() -> None:

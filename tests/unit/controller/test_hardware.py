@@ -16,7 +16,7 @@ from spottrain_operator.control.memory import remember
 from spottrain_operator.control.observe import observe
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
-from spottrain_operator.policies import avoid, hang, pins
+from spottrain_operator.policies import hang, placement
 from spottrain_operator.policies.cause import ending_of
 
 from tests.builders import (
@@ -285,13 +285,13 @@ def faulted(hours: float, *ranks: str) -> Job:
 
 def test_a_survivor_comes_back_to_its_node_and_the_rank_of_the_failed_gpu_does_not() -> None:
     o = make_observed(job=faulted(0, "node-a", "node-b"), nodes=(make_node(), make_node("node-b")))
-    assert pins.pins(o, o.job.status) == {1: "node-b"}
-    assert avoid.to_avoid(o, o.job.status) == ("node-a",)
+    assert placement.pins(o, o.job.status) == {1: "node-b"}
+    assert placement.to_avoid(o, o.job.status) == ("node-a",)
 
 
 def test_after_a_day_the_node_may_be_used_again() -> None:
     o = make_observed(job=faulted(24.1), nodes=(make_node(),))
-    assert avoid.to_avoid(o, o.job.status) == ()
+    assert placement.to_avoid(o, o.job.status) == ()
 
 
 def test_a_pod_that_finds_no_other_node_is_told_why() -> None:

@@ -64,7 +64,7 @@ class Azure:
         self._seconds = seconds
         self._name = ""
         self._enabled = False
-        self._told = False
+        self._logged = False
         self.watches = (Watch(name="Azure scheduledevents", read=self._read),)
 
     async def acknowledge(self, event: str) -> None:
@@ -73,7 +73,9 @@ class Azure:
             raise Unanswered(f"POST {EVENTS_PATH} was answered {reply.status} {reply.text[:200]!r}")
 
     async def _read(self) -> Answer:
-        self._tell_of_first_call()
+        if not self._logged:
+            self._logged = True
+            log("scheduledEventsFirstCall", why="it enables Scheduled Events and may take two minutes")
         try:
             self._name = self._name or await instance_name(self._client)
             reply = await self._events("GET")
@@ -93,11 +95,6 @@ class Azure:
             body=body,
             timeout=self._seconds if self._enabled else self._first_seconds,
         )
-
-    def _tell_of_first_call(self) -> None:
-        if not self._told:
-            self._told = True
-            log("scheduledEventsFirstCall", why="it enables Scheduled Events and may take two minutes")
 
 
 async def instance_name(client: Client) -> str:
