@@ -1,5 +1,5 @@
 """The training of scenes with a custom loop: `spottrain.Run`, epochs, a schedule by epoch, validation by a
-plain DataLoader with a worker of its own. Run by `spottrain run` in a process of `zygote.py`.
+plain DataLoader with a worker of its own. Run by `spottrain run` in a pod (`pod.py`).
 
 After each epoch it writes a line into `epochs`: what a resume must neither skip nor do otherwise.
 """

@@ -22,11 +22,12 @@ from spottrain.contract import Env, TerminationMessage
 from tests.chaos.faults import plan, with_outages
 from tests.chaos.judge import Found, look
 from tests.chaos.order import VARIABLE
+from tests.chaos.pod import FreshPod, Pod
 from tests.chaos.scene import Blow, Cell, Scene
-from tests.chaos.zygote import FreshPod, Pod, Zygote
 from tests.support import s3server
 from tests.support.faultproxy import FaultProxy, plain
 from tests.support.s3server import S3Server
+from tests.support.zygote import Zygote
 
 SCRIPTS: Final = {False: Path(__file__).with_name("script.py"), True: Path(__file__).with_name("own_loop.py")}
 """By whether the loop is a custom one."""
@@ -171,7 +172,8 @@ class Player:
         if scene.fresh and blows:
             pod: Pod = FreshPod(script, env, folder=folder, log=log)
         else:
-            pod = next(self._zygotes).start(script, env, folder=folder, log=log, nproc=scene.cell.ranks)
+            zygote = next(self._zygotes)
+            pod = Pod(zygote, script, env, folder=folder, log=log, nproc=scene.cell.ranks)
         return Attempt(number=number, pod=pod, folder=folder, before=before)
 
 

@@ -1,4 +1,4 @@
-"""The training of most scenes: a tiny `Trainer`. Run by `spottrain run` in a process of `zygote.py`.
+"""The training of most scenes: a tiny `Trainer`. Run by `spottrain run` in a pod (`pod.py`).
 
 It rings a bell at the points of its order (`order.py`).
 """

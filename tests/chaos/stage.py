@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.play import BUCKET, Played, Player, reference
+from tests.chaos.pod import start_zygote
 from tests.chaos.runs import Reference, Verdict, judge
 from tests.chaos.scene import Cell, Scene
-from tests.chaos.zygote import Zygote
 from tests.support import s3server
 from tests.support.s3server import S3Server
-
-COMPILER: tuple[str, ...] = ("torch._inductor.compile_fx",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,11 +54,9 @@ class Stage:
                 server = stack.enter_context(s3server.running(self._folder / "s3"))
                 server.make_bucket(BUCKET)
             kernels = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor")}
-            zygotes = [Zygote(seed, **kernels) for seed in range(self._lanes + 1)]
+            zygotes = [start_zygote(seed, **kernels) for seed in range(self._lanes + 1)]
             for zygote in zygotes:
                 stack.callback(zygote.close)
-                for name in COMPILER if self._compiled else ():
-                    zygote.ask(preload=name)
             self.players = [
                 Player(self._folder / f"lane-{lane}", zygotes[lane : lane + 2], server)
                 for lane in range(self._lanes)

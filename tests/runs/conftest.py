@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env
+from spottrain.contract import Env, Outcome
 from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 
-from tests.runs.zygote import Run, Zygote
+from tests.runs.launched import Launched, Run
+from tests.support.zygote import Zygote
 
 SCRIPT = """\
 import os, sys, time
@@ -69,6 +72,18 @@ trainer.fit()
 print("after fit")
 """
 
+# Says for each of the texts in CASES how `attempt(text)` is refused.
+TRIES = """
+import json
+from spottrain.errors import ConfigurationError
+for text in json.loads(os.environ["CASES"]):
+    try:
+        attempt(text)
+        print("not refused:", text)
+    except ConfigurationError as error:
+        print("refused:", error)
+"""
+
 # Uploads are made by a process of their own, which reads this when it starts: so a test makes them slow or
 # broken. `puts`: the shards so far.
 UPLOADS = """\
@@ -122,8 +137,11 @@ class Lab:
 
     def __init__(self, zygote: Zygote, folder: Path) -> None:
         self.folder = folder
+        self.logs = "off"
+        """With `keep` the process that trains has a parent that stores its output, as in a pod."""
         self._zygote = zygote
         self._runs: list[Run] = []
+        self._alone: dict[str, Run] = {}
         self._open = contextlib.ExitStack()
 
     def run(
@@ -165,6 +183,19 @@ class Lab:
         gang = Gang(nproc=count, host=LOOPBACK)
         return [self.start(words, basic | gang.env_of(rank, port)) for rank in range(count)]
 
+    def alone(self, script: str, env: Mapping[str, str] | None = None) -> Run:
+        """The script's run that nothing interrupts; made once."""
+        key = script + json.dumps(dict(env or {}))
+        if key not in self._alone:
+            at = f"alone-{len(self._alone) + 1}"
+            self._alone[key] = self.run(script, at=at, attempt=1, interval="1h", env=dict(env or {})).done()
+        return self._alone[key]
+
+    def refusals(self, script: str, cases: Sequence[str]) -> list[str]:
+        """How the script's `attempt(text)` refuses each of these, in one process."""
+        run = self.run(script + TRIES, env={"CASES": json.dumps(cases)}).done()
+        return re.findall(r"^(?:not )?refused: (.*)", run.log, re.M)
+
     def _write(self, script: str, args: tuple[str, ...]) -> list[str]:
         path = self.folder / "train.py"
         path.write_text(script)
@@ -186,11 +217,12 @@ class Lab:
             Env.CHECKPOINT_URI: str(self.folder / at) if at else "",
             Env.CHECKPOINT_INTERVAL: interval,
             Env.TRAINING: training,
+            Env.LOGS: self.logs,
         }
 
-    def start(self, argv: list[str], env: dict[str, str]) -> Run:
-        """`spottrain run ARGV...` in the lab's folder."""
-        run = Run(self._zygote, self.folder, argv, env, len(self._runs) + 1)
+    def start(self, argv: list[str], env: dict[str, str], *, verb: str = "run") -> Run:
+        """`spottrain VERB ARGV...` in the lab's folder."""
+        run = Run(self._zygote, self.folder, [verb, *argv], env, len(self._runs) + 1)
         self._runs.append(run)
         return run
 
@@ -202,8 +234,51 @@ class Lab:
         self._open.close()
 
 
+def two_ranks_stop_at_one_step_and_go_on_bit_by_bit(lab: Lab, script: str, env: dict[str, str]) -> None:
+    plain = lab.run(script, nproc=2, at="plain", attempt=1, env=env).done(300)
+    first = lab.run(script, nproc=2, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=5/", seconds=300)
+    first.stopped()
+    assert first.message.outcome is Outcome.INTERRUPTED, first.message
+    assert lab.run(script, nproc=2, attempt=2, env=env).done(300).digest == plain.digest
+
+
+def weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab, script: str) -> None:
+    """It trains nothing, for the job had done all its steps."""
+    first = lab.run(script, attempt=1).done()
+    head = lab.folder / "store" / "HEAD"
+    head.write_text(head.read_text().replace('"done"', '"active"'))
+    again = lab.run(script, attempt=2).done()
+    assert not again.losses and again.digest == first.digest
+    assert '"done"' in head.read_text()
+
+
+@pytest.fixture(scope="module")
+def others(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """For runs that several tests of a file compare theirs with."""
+    lab = Lab(zygote, tmp_path_factory.mktemp("others"))
+    yield lab
+    lab.close()
+
+
 @pytest.fixture
 def lab(zygote: Zygote, tmp_path: Path) -> Iterator[Lab]:
     lab = Lab(zygote, tmp_path)
     yield lab
     lab.close()
+
+
+Start = Callable[..., Launched]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command in a folder with a script, train.py, as a process from its first instruction on."""
+    with contextlib.ExitStack() as started:
+
+        def start(script: str, *command: str, **env: str) -> Launched:
+            (tmp_path / "train.py").write_text(script)
+            run = Launched(tmp_path, command, **env)
+            started.callback(run.close)
+            return run
+
+        yield start

@@ -92,17 +92,16 @@ def _estimated(*logs: str) -> list[str]:
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(("step", "inside"), [(8, "2"), (10, "2"), (9, "0")])
 def test_a_batch_that_was_drawn_and_not_used_comes_first_in_the_next_attempt(
-    lab: Lab, source: str, step: int, inside: str
+    lab: Lab, others: Lab, source: str, step: int, inside: str
 ) -> None:
     """Step 10 ends where an evaluation draws numbers too; step 9 is dropped after its first micro-batch."""
     script = NANO.replace("BATCHES", SOURCES[source])
-    plain = lab.run(script, at="plain", attempt=1, interval="1h")
-    assert plain.end(60) == ExitCode.DONE, plain.log
-    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step), "STOP_IN": inside})
-    assert first.end(60) == ExitCode.INTERRUPTED, first.log
+    plain = others.alone(script)
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step), "STOP_IN": inside}).ends(
+        ExitCode.INTERRUPTED
+    )
     assert first.message.durableStep == (step if inside == "2" else step - 1)
-    second = lab.run(script, attempt=2, interval="1h")
-    assert second.end(60) == ExitCode.DONE, second.log
+    second = lab.run(script, attempt=2, interval="1h").done()
     assert first.losses | second.losses == plain.losses
     assert _estimated(first.log, second.log) == _estimated(plain.log)
     assert second.digest == plain.digest
@@ -164,18 +163,15 @@ def _used(*logs: str) -> list[str]:
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("step", [4, 5, 6])
 def test_a_loader_is_drawn_from_over_the_end_of_an_epoch_and_loses_nothing(
-    lab: Lab, loader: str, step: int
+    lab: Lab, others: Lab, loader: str, step: int
 ) -> None:
     """An epoch has five steps: the stop is before its last one, at it, and at the first of the next."""
     script = BY_LOADER.replace("LOADER", LOADERS[loader])
-    plain = lab.run(script, at="plain", attempt=1, interval="1h")
-    assert plain.end(60) == ExitCode.DONE, plain.log
+    plain = others.alone(script)
     numbers = [int(each) for line in _used(plain.log)[:5] for each in line.split("[")[1][:-1].split(",")]
     assert sorted(numbers) == list(range(20)), "the first epoch has each once"
-    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)})
-    assert first.end(60) == ExitCode.INTERRUPTED, first.log
-    second = lab.run(script, attempt=2, interval="1h")
-    assert second.end(60) == ExitCode.DONE, second.log
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(script, attempt=2, interval="1h").done()
     assert _used(first.log, second.log) == _used(plain.log)
     assert second.digest == plain.digest
 
@@ -184,8 +180,7 @@ def test_a_loader_that_is_drawn_from_ahead_without_the_guard_is_told_how(lab: La
     by_hand = BY_LOADER.replace("LOADER", LOADERS["ours"]).replace(
         "run.ahead(loader)", "(batch for _ in range(9) for batch in loader)"
     )
-    run = lab.run(by_hand, interval="1h")
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(by_hand, interval="1h").ends(ExitCode.BAD_CONFIGURATION)
     assert "must iterate over run.ahead(loader)" in run.message.message
 
 
@@ -239,13 +234,10 @@ def _end(log: str) -> str:
     return log.split("AT THE END", 1)[1].split("\n")[0]
 
 
-def test_plain_values_and_generators_in_extra_go_on_where_they_were(lab: Lab) -> None:
-    plain = lab.run(PLAIN, at="plain", attempt=1, interval="1h")
-    assert plain.end(60) == ExitCode.DONE, plain.log
-    first = lab.run(PLAIN, attempt=1, interval="1h", env={"STOP": "7"})
-    assert first.end(60) == ExitCode.INTERRUPTED, first.log
-    second = lab.run(PLAIN, attempt=2, interval="1h")
-    assert second.end(60) == ExitCode.DONE, second.log
+def test_plain_values_and_generators_in_extra_go_on_where_they_were(lab: Lab, others: Lab) -> None:
+    plain = others.alone(PLAIN)
+    first = lab.run(PLAIN, attempt=1, interval="1h", env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(PLAIN, attempt=2, interval="1h").done()
     assert first.losses | second.losses == plain.losses
     assert _end(second.log) == _end(plain.log)
     assert "about=extra" not in first.log + second.log
@@ -253,15 +245,15 @@ def test_plain_values_and_generators_in_extra_go_on_where_they_were(lab: Lab) ->
 
 def test_a_number_that_the_script_keeps_in_a_variable_of_its_own_is_told(lab: Lab) -> None:
     forgetful = PLAIN.replace('"best": float("inf")', '"other": 0, "best": float("inf")')
-    run = lab.run(forgetful, interval="1h", env={"STOP": "7"})
-    assert run.end(60) == ExitCode.INTERRUPTED, run.log
+    run = lab.run(forgetful, interval="1h", env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)
     assert "event=advice about=extra names=other " in run.log and "run.extra['NAME']" in run.log
 
 
 def test_a_value_of_another_kind_or_shape_is_refused(lab: Lab) -> None:
-    assert lab.run(PLAIN, attempt=1, interval="1h", env={"STOP": "7"}).end(60) == ExitCode.INTERRUPTED
-    other = lab.run(PLAIN.replace("mean = torch.zeros(())", "mean = torch.zeros(3)"), attempt=2)
-    assert other.end(60) == ExitCode.BAD_CONFIGURATION, other.log
+    lab.run(PLAIN, attempt=1, interval="1h", env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)
+    other = lab.run(PLAIN.replace("mean = torch.zeros(())", "mean = torch.zeros(3)"), attempt=2).ends(
+        ExitCode.BAD_CONFIGURATION
+    )
     assert "its extra.mean does not fit (it is a shape () there and a tensor of shape (3,) here)" in (
         other.message.message
     )

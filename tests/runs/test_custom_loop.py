@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,10 @@ import spottrain
 from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode, Outcome
 
-from tests.runs.conftest import Lab
-from tests.runs.zygote import Run
+from tests.runs.conftest import (
+    Lab,
+    weights_that_could_not_be_left_are_left_by_the_next_attempt,
+)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
@@ -99,16 +100,13 @@ print("average=" + spottrain.checkpoint.final_weights.digest(dict(ema.state_dict
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_loop_that_was_interrupted_inside_a_step_ends_with_the_same_weights(lab: Lab, workers: str) -> None:
     env = {"WORKERS": workers, "SCALER": "1"}
-    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env)
-    assert plain.end() == ExitCode.DONE, plain.log
-    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env).done()
+    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=9/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == first.message.step
     second = lab.run(SCRIPT, attempt=2, interval="4steps", env=env | {"PAUSE": "0.02"})
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
-    second.send(signal.SIGKILL).end()
-    third = lab.run(SCRIPT, attempt=3, env=env)
-    assert third.end() == ExitCode.DONE, third.log
+    second.killed()
+    third = lab.run(SCRIPT, attempt=3, env=env).done()
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.digest == plain.digest
     assert _average(third.log) == _average(plain.log)
@@ -120,22 +118,12 @@ def _average(log: str) -> str:
     return log.rsplit("average=", 1)[1].split()[0]
 
 
-def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_them_and_trains_nothing(
-    lab: Lab,
-) -> None:
-    first = lab.run(SCRIPT, attempt=1)
-    assert first.end() == ExitCode.DONE, first.log
-    head = lab.folder / "store" / "HEAD"
-    head.write_text(head.read_text().replace('"done"', '"active"'))
-    again = lab.run(SCRIPT, attempt=2)
-    assert again.end() == ExitCode.DONE, again.log
-    assert not again.losses and again.digest == first.digest and "average=" not in again.log
-    assert '"done"' in head.read_text()
+def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -> None:
+    weights_that_could_not_be_left_are_left_by_the_next_attempt(lab, SCRIPT)
 
 
 def test_the_manifests_max_steps_win(lab: Lab) -> None:
-    run = lab.run(SCRIPT, training='{"maxSteps": 5}')
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(SCRIPT, training='{"maxSteps": 5}').done()
     assert max(run.losses) == 5 and "event=override setting=max_steps manifest=5" in run.log
 
 
@@ -143,8 +131,7 @@ def test_a_script_that_ends_without_finish_fails_and_keeps_its_newest_step_for_t
     lab: Lab,
 ) -> None:
     forgetful = SCRIPT.replace("run.finish()\n", "    if run.global_step == 9: break\n")
-    run = lab.run(forgetful, attempt=1, interval="4steps")
-    assert run.end() == ExitCode.FAILED, run.log
+    run = lab.run(forgetful, attempt=1, interval="4steps").ends(ExitCode.FAILED)
     assert run.message.outcome is Outcome.FAILED and run.message.reason == "ScriptFailed"
     assert (
         "The script ended after 9 step(s) without saying that the training is finished" in run.message.message
@@ -152,14 +139,12 @@ def test_a_script_that_ends_without_finish_fails_and_keeps_its_newest_step_for_t
     assert run.message.durableStep == 9
     assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
     assert not (lab.folder / "store" / "final").exists()
-    mended = lab.run(SCRIPT, attempt=2)
-    assert mended.end() == ExitCode.DONE, mended.log
+    mended = lab.run(SCRIPT, attempt=2).done()
     assert min(mended.losses) == 10 and max(mended.losses) == 23
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_saves_nothing(lab: Lab) -> None:
-    run = lab.run(SCRIPT, interval="4steps", env={"NAN_AT": "6"})
-    assert run.end() == ExitCode.FAILED
+    run = lab.run(SCRIPT, interval="4steps", env={"NAN_AT": "6"}).ends(ExitCode.FAILED)
     assert "the loss is nan at step 6" in run.message.message and run.message.durableStep == 4
 
 
@@ -171,9 +156,8 @@ def test_a_loss_that_is_no_number_ends_the_run_and_saves_nothing(lab: Lab) -> No
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(lab: Lab, env: dict[str, str], says: str) -> None:
-    assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=3/").send().end() == 75
-    again = lab.run(SCRIPT, attempt=2, env=env)
-    assert again.end() == ExitCode.BAD_CONFIGURATION, again.log
+    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=3/").stopped()
+    again = lab.run(SCRIPT, attempt=2, env=env).ends(ExitCode.BAD_CONFIGURATION)
     assert says in again.message.message
 
 
@@ -209,25 +193,20 @@ with spottrain.Run(model=models, optimizer=optimizers, data=loader, log_every=1)
 
 
 def test_several_models_and_a_loop_over_epochs_go_on_in_the_middle_of_one(lab: Lab) -> None:
-    plain = lab.run(EPOCHS, at="plain", attempt=1)
-    assert plain.end() == ExitCode.DONE, plain.log
+    plain = lab.run(EPOCHS, at="plain", attempt=1).done()
     assert max(plain.losses) == 20, "4 epochs of 5 steps"
-    first = lab.run(EPOCHS, attempt=1, env={"PAUSE": "0.05"}).until("step=7 ")
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
-    second = lab.run(EPOCHS, attempt=2)
-    assert second.end() == ExitCode.DONE, second.log
+    first = lab.run(EPOCHS, attempt=1, env={"PAUSE": "0.05"}).until("step=7 ").stopped()
+    second = lab.run(EPOCHS, attempt=2).done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
     names = spottrain.load_weights(lab.folder / "store" / "final" / "model.safetensors")
     assert {name.split(".")[0] for name in names} == {"first", "second"}
 
 
 def test_an_exception_in_the_with_block_gives_head_up_and_the_next_attempt_goes_on(lab: Lab) -> None:
-    failed = lab.run(EPOCHS, attempt=1, interval="3steps", env={"MORE": "raise"})
-    assert failed.end() == ExitCode.FAILED
+    failed = lab.run(EPOCHS, attempt=1, interval="3steps", env={"MORE": "raise"}).ends(ExitCode.FAILED)
     assert "a bug of the script" in failed.message.message
     assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
-    again = lab.run(EPOCHS, attempt=2)
-    assert again.end() == ExitCode.DONE, again.log
+    again = lab.run(EPOCHS, attempt=2).done()
     assert min(again.losses) == (failed.message.durableStep or 0) + 1
 
 
@@ -253,12 +232,9 @@ run.finish()
 
 def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(lab: Lab) -> None:
     env = {"NOISE": "0"}  # the order alone: its noise is of the global random state, of which it draws anew
-    plain = lab.run(STREAM, at="plain", attempt=1, env=env)
-    assert plain.end() == ExitCode.DONE, plain.log
-    first = lab.run(STREAM, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=7/")
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
-    second = lab.run(STREAM, attempt=2, env=env)
-    assert second.end() == ExitCode.DONE, second.log
+    plain = lab.run(STREAM, at="plain", attempt=1, env=env).done()
+    first = lab.run(STREAM, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=7/").stopped()
+    second = lab.run(STREAM, attempt=2, env=env).done()
     assert first.losses | second.losses == plain.losses
 
 
@@ -282,15 +258,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
-    argument, says = BAD[case]
-    call = "NORM = torch.nn.BatchNorm1d(3)\n"
-    call += f"spottrain.Run(**dict(model=model, optimizer=optimizer) | dict({argument}))\n"
-    run = lab.run(HEAD + call)
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
-    assert says in run.message.message
-    assert "Traceback" not in run.log
+def test_bad_input_is_one_sentence(lab: Lab) -> None:
+    attempt = "NORM = torch.nn.BatchNorm1d(3)\nusual = dict(model=model, optimizer=optimizer)\n"
+    attempt += "def attempt(text): spottrain.Run(**usual | eval(f'dict({text})'))\n"
+    said = lab.refusals(HEAD + attempt, [text for text, _ in BAD.values()])
+    for (case, (_, says)), refusal in zip(BAD.items(), said, strict=True):
+        assert says in refusal, case
 
 
 def test_a_loop_that_does_not_leave_at_max_steps_is_told(lab: Lab) -> None:
@@ -299,28 +272,14 @@ run = spottrain.Run(model=model, optimizer=optimizer, max_steps=2)
 for _ in range(3):
     run.step_completed()
 """
-    run = lab.run(HEAD + call)
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(HEAD + call).ends(ExitCode.BAD_CONFIGURATION)
     assert "max_steps=2 are done, and the loop goes on" in run.message.message
 
 
 def test_the_example_goes_on_under_ddp(lab: Lab) -> None:
-    plain = _example(lab, at="plain", attempt=1)
-    assert plain.end(120) == ExitCode.DONE, plain.log
-    first = _example(lab, at="store", attempt=1).until("step=100/", 120)
-    assert first.send().end(60) == ExitCode.INTERRUPTED, first.log
+    script, env = EXAMPLE.read_text(), {"STEPS": "1500"}
+    plain = lab.run(script, nproc=2, at="plain", attempt=1, interval="1h", env=env).done()
+    first = lab.run(script, nproc=2, attempt=1, interval="1h", env=env).until("step=100/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == first.message.step
-    second = _example(lab, at="store", attempt=2)
-    assert second.end(120) == ExitCode.DONE, second.log
+    second = lab.run(script, nproc=2, attempt=2, interval="1h", env=env).done()
     assert second.digest == plain.digest
-
-
-def _example(lab: Lab, *, at: str, attempt: int) -> Run:
-    env = {
-        "SPOTTRAIN_JOB_NAME": "job",
-        "SPOTTRAIN_JOB_UID": f"uid-{at}",
-        "SPOTTRAIN_ATTEMPT": str(attempt),
-        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
-        "STEPS": "1500",
-    }
-    return lab.start(["--nproc", "2", str(EXAMPLE)], env)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from spottrain.contract import PROFILE, Env, ExitCode, Outcome, Reason
 from spottrain.core.profile_window import Window, profile_key
 
 from tests.runs.conftest import SCRIPT, Lab
-from tests.runs.launched import Launched
-from tests.runs.zygote import Run, Zygote
+from tests.runs.launched import Run
 
 HEAD = """\
 import os, signal, time
@@ -100,11 +97,6 @@ MANIFEST = {
 }
 
 
-def done(of: Run | Launched, seconds: float = 60) -> Any:
-    assert of.end(seconds) == ExitCode.DONE, of.log
-    return of
-
-
 def traces(folder: Path, attempt: int = 1) -> list[str]:
     place = folder / profile_key(attempt, 0, "")
     names = [each.name for each in place.iterdir()] if place.exists() else []
@@ -113,7 +105,7 @@ def traces(folder: Path, attempt: int = 1) -> list[str]:
 
 # --- spec.training --------------------------------------------------------------------------------------
 def test_the_manifest_reaches_a_loop_of_ones_own_wins_and_is_told(lab: Lab) -> None:
-    run = done(lab.run(ASKING, training=json.dumps(MANIFEST)))
+    run = lab.run(ASKING, training=json.dumps(MANIFEST)).done()
     assert "USED SGD bf16 2 1.5 0.5" in run.log
     for line in (
         "event=override setting=precision manifest=bf16 script=fp32",
@@ -137,26 +129,24 @@ COMING = ASKING.replace('extra={"ema": ema} if ema else None,', 'extra={"ema": e
 def test_what_a_new_manifest_says_holds_and_techniques_come_and_go_from_attempt_to_attempt(lab: Lab) -> None:
     sgd = {"name": "sgd", "learningRate": 0.1, "momentum": 0.9}
     paused = {"PAUSE": "0.05"}
-    first = lab.run(COMING, training=json.dumps({"optimizer": sgd}), env=paused).until("step=3/")
-    assert first.send().end() == ExitCode.INTERRUPTED
+    (lab.run(COMING, training=json.dumps({"optimizer": sgd}), env=paused).until("step=3/").stopped())
     averaged = json.dumps({"optimizer": sgd | {"momentum": 0.5}, "emaDecay": 0.5})
-    second = lab.run(COMING, training=averaged, env=paused, attempt=2).until("step=9/")
-    assert second.send().end() == ExitCode.INTERRUPTED
+    second = lab.run(COMING, training=averaged, env=paused, attempt=2).until("step=9/").stopped()
     assert "setting=optimizer.momentum group=0 holds=now checkpoint=0.9 now=0.5" in second.log
     assert 'setting=extra.ema checkpoint=none script="begins anew"' in second.log
-    third = done(lab.run(COMING, training=json.dumps({"optimizer": sgd}), attempt=3))
+    third = lab.run(COMING, training=json.dumps({"optimizer": sgd}), attempt=3).done()
     assert "setting=optimizer.momentum group=0 holds=now checkpoint=0.5 now=0.9" in third.log
     assert "setting=extra.ema checkpoint=there script=none" in third.log and max(third.losses) == 20
 
 
 def test_without_a_manifest_the_loop_has_its_own_values_and_nothing_is_told(lab: Lab) -> None:
-    run = done(lab.run(ASKING))
+    run = lab.run(ASKING).done()
     assert "USED AdamW fp32 1 None None" in run.log
     assert "event=override" not in run.log and "event=advice" not in run.log
 
 
 def test_what_a_loop_does_not_take_is_told_once_with_what_to_do(lab: Lab) -> None:
-    run = done(lab.run(PLAIN, training=json.dumps(MANIFEST | {"maxSteps": 3})))
+    run = lab.run(PLAIN, training=json.dumps(MANIFEST | {"maxSteps": 3})).done()
     (line,) = [line for line in run.log.splitlines() if "about=training" in line]
     fields = line.split("fields=")[1].split()[0].split(",")
     nested = {"data.numWorkers", "data.prefetchFactor"}
@@ -174,8 +164,8 @@ EPOCHS = PLAIN.replace(" max_steps=20,", "").replace(
 def test_the_manifest_ends_a_loop_over_epochs_at_its_last_step(lab: Lab, looks: bool) -> None:
     looking = "    if not run.step_completed(loss=loss): break\n"
     script = EPOCHS.replace("    run.step_completed(loss=loss)\n", looking)
-    run = done(lab.run(script if looks else EPOCHS, training='{"maxSteps": 7}'))
-    whole = done(lab.run(PLAIN.replace("20", "7"), at="whole"))
+    run = lab.run(script if looks else EPOCHS, training='{"maxSteps": 7}').done()
+    whole = lab.run(PLAIN.replace("20", "7"), at="whole").done()
     assert (run.message.outcome, run.message.step, max(run.losses)) == (Outcome.DONE, 7, 7)
     assert run.digest == whole.digest, "the weights of step 7, whatever the loop did after it"
 
@@ -187,30 +177,28 @@ LATER = PLAIN.replace(
 
 
 def test_the_manifest_ends_a_loop_with_a_later_end_of_its_own_at_its_last_step(lab: Lab) -> None:
-    run = done(lab.run(LATER, training='{"maxSteps": 7}'))
-    whole = done(lab.run(PLAIN.replace("20", "7"), at="whole"))
+    run = lab.run(LATER, training='{"maxSteps": 7}').done()
+    whole = lab.run(PLAIN.replace("20", "7"), at="whole").done()
     assert (run.message.outcome, run.message.step, max(run.losses)) == (Outcome.DONE, 7, 7)
     assert run.digest == whole.digest, "the weights of step 7, whatever the loop did after it"
 
 
 def test_what_was_not_named_cannot_be_read(lab: Lab) -> None:
-    run = lab.run(HEAD + "spottrain.job_settings(global_batch_size=4).ema_decay\n")
-    assert run.end() == ExitCode.FAILED
+    run = lab.run(HEAD + "spottrain.job_settings(global_batch_size=4).ema_decay\n").ends(ExitCode.FAILED)
     assert "was called without ema_decay: add it to the call" in run.message.message
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("bath_size=4", "job_settings(bath_size=...) is not a setting; the settings are global_batch_size,"),
-        ("global_batch_size='4'", "job_settings(global_batch_size='4'): must be a whole number"),
-        ("compile_mode='max-autotune'", "has no effect without compile=True"),
-    ],
-)
-def test_bad_values_of_a_loop_are_one_sentence(lab: Lab, words: str, says: str) -> None:
-    run = lab.run(HEAD + f"spottrain.job_settings({words})\n")
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
-    assert says in run.message.message
+BAD = {
+    "bath_size=4": "job_settings(bath_size=...) is not a setting; the settings are global_batch_size,",
+    "global_batch_size='4'": "job_settings(global_batch_size='4'): must be a whole number",
+    "compile_mode='max-autotune'": "has no effect without compile=True",
+}
+
+
+def test_bad_values_of_a_loop_are_one_sentence(lab: Lab) -> None:
+    attempt = "def attempt(text): spottrain.job_settings(**eval(f'dict({text})'))\n"
+    said = lab.refusals(HEAD + attempt, list(BAD))
+    assert [says in refusal for says, refusal in zip(BAD.values(), said, strict=True)] == [True] * 3, said
 
 
 # --- a profile ------------------------------------------------------------------------------------------
@@ -218,14 +206,13 @@ WINDOW = Window(wait=1, warmup=1, active=2)
 
 
 def test_a_guard_makes_the_profile_that_the_manifest_asks_for(lab: Lab) -> None:
-    run = done(lab.run(PLAIN, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}'))
+    run = lab.run(PLAIN, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}').done()
     assert len(traces(lab.folder / "store")) == 1
     assert "event=profiling wait=1" in run.log and "event=profile-not-made" not in run.log
 
 
 def test_a_window_past_the_end_of_a_guards_run_is_refused_before_the_first_step(lab: Lab) -> None:
-    run = lab.run(PLAIN, training='{"profile": {"wait": 100}}')
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(PLAIN, training='{"profile": {"wait": 100}}').ends(ExitCode.BAD_CONFIGURATION)
     assert (
         not run.losses and "make the window smaller, or set maxSteps to at least 105" in run.message.message
     )
@@ -234,7 +221,7 @@ def test_a_window_past_the_end_of_a_guards_run_is_refused_before_the_first_step(
 
 def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> None:
     asking = EPOCHS.replace("range(3)", "run.epochs(3)")
-    run = done(lab.run(asking, training='{"profile": {"wait": 100}}'))
+    run = lab.run(asking, training='{"profile": {"wait": 100}}').done()
     assert "event=profile-cut-short" in run.log and "event=profile-not-made" in run.log
     assert run.message.outcome is Outcome.DONE
 
@@ -246,54 +233,41 @@ def test_an_interrupted_loop_stores_the_profile_that_it_has_made(lab: Lab) -> No
         "    while run.global_step == 9 and not run.should_stop: time.sleep(0.01)\n"
         "    run.step_completed",
     )
-    run = lab.run(stopping, env={PROFILE: WINDOW.to_json()})
-    assert run.end() == ExitCode.INTERRUPTED, run.log
+    lab.run(stopping, env={PROFILE: WINDOW.to_json()}).ends(ExitCode.INTERRUPTED)
     assert len(traces(lab.folder / "store")) == 1
 
 
-def profiled(folder: Path, script: str, *flags: str) -> Launched:
-    (folder / "train.py").write_text(script)
-    command = (sys.executable, "-m", "spottrain", "profile", *flags, "train.py")
-    return Launched(folder, command, **{Env.CHECKPOINT_URI: ""})
+def profiled(lab: Lab, script: str, *flags: str) -> Run:
+    (lab.folder / "train.py").write_text(script)
+    return lab.start([*flags, "train.py"], {Env.CHECKPOINT_URI: ""}, verb="profile")
 
 
-def test_the_command_profiles_a_custom_loop(tmp_path: Path) -> None:
-    run = done(profiled(tmp_path, PLAIN, "--wait", "1", "--warmup", "1", "--active", "2"))
-    (own,) = (tmp_path / "profiles").iterdir()
+@pytest.mark.parametrize("script", [PLAIN, EPOCHS, LATER], ids=["a loop", "over epochs", "that ends itself"])
+def test_the_command_profiles_a_custom_loop(lab: Lab, script: str) -> None:
+    run = profiled(lab, script, "--wait", "1", "--warmup", "1", "--active", "2").done()
+    (own,) = (lab.folder / "profiles").iterdir()
     assert len(traces(own)) == 1 and run.message.step == 4
     assert "about=training" not in run.log, "what the command has set is no setting of the person's"
 
 
-def test_the_command_profiles_a_loop_over_epochs(tmp_path: Path) -> None:
-    run = done(profiled(tmp_path, EPOCHS, "--wait", "1", "--warmup", "1", "--active", "2"))
-    (own,) = (tmp_path / "profiles").iterdir()
-    assert len(traces(own)) == 1 and run.message.step == 4
-
-
-def test_the_command_profiles_a_loop_that_ends_itself(tmp_path: Path) -> None:
-    run = done(profiled(tmp_path, LATER, "--wait", "1", "--warmup", "1", "--active", "2"))
-    (own,) = (tmp_path / "profiles").iterdir()
-    assert len(traces(own)) == 1 and run.message.step == 4
-
-
 def test_a_loop_that_passes_its_own_end_has_stored_its_profile(lab: Lab) -> None:
     script = LATER.replace("max_steps=20", "max_steps=4")
-    run = lab.run(script, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}')
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(script, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}').ends(
+        ExitCode.BAD_CONFIGURATION
+    )
     assert "max_steps=4 are done, and the loop goes on" in run.message.message
     assert len(traces(lab.folder / "store")) == 1
 
 
-def test_the_command_fails_where_the_script_makes_no_profile(tmp_path: Path) -> None:
-    run = profiled(tmp_path, "import torch\nprint('trained')\n")
-    assert run.end(60) == ExitCode.FAILED, run.log
+def test_the_command_fails_where_the_script_makes_no_profile(lab: Lab) -> None:
+    run = profiled(lab, "import torch\nprint('trained')\n").ends(ExitCode.FAILED)
     assert "A profile was requested but not made" in run.message.message
 
 
-def test_the_commands_flags_win_over_a_window_of_the_script(tmp_path: Path) -> None:
+def test_the_commands_flags_win_over_a_window_of_the_script(lab: Lab) -> None:
     script = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24, profile=spottrain.Profile(wait=100),\n")
-    run = done(profiled(tmp_path, script, "--wait", "1", "--warmup", "1", "--active", "2"))
-    (own,) = (tmp_path / "profiles").iterdir()
+    run = profiled(lab, script, "--wait", "1", "--warmup", "1", "--active", "2").done()
+    (own,) = (lab.folder / "profiles").iterdir()
     assert len(traces(own)) == 1
     assert "event=override setting=profile" in run.log
 
@@ -312,7 +286,7 @@ STOPPING = PLAIN.replace(
 
 
 def test_a_loop_that_early_stopping_ends_is_done_for_that_reason(lab: Lab) -> None:
-    run = done(lab.run(STOPPING, env={"HEED": "1"}))
+    run = lab.run(STOPPING, env={"HEED": "1"}).done()
     assert (run.message.outcome, run.message.reason, run.message.step) == (
         Outcome.DONE,
         Reason.EARLY_STOPPED,
@@ -322,7 +296,7 @@ def test_a_loop_that_early_stopping_ends_is_done_for_that_reason(lab: Lab) -> No
 
 
 def test_a_reason_that_the_loop_does_not_heed_ends_nothing_early(lab: Lab) -> None:
-    run = done(lab.run(STOPPING))
+    run = lab.run(STOPPING).done()
     assert (run.message.reason, run.message.step) == ("", 20)
 
 
@@ -348,7 +322,7 @@ def test_every_rank_stops_by_the_first_ones_figure(lab: Lab) -> None:
 
 def test_a_loop_may_say_itself_why_it_ends_early(lab: Lab) -> None:
     script = PLAIN.replace("run.finish()", "run.finish(ended_early='the validation is good enough')")
-    run = done(lab.run(script.replace("loss=loss)\n", "loss=loss)\n    if run.global_step == 5: break\n")))
+    run = lab.run(script.replace("loss=loss)\n", "loss=loss)\n    if run.global_step == 5: break\n")).done()
     assert run.message.reason == Reason.EARLY_STOPPED
     assert "ended early: the validation is good enough" in run.message.message
 
@@ -385,13 +359,8 @@ run.finish()
 
 
 def ended(runs: list[Run], code: ExitCode) -> Run:
-    assert [run.end(120) for run in runs] == [code] * len(runs), "\n".join(run.log for run in runs)
+    assert [run.end() for run in runs] == [code] * len(runs), "\n".join(run.log for run in runs)
     return runs[0]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm(zygote: Zygote) -> None:
-    zygote.ask(preload="torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
 
 
 @pytest.mark.parametrize("kept", [True, False])

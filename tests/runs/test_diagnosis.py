@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from spottrain.contract import ExitCode
 from spottrain.diagnostics.bottleneck import Name
 from spottrain.diagnostics.flops import counted
 from spottrain.techniques.recompilations import compilations
@@ -55,8 +54,7 @@ ONE_CORE = "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n
 
 @pytest.mark.parametrize(("workers", "told"), [("2", 1), ("1", 0)])
 def test_more_loader_workers_than_cores_are_told_once_at_the_start(lab: Lab, workers: str, told: int) -> None:
-    run = lab.run(script=ONE_CORE, env={"WORKERS": workers})
-    assert run.end(120) == ExitCode.DONE, run.log
+    run = lab.run(script=ONE_CORE, env={"WORKERS": workers}).done()
     lines = [line for line in run.log.splitlines() if "event=advice about=loader-workers" in line]
     assert len(lines) == told, run.log
     assert all("2 loader workers share 1 core(s)" in line for line in lines)
@@ -78,6 +76,6 @@ def test_how_busy_and_how_full_the_gpu_is_comes_to_the_metrics(lab: Lab) -> None
     shown = "\nprint(trainer.session.board.metrics(), trainer.session.board.progress().to_json())\n"
     script = OF_A_GPU + SCRIPT + shown
     run = lab.run(script=script, env={"PAUSE": "0.02"})  # over before there is a look
-    assert run.end(120) == ExitCode.DONE, run.log
+    run.done()
     assert re.search(r"spottrain_gpu_utilisation 0\.7[23]", run.log), run.log
     assert "spottrain_gpu_memory 0.25" in run.log and '"gpuMemory": 0.25' in run.log

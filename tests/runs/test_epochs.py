@@ -7,7 +7,6 @@ loss, every learning rate and every validation.
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab
-from tests.runs.zygote import Run
+from tests.runs.launched import Run
 
 HEAD = """\
 import os, signal, time
@@ -133,15 +132,14 @@ def rates(*runs: Run) -> dict[int, str]:
     return {int(step): rate for each in found for step, rate in each}
 
 
-def left_alone(lab: Lab, script: str, env: Mapping[str, str]) -> Run:
-    plain = lab.run(script, at="plain", attempt=1, interval="1h", env=dict(env))
-    assert plain.end(120) == ExitCode.DONE, plain.log
+def left_alone(others: Lab, script: str, env: Mapping[str, str]) -> Run:
+    plain = others.alone(script, env)
     assert len(plain.losses) >= 18 and len(validated(plain)) >= 4, plain.log
     return plain
 
 
 def the_same(first: Run, second: Run, plain: Run) -> None:
-    assert second.end(120) == ExitCode.DONE, second.log
+    second.done()
     assert first.losses | second.losses == plain.losses
     assert rates(first, second) == rates(plain)
     assert validated(first, second) == validated(plain)
@@ -149,8 +147,9 @@ def the_same(first: Run, second: Run, plain: Run) -> None:
 
 
 def stopped(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
-    first = lab.run(script, attempt=1, interval="1h", env={**env, "STOP": str(step)})
-    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    first = lab.run(script, attempt=1, interval="1h", env={**env, "STOP": str(step)}).ends(
+        ExitCode.INTERRUPTED
+    )
     assert first.message.durableStep == step
     return first
 
@@ -158,8 +157,8 @@ def stopped(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
 def killed(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
     """In the work after an epoch, when its last step is durable."""
     first = lab.run(script, attempt=1, interval=f"{step}steps", env={**env, "HOLD": str(step)})
-    first.until(f"committed step={step} ", 120).until("holding", 120)
-    first.send(signal.SIGKILL).end()
+    first.until(f"committed step={step} ").until("holding")
+    first.killed()
     return first
 
 
@@ -168,36 +167,36 @@ def killed(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
     [*((loop, "0") for loop in LOOPS), *((loop, "2") for loop in ("epochs", "sampler", "stateful"))],
 )
 def test_work_after_an_epochs_last_step_is_done_by_the_next_attempt(
-    lab: Lab, loop: str, workers: str
+    lab: Lab, others: Lab, loop: str, workers: str
 ) -> None:
     script, env = LOOPS[loop], {"WORKERS": workers}
-    plain = left_alone(lab, script, env)
+    plain = left_alone(others, script, env)
     the_same(stopped(lab, script, 10, env), lab.run(script, attempt=2, interval="1h", env=env), plain)
 
 
 @pytest.mark.parametrize(("loop", "step"), [("range", 10), ("epochs", 20), ("stateful", 10)])
 def test_a_kill_in_the_work_after_an_epochs_last_step_has_it_done_again(
-    lab: Lab, loop: str, step: int
+    lab: Lab, others: Lab, loop: str, step: int
 ) -> None:
     script = LOOPS[loop]
-    plain = left_alone(lab, script, {})
+    plain = left_alone(others, script, {})
     the_same(killed(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
 
 
 @pytest.mark.parametrize("step", [11, 12])
 def test_a_stop_after_the_first_steps_of_an_epoch_does_no_work_of_the_one_before_again(
-    lab: Lab, step: int
+    lab: Lab, others: Lab, step: int
 ) -> None:
     script = LOOPS["batches"]
-    plain = left_alone(lab, script, {})
+    plain = left_alone(others, script, {})
     the_same(stopped(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
 
 
 @pytest.mark.parametrize("step", [6, 10])
-def test_epochs_of_so_many_steps_are_counted_right_over_a_resume(lab: Lab, step: int) -> None:
+def test_epochs_of_so_many_steps_are_counted_right_over_a_resume(lab: Lab, others: Lab, step: int) -> None:
     """Step 6 ends an epoch of three steps inside of a pass of five, and step 10 a pass inside of an epoch."""
     script = HEAD + LOADER + RUN + STEPS
-    plain = left_alone(lab, script, {})
+    plain = left_alone(others, script, {})
     assert len(plain.losses) == 18 and len(validated(plain)) == 6
     the_same(stopped(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
 
@@ -222,8 +221,10 @@ run.finish()
 
 
 @pytest.mark.parametrize("step", [7, 10])
-def test_a_loop_over_data_that_the_guard_does_not_know_counts_its_epochs_right(lab: Lab, step: int) -> None:
-    plain = left_alone(lab, OWN, {})
+def test_a_loop_over_data_that_the_guard_does_not_know_counts_its_epochs_right(
+    lab: Lab, others: Lab, step: int
+) -> None:
+    plain = left_alone(others, OWN, {})
     assert len(plain.losses) == 20
     the_same(stopped(lab, OWN, step, {}), lab.run(OWN, attempt=2, interval="1h"), plain)
 
@@ -266,12 +267,11 @@ def test_a_loop_that_would_count_wrongly_after_an_interruption_is_refused_before
     lab: Lab, case: str
 ) -> None:
     code, says = REFUSED[case]
-    run = lab.run(HEAD + code, interval="1h")
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(HEAD + code, interval="1h").ends(ExitCode.BAD_CONFIGURATION)
     assert says in run.message.message
 
 
-def test_a_loop_that_counts_steps_may_leave_a_pass_early(lab: Lab) -> None:
+def test_a_loop_that_counts_steps_may_leave_a_pass_early(lab: Lab, others: Lab) -> None:
     script = (
         HEAD
         + LOADER
@@ -280,7 +280,7 @@ def test_a_loop_that_counts_steps_may_leave_a_pass_early(lab: Lab) -> None:
             "(batch))\n", "(batch))\n        if run.global_step % 3 == 0 or run.global_step == 20: break\n"
         )
     )
-    plain = left_alone(lab, script, {})
+    plain = left_alone(others, script, {})
     assert len(plain.losses) == 20
 
 
@@ -303,10 +303,11 @@ POLLED = (
 )
 
 
-def test_a_poll_in_the_work_after_an_epoch_leaves_and_the_next_attempt_does_all_of_it(lab: Lab) -> None:
-    plain = left_alone(lab, POLLED, {})
-    first = lab.run(POLLED, attempt=1, interval="1h", env={"STOP_AFTER": "10"})
-    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+def test_a_poll_in_the_work_after_an_epoch_leaves_and_the_next_attempt_does_all_of_it(
+    lab: Lab, others: Lab
+) -> None:
+    plain = left_alone(others, POLLED, {})
+    first = lab.run(POLLED, attempt=1, interval="1h", env={"STOP_AFTER": "10"}).ends(ExitCode.INTERRUPTED)
     assert len(validated(first)) == 1 and first.message.durableStep == 10
     the_same(first, lab.run(POLLED, attempt=2, interval="1h"), plain)
 
@@ -331,18 +332,18 @@ trainer.fit()
 
 
 @pytest.mark.parametrize("step", [10, 11])
-def test_a_trainer_that_is_stopped_at_an_epochs_last_step_evaluates_once(lab: Lab, step: int) -> None:
+def test_a_trainer_that_is_stopped_at_an_epochs_last_step_evaluates_once(
+    lab: Lab, others: Lab, step: int
+) -> None:
     def evaluated(*runs: Run) -> list[tuple[str, ...]]:
         return [
             found for run in runs for found in re.findall(r"evaluated step=(\d+) eval_loss=(\S+)", run.log)
         ]
 
-    plain = lab.run(TRAINER, at="plain", attempt=1, interval="1h")
-    assert plain.end(120) == ExitCode.DONE, plain.log
+    plain = others.alone(TRAINER)
     assert [each[0] for each in evaluated(plain)] == ["5", "10", "15", "20"]
     first = stopped(lab, TRAINER, step, {})
-    second = lab.run(TRAINER, attempt=2, interval="1h")
-    assert second.end(120) == ExitCode.DONE, second.log
+    second = lab.run(TRAINER, attempt=2, interval="1h").done()
     assert first.losses | second.losses == plain.losses and rates(first, second) == rates(plain)
     assert evaluated(first, second) == evaluated(plain) and second.digest == plain.digest
 
@@ -385,13 +386,10 @@ def listings() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["steps", "epochs", "ahead", "extra"])
-def test_the_loops_of_the_page_are_exact_as_they_stand(lab: Lab, name: str) -> None:
+def test_the_loops_of_the_page_are_exact_as_they_stand(lab: Lab, others: Lab, name: str) -> None:
     script = WITH + listings()[name].replace("1000", "12").replace("epochs(10)", "epochs(6)")
-    plain = lab.run(script, at="plain", attempt=1, interval="1h")
-    assert plain.end(120) == ExitCode.DONE, plain.log
+    plain = others.alone(script)
     assert plain.message.step == 12
-    first = lab.run(script, attempt=1, interval="1h", env={"STOP": "8"})
-    assert first.end(120) == ExitCode.INTERRUPTED, first.log
-    second = lab.run(script, attempt=2, interval="1h")
-    assert second.end(120) == ExitCode.DONE, second.log
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": "8"}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(script, attempt=2, interval="1h").done()
     assert validated(first, second) == validated(plain) and second.digest == plain.digest

@@ -6,17 +6,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode, Outcome
+from spottrain.contract import Env, Outcome
 
-from tests.runs.launched import BASE, Launched
-
-Start = Callable[..., Launched]
-OURS = (sys.executable, "-m", "spottrain", "run")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+from tests.runs.conftest import Start
+from tests.runs.launched import BASE, OURS
+from tests.runs.test_launcher_of_others import TORCHRUN
 
 # An object that `sys` holds is deleted when the interpreter takes itself down, after all exit handlers.
 SLOW_END = (
@@ -37,20 +34,6 @@ DONE = "session.completed = True\n"
 
 def slow_end(end: str = DONE, at_the_end: str = "sleep(1.5)") -> str:
     return SLOW_END.replace("AT_THE_END", at_the_end) + end
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Launched] = []
-
-    def start(script: str, *command: str, **env: str) -> Launched:
-        (tmp_path / "train.py").write_text(script)
-        started.append(Launched(tmp_path, [*command, "train.py"], **env))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.close()
 
 
 WAYS = {
@@ -82,7 +65,7 @@ def test_a_signal_after_the_last_words_changes_neither_code_nor_message(
     start: Start, way: str, end: str, code: int, outcome: Outcome
 ) -> None:
     command, env = WAYS[way]
-    run = start(slow_end(end), *command, **env)
+    run = start(slow_end(end), *command, "train.py", **env)
     run.until("going-down-0", *["going-down-1"] * (way == "two ranks")).send_group()
     assert run.end() == code, run.log
     assert run.message.outcome is outcome
@@ -95,23 +78,29 @@ def test_a_rank_that_crashes_while_it_goes_down_is_done_all_the_same(
     start: Start, way: str, fault: str
 ) -> None:
     command, env = WAYS[way]
-    run = start(slow_end(at_the_end=f"kill(pid, {int(signal.Signals[fault])})"), *command, **env)
-    assert run.end() == ExitCode.DONE, run.log
+    run = start(
+        slow_end(at_the_end=f"kill(pid, {int(signal.Signals[fault])})"), *command, "train.py", **env
+    ).done()
     assert run.message.outcome is Outcome.DONE
 
 
 def test_a_rank_that_hangs_while_it_goes_down_is_killed_in_time_and_done(start: Start) -> None:
     command, env = WAYS["one rank"]
-    run = start(slow_end(at_the_end="sleep(600)"), *command, **env, **{Env.GRACE_SECONDS: "3"})
-    assert run.until("going-down-0").send().end() == ExitCode.DONE, run.log
+    env |= {Env.GRACE_SECONDS: "3"}
+    run = (
+        start(slow_end(at_the_end="sleep(600)"), *command, "train.py", **env)
+        .until("going-down-0")
+        .send()
+        .done()
+    )
     assert "event=ranks-killed" in run.log and run.message.outcome is Outcome.DONE
 
 
 def test_the_ranks_of_torchrun_go_down_in_peace(start: Start) -> None:
-    run = start(slow_end(), *TORCHRUN).until("going-down-0", "going-down-1", seconds=90)
+    run = start(slow_end(), *TORCHRUN, "train.py").until("going-down-0", "going-down-1")
     for rank in (0, 1):
         os.kill(int(run.log.split(f"going-down-{rank} pid=")[1].split(".")[0]), signal.SIGTERM)
-    assert run.end(60) == ExitCode.DONE, run.log
+    run.done()
     assert run.message.outcome is Outcome.DONE
 
 
@@ -135,7 +124,6 @@ def test_a_trained_job_that_is_signalled_at_its_very_end_stays_done(
     start: Start, way: str, tmp_path: Path
 ) -> None:
     command, env = WAYS[way]
-    run = start(slow_end(TRAINED), *command, **env).until("going-down-0", seconds=60).send()
-    assert run.end() == ExitCode.DONE, run.log
+    run = start(slow_end(TRAINED), *command, "train.py", **env).until("going-down-0").send().done()
     assert (run.message.outcome, run.message.step) == (Outcome.DONE, 3)
     assert json.loads((tmp_path / "store" / "HEAD").read_text())["state"] == "done"

@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,30 +17,12 @@ from pathlib import Path
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Stop
 
-from tests.runs.launched import WAITS, Launched
-from tests.support.pid1 import HELD, NAMESPACE, can_be_pid_1, holds_signals, once, pid_1_below
+from tests.runs.conftest import Start
+from tests.runs.launched import WAITS
+from tests.support.pid1 import HELD, NAMESPACE, holds_signals, needs_root, once, pid_1_below
 
-Start = Callable[..., Launched]
 RUN = ["-m", "spottrain", "run", "train.py"]
 DELAYS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0]
-
-needs_root = pytest.mark.skipif(
-    not can_be_pid_1(), reason="needs the right to make a process namespace (root)"
-)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Launched] = []
-
-    def start(command: Sequence[str], script: str = WAITS, **env: str) -> Launched:
-        (tmp_path / "train.py").write_text(script)
-        started.append(Launched(tmp_path, command, **env))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.close()
 
 
 def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
@@ -51,13 +32,16 @@ def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
     assert "SIGTERM" in shown.stdout and "SIGINT" in shown.stdout
 
 
-@pytest.mark.parametrize("how", ["a process", pytest.param("PID 1", marks=needs_root)])
-@pytest.mark.parametrize("after", DELAYS)
+@pytest.mark.parametrize(
+    ("after", "how"),
+    [(after, "a process") for after in DELAYS[::3]]
+    + [pytest.param(after, "PID 1", marks=needs_root) for after in DELAYS],
+)
 def test_a_signal_at_any_point_of_the_first_two_seconds_ends_it_with_75(
     start: Start, after: float, how: str
 ) -> None:
-    command = ["env", *HELD, *RUN]
-    run = start([*NAMESPACE, *command] if how == "PID 1" else command, **{Env.JOB_UID: "uid"})
+    namespace = NAMESPACE if how == "PID 1" else []
+    run = start(WAITS, *namespace, "env", *HELD, *RUN, **{Env.JOB_UID: "uid"})
     pid = pid_1_below(run.pid) if how == "PID 1" else run.pid
     once(lambda: holds_signals(pid), "held SIGTERM")
     time.sleep(after)
@@ -76,7 +60,7 @@ def test_a_signal_that_the_kernel_threw_away_is_made_up_for_by_the_deadline_file
     deadline = tmp_path / "deadline"
     words = ["-m", "spottrain", "run", "--nproc", nproc, "train.py"]
     env = {Env.JOB_UID: "uid", Env.DEADLINE_FILE: str(deadline)}
-    run = start([*NAMESPACE, sys.executable, *words], **env)
+    run = start(WAITS, *NAMESPACE, sys.executable, *words, **env)
     pid = pid_1_below(run.pid)
     time.sleep(after)
     deadline.write_text((datetime.now(UTC) + timedelta(seconds=25)).isoformat())
@@ -88,8 +72,9 @@ def test_a_signal_that_the_kernel_threw_away_is_made_up_for_by_the_deadline_file
 def test_a_pod_that_waits_for_its_gang_looks_at_the_deadline_file(start: Start, tmp_path: Path) -> None:
     meets = {Env.WORKERS: "2", Env.WORKER_INDEX: "1", Env.RENDEZVOUS: "nobody.invalid:29500"}
     (tmp_path / "deadline").write_text((datetime.now(UTC) + timedelta(seconds=25)).isoformat())
-    run = start([sys.executable, *RUN], **meets, **{Env.DEADLINE_FILE: str(tmp_path / "deadline")})
-    assert run.end() == ExitCode.INTERRUPTED, run.log
+    start(WAITS, sys.executable, *RUN, **meets, **{Env.DEADLINE_FILE: str(tmp_path / "deadline")}).ends(
+        ExitCode.INTERRUPTED
+    )
 
 
 AT_IMPORT = """\
@@ -113,15 +98,14 @@ def test_a_signal_before_the_first_import_of_the_command_is_held(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("NAME", name))
     words = RUN if how == "python -m spottrain" else ["-c", SCRIPT_OF_INSTALLER.format(["run", "train.py"])]
-    run = start([sys.executable, *words], PYTHONPATH=str(tmp_path))
-    assert run.end() == ExitCode.INTERRUPTED, run.log
+    run = start(WAITS, sys.executable, *words, PYTHONPATH=str(tmp_path)).ends(ExitCode.INTERRUPTED)
     assert run.message.outcome is Outcome.INTERRUPTED
 
 
 def test_a_command_other_than_run_still_ends_at_a_signal(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("NAME", "spottrain.cli.checkpoints"))
-    run = start(["env", *HELD, "-m", "spottrain", "checkpoints", "list", "x"], PYTHONPATH=str(tmp_path))
-    assert run.end() == -signal.SIGTERM, run.log
+    words = ["-m", "spottrain", "checkpoints", "list", "x"]
+    start(WAITS, "env", *HELD, *words, PYTHONPATH=str(tmp_path)).ends(-signal.SIGTERM)
 
 
 def post(port: str, body: str, path: str = "/stop", length: str | None = None) -> int:
@@ -139,7 +123,7 @@ def post(port: str, body: str, path: str = "/stop", length: str | None = None) -
 
 def test_the_operators_word_by_the_progress_port_stops_this_trainer_and_no_other(start: Start) -> None:
     env = {Env.JOB_UID: "job", Env.POD_UID: "uid", Env.ATTEMPT: "3", Env.PROGRESS_PORT: "0"}
-    run = start([sys.executable, *RUN], **env).until("ready-0")
+    run = start(WAITS, sys.executable, *RUN, **env).until("ready-0")
     port = run.log.split("event=progress-served port=")[1].split()[0]
     deadline = time.time() + 25
     right = Stop(podUID="uid", deadline=deadline)

@@ -6,17 +6,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 
-from tests.runs.conftest import SCRIPT, Lab
-from tests.runs.launched import Launched, gone
-from tests.runs.zygote import Run
+from tests.runs.conftest import SCRIPT, Lab, Start
+from tests.runs.launched import OURS, Run, gone
+
+
+@pytest.fixture
+def lab(lab: Lab) -> Lab:
+    lab.logs = "keep"
+    return lab
+
 
 BOTH = pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 
@@ -87,8 +91,7 @@ def test_the_workers_of_an_evaluation_loader_outlive_a_signal_to_the_group(
     run = lab.run(EVALUATES, interval="1h", env={"PAUSE": "0.05"}).until("evaluated").until("worker pid=")
     assert strike(run, signum).end() == ExitCode.INTERRUPTED, run.log
     assert run.message.durableStep == run.message.step and head_state(lab) == "released"
-    again = lab.run(EVALUATES)
-    assert again.end() == ExitCode.DONE, again.log
+    again = lab.run(EVALUATES).done()
     assert again.message.startStep == run.message.step
 
 
@@ -100,7 +103,7 @@ def test_the_workers_of_hugging_faces_trainer_outlive_a_signal_to_the_group(
     from tests.runs.test_integrations_transformers import SCRIPT as HUGGING_FACE
 
     env = {"PAUSE": "0.05", "ARGUMENTS": "{'dataloader_num_workers': 2}"}
-    run = lab.run(HUGGING_FACE, interval="1h", env=env).until("step=3/", seconds=60)
+    run = lab.run(HUGGING_FACE, interval="1h", env=env).until("step=3/")
     assert strike(run, signum).end() == ExitCode.INTERRUPTED, run.log
     assert (run.message.durableStep or 0) == (run.message.step or 0) >= 3
 
@@ -122,14 +125,12 @@ def test_an_error_that_follows_from_the_stop_is_none_of_the_script_and_the_newes
     lab: Lab, where: str
 ) -> None:
     script = loop(head=POOLED, **{where: ASKS})
-    plain = lab.run(loop(), at="plain")
-    assert plain.end() == ExitCode.DONE, plain.log
+    plain = lab.run(loop(), at="plain").done()
     run = lab.run(script, interval="1h", env={"PAUSE": "0.3"}).until("asking 3")
     assert strike(run).end() == ExitCode.INTERRUPTED, run.log
     assert run.message.outcome is Outcome.INTERRUPTED and run.message.durableStep == run.message.step == 3
     assert "BrokenProcessPool" in run.message.message and "train.py:" in run.message.message
-    again = lab.run(script)
-    assert again.end() == ExitCode.DONE, again.log
+    again = lab.run(script).done()
     assert again.digest == plain.digest
 
 
@@ -153,8 +154,7 @@ def test_a_training_script_that_breaks_while_data_are_fetched_is_saved(lab: Lab)
 
 
 def test_a_mistake_of_the_script_without_a_stop_is_still_a_failure(lab: Lab) -> None:
-    run = lab.run(loop(after="assert run.global_step < 3, 'broken data'"))
-    assert run.end() == ExitCode.FAILED, run.log
+    run = lab.run(loop(after="assert run.global_step < 3, 'broken data'")).ends(ExitCode.FAILED)
     assert run.message.outcome is Outcome.FAILED and "broken data" in run.message.message
 
 
@@ -166,8 +166,7 @@ LEAVES = loop(
 
 def test_a_loop_that_leaves_by_itself_when_told_to_stop_has_not_failed(lab: Lab) -> None:
     script = LEAVES.replace("run.finish()", "if run.done: run.finish()")
-    run = lab.run(script, interval="1h", env={"PAUSE": "0.3"}).until("stepped")
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run = lab.run(script, interval="1h", env={"PAUSE": "0.3"}).until("stepped").stopped()
     assert run.message.durableStep == run.message.step
 
 
@@ -224,34 +223,17 @@ USES = {
 }
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Launched]]:
-    """A new interpreter, which has imported nothing of ours."""
-    started: list[Launched] = []
-    (tmp_path / "its_own.py").write_text("import spottrain\nrun = print\n")
-
-    def start(script: str) -> Launched:
-        (tmp_path / "train.py").write_text(script)
-        started.append(Launched(tmp_path, [sys.executable, "-m", "spottrain", "run", "train.py"]))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.close()
-
-
 def test_a_script_without_spottrain_that_is_told_to_stop_has_saved_nothing_and_is_told_what_to_do(
-    start: Callable[[str], Launched],
+    start: Start,
 ) -> None:
-    run = start(FOREIGN).until("works").send()
-    assert run.end() == ExitCode.INTERRUPTED_LOST, run.log
+    run = start(FOREIGN, *OURS, "train.py").until("works").send().ends(ExitCode.INTERRUPTED_LOST)
     assert run.message.outcome is Outcome.INTERRUPTED_LOST
     assert "does not use spottrain" in run.message.message and "spottrain.Run" in run.message.message
 
 
 @pytest.mark.parametrize("how", USES)
 def test_a_script_that_has_yet_to_begin_its_training_has_lost_nothing(
-    start: Callable[[str], Launched], how: str
+    start: Start, tmp_path: Path, how: str
 ) -> None:
-    run = start(USES[how] + FOREIGN).until("works").send()
-    assert run.end() == ExitCode.INTERRUPTED, run.log
+    (tmp_path / "its_own.py").write_text("import spottrain\nrun = print\n")
+    start(USES[how] + FOREIGN, *OURS, "train.py").until("works").stopped()

@@ -11,8 +11,8 @@ import pytest
 from spottrain.contract import Env, ExitCode, Progress
 
 from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.launched import Run
 from tests.runs.test_run_ranks import SCRIPT as RANKS
-from tests.runs.zygote import Run, Zygote
 
 LIMIT: dict[str, str] = {Env.HANG_TIMEOUT: "1"}
 WAITS = """\
@@ -56,7 +56,7 @@ def test_a_hang_is_told_once_with_the_stacks_and_the_training_may_go_on(lab: Lab
     progress = asked(run)
     assert progress.hangSeconds == 1.0 and progress.idleSeconds is not None and progress.idleSeconds >= 1.0
     (lab.folder / "go").touch()
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
     (line,) = stalled(run)
     assert " step=4 state=Training idle=1." in line and " limit=1.000 " in line
 
@@ -75,7 +75,7 @@ def test_a_thread_that_hangs_with_the_interpreter_lock_is_dumped_all_the_same(la
     assert 'File "watching for event=stalled: step=' in run.log, "in the dump, for no line can be written"
     assert stalled(run) == [] and "step=5/" not in run.log
     go.write_bytes(b"!")
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
     assert len(stalled(run)) == 1 and run.log.count("in where_it_hangs") == 1, "once, and not a second time"
 
 
@@ -83,15 +83,13 @@ def test_what_comes_before_the_first_step_is_no_hang(lab: Lab) -> None:
     slow = "import time\ntime.sleep(2.5)\n" + SCRIPT.replace(
         "    time.sleep(PAUSE)\n", "    time.sleep(2.5 if trainer.step == 0 else 0)\n"
     )
-    run = lab.run(slow, training='{"maxSteps": 3}', env=LIMIT)
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(slow, training='{"maxSteps": 3}', env=LIMIT).done()
     assert stalled(run) == [] and "most recent call first" not in run.log
 
 
 def test_an_evaluation_longer_than_the_limit_is_no_hang_as_long_as_its_batches_come(lab: Lab) -> None:
     env = LIMIT | {"EVAL": "1", "EVAL_PAUSE": "0.4"}  # seven batches
-    run = lab.run(training='{"maxSteps": 2}', env=env)
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(training='{"maxSteps": 2}', env=env).done()
     assert stalled(run) == [] and "event=evaluated" in run.log
 
 
@@ -118,24 +116,18 @@ run.finish()
 def test_in_a_loop_of_one_s_own_asking_whether_to_stop_is_a_sign_of_life(lab: Lab) -> None:
     run = lab.run(GUARD, env=LIMIT).until(" event=stalled ").until("train.py")
     (lab.folder / "go").touch()
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
     (line,) = stalled(run)
     assert " step=4 " in line, "not at step 2, where it asked"
 
 
-def test_of_two_ranks_each_dumps_its_own(lab: Lab, zygote: Zygote) -> None:
-    for module in (
-        "torch.distributed.fsdp",
-        "torch.distributed.device_mesh",
-        "spottrain.distributed.process_group",
-    ):
-        zygote.ask(preload=module)
+def test_of_two_ranks_each_dumps_its_own(lab: Lab) -> None:
     one = "if os.environ['RANK'] == '1':\n        where_it_hangs()"
     script = hanging(WAITS, RANKS).replace("    where_it_hangs()\n", f"    {one}\n", 1)
     ranks = lab.ranks(2, script, env=LIMIT)
     for rank, run in enumerate(ranks):
-        run.until(f" event=stalled rank={rank} ", 60).until("most recent call first")
+        run.until(f" event=stalled rank={rank} ").until("most recent call first")
     assert "in where_it_hangs" in ranks[1].log and "in where_it_hangs" not in ranks[0].log
     Path(lab.folder / "go").touch()
-    assert [run.end(60) for run in ranks] == [ExitCode.DONE] * 2, ranks[0].log
+    assert [run.end() for run in ranks] == [ExitCode.DONE] * 2, ranks[0].log
     assert [len(stalled(run)) for run in ranks] == [1, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +10,12 @@ from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode, Outcome
 from spottrain.core.profile_window import profile_key
 
-from tests.runs.conftest import Lab
-from tests.runs.zygote import Run, Zygote
+from tests.runs.conftest import (
+    Lab,
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
+)
+from tests.runs.launched import Run
+from tests.support.zygote import Zygote
 
 pytest.importorskip("accelerate")
 
@@ -84,23 +87,20 @@ print(f"average={average.value:.9g}")
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     zygote = Zygote()
-    zygote.ask(preload="accelerate")
+    zygote.preload("accelerate")
     yield zygote
     zygote.close()
 
 
 def test_an_interrupted_loop_ends_with_the_weights_of_one_that_was_not(lab: Lab) -> None:
-    plain = lab.run(SCRIPT, at="plain", attempt=1)
-    assert plain.end(60) == ExitCode.DONE, plain.log
-    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=7/", 60)
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    plain = lab.run(SCRIPT, at="plain", attempt=1).done()
+    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=7/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
     second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.02"})
-    second.until("event=committed", 60).until(f"step={min(second.losses) + 5}/", 60)
-    second.send(signal.SIGKILL).end()
-    third = lab.run(SCRIPT, attempt=3)
-    assert third.end(60) == ExitCode.DONE, third.log
+    second.until("event=committed").until(f"step={min(second.losses) + 5}/")
+    second.killed()
+    third = lab.run(SCRIPT, attempt=3).done()
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.digest == plain.digest and _average(third) == _average(plain)
     assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
@@ -148,17 +148,16 @@ LOADERS = {
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("step", [8, 12])
-def test_work_after_an_epoch_is_done_by_the_next_attempt(lab: Lab, loader: str, step: int) -> None:
+def test_work_after_an_epoch_is_done_by_the_next_attempt(
+    lab: Lab, others: Lab, loader: str, step: int
+) -> None:
     """An epoch has six steps."""
     make, passing = LOADERS[loader]
     script = EPOCHS.replace("MAKE\n", make).replace("PASS", passing)
-    plain = lab.run(script, at="plain", attempt=1, interval="1h")
-    assert plain.end(60) == ExitCode.DONE, plain.log
+    plain = others.alone(script)
     assert max(plain.losses) == 18
-    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)})
-    assert first.end(60) == ExitCode.INTERRUPTED, first.log
-    second = lab.run(script, attempt=2, interval="1h")
-    assert second.end(60) == ExitCode.DONE, second.log
+    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(script, attempt=2, interval="1h").done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
     assert _after(first, second) == _after(plain)
 
@@ -168,53 +167,30 @@ def _after(*runs: Run) -> list[str]:
 
 
 def test_a_checkpoint_of_another_model_is_refused(lab: Lab) -> None:
-    assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
-    again = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"})
-    assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
+    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/").stopped()
+    again = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert "does not match this training" in again.message.message
 
 
 def test_a_checkpoint_of_another_interface_is_refused(lab: Lab) -> None:
-    assert lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/", 60).send().end() == 75
-    again = lab.run(HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n", attempt=2)
-    assert again.end(60) == ExitCode.BAD_CONFIGURATION, again.log
+    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/").stopped()
+    again = lab.run(HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n", attempt=2).ends(
+        ExitCode.BAD_CONFIGURATION
+    )
     assert "is of kind folder, but this script resumes from kind state" in again.message.message
 
 
 def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
     training = '{"maxSteps": 6, "emaDecay": 0.9, "profile": {"wait": 1, "warmup": 1, "active": 2}}'
-    run = lab.run(SCRIPT, training=training)
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(SCRIPT, training=training).done()
     assert "event=override setting=max_steps manifest=6 script=18" in run.log and "step=6/6" in run.log
     assert "about=training fields=emaDecay " in run.log
     assert run.message.ignoredSettings == "emaDecay"
     assert len(list((lab.folder / "store" / profile_key(1, 0, "")).iterdir())) == 2
 
 
-def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(
-    lab: Lab,
-) -> None:
-    plain = _two(lab, at="two", attempt=1)
-    assert plain.end(300) == ExitCode.DONE, plain.log
-    first = _two(lab, at="store", attempt=1, env={"PAUSE": "0.05"})
-    assert first.until("step=5/", 300).send().end(60) == ExitCode.INTERRUPTED, first.log
-    assert first.message.outcome is Outcome.INTERRUPTED, first.message
-    again = _two(lab, at="store", attempt=2)
-    assert again.end(300) == ExitCode.DONE, again.log
-    assert again.digest == plain.digest
-
-
-def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) -> Run:
-    script = lab.folder / "two.py"
-    script.write_text(SCRIPT)
-    usual = {
-        "SPOTTRAIN_JOB_NAME": "job",
-        "SPOTTRAIN_JOB_UID": f"uid-{at}",
-        "SPOTTRAIN_ATTEMPT": str(attempt),
-        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
-        "SPOTTRAIN_CHECKPOINT_INTERVAL": "7steps",
-    }
-    return lab.start(["--nproc", "2", str(script)], usual | (env or {}))
+def test_two_ranks_stop_and_go_on(lab: Lab) -> None:
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit(lab, SCRIPT, {})
 
 
 BAD = {
@@ -237,8 +213,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
     code, says = BAD[case]
-    run = lab.run(HEAD + code)
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(HEAD + code).ends(ExitCode.BAD_CONFIGURATION)
     assert says in run.message.message
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +11,13 @@ from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode, Outcome, Reason
 from spottrain.core.profile_window import profile_key
 
-from tests.runs.conftest import Lab
-from tests.runs.zygote import Run, Zygote
+from tests.runs.conftest import (
+    Lab,
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
+    weights_that_could_not_be_left_are_left_by_the_next_attempt,
+)
+from tests.runs.launched import Run
+from tests.support.zygote import Zygote
 
 pytest.importorskip("lightning")
 
@@ -91,7 +95,7 @@ print("after fit")
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     zygote = Zygote()
-    zygote.ask(preload="lightning.pytorch")
+    zygote.preload("lightning.pytorch")
     yield zygote
     zygote.close()
 
@@ -99,17 +103,14 @@ def zygote() -> Iterator[Zygote]:
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: Lab, workers: str) -> None:
     env = {"WORKERS": workers}
-    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env)
-    assert plain.end(60) == ExitCode.DONE, plain.log
-    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.02"}).until("step=7/", 60)
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env).done()
+    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.02"}).until("step=7/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
     second = lab.run(SCRIPT, attempt=2, interval="3steps", env=env | {"PAUSE": "0.02"})
-    second.until("event=committed", 60).until(f"step={min(second.losses) + 5}/", 60)
-    second.send(signal.SIGKILL).end()
-    third = lab.run(SCRIPT, attempt=3, env=env)
-    assert third.end(60) == ExitCode.DONE, third.log
+    second.until("event=committed").until(f"step={min(second.losses) + 5}/")
+    second.killed()
+    third = lab.run(SCRIPT, attempt=3, env=env).done()
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.digest == plain.digest
     assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
@@ -118,13 +119,11 @@ def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: 
 
 def test_a_checkpoint_at_the_very_end_of_an_epoch_goes_on_with_the_next(lab: Lab) -> None:
     env = {"ARGUMENTS": "dict(max_epochs=4, max_steps=-1)"}
-    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env)
-    assert plain.end(60) == ExitCode.DONE, plain.log
+    plain = lab.run(SCRIPT, at="plain", attempt=1, env=env).done()
     assert max(plain.losses) == 20
     first = lab.run(SCRIPT, attempt=1, interval="5steps", env=env | {"PAUSE": "0.05"})
-    first.until("committed step=5", 60).send(signal.SIGKILL).end()
-    second = lab.run(SCRIPT, attempt=2, env=env)
-    assert second.end(60) == ExitCode.DONE, second.log
+    first.until("committed step=5").killed()
+    second = lab.run(SCRIPT, attempt=2, env=env).done()
     assert min(second.losses) == 6
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
 
@@ -233,45 +232,35 @@ def _ends(lab: Lab, kind: str, **more: str) -> tuple[str, dict[str, str]]:
     ],
 )
 def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
-    lab: Lab, kind: str, step: int
+    lab: Lab, others: Lab, kind: str, step: int
 ) -> None:
     script, env = _ends(lab, kind)
-    plain = lab.run(script, at="plain", attempt=1, interval="1h", env=env)
-    assert plain.end(120) == ExitCode.DONE, plain.log
+    plain = others.alone(script, env)
     assert max(plain.losses) == 20
-    first = lab.run(script, attempt=1, interval="1h", env=env | {"STOP": str(step)})
-    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    first = lab.run(script, attempt=1, interval="1h", env=env | {"STOP": str(step)}).ends(
+        ExitCode.INTERRUPTED
+    )
     assert first.message.durableStep == step
-    second = lab.run(script, attempt=2, interval="1h", env=env)
-    assert second.end(120) == ExitCode.DONE, second.log
+    second = lab.run(script, attempt=2, interval="1h", env=env).done()
     assert first.losses | second.losses == plain.losses
     assert _hooks(first, second) == _hooks(plain)
     assert second.digest == plain.digest
 
 
 @pytest.mark.parametrize("kind", ["automatic", "manual"])
-def test_a_kill_in_a_validation_has_it_done_again(lab: Lab, kind: str) -> None:
+def test_a_kill_in_a_validation_has_it_done_again(lab: Lab, others: Lab, kind: str) -> None:
     script, env = _ends(lab, kind)
-    plain = lab.run(script, at="plain", attempt=1, interval="1h", env=env)
-    assert plain.end(120) == ExitCode.DONE, plain.log
+    plain = others.alone(script, env)
     first = lab.run(script, attempt=1, interval="10steps", env=env | {"HOLD": "10"})
-    first.until("committed step=10 ", 120).until("holding", 120).send(signal.SIGKILL).end()
-    second = lab.run(script, attempt=2, interval="1h", env=env)
-    assert second.end(120) == ExitCode.DONE, second.log
+    first.until("committed step=10 ").until("holding").killed()
+    second = lab.run(script, attempt=2, interval="1h", env=env).done()
     assert first.losses | second.losses == plain.losses
     assert _hooks(first, second) == _hooks(plain)
     assert second.digest == plain.digest
 
 
-def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_them(lab: Lab) -> None:
-    first = lab.run(SCRIPT, attempt=1)
-    assert first.end(60) == ExitCode.DONE, first.log
-    head = lab.folder / "store" / "HEAD"
-    head.write_text(head.read_text().replace('"done"', '"active"'))
-    again = lab.run(SCRIPT, attempt=2)
-    assert again.end(60) == ExitCode.DONE, again.log
-    assert again.digest == first.digest and not again.losses
-    assert '"done"' in head.read_text()
+def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -> None:
+    weights_that_could_not_be_left_are_left_by_the_next_attempt(lab, SCRIPT)
 
 
 def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
@@ -282,8 +271,7 @@ def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab
         '        print("expected", self.trainer.estimated_stepping_batches)\n'
         "        optimizer = torch.optim.AdamW",
     )
-    run = lab.run(seen, training=json.dumps(training), env=env)
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(seen, training=json.dumps(training), env=env).done()
     assert "event=override setting=max_steps manifest=6" in run.log and "step=6/6" in run.log
     assert "expected 6\n" in run.log, "before the module makes its schedule; an epoch has 5 steps"
     assert "about=training fields=emaDecay " in run.log
@@ -292,8 +280,7 @@ def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab
 
 
 def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
-    run = lab.run(SCRIPT, training='{"profile": {"wait": 100}}')
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(SCRIPT, training='{"profile": {"wait": 100}}').ends(ExitCode.BAD_CONFIGURATION)
     assert not run.losses and "maxSteps to at least 105" in run.message.message
     assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
 
@@ -303,38 +290,16 @@ def test_a_training_that_lightnings_early_stopping_ends_is_done_for_it(lab: Lab)
         "theirs = trainer(spot, ",
         'theirs = trainer(L.pytorch.callbacks.EarlyStopping("v", patience=1, min_delta=1e9), spot, ',
     ).replace("import lightning.pytorch as L", "import lightning as L")
-    run = lab.run(stopping)
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(stopping).done()
     assert (run.message.outcome, run.message.reason) == (Outcome.DONE, Reason.EARLY_STOPPED)
     assert run.message.step == 10, "after the second epoch of 5 steps"
     assert "Monitored metric v did not improve" in run.message.message
 
 
-def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(
-    lab: Lab,
-) -> None:
-    plain = _two(lab, at="two", attempt=1)
-    assert plain.end(300) == ExitCode.DONE, plain.log
-    first = _two(lab, at="store", attempt=1, env={"PAUSE": "0.05"})
-    assert first.until("step=5/", 300).send().end(60) == ExitCode.INTERRUPTED, first.log
-    assert first.message.outcome is Outcome.INTERRUPTED, first.message
-    again = _two(lab, at="store", attempt=2)
-    assert again.end(300) == ExitCode.DONE, again.log
-    assert again.digest == plain.digest
-
-
-def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) -> Run:
-    script = lab.folder / "two.py"
-    script.write_text(SCRIPT)
-    usual = {
-        "SPOTTRAIN_JOB_NAME": "job",
-        "SPOTTRAIN_JOB_UID": f"uid-{at}",
-        "SPOTTRAIN_ATTEMPT": str(attempt),
-        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
-        "SPOTTRAIN_CHECKPOINT_INTERVAL": "7steps",
-        "ARGUMENTS": "dict(devices=2, strategy='ddp')",
-    }
-    return lab.start(["--nproc", "2", str(script)], usual | (env or {}))
+def test_two_ranks_stop_and_go_on(lab: Lab) -> None:
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit(
+        lab, SCRIPT, {"ARGUMENTS": "dict(devices=2, strategy='ddp')"}
+    )
 
 
 BAD = {
@@ -363,6 +328,5 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
     code, says = BAD[case]
-    run = lab.run(HEAD + code)
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(HEAD + code).ends(ExitCode.BAD_CONFIGURATION)
     assert says in run.message.message

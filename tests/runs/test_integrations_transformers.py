@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,13 @@ from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode, Outcome, Reason
 from spottrain.core.profile_window import profile_key
 
-from tests.runs.conftest import Lab
-from tests.runs.zygote import Run, Zygote
+from tests.runs.conftest import (
+    Lab,
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
+    weights_that_could_not_be_left_are_left_by_the_next_attempt,
+)
+from tests.runs.launched import Run
+from tests.support.zygote import Zygote
 
 pytest.importorskip("transformers")
 
@@ -79,23 +83,20 @@ print("after train")
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     zygote = Zygote()
-    zygote.ask(preload="transformers.trainer")
+    zygote.preload("transformers.trainer")
     yield zygote
     zygote.close()
 
 
 def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: Lab) -> None:
-    plain = lab.run(SCRIPT, at="plain", attempt=1)
-    assert plain.end(60) == ExitCode.DONE, plain.log
-    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=6/", 60)
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    plain = lab.run(SCRIPT, at="plain", attempt=1).done()
+    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=6/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
     second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.02"})
-    second.until("event=committed", 60).until(f"step={min(second.losses) + 5}/", 60)
-    second.send(signal.SIGKILL).end()
-    third = lab.run(SCRIPT, attempt=3)
-    assert third.end(60) == ExitCode.DONE, third.log
+    second.until("event=committed").until(f"step={min(second.losses) + 5}/")
+    second.killed()
+    third = lab.run(SCRIPT, attempt=3).done()
     assert third.digest == plain.digest
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.message.outputURI and "after train" in third.log
@@ -156,32 +157,26 @@ def _told(*runs: Run) -> list[str]:
     [("epochs", 8), ("epochs", 10), ("steps", 9), ("steps", 12), ("logs by epoch", 8)],
 )
 def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
-    lab: Lab, kind: str, step: int
+    lab: Lab, others: Lab, kind: str, step: int
 ) -> None:
     env = {"ARGUMENTS": f"dict(num_train_epochs=4, max_steps=-1, {KINDS[kind]})"}
-    plain = lab.run(ENDS, at="plain", attempt=1, interval="1h", env=env)
-    assert plain.end(120) == ExitCode.DONE, plain.log
-    shutil.rmtree(lab.folder / "output")
-    first = lab.run(ENDS, attempt=1, interval="1h", env=env | {"STOP": str(step)})
-    assert first.end(120) == ExitCode.INTERRUPTED, first.log
+    plain = others.alone(ENDS, env)
+    first = lab.run(ENDS, attempt=1, interval="1h", env=env | {"STOP": str(step)}).ends(ExitCode.INTERRUPTED)
     assert first.message.durableStep == step
     shutil.rmtree(lab.folder / "output")
-    second = lab.run(ENDS, attempt=2, interval="1h", env=env)
-    assert second.end(120) == ExitCode.DONE, second.log
+    second = lab.run(ENDS, attempt=2, interval="1h", env=env).done()
     assert _told(first, second) == _told(plain)
     assert second.digest == plain.digest
 
 
-def test_a_save_at_an_epochs_last_step_comes_after_its_evaluation(lab: Lab) -> None:
+def test_a_save_at_an_epochs_last_step_comes_after_its_evaluation(lab: Lab, others: Lab) -> None:
     arguments = "dict(num_train_epochs=4, max_steps=-1, eval_strategy='epoch', logging_steps=3)"
     env = {"ARGUMENTS": arguments}
-    plain = lab.run(ENDS, at="plain", attempt=1, interval="1h", env=env)
-    assert plain.end(120) == ExitCode.DONE, plain.log
+    plain = others.alone(ENDS, env)
     first = lab.run(ENDS, attempt=1, interval="4steps", env=env | {"HOLD": "8"})
-    first.until("holding", 120).send(signal.SIGKILL).end()
+    first.until("holding").killed()
     assert "committed step=4 " in first.log and "committed step=8 " not in first.log
-    second = lab.run(ENDS, attempt=2, interval="4steps", env=env)
-    assert second.end(120) == ExitCode.DONE, second.log
+    second = lab.run(ENDS, attempt=2, interval="4steps", env=env).done()
     assert sorted({*_told(first), *_told(second)}) == sorted(_told(plain))
     assert _told(second) == [
         line for line in _told(plain) if int(line.split()[1 if line[0] == "l" else 2]) > 4
@@ -197,26 +192,21 @@ def test_an_evaluation_that_was_left_out_may_end_the_training(lab: Lab) -> None:
         "from transformers import EarlyStoppingCallback, TrainerCallback",
     )
     env = {"ARGUMENTS": "dict(eval_strategy='steps', eval_steps=3, metric_for_best_model='loss')"}
-    first = lab.run(stopping, attempt=1, interval="1h", env=env | {"STOP": "6"})
-    assert first.end(120) == ExitCode.INTERRUPTED, first.log
-    second = lab.run(stopping, attempt=2, interval="1h", env=env)
-    assert second.end(120) == ExitCode.DONE, second.log
+    lab.run(stopping, attempt=1, interval="1h", env=env | {"STOP": "6"}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(stopping, attempt=2, interval="1h", env=env).done()
     assert (second.message.reason, second.message.step) == (Reason.EARLY_STOPPED, 6)
 
 
 def test_a_resume_that_is_not_given_the_trainer_says_what_stays_undone(lab: Lab) -> None:
     script = SCRIPT.replace("spot.resume(theirs)", "spot.resume()")
-    first = lab.run(script, attempt=1, env={"PAUSE": "0.02"}).until("step=6/", 60)
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
-    second = lab.run(script, attempt=2)
-    assert second.end(60) == ExitCode.DONE, second.log
+    (lab.run(script, attempt=1, env={"PAUSE": "0.02"}).until("step=6/").stopped())
+    second = lab.run(script, attempt=2).done()
     assert "event=advice about=resume" in second.log and "spot.resume(trainer)" in second.log
 
 
 def test_what_the_trainer_saves_for_itself_stays_as_it_wants_and_what_we_asked_for_is_gone(lab: Lab) -> None:
     env = {"ARGUMENTS": "dict(save_strategy='steps', save_steps=5, save_total_limit=1)"}
-    run = lab.run(SCRIPT, interval="2steps", env=env | {"PAUSE": "0.01"})
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(SCRIPT, interval="2steps", env=env | {"PAUSE": "0.01"}).done()
     assert _names(lab.folder / "output") == ["checkpoint-18"], "the last one of its own, by its own limit"
     assert run.message.durableStep == 18
 
@@ -226,41 +216,28 @@ def test_a_save_is_made_though_the_trainer_keeps_the_best_alone(lab: Lab) -> Non
         "ARGUMENTS": "dict(save_strategy='best', metric_for_best_model='loss', eval_strategy='steps', "
         "eval_steps=3, greater_is_better=True)"  # that is, hardly ever
     }
-    run = lab.run(SCRIPT, interval="3steps", env=env)
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(SCRIPT, interval="3steps", env=env).done()
     assert "committed step=7 " in run.log, "a step late, for at step 6 the Trainer decided"
 
 
-def test_a_job_that_had_done_all_steps_but_could_not_leave_the_weights_leaves_them_and_trains_nothing(
-    lab: Lab,
-) -> None:
-    first = lab.run(SCRIPT, attempt=1)
-    assert first.end(60) == ExitCode.DONE, first.log
-    head = lab.folder / "store" / "HEAD"
-    head.write_text(head.read_text().replace('"done"', '"active"'))
-    again = lab.run(SCRIPT, attempt=2)
-    assert again.end(60) == ExitCode.DONE, again.log
-    assert again.digest == first.digest and not again.losses
-    assert '"done"' in head.read_text()
+def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -> None:
+    weights_that_could_not_be_left_are_left_by_the_next_attempt(lab, SCRIPT)
 
 
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(lab: Lab) -> None:
-    first = lab.run(SCRIPT, attempt=1, interval="3steps", env={"PAUSE": "0.02"}).until("step=8/", 60)
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    (lab.run(SCRIPT, attempt=1, interval="3steps", env={"PAUSE": "0.02"}).until("step=8/").stopped())
     store = lab.folder / "store"
     key = json.loads((store / "HEAD").read_text())["checkpoints"][0]["key"]
     file = store / key / "f00000-00001"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    again = lab.run(SCRIPT, attempt=2)
-    assert again.end(60) == ExitCode.DONE, again.log
+    again = lab.run(SCRIPT, attempt=2).done()
     assert "event=damaged" in again.log and "f00000-00001 has a wrong checksum" in again.log
     assert min(again.losses) == 7, "the one at step 6"
 
 
 def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
     training = {"maxSteps": 6, "emaDecay": 0.9, "profile": {"wait": 1, "warmup": 1, "active": 2}}
-    run = lab.run(SCRIPT, training=json.dumps(training))
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(SCRIPT, training=json.dumps(training)).done()
     assert "event=override setting=max_steps manifest=6 script=18" in run.log and "step=6/6" in run.log
     rates = [float(line.split(" lr=")[1].split()[0]) for line in run.log.splitlines() if " lr=" in line]
     assert rates[-1] == pytest.approx(1e-2 / 6, rel=1e-4), "the Trainer's own schedule ends with it"
@@ -276,14 +253,12 @@ def test_a_scheduler_of_another_length_is_told(lab: Lab) -> None:
         "    scheduler = torch.optim.lr_scheduler.LinearLR(own, 1.0, 0.1, 18)\n"
         "    return Trainer(\n        optimizers=(own, scheduler),\n",
     ).replace("model=GPT2LMHeadModel(config)", "model=model")
-    run = lab.run(given + SCRIPT.removeprefix(HEAD), training='{"maxSteps": 2}')
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(given + SCRIPT.removeprefix(HEAD), training='{"maxSteps": 2}').done()
     assert "event=advice about=learning-rate" in run.log and "spec.training.maxSteps 2" in run.log
 
 
 def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
-    run = lab.run(SCRIPT, training='{"profile": {"wait": 100}}')
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(SCRIPT, training='{"profile": {"wait": 100}}').ends(ExitCode.BAD_CONFIGURATION)
     assert not run.losses and "maxSteps to at least 105" in run.message.message
     assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
 
@@ -295,37 +270,13 @@ def test_a_training_that_an_evaluation_ends_is_done_for_early_stopping(lab: Lab)
         "theirs = trainer(EarlyStoppingCallback(1, early_stopping_threshold=1e9), spot, ",
     )
     env = {"ARGUMENTS": "dict(eval_strategy='steps', eval_steps=3, metric_for_best_model='loss')"}
-    run = lab.run(stopping, env=env)
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(stopping, env=env).done()
     assert (run.message.outcome, run.message.reason) == (Outcome.DONE, Reason.EARLY_STOPPED)
     assert run.message.step == 6 and "after the evaluation at step 6" in run.message.message
 
 
-def test_two_ranks_stop_at_one_step_and_end_with_the_weights_of_a_run_that_was_not_interrupted(
-    lab: Lab,
-) -> None:
-    plain = _two(lab, at="two", attempt=1)
-    assert plain.end(300) == ExitCode.DONE, plain.log
-    first = _two(lab, at="store", attempt=1, env={"PAUSE": "0.05"})
-    assert first.until("step=5/", 300).send().end(60) == ExitCode.INTERRUPTED, first.log
-    assert first.message.outcome is Outcome.INTERRUPTED, first.message
-    again = _two(lab, at="store", attempt=2)
-    assert again.end(300) == ExitCode.DONE, again.log
-    assert again.digest == plain.digest
-
-
-def _two(lab: Lab, *, at: str, attempt: int, env: dict[str, str] | None = None) -> Run:
-    script = lab.folder / "two.py"
-    script.write_text(SCRIPT)
-    usual = {
-        "SPOTTRAIN_JOB_NAME": "job",
-        "SPOTTRAIN_JOB_UID": f"uid-{at}",
-        "SPOTTRAIN_ATTEMPT": str(attempt),
-        "SPOTTRAIN_CHECKPOINT_URI": str(lab.folder / at),
-        "SPOTTRAIN_CHECKPOINT_INTERVAL": "7steps",
-        "ARGUMENTS": f"dict(output_dir='output-{at}', ddp_backend='gloo')",
-    }
-    return lab.start(["--nproc", "2", str(script)], usual | (env or {}))
+def test_two_ranks_stop_and_go_on(lab: Lab) -> None:
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit(lab, SCRIPT, {"ARGUMENTS": "dict(ddp_backend='gloo')"})
 
 
 BAD = {
@@ -356,8 +307,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
     code, says = BAD[case]
-    run = lab.run(HEAD + code)
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(HEAD + code).ends(ExitCode.BAD_CONFIGURATION)
     assert says in run.message.message
 
 

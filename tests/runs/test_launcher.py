@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,28 +12,10 @@ import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.lifecycle.launcher import Ended, gravest
 
-from tests.runs.launched import BASE, WAITS, Launched, gone
+from tests.runs.conftest import Lab
+from tests.runs.launched import BASE, OURS, WAITS, Launched, Run, gone
+from tests.support.pid1 import NAMESPACE, needs_root, pid_1_below
 from tests.support.ports import free_port
-
-Start = Callable[..., Launched]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Launched] = []
-
-    def start(script: str, nproc: int | str = 2, pod: str = "", **env: str) -> Launched:
-        folder = tmp_path / pod
-        folder.mkdir(exist_ok=True)
-        (folder / "train.py").write_text(script)
-        command = [sys.executable, "-m", "spottrain", "run", "--nproc", str(nproc), "train.py", "--lr", "1"]
-        started.append(Launched(folder, command, **env))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.close()
-
 
 COUNTS = (
     BASE
@@ -61,11 +40,18 @@ session.end(Outcome.INTERRUPTED, f"Saved by rank {rank}.")
 )
 
 
+def start(lab: Lab, script: str, nproc: int | str = 2, **env: str) -> Run:
+    (lab.folder / "train.py").write_text(script)
+    words = ["--nproc", str(nproc), "train.py", "--lr", "1"]
+    return lab.start(words, {Env.CHECKPOINT_URI: str(lab.folder / "store"), **env})
+
+
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_every_rank_runs_the_script_and_ends_with_its_code(start: Start, nproc: int) -> None:
+def test_every_rank_runs_the_script_and_ends_with_its_code(tmp_path: Path, nproc: int) -> None:
+    """A launcher from its first instruction on, which the zygote's are not."""
     script = BASE + "print(sys.argv[1:], session.world, os.getpgrp() == os.getpid(), flush=True)"
-    run = start(script, nproc)
-    assert run.end() == ExitCode.DONE, run.log
+    (tmp_path / "train.py").write_text(script)
+    run = Launched(tmp_path, [*OURS, "--nproc", str(nproc), "train.py", "--lr", "1"]).done()
     assert run.message.outcome is Outcome.UNTRAINED, "they only print"
     for rank in range(nproc):
         world = f"World(rank={rank}, size={nproc}, local_rank={rank}, local_size={nproc})"
@@ -73,15 +59,14 @@ def test_every_rank_runs_the_script_and_ends_with_its_code(start: Start, nproc: 
         assert f"event=start rank={rank} " in run.log
 
 
-def test_an_exit_code_of_0_alone_is_not_told_as_done(start: Start) -> None:
-    run = start("import os\nos._exit(0)", 2)
-    assert run.end() == ExitCode.DONE, run.log
+def test_an_exit_code_of_0_alone_is_not_told_as_done(lab: Lab) -> None:
+    run = start(lab, "import os\nos._exit(0)", 2).done()
     assert run.words == "", "whether the training is done, nobody has said"
 
 
 @pytest.mark.parametrize("how", ["launcher", "group", "twice", "ctrl-c twice"])
-def test_each_rank_sees_a_signal_once(start: Start, how: str) -> None:
-    run = start(COUNTS).until("ready-0", "ready-1")
+def test_each_rank_sees_a_signal_once(lab: Lab, how: str) -> None:
+    run = start(lab, COUNTS).until("ready-0", "ready-1")
     if how == "group":
         run.send_group()
     elif how == "launcher":
@@ -95,22 +80,21 @@ def test_each_rank_sees_a_signal_once(start: Start, how: str) -> None:
     assert run.message.outcome is Outcome.INTERRUPTED and run.message.message == "Saved by rank 0."
 
 
-def test_a_signal_before_the_ranks_have_their_handlers_is_kept_for_them(start: Start) -> None:
-    run = start(WAITS).until("event=launched").send()
-    assert run.end() == ExitCode.INTERRUPTED, run.log
+def test_a_signal_before_the_ranks_have_their_handlers_is_kept_for_them(lab: Lab) -> None:
+    run = start(lab, WAITS).until("event=launched").stopped()
     assert run.message.outcome is Outcome.INTERRUPTED
 
 
-def test_the_deadline_file_alone_ends_all_ranks(start: Start, tmp_path: Path) -> None:
-    deadline = tmp_path / "deadline"
-    run = start(WAITS, **{Env.DEADLINE_FILE: str(deadline)}).until("ready-0", "ready-1")
+def test_the_deadline_file_alone_ends_all_ranks(lab: Lab) -> None:
+    deadline = lab.folder / "deadline"
+    run = start(lab, WAITS, **{Env.DEADLINE_FILE: str(deadline)}).until("ready-0", "ready-1")
     deadline.write_text((datetime.now(UTC) + timedelta(seconds=20)).isoformat())
     assert run.end() == ExitCode.INTERRUPTED, run.log
     assert "event=deadline rank=0" in run.log and "event=deadline rank=1" in run.log
 
 
-def test_a_signal_to_one_rank_ends_the_others_too(start: Start) -> None:
-    run = start(WAITS, 3).until("ready-0", "ready-1", "ready-2")
+def test_a_signal_to_one_rank_ends_the_others_too(lab: Lab) -> None:
+    run = start(lab, WAITS, 3).until("ready-0", "ready-1", "ready-2")
     os.kill(run.pid_of(1), signal.SIGTERM)
     assert run.end() == ExitCode.INTERRUPTED, run.log
 
@@ -129,16 +113,13 @@ def test_a_signal_to_one_rank_ends_the_others_too(start: Start) -> None:
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "Rank 1 died of SIGSEGV."),
     ],
 )
-def test_a_rank_that_fails_ends_the_others_and_is_named(
-    start: Start, fault: str, code: int, says: str
-) -> None:
-    run = start(BASE + f"if rank == 1:\n    {fault}\n" + WAITS.removeprefix(BASE), 3)
-    assert run.end() == code, run.log
+def test_a_rank_that_fails_ends_the_others_and_is_named(lab: Lab, fault: str, code: int, says: str) -> None:
+    run = start(lab, BASE + f"if rank == 1:\n    {fault}\n" + WAITS.removeprefix(BASE), 3).ends(code)
     assert run.message.outcome is Outcome.FAILED and run.message.reason == "ScriptFailed"
     assert says in run.message.message, run.message.message
 
 
-def test_a_silent_death_is_the_cause_of_what_its_peers_say_failed(start: Start) -> None:
+def test_a_silent_death_is_the_cause_of_what_its_peers_say_failed(lab: Lab) -> None:
     faults = """
 if rank == 1:
     while not os.path.exists("first-is-there"):
@@ -148,24 +129,22 @@ open("first-is-there", "w").close()
 wait()
 raise RuntimeError("connection closed by peer")
 """
-    run = start(BASE + faults)
-    assert run.end() == 137, run.log
+    run = start(lab, BASE + faults).ends(137)
     assert run.message.message.startswith("Rank 1 was killed (SIGKILL)")
     assert "RuntimeError: connection closed by peer (train.py:" in run.message.message
 
 
-def test_a_bad_configuration_outranks_what_follows_from_it(start: Start) -> None:
+def test_a_bad_configuration_outranks_what_follows_from_it(lab: Lab) -> None:
     fault = (
         "from spottrain.errors import ConfigurationError\nif rank == 1:\n    raise ConfigurationError('no')\n"
     )
-    run = start(BASE + fault + WAITS.removeprefix(BASE))
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = start(lab, BASE + fault + WAITS.removeprefix(BASE)).ends(ExitCode.BAD_CONFIGURATION)
     assert run.message.outcome is Outcome.BAD_CONFIGURATION and run.message.message == "no"
 
 
-def test_a_rank_that_hangs_is_killed_before_the_grace_ends(start: Start) -> None:
+def test_a_rank_that_hangs_is_killed_before_the_grace_ends(lab: Lab) -> None:
     hangs = "if rank == 1:\n    ready()\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
-    run = start(BASE + hangs + WAITS.removeprefix(BASE), **{Env.GRACE_SECONDS: "2"}).until(
+    run = start(lab, BASE + hangs + WAITS.removeprefix(BASE), **{Env.GRACE_SECONDS: "2"}).until(
         "ready-0", "ready-1"
     )
     run.send()
@@ -175,10 +154,10 @@ def test_a_rank_that_hangs_is_killed_before_the_grace_ends(start: Start) -> None
     assert "Saved by rank 0." in run.message.message and "event=ranks-killed ranks=1" in run.log
 
 
-def test_no_rank_outlives_a_launcher_that_is_killed(start: Start) -> None:
-    run = start(WAITS, 3)
+def test_no_rank_outlives_a_launcher_that_is_killed(lab: Lab) -> None:
+    run = start(lab, WAITS, 3)
     pids = [run.pid_of(rank) for rank in range(3)]
-    run.send(signal.SIGKILL).end()
+    run.killed()
     assert all(gone(pid) for pid in pids), run.log
 
 
@@ -211,43 +190,42 @@ def asks(how: str = "pass", peer: str = LEAVES) -> str:
 @pytest.mark.parametrize(
     "peer", [LEAVES, "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)"], ids=["leaves", "aborts", "hangs"]
 )
-def test_where_a_rank_asks_for_it_all_are_started_again_however_its_peers_end(
-    start: Start, peer: str
-) -> None:
-    run = start(asks(peer=peer), 3, **{Env.GRACE_SECONDS: "4"})
-    assert run.end(60) == ExitCode.DONE, run.log
+def test_where_a_rank_asks_for_it_all_are_started_again_however_its_peers_end(lab: Lab, peer: str) -> None:
+    run = start(lab, asks(peer=peer), 3, **{Env.GRACE_SECONDS: "4"}).done()
     assert [run.log.count(f"round-of-{rank}") for rank in range(3)] == [2, 2, 2]
     assert "event=restarted processes=3" in run.log
     assert run.message.outcome is Outcome.UNTRAINED, "the last words of the first round do not hold"
 
 
 def test_what_the_round_before_has_lost_is_lost_where_the_next_one_does_not_get_to_do_it_again(
-    start: Start,
+    lab: Lab,
 ) -> None:
     lost = "session.board.update(step=30)"
     again = asks(how=lost) + "else:\n    print(f'again-{rank}', flush=True)\n    time.sleep(60)\n"
-    run = start(again).until("again-0", "again-1").send()
-    assert run.end() == ExitCode.INTERRUPTED_LOST, run.log
+    run = start(lab, again).until("again-0", "again-1").send().ends(ExitCode.INTERRUPTED_LOST)
     assert (run.message.outcome, run.message.step) == (Outcome.INTERRUPTED_LOST, 30)
     assert "Before the ranks were started again: Asked." in run.message.message
 
 
-def test_a_signal_that_comes_while_ranks_are_to_be_started_again_wins(start: Start) -> None:
-    run = start(asks(how="ready(); time.sleep(1.5)")).until("ready-0", "ready-1").send()
-    assert run.end() == ExitCode.INTERRUPTED_LOST, run.log
+def test_a_signal_that_comes_while_ranks_are_to_be_started_again_wins(lab: Lab) -> None:
+    run = (
+        start(lab, asks(how="ready(); time.sleep(1.5)"))
+        .until("ready-0", "ready-1")
+        .send()
+        .ends(ExitCode.INTERRUPTED_LOST)
+    )
     assert run.log.count("round-of-1") == 1 and run.message.outcome is Outcome.INTERRUPTED_LOST
 
 
-def test_ranks_are_not_started_again_where_one_refuses_its_configuration(start: Start) -> None:
-    run = start(asks(peer="raise ConfigurationError('no')"))
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+def test_ranks_are_not_started_again_where_one_refuses_its_configuration(lab: Lab) -> None:
+    run = start(lab, asks(peer="raise ConfigurationError('no')")).ends(ExitCode.BAD_CONFIGURATION)
     assert run.log.count("round-of-1") == 1
 
 
-def test_of_several_pods_ranks_cannot_ask_for_it(start: Start) -> None:
+def test_of_several_pods_ranks_cannot_ask_for_it(lab: Lab) -> None:
     meets = {Env.WORKERS: "2", Env.RENDEZVOUS: f"localhost:{free_port()}"}
     script = BASE + 'print("can-ask", "SPOTTRAIN_AGAIN_FILE" in os.environ, flush=True)'
-    pods = [start(script, 2, pod=f"pod-{n}", **meets, **{Env.WORKER_INDEX: str(n)}) for n in (1, 0)]
+    pods = [start(lab, script, 2, **meets, **{Env.WORKER_INDEX: str(n)}) for n in (1, 0)]
     assert [run.end() for run in pods] == [ExitCode.DONE] * 2
     assert all(run.log.count("can-ask False") == 2 for run in pods)
 
@@ -267,12 +245,12 @@ session.end(Outcome.INTERRUPTED, "Saved.")
 )
 
 
-def test_orphans_are_reaped_and_no_process_of_a_rank_is_left_behind(start: Start) -> None:
-    run = start(ORPHANS).until("ready-0", "ready-1", "orphan=", "lasting=")
+def test_orphans_are_reaped_and_no_process_of_a_rank_is_left_behind(lab: Lab) -> None:
+    run = start(lab, ORPHANS).until("ready-0", "ready-1", "orphan=", "lasting=")
     orphan, lasting = (int(run.log.split(f"{name}=")[1].split(".")[0]) for name in ("orphan", "lasting"))
     assert int(Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[1]) == run.pid
     assert gone(orphan, zombie=False), "a zombie is left"
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run.stopped()
     assert gone(lasting)
 
 
@@ -287,22 +265,18 @@ def test_orphans_are_reaped_and_no_process_of_a_rank_is_left_behind(start: Start
     ],
 )
 def test_what_cannot_be_a_gang_is_refused_in_a_sentence(
-    start: Start, nproc: str, env: dict[str, str], says: str
+    lab: Lab, nproc: str, env: dict[str, str], says: str
 ) -> None:
-    run = start(WAITS, nproc, **env)
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = start(lab, WAITS, nproc, **env).ends(ExitCode.BAD_CONFIGURATION)
     assert says in run.message.message and "Traceback" not in run.log
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_ranks_of_several_pods_count_on(start: Start, nproc: int) -> None:
+def test_ranks_of_several_pods_count_on(lab: Lab, nproc: int) -> None:
     port = free_port()
     meets = {Env.WORKERS: "3", Env.RENDEZVOUS: f"localhost:{port}"}
     script = BASE + "print(session.world, os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], flush=True)"
-    pods = [
-        start(script, nproc, pod=f"pod-{index}", **meets, **{Env.WORKER_INDEX: str(index)})
-        for index in (2, 1, 0)
-    ]
+    pods = [start(lab, script, nproc, **meets, **{Env.WORKER_INDEX: str(index)}) for index in (2, 1, 0)]
     assert [run.end() for run in pods] == [ExitCode.DONE] * 3, pods[0].log
     for local in range(nproc):
         world = f"World(rank={nproc + local}, size={3 * nproc}, local_rank={local}, local_size={nproc})"
@@ -311,10 +285,10 @@ def test_ranks_of_several_pods_count_on(start: Start, nproc: int) -> None:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_pod_that_waits_for_the_others_of_its_gang_can_be_stopped_and_has_lost_nothing(
-    start: Start, nproc: int
+    lab: Lab, nproc: int
 ) -> None:
     meets = {Env.WORKERS: "2", Env.WORKER_INDEX: "1", Env.RENDEZVOUS: f"nobody.invalid:{free_port()}"}
-    run = start(WAITS, nproc, **meets)
+    run = start(lab, WAITS, nproc, **meets)
     time.sleep(1.0)  # nothing tells from outside that it waits; stopped before, it must end so as well
     run.send()
     assert run.end() == ExitCode.INTERRUPTED, run.log
@@ -332,9 +306,8 @@ dist.destroy_process_group()
 """
 
 
-def test_the_ranks_meet_in_a_process_group(start: Start) -> None:
-    run = start(JOINS)
-    assert run.end(120) == ExitCode.DONE, run.log
+def test_the_ranks_meet_in_a_process_group(lab: Lab) -> None:
+    run = start(lab, JOINS).done()
     assert "sum-0=2" in run.log and "sum-1=2" in run.log
 
 
@@ -364,26 +337,14 @@ def test_what_was_killed_in_time_or_died_of_our_signal_is_lost_work_and_no_failu
     assert Ended(rank=0, status=-15).outcome is Outcome.FAILED
 
 
-def can_be_pid_1() -> bool:
-    try:
-        return (
-            subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode
-            == 0
-        )
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not can_be_pid_1(), reason="needs the right to make a process namespace (root)")
+@needs_root
 @pytest.mark.parametrize("nproc", ["1", "2"])
 def test_at_pid_1_a_signal_ends_the_run_and_no_rank_takes_its_parent_for_deaf(
     tmp_path: Path, nproc: str
 ) -> None:
     (tmp_path / "train.py").write_text(WAITS)
-    inside = [sys.executable, "-m", "spottrain", "run", "--nproc", nproc, "train.py"]
-    run = Launched(tmp_path, ["unshare", "--pid", "--fork", "--mount-proc", *inside], **{Env.JOB_UID: "uid"})
+    run = Launched(tmp_path, [*NAMESPACE, *OURS, "--nproc", nproc, "train.py"], **{Env.JOB_UID: "uid"})
     run.until(*(f"ready-{rank}" for rank in range(int(nproc))))
-    pid_1 = int(Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text())
-    os.kill(pid_1, signal.SIGTERM)
+    os.kill(pid_1_below(run.pid), signal.SIGTERM)
     assert run.end() == ExitCode.INTERRUPTED, run.log
     assert run.message.outcome is Outcome.INTERRUPTED and "will-not-arrive" not in run.log

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 
-from tests.runs.launched import BASE, WAITS, Launched
+from tests.runs.conftest import Start
+from tests.runs.launched import BASE, WAITS
 
-Start = Callable[..., Launched]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 PORT = (
@@ -29,35 +28,20 @@ PORT = (
 LONG_GRACE = {Env.GRACE_SECONDS: "120"}
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Launched] = []
-
-    def start(script: str, *command: str, **env: str) -> Launched:
-        (tmp_path / "train.py").write_text(script)
-        started.append(Launched(tmp_path, command, **env))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.close()
-
-
 @pytest.mark.parametrize("command", [TORCHRUN, (*ACCELERATE, *PORT)], ids=["torchrun", "accelerate"])
 def test_a_reclaim_under_anothers_launcher_is_told_by_the_message(
     start: Start, command: tuple[str, ...]
 ) -> None:
-    run = start(WAITS, *command, "train.py", **LONG_GRACE).until("ready-0", "ready-1", seconds=90)
+    run = start(WAITS, *command, "train.py", **LONG_GRACE).until("ready-0", "ready-1")
     assert "event=grace-shortened" in run.log and "grace=30.000" in run.log, "else its SIGKILL comes first"
-    assert run.send().end(60) != 0, "torchrun has no other code for it"
+    assert run.send().end() != 0, "torchrun has no other code for it"
     assert run.message.outcome is Outcome.INTERRUPTED and run.message.message == "Saved by rank 0."
     assert "--shutdown-timeout 120" in run.message.warning
 
 
 def test_a_failure_of_another_rank_is_named_and_a_raised_limit_of_torchruns_is_believed(start: Start) -> None:
     fails = BASE + "if rank == 1:\n    raise ValueError('two is odd')\n" + WAITS.removeprefix(BASE)
-    run = start(fails, *TORCHRUN, "--shutdown-timeout", "150", "train.py", **LONG_GRACE)
-    assert run.end(90) == 1
+    run = start(fails, *TORCHRUN, "--shutdown-timeout", "150", "train.py", **LONG_GRACE).ends(1)
     assert "grace=120.000" in run.log and "event=grace-shortened" not in run.log
     assert run.message.outcome is Outcome.FAILED
     assert run.message.message.startswith("Rank 1: ValueError: two is odd (")
@@ -89,15 +73,13 @@ def test_behind_a_shell_the_deadline_file_tells(start: Start, tmp_path: Path) ->
 def test_every_end_under_plain_python_has_its_message(
     start: Start, end: str, code: int, outcome: Outcome
 ) -> None:
-    run = start(BASE + end, sys.executable, "train.py")
-    assert run.end() == code, run.log
+    run = start(BASE + end, sys.executable, "train.py").ends(code)
     assert run.message.outcome is outcome
     assert ("Traceback" in run.log) == (outcome is Outcome.FAILED)
 
 
 def test_a_script_that_ends_itself_untrained_is_judged_by_its_exit_code(start: Start, tmp_path: Path) -> None:
-    run = start(BASE + "sys.exit(3)", sys.executable, "train.py")
-    assert run.end() == 3
+    start(BASE + "sys.exit(3)", sys.executable, "train.py").ends(3)
     assert not (tmp_path / "message.json").exists()
 
 
@@ -138,7 +120,7 @@ def test_a_script_leaves_in_time_though_its_peer_does_not_answer(start: Start) -
         )
         for r in range(2)
     )
-    first.until("ready-0", "ready-1", seconds=120).send()
+    first.until("ready-0", "ready-1").send()
     assert first.end() == ExitCode.INTERRUPTED, first.log
     assert "finally" in first.log and first.message.message == "Saved by rank 0."
 
@@ -146,7 +128,7 @@ def test_a_script_leaves_in_time_though_its_peer_does_not_answer(start: Start) -
 def test_a_round_that_torchrun_restarted_has_words_of_its_own(start: Start) -> None:
     once = BASE + "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    raise ValueError('two is odd')\n"
     run = start(once + WAITS.removeprefix(BASE), *TORCHRUN, "--max-restarts", "1", "train.py")
-    run.until("ready-0", "ready-1", seconds=90)
+    run.until("ready-0", "ready-1")
     assert "two is odd" in run.log
-    run.send().end(60)
+    run.send().end()
     assert run.message.outcome is Outcome.INTERRUPTED

@@ -26,7 +26,7 @@ from spottrain.lifecycle.save_interval import SaveInterval
 from spottrain.storage.local import FolderStore
 
 from tests.runs.conftest import Lab
-from tests.runs.zygote import Run, Zygote
+from tests.runs.launched import Run
 from tests.support import listings
 from tests.support.listings import (
     SCRIPT,
@@ -44,6 +44,7 @@ from tests.support.listings import (
     restored_step,
     state_at,
 )
+from tests.support.zygote import Zygote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +61,9 @@ def pair(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     lab = Lab(zygote, tmp_path_factory.mktemp("listings"))
     try:
         first = lab.run(SCRIPT, attempt=1, interval="1h", env={"STOP_IN": "3"})
-        first.end(60)
+        first.end()
         second = lab.run(SCRIPT, attempt=2, interval="1h")
-        second.end(60)
+        second.end()
         yield Pair(first=first, second=second, store=FolderStore(lab.folder / "store"))
     finally:
         lab.close()

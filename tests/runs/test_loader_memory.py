@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import pytest
-from spottrain.contract import ExitCode
 from spottrain.core.container import ContainerMemory
 from spottrain.data import Batches, Plan, worker_copies
 from spottrain.diagnostics.loader_memory import Look, private_bytes, warning
@@ -139,8 +138,7 @@ room.memory_here = lambda: ContainerMemory(limit=2**30, used=2**30 - int({room})
 
 
 def run(lab: Lab, room: str, **more: Any) -> str:
-    it = lab.run(script=crowded(room), interval="1000steps", **more)
-    assert it.end(120) == ExitCode.DONE, it.log
+    it = lab.run(script=crowded(room), interval="1000steps", **more).done()
     return it.log
 
 
@@ -182,8 +180,7 @@ def test_of_the_number_that_is_found_there_are_as_many_as_fit_in_training_and_ev
         training=AUTO,
         env={"FETCH": "0.01", "EVAL": "1"},
         interval="1000steps",
-    )
-    assert it.end(120) == ExitCode.DONE, it.log
+    ).done()
     if workers:
         assert "event=loader-workers workers=" in it.log and "about=data" not in it.log
         assert "worker" in by_whom(it.log), "the first evaluation comes after the trial"

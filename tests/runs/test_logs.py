@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,16 @@ from spottrain.cli.logs import logs
 from spottrain.contract import Env, ExitCode, Outcome, log_key
 from spottrain.storage.local import FolderStore
 
-from tests.runs.conftest import Lab, harm_scribe
-from tests.runs.launched import BASE, WAITS, Launched, gone
+from tests.runs.conftest import Lab, Start, harm_scribe
+from tests.runs.launched import BASE, OURS, WAITS, Launched, gone
+from tests.support.pid1 import NAMESPACE, needs_root
+
+
+@pytest.fixture
+def lab(lab: Lab) -> Lab:
+    lab.logs = "keep"
+    return lab
+
 
 PRINTS = """\
 import os, subprocess, sys
@@ -53,8 +61,7 @@ def until(what: str, condition: Callable[[], bool], seconds: float = 30) -> None
 
 # --- one rank -------------------------------------------------------------------------------------------
 def test_everything_that_is_printed_is_seen_as_ever_and_stored_byte_for_byte(lab: Lab) -> None:
-    run = lab.run(PRINTS)
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(PRINTS).done()
     assert "of Python\nan error\nof C without an end\nof a child\nnot ended" in run.log, "in its order"
     assert stored(lab.folder / "store") == run.log
     printed = logs(FolderStore(lab.folder / "store")).body
@@ -68,7 +75,7 @@ def test_standard_output_and_error_go_each_to_its_own_place(tmp_path: Path) -> N
         Env.TERMINATION_MESSAGE: str(tmp_path / "m"),
     }
     run = subprocess.run(
-        [sys.executable, "-m", "spottrain", "run", "train.py"],
+        [*OURS, "train.py"],
         cwd=tmp_path,
         env=os.environ | POD | env,
         capture_output=True,
@@ -84,8 +91,7 @@ def test_standard_output_and_error_go_each_to_its_own_place(tmp_path: Path) -> N
 
 
 def test_an_interruption_ends_with_75_and_its_last_words_are_stored(lab: Lab) -> None:
-    run = lab.run(WAITS).until("ready-0")
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run = lab.run(WAITS).until("ready-0").stopped()
     assert run.message.outcome is Outcome.INTERRUPTED
     assert "event=end outcome=interrupted" in run.log and stored(lab.folder / "store") == run.log
 
@@ -103,8 +109,7 @@ def test_an_interruption_ends_with_75_and_its_last_words_are_stored(lab: Lab) ->
 )
 def test_however_the_script_ends_its_last_line_is_seen_and_stored(lab: Lab, end: str, code: int) -> None:
     lines = "for number in range(5000): print('line', number)\n"
-    run = lab.run(f"import os, signal, sys\n{lines}os.write(2, b'last words\\n')\n{end}")
-    assert run.end() == code, run.log
+    run = lab.run(f"import os, signal, sys\n{lines}os.write(2, b'last words\\n')\n{end}").ends(code)
     assert run.message.outcome is Outcome.FAILED
     text = stored(lab.folder / "store")
     assert text == run.log and "last words\n" in text
@@ -112,24 +117,13 @@ def test_however_the_script_ends_its_last_line_is_seen_and_stored(lab: Lab, end:
         assert "event=rank-ended of=0 status=SIG" in text, "what the rank cannot tell itself"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="makes a process namespace")
+@needs_root
 @pytest.mark.parametrize("end", ["os._exit(5)", "import ctypes; ctypes.string_at(0)"])
 def test_at_pid_1_nothing_of_it_is_lost_either(tmp_path: Path, end: str) -> None:
     (tmp_path / "train.py").write_text(
         f"import os\nprint('x' * 200_000)\nos.write(1, b'last words\\n')\n{end}"
     )
-    inside = [
-        "unshare",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        sys.executable,
-        "-m",
-        "spottrain",
-        "run",
-        "train.py",
-    ]
-    run = Launched(tmp_path, inside, **POD)
+    run = Launched(tmp_path, [*NAMESPACE, *OURS, "train.py"], **POD)
     assert run.end() in (5, 139), run.log
     assert "last words\n" in run.log and stored(tmp_path / "store", attempt=2) == run.log
 
@@ -148,8 +142,7 @@ def test_when_all_is_killed_at_once_what_was_stored_before_is_there(lab: Lab) ->
 
 
 def test_when_only_its_parent_is_killed_the_rank_dies_too_and_all_is_stored(lab: Lab) -> None:
-    run = lab.run(COUNTS).until("line 50\n")
-    assert run.send(signal.SIGKILL).end() == -signal.SIGKILL
+    run = lab.run(COUNTS).until("line 50\n").send(signal.SIGKILL).ends(-signal.SIGKILL)
     until("the rest", lambda: stored(lab.folder / "store") == run.log != "")
 
 
@@ -157,8 +150,7 @@ def test_when_only_its_parent_is_killed_the_rank_dies_too_and_all_is_stored(lab:
 def test_a_store_that_takes_nothing_disturbs_nothing_and_is_told_once(lab: Lab) -> None:
     env = harm_scribe(lab.folder, "raise StoreUnavailable('the store answers 503')")
     lines = "import time\nfor n in range(100): print('line', n, flush=True); time.sleep(0.01)\n"
-    run = lab.run(lines + PRINTS, env=env)
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(lines + PRINTS, env=env).done()
     assert all(f"line {number}\n" in run.log for number in range(100)) and "not ended" in run.log
     assert run.log.count("event=logs-failed") == 1 and "the store answers 503" in run.log
     assert not (lab.folder / "store" / "logs").exists()
@@ -169,7 +161,7 @@ def test_after_an_outage_all_of_it_is_stored(lab: Lab) -> None:
     run = lab.run(COUNTS, env=harm_scribe(lab.folder, broken)).until("event=logs-failed").until("line 100\n")
     (lab.folder / "mended").touch()
     until("what was printed before", lambda: "line 100\n" in stored(lab.folder / "store"))
-    run.send(signal.SIGKILL).end()
+    run.killed()
     seen = [line for line in run.log.splitlines() if "logs-failed" not in line]
     until("the rest", lambda: stored(lab.folder / "store").splitlines() == seen)
 
@@ -203,7 +195,7 @@ def test_a_scribe_that_dies_is_replaced_and_no_line_is_lost_to_the_training(lab:
         run.until(words).until(f"line {_last(run.log) + 20}\n")
     assert scribe_of(run.pid) is None
     (lab.folder / "enough").touch()
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
     assert "event=end outcome=untrained" in run.log
 
 
@@ -226,39 +218,23 @@ def test_on_a_laptop_and_where_it_is_switched_off_there_is_neither_a_copy_nor_a_
     (lab.folder / "train.py").write_text(WAITS)
     run = lab.start(["--checkpoint", "store", "train.py"], env).until("ready-0")
     assert Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text() == ""
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run.stopped()
     assert not (lab.folder / "store" / "logs").exists()
 
 
 def test_on_a_laptop_that_wants_it_attempts_are_numbered_by_what_is_there(lab: Lab) -> None:
     (lab.folder / "train.py").write_text(PRINTS)
     for attempt in (1, 2):
-        run = lab.start(["--checkpoint", "store", "train.py"], {Env.LOGS: "keep"})
-        assert run.end() == ExitCode.DONE, run.log
+        run = lab.start(["--checkpoint", "store", "train.py"], {Env.LOGS: "keep"}).done()
         assert stored(lab.folder / "store", attempt=attempt) == run.log
 
 
 # --- launchers ------------------------------------------------------------------------------------------
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    started: list[Launched] = []
-
-    def start(script: str, *command: str, **env: str) -> Launched:
-        (tmp_path / "train.py").write_text(script)
-        started.append(Launched(tmp_path, [sys.executable, *command, "train.py"], **POD, **env))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.close()
-
-
 def test_each_rank_of_a_launcher_has_its_own_and_the_launcher_s_lines_are_with_the_first(
-    start: Callable[..., Launched], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     noise = "for n in range(300): print(f'rank {rank} line {n} ' + 'x' * 100, flush=True)\n"
-    run = start(BASE + noise, "-m", "spottrain", "run", "--nproc", "3")
-    assert run.end() == ExitCode.DONE, run.log
+    run = start(BASE + noise, *OURS, "--nproc", "3", "train.py", **POD).done()
     lines = run.log.splitlines()
     for rank in range(3):
         text = stored(tmp_path / "store", attempt=2, rank=rank)
@@ -282,11 +258,10 @@ def test_a_rank_of_somebody_else_s_launcher_keeps_its_number(lab: Lab) -> None:
 
 
 def test_a_rank_that_is_killed_ends_the_pod_and_both_logs_say_what_there_is_to_say(
-    start: Callable[..., Launched], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     fault = "if rank == 1:\n    print('farewell', flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    run = start(BASE + fault + WAITS.removeprefix(BASE), "-m", "spottrain", "run", "--nproc", "2")
-    assert run.end() == 137, run.log
+    start(BASE + fault + WAITS.removeprefix(BASE), *OURS, "--nproc", "2", "train.py", **POD).ends(137)
     assert "farewell\n" in stored(tmp_path / "store", attempt=2, rank=1)
     assert "Rank 1 was killed (SIGKILL)" in stored(tmp_path / "store", attempt=2, rank=0)
 
@@ -296,11 +271,10 @@ def test_a_rank_that_is_killed_ends_the_pod_and_both_logs_say_what_there_is_to_s
     [("", 75), ("raise ValueError('two is odd')", 1), ("os._exit(5)", 5)],
 )
 def test_without_a_launcher_of_ours_it_is_kept_from_the_session_s_begin_to_its_end(
-    start: Callable[..., Launched], tmp_path: Path, end: str, code: int
+    start: Start, tmp_path: Path, end: str, code: int
 ) -> None:
-    run = start(
-        f"print('before', flush=True)\n{BASE}print('after', flush=True)\n{end}\n{WAITS.removeprefix(BASE)}"
-    )
+    script = f"print('before', flush=True)\n{BASE}print('after', flush=True)\n{end}\n"
+    run = start(script + WAITS.removeprefix(BASE), sys.executable, "train.py", **POD)
     if not end:
         run.until("ready-0").send()
     assert run.end() in (code, 0), run.log  # nobody knows the code of a script that leaves by itself
@@ -310,31 +284,26 @@ def test_without_a_launcher_of_ours_it_is_kept_from_the_session_s_begin_to_its_e
     assert "event=end outcome" in log or "os._exit" in end
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="makes a process namespace")
+@needs_root
 def test_without_a_launcher_of_ours_pid_1_keeps_its_output_to_itself_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BASE + "print('after', flush=True)")
-    inside = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "train.py"]
-    run = Launched(tmp_path, inside, **POD)
-    assert run.end() == 0, run.log
+    run = Launched(tmp_path, [*NAMESPACE, sys.executable, "train.py"], **POD).ends(0)
     assert "event=logs-not-kept" in run.log and 'remedy="start the script by spottrain run"' in run.log
     assert "after\n" in run.log and not (tmp_path / "store" / "logs").exists()
 
 
-def test_a_program_that_a_rank_starts_keeps_no_second_copy(
-    start: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_a_program_that_a_rank_starts_keeps_no_second_copy(start: Start, tmp_path: Path) -> None:
     inner = "import subprocess, sys; subprocess.run([sys.executable, 'inner.py'], check=True)"
     (tmp_path / "inner.py").write_text(
         "from spottrain.lifecycle.session import current\ncurrent()\nprint('inner')\n"
     )
-    run = start(inner, "-m", "spottrain", "run")
-    assert run.end() == ExitCode.DONE, run.log
+    run = start(inner, *OURS, "train.py", **POD).done()
     assert run.log.count("inner\n") == 1 and stored(tmp_path / "store", attempt=2) == run.log
 
 
-def test_the_scribe_ends_with_the_run(start: Callable[..., Launched], tmp_path: Path) -> None:
-    run = start(WAITS, "-m", "spottrain", "run").until("ready-0")
+def test_the_scribe_ends_with_the_run(start: Start, tmp_path: Path) -> None:
+    run = start(WAITS, *OURS, "train.py", **POD).until("ready-0")
     scribe = scribe_of(run.pid)
     assert scribe is not None
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run.stopped()
     assert gone(scribe)

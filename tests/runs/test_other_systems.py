@@ -3,15 +3,14 @@ code that runs is that of macOS, though the kernel is not."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from spottrain.contract import ExitCode, Outcome
 
-from tests.runs.launched import WAITS, Launched
-from tests.runs.test_first_moments import needs_root
+from tests.runs.conftest import Start
+from tests.runs.launched import OURS, WAITS, Launched
+from tests.support.pid1 import needs_root
 
 WITHOUT = """\
 import fcntl, os, select, signal, time
@@ -52,49 +51,32 @@ spottrain.Trainer(
 """
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    started: list[Launched] = []
+@pytest.fixture(autouse=True)
+def no_linux(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
 
-    def start(script: str, *words: str, before: tuple[str, ...] = ()) -> Launched:
-        (tmp_path / "train.py").write_text(script)
-        command = [*before, sys.executable, "-m", "spottrain", "run", *words, "train.py"]
-        started.append(Launched(tmp_path, command, PYTHONPATH=str(tmp_path)))
-        return started[-1]
 
-    yield start
-    for run in started:
-        run.close()
+def without_linux(start: Start, script: str, *words: str, proc: str = "proc") -> Launched:
+    before = EMPTY_PROC if proc == "no proc" else []
+    return start(script, *before, *OURS, *words, "train.py", PYTHONPATH=".")
 
 
 @pytest.mark.parametrize("proc", ["proc", pytest.param("no proc", marks=needs_root)])
-def test_a_training_saves_at_a_signal_and_goes_on_to_its_end(
-    start: Callable[..., Launched], proc: str
-) -> None:
-    before = tuple(EMPTY_PROC) if proc == "no proc" else ()
-    run = start(TRAINS, before=before).until("step=3/", seconds=90).send()
-    assert run.end(60) == ExitCode.INTERRUPTED, run.log
+def test_a_training_saves_at_a_signal_and_goes_on_to_its_end(start: Start, proc: str) -> None:
+    run = without_linux(start, TRAINS, proc=proc).until("step=3/").stopped()
     first = run.message
     assert first.outcome is Outcome.INTERRUPTED and first.durableStep == first.step
-    again = start(TRAINS, before=before)
-    assert again.end(90) == ExitCode.DONE, again.log
+    again = without_linux(start, TRAINS, proc=proc).done()
     assert again.message.startStep == first.step and again.message.step == 30
 
 
 @pytest.mark.parametrize("proc", ["proc", pytest.param("no proc", marks=needs_root)])
-def test_several_ranks_are_started_told_and_ended(start: Callable[..., Launched], proc: str) -> None:
-    before = tuple(EMPTY_PROC) if proc == "no proc" else ()
-    run = start(WAITS, "--nproc", "2", before=before).until("ready-0", "ready-1").send()
-    assert run.end() == ExitCode.INTERRUPTED, run.log
+def test_several_ranks_are_started_told_and_ended(start: Start, proc: str) -> None:
+    run = without_linux(start, WAITS, "--nproc", "2", proc=proc).until("ready-0", "ready-1").stopped()
     assert run.message.message == "Saved by rank 0."
 
 
-def test_a_rank_that_fails_ends_the_others(start: Callable[..., Launched]) -> None:
-    run = start(
-        "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('two is odd')\n" + WAITS,
-        "--nproc",
-        "2",
-    )
-    assert run.end() == ExitCode.FAILED, run.log
+def test_a_rank_that_fails_ends_the_others(start: Start) -> None:
+    fails = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('two is odd')\n" + WAITS
+    run = without_linux(start, fails, "--nproc", "2").ends(ExitCode.FAILED)
     assert "Rank 1: ValueError: two is odd" in run.log  # no kubelet is there to read a termination message

@@ -10,12 +10,9 @@ import pytest
 from spottrain.contract import ExitCode, Outcome, Reason
 
 from tests.runs.conftest import Lab
-from tests.runs.launched import Launched
+from tests.runs.launched import Launched, Run
 from tests.runs.test_launcher_of_others import TORCHRUN
-from tests.runs.test_run_ranks import KINDS, SCRIPT, ends, logged, warm
-from tests.runs.zygote import Run
-
-__all__ = ["warm"]
+from tests.runs.test_run_ranks import KINDS, SCRIPT, ends, logged
 
 FULL = "max_steps=20,"
 SHORT = (
@@ -53,13 +50,11 @@ def whole(lab: Lab, kind: str) -> Run:
     return plain[0]
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("kind", "short"), [("DDP", "0"), ("DDP", "1"), ("DDP", "01"), ("FSDP2", "1")])
 def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_smaller(
     lab: Lab, kind: str, short: str
 ) -> None:
-    it = run(lab, 2, SHORT=short, **KINDS[kind])
-    assert it.end(300) == ExitCode.DONE, it.log
+    it = run(lab, 2, SHORT=short, **KINDS[kind]).done(300)
     assert it.message.outcome is Outcome.DONE and it.message.step == 12
     assert it.log.count("event=restarted") == 2, "with 8, with 4, and then with 2"
     assert it.log.count("micro_batch_size=4 was=8") and it.log.count("micro_batch_size=2 was=4")
@@ -73,8 +68,7 @@ def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_s
 
 
 def test_a_rank_that_runs_out_in_a_trial_that_all_are_in_is_a_case_for_the_launcher_too(lab: Lab) -> None:
-    it = run(lab, 4, AT="0", **KINDS["FSDP2"])
-    assert it.end(300) == ExitCode.DONE, it.log
+    it = run(lab, 4, AT="0", **KINDS["FSDP2"]).done(300)
     assert it.log.count("event=restarted") == 1 and "event=restored" not in it.log
     assert 'most=4 why="a step of this job ran out of memory with 8"' in it.log
     assert sorted(it.losses) == list(range(1, 13))
@@ -105,23 +99,20 @@ BLOCKS = (
 def test_a_policy_that_a_trial_of_all_ranks_runs_out_with_is_passed_over_by_the_next_start(lab: Lab) -> None:
     wanted = json.dumps({"activationCheckpointing": {"policy": "auto"}})
     env = {"FITS": "2", **KINDS["FSDP2"]}
-    it = lab.run(BLOCKS, nproc=2, attempt=1, training=wanted, env=env)
-    assert it.end(300) == ExitCode.DONE, it.log
+    it = lab.run(BLOCKS, nproc=2, attempt=1, training=wanted, env=env).done(300)
     assert it.log.count("event=restarted") == 1
     assert "wanted=auto chosen=every-3" in it.log
     assert "most=" not in it.log, "no size was too large"
 
 
 def test_where_not_even_one_sample_fits_any_more_the_run_fails_and_names_the_ways_out(lab: Lab) -> None:
-    it = run(lab, 0)
-    assert it.end(300) == ExitCode.BAD_CONFIGURATION, it.log
+    it = run(lab, 0).ends(ExitCode.BAD_CONFIGURATION, seconds=300)
     assert it.log.count("event=restarted") == 3, "8, 4, 2, and then 1"
     assert (
         "micro-batches of 1 samples do not fit into memory, and no smaller size divides" in it.message.message
     )
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_our_launcher_they_end_and_the_next_attempt_goes_on_smaller(lab: Lab, kind: str) -> None:
     env = {"FITS": "4"} | KINDS[kind]
@@ -153,7 +144,6 @@ def test_under_torchrun_it_ends_and_says_that_it_has_to_be_started_again(tmp_pat
     )
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("training", "at"),
     [({"microBatchSize": 8}, "store"), ({}, "")],

@@ -11,7 +11,7 @@ from spottrain.cli.checkpoints import main
 from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab
-from tests.runs.zygote import Run, Zygote
+from tests.runs.launched import Run
 
 SCRIPT = """\
 import os, time
@@ -89,7 +89,7 @@ def begin(lab: Lab, case: str, at: str, attempt: int, ranks: int, **more: str) -
 
 
 def ends(runs: list[Run], code: ExitCode) -> Run:
-    assert [run.end(60) for run in runs] == [code] * len(runs), "\n".join(run.log for run in runs)
+    assert [run.end() for run in runs] == [code] * len(runs), "\n".join(run.log for run in runs)
     return runs[0]
 
 
@@ -97,7 +97,7 @@ def compare(lab: Lab, case: str, ranks: int = 1, **more: str) -> Run:
     """Interrupted and gone on against uninterrupted; the log of the latter."""
     plain = ends(begin(lab, case, "plain", 1, ranks, **more), ExitCode.DONE)
     first = begin(lab, case, "store", 1, ranks, PAUSE="0.01", **more)
-    first[0].until(" step=9/", 60)
+    first[0].until(" step=9/")
     first[-1].send()
     ends(first, ExitCode.INTERRUPTED)
     second = ends(begin(lab, case, "store", 2, ranks, **more), ExitCode.DONE)
@@ -112,22 +112,11 @@ def compare(lab: Lab, case: str, ranks: int = 1, **more: str) -> Run:
     return plain
 
 
-@pytest.fixture(scope="module")
-def warm(zygote: Zygote) -> None:
-    for module in (
-        "torch.distributed.fsdp",
-        "torch.distributed.device_mesh",
-        "spottrain.distributed.process_group",
-    ):
-        zygote.ask(preload=module)
-
-
 @pytest.mark.parametrize("case", FINAL)
 def test_the_weights_of_a_loss_are_saved_and_go_on(lab: Lab, case: str) -> None:
     compare(lab, case)
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("shard", [{}, {"SHARD": "1"}], ids=["DDP", "FSDP2"])
 @pytest.mark.parametrize("case", ["loose", "module, buffer", "module, named"])
 def test_two_ranks_train_the_same_weights_of_a_loss_as_one(
@@ -143,7 +132,7 @@ def test_two_ranks_train_the_same_weights_of_a_loss_as_one(
 
 def test_loose_weights_whose_module_has_buffers_are_refused_before_the_first_step(lab: Lab) -> None:
     run = begin(lab, "loose, buffer", "store", 1, 1)[0]
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION, run.log
+    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
     words = run.message.message
     assert "Loss.weight of shape (3,)" in words and "buffers too (seen)" in words, words
     assert "extra={'loss': module}" in words and not run.losses

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from spottrain.contract import PROFILE, Env
+from spottrain.contract import PROFILE, Env, ExitCode
 from spottrain.core.profile_window import Window, profile_key
 from spottrain.diagnostics.bottleneck import Measurements
 from spottrain.diagnostics.profiler import Profiler
@@ -19,7 +17,8 @@ from spottrain.diagnostics.step_timer import Seconds, Shares
 from spottrain.errors import ConfigurationError, StoreUnavailable
 from spottrain.storage.local import FolderStore
 
-from tests.runs.launched import Launched
+from tests.runs.conftest import Lab
+from tests.runs.launched import Run
 
 WINDOW = Window(wait=1, warmup=1, active=2)
 FOLDER = profile_key(2, 3, "")
@@ -113,36 +112,29 @@ def test_a_window_past_the_end_is_refused_before_the_first_step(tmp_path: Path) 
 
 
 # --- the command ------------------------------------------------------------------------------------
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "train.py").write_text(OWN_LOOP)
-    yield tmp_path
+def spottrain(lab: Lab, verb: str, *words: str, **env: str) -> Run:
+    (lab.folder / "train.py").write_text(OWN_LOOP)
+    return lab.start([*words, "train.py"], {Env.CHECKPOINT_URI: str(lab.folder / "store"), **env}, verb=verb)
 
 
-def spottrain(folder: Path, *words: str, **env: str) -> Launched:
-    return Launched(folder, (sys.executable, "-m", "spottrain", *words, "train.py"), **env)
-
-
-def test_the_command_profiles_a_short_run_in_a_folder_of_its_own(folder: Path) -> None:
+def test_the_command_profiles_a_short_run_in_a_folder_of_its_own(lab: Lab) -> None:
     flags = ("--wait", "2", "--warmup", "1", "--active", "3")
-    run = spottrain(folder, "profile", *flags, **{Env.CHECKPOINT_URI: ""})
-    assert run.end(60) == 0, run.log
+    run = spottrain(lab, "profile", *flags, **{Env.CHECKPOINT_URI: ""}).done()
     assert "trained 6" in run.log and "aten::addmm" in run.log
-    (own,) = (folder / "profiles").iterdir()
+    (own,) = (lab.folder / "profiles").iterdir()
     assert own.name.startswith("train-")
     kept = [each.name for each in (own / profile_key(1, 0, "")).iterdir()]
     assert len(kept) == 2 and any(each.endswith(".pt.trace.json.gz") for each in kept)
-    assert not (folder / "checkpoints").exists()
+    assert not (lab.folder / "checkpoints").exists()
 
 
-def test_a_run_that_is_told_to_profile_keeps_it_beside_its_checkpoints(folder: Path) -> None:
-    run = spottrain(folder, "run", **{PROFILE: WINDOW.to_json(), Env.TRAINING: '{"maxSteps": 9}'})
-    assert run.end(60) == 0, run.log
-    assert "trained 9" in run.log
-    assert len(list((folder / "store" / profile_key(1, 0, "")).iterdir())) == 2
+def test_a_run_that_is_told_to_profile_keeps_it_beside_its_checkpoints(lab: Lab) -> None:
+    env = {PROFILE: WINDOW.to_json(), Env.TRAINING: '{"maxSteps": 9}'}
+    assert "trained 9" in spottrain(lab, "run", **env).done().log
+    assert len(list((lab.folder / "store" / profile_key(1, 0, "")).iterdir())) == 2
 
 
-def test_a_window_that_does_not_fit_ends_the_run_with_64(folder: Path) -> None:
-    run = spottrain(folder, "run", **{PROFILE: WINDOW.to_json(), Env.TRAINING: '{"maxSteps": 3}'})
-    assert run.end(60) == 64
+def test_a_window_that_does_not_fit_ends_the_run_with_64(lab: Lab) -> None:
+    env = {PROFILE: WINDOW.to_json(), Env.TRAINING: '{"maxSteps": 3}'}
+    run = spottrain(lab, "run", **env).ends(ExitCode.BAD_CONFIGURATION)
     assert "make the window smaller, or set maxSteps to at least 4" in run.message.message

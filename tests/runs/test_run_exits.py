@@ -12,9 +12,21 @@ from spottrain.contract import Env, ExitCode, Outcome, Progress
 from tests.runs.conftest import SCRIPT, Lab
 
 
+@pytest.fixture
+def lab(lab: Lab) -> Lab:
+    lab.logs = "keep"
+    return lab
+
+
+def holding(lab: Lab, step: int, text: str) -> str:
+    """The script, which waits after a step for a text in the log of the lab's first run."""
+    log = str(lab.folder / "run-1.log")
+    wait = f"while trainer.step == {step} and {text!r} not in open({log!r}).read(): time.sleep(0.01)"
+    return SCRIPT.replace("time.sleep(PAUSE)", wait)
+
+
 def test_a_script_that_is_not_there_is_named_with_the_folder_it_was_sought_in(lab: Lab) -> None:
-    missing = lab.start(["nowhere/train.py"], {})
-    assert missing.end() == ExitCode.BAD_CONFIGURATION
+    missing = lab.start(["nowhere/train.py"], {}).ends(ExitCode.BAD_CONFIGURATION)
     assert missing.message.reason == "ScriptNotFound"
     assert "nowhere/train.py" in missing.message.message and str(lab.folder) in missing.message.message
 
@@ -29,8 +41,7 @@ def test_a_script_that_is_not_there_is_named_with_the_folder_it_was_sought_in(la
     ],
 )
 def test_a_script_that_raises_is_a_failure_with_last_line_and_place(lab: Lab, script: str, says: str) -> None:
-    run = lab.run(script)
-    assert run.end() == ExitCode.FAILED
+    run = lab.run(script).ends(ExitCode.FAILED)
     assert run.message.outcome is Outcome.FAILED and run.message.reason == "ScriptFailed"
     assert says.replace("LAB", str(lab.folder)) in run.message.message
     assert "Traceback" in run.log or "SyntaxError" in run.log
@@ -48,22 +59,21 @@ def test_a_script_that_raises_is_a_failure_with_last_line_and_place(lab: Lab, sc
 def test_a_script_that_ends_without_training_keeps_its_code(
     lab: Lab, script: str, code: int, outcome: Outcome
 ) -> None:
-    run = lab.run(script)
-    assert run.end() == code
+    run = lab.run(script).ends(code)
     assert run.message.outcome is outcome
     assert (run.message.reason == "NotTrained") == (outcome is Outcome.UNTRAINED)
 
 
 def test_a_script_that_leaves_by_os_exit_is_done_once_its_weights_are_stored(lab: Lab) -> None:
-    run = lab.run(f"{SCRIPT}\nimport os\nos._exit(0)")
-    assert run.end(60) == ExitCode.DONE, run.log
+    run = lab.run(f"{SCRIPT}\nimport os\nos._exit(0)").done()
     assert run.message.outcome is Outcome.DONE and run.message.outputURI.endswith("final/")
 
 
 def test_the_script_gets_its_arguments_and_its_folder(lab: Lab) -> None:
     (lab.folder / "beside.py").write_text("HERE = 5")
-    run = lab.run("import sys, beside; print(sys.argv[1:], beside.HERE, __name__)", args=("--lr", "0.1"))
-    assert run.end() == 0
+    run = lab.run(
+        "import sys, beside; print(sys.argv[1:], beside.HERE, __name__)", args=("--lr", "0.1")
+    ).ends(0)
     assert "['--lr', '0.1'] 5 __main__" in run.log
 
 
@@ -81,45 +91,46 @@ def test_the_script_gets_its_arguments_and_its_folder(lab: Lab) -> None:
     ],
 )
 def test_a_bad_value_ends_the_run_with_a_sentence(lab: Lab, env: dict[str, str], says: str) -> None:
-    run = lab.run(env=env)
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(env=env).ends(ExitCode.BAD_CONFIGURATION)
     assert run.message.outcome is Outcome.BAD_CONFIGURATION
     assert says in run.message.message
     assert not run.losses and "Traceback" not in run.log
 
 
-@pytest.mark.parametrize(
-    ("argument", "says"),
-    [
-        ("eval_dataset=[]", "eval_dataset=...) is empty"),
-        ("eval_dataset=iter([1])", "Trainer(eval_dataset=...) is a list_iterator without len() or [i]"),
-        ("global_batch_size='8'", "Trainer(global_batch_size='8'): must be a whole number"),
-        ("log_every=0", "log_every=0): must be at least 1"),
-        ("log_every='10'", "Trainer(log_every='10'): must be a whole number"),
-        ("eval_every=-1", "eval_every=-1): must be at least 1"),
-        ("model=None", "Trainer(model=...) is a NoneType: give it a torch Module"),
-        (
-            "optimizer='adam'",
-            "Trainer(optimizer='adam'): give it a torch Optimizer, or a name: adamw, sgd, adafactor",
-        ),
-        (
-            "optimizer=torch.optim.AdamW(Model().parameters())",
-            "Trainer(optimizer=...) has none of the model's parameters, so it would train nothing",
-        ),
-    ],
-)
-def test_a_bad_argument_is_named_before_anything_is_trained(lab: Lab, argument: str, says: str) -> None:
-    name = argument.split("=")[0]
-    lines = [line for line in SCRIPT.splitlines() if not line.startswith(f"    {name}=")]
-    script = "\n".join(lines).replace("    max_steps=24,", f"    max_steps=24, {argument},")
-    run = lab.run(script)
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
-    assert says in run.message.message and "event=claimed" not in run.log
+BAD = [
+    ("eval_dataset=[]", "eval_dataset=...) is empty"),
+    ("eval_dataset=iter([1])", "Trainer(eval_dataset=...) is a list_iterator without len() or [i]"),
+    ("global_batch_size='8'", "Trainer(global_batch_size='8'): must be a whole number"),
+    ("log_every=0", "log_every=0): must be at least 1"),
+    ("log_every='10'", "Trainer(log_every='10'): must be a whole number"),
+    ("eval_every=-1", "eval_every=-1): must be at least 1"),
+    ("model=None", "Trainer(model=...) is a NoneType: give it a torch Module"),
+    (
+        "optimizer='adam'",
+        "Trainer(optimizer='adam'): give it a torch Optimizer, or a name: adamw, sgd, adafactor",
+    ),
+    (
+        "optimizer=torch.optim.AdamW(Model().parameters())",
+        "Trainer(optimizer=...) has none of the model's parameters, so it would train nothing",
+    ),
+]
+
+
+def test_bad_arguments_are_named_before_anything_is_trained(lab: Lab) -> None:
+    trains = SCRIPT.split("trainer = ")[1].split("trainer.fit()")[0].replace("spottrain.Trainer(", "dict(")
+    attempt = (
+        f"usual = {trains}def attempt(text): spottrain.Trainer(**usual | eval(f'dict({{text}})')).fit()\n"
+    )
+    said = lab.refusals(SCRIPT.split("trainer = ")[0] + attempt, [text for text, _ in BAD])
+    for (text, says), refusal in zip(BAD, said, strict=True):
+        assert says in refusal, text
+    assert "event=claimed" not in (lab.folder / "run-1.log").read_text()
 
 
 def test_a_second_fit_is_refused(lab: Lab) -> None:
-    run = lab.run(SCRIPT.replace("trainer.fit()", "trainer.fit(); trainer.fit()"))
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.run(SCRIPT.replace("trainer.fit()", "trainer.fit(); trainer.fit()")).ends(
+        ExitCode.BAD_CONFIGURATION
+    )
     assert "a second training in one run" in run.message.message
 
 
@@ -128,14 +139,14 @@ def test_a_fit_that_fails_again_after_its_first_error_was_caught_gives_head_up(l
         "trainer.fit()",
         "trainer.loss_fn = None\ntry:\n    trainer.fit()\nexcept TypeError:\n    trainer.fit()",
     )
-    run = lab.run(failing)
-    assert run.end() == ExitCode.FAILED, run.log
+    run = lab.run(failing).ends(ExitCode.FAILED)
     assert run.log.count("event=claimed") == run.log.count("event=released") == 2
 
 
 def test_the_manifest_wins_over_the_script_and_says_so(lab: Lab) -> None:
-    run = lab.run(training='{"maxSteps": 3, "globalBatchSize": 4, "seed": 9, "clipGradNorm": 1}')
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(training='{"maxSteps": 3, "globalBatchSize": 4, "seed": 9, "clipGradNorm": 1}').ends(
+        ExitCode.DONE
+    )
     assert max(run.losses) == 3
     assert "event=override setting=max_steps manifest=3 script=24" in run.log
     assert "event=override setting=global_batch_size manifest=4 script=8" in run.log
@@ -143,15 +154,15 @@ def test_the_manifest_wins_over_the_script_and_says_so(lab: Lab) -> None:
 
 def test_a_periodic_save_that_fails_does_not_end_the_training_and_is_told(lab: Lab) -> None:
     broken = "if len(puts) == 1: raise StoreUnavailable('the store answers 503')"
-    run = lab.run(uploads=broken, env={"PAUSE": "0.02"})
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(holding(lab, 12, "event=save-failed"), uploads=broken).done()
     assert "event=save-failed step=7" in run.log and "event=committed step=14" in run.log
     assert "1 save(s) failed on the way, the last with: the store answers 503" in run.message.message
 
 
 def test_a_failing_script_gives_head_up_and_keeps_what_was_saved(lab: Lab) -> None:
-    run = lab.run(SCRIPT.replace("time.sleep(PAUSE)", "assert trainer.step < 10, 'broken data'"))
-    assert run.end() == ExitCode.FAILED
+    run = lab.run(SCRIPT.replace("time.sleep(PAUSE)", "assert trainer.step < 10, 'broken data'")).ends(
+        ExitCode.FAILED
+    )
     assert "AssertionError: broken data" in run.message.message
     assert run.message.durableStep == 7
     head = json.loads((lab.folder / "store" / "HEAD").read_text())
@@ -172,11 +183,14 @@ def test_progress_and_metrics_are_served(lab: Lab) -> None:
 
 def test_on_a_laptop_the_same_command_goes_on_from_ctrl_c(lab: Lab) -> None:
     (lab.folder / "train.py").write_text(SCRIPT)
-    first = lab.start(["--interval", "90s", "train.py"], {"PAUSE": "0.05"}).until("step=5/")
-    assert first.send(signal.SIGINT).end() == ExitCode.INTERRUPTED
+    first = (
+        lab.start(["--interval", "90s", "train.py"], {"PAUSE": "0.05"})
+        .until("step=5/")
+        .send(signal.SIGINT)
+        .ends(ExitCode.INTERRUPTED)
+    )
     assert "the same command resumes from there" in first.log
-    second = lab.start(["--interval", "90s", "train.py"], {})
-    assert second.end() == ExitCode.DONE, second.log
+    second = lab.start(["--interval", "90s", "train.py"], {}).done()
     assert "attempt=2" in second.log and min(second.losses) == max(first.losses) + 1
     assert (lab.folder / "checkpoints" / "train" / "final" / "model.safetensors").exists()
 
@@ -185,10 +199,8 @@ def test_a_script_that_changes_its_folder_still_finds_its_checkpoints(lab: Lab) 
     (lab.folder / "elsewhere").mkdir()
     moved = SCRIPT.replace("trainer.fit()", "os.chdir('elsewhere'); trainer.fit()")
     (lab.folder / "train.py").write_text(moved)
-    first = lab.start(["train.py"], {"PAUSE": "0.05"}).until("step=5/")
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
-    second = lab.start(["train.py"], {})
-    assert second.end() == ExitCode.DONE, second.log
+    first = lab.start(["train.py"], {"PAUSE": "0.05"}).until("step=5/").stopped()
+    second = lab.start(["train.py"], {}).done()
     assert min(second.losses) == max(first.losses) + 1
     assert not list((lab.folder / "elsewhere").iterdir())
 
@@ -196,8 +208,8 @@ def test_a_script_that_changes_its_folder_still_finds_its_checkpoints(lab: Lab) 
 def test_a_save_that_an_upload_is_in_the_way_of_is_told_once_and_made_after_it(lab: Lab) -> None:
     log = str(lab.folder / "run-1.log")
     slow = f"while 's000000003' in key and ' step=9/' not in open({log!r}).read(): time.sleep(0.01)"
-    run = lab.run(uploads=slow, interval="3steps", env={"PAUSE": "0.05"})
-    assert run.end() == ExitCode.DONE, run.log
+    script = holding(lab, 10, "event=committed step=3")
+    run = lab.run(script, uploads=slow, interval="3steps").done()
     assert run.log.count("event=save-skipped step=6 uploading=3") == 1
     assert run.log.count("uploading=3") == 1
     saved = [
@@ -211,13 +223,11 @@ def test_a_loss_that_is_no_number_ends_the_training_and_what_was_saved_before_is
         "    return torch.nn",
         "    if 'SICK' in os.environ and trainer.step == 9: batch[1].fill_(torch.nan)\n    return torch.nn",
     )
-    run = lab.run(sick, interval="4steps", env={"SICK": "1"})
-    assert run.end() == ExitCode.FAILED, run.log
+    run = lab.run(sick, interval="4steps", env={"SICK": "1"}).ends(ExitCode.FAILED)
     assert run.message.outcome is Outcome.FAILED and run.message.reason == "TrainingFailed"
     assert "the loss is nan at step 10; nothing was saved since. Lower the" in run.message.message
     assert 4 <= (run.message.durableStep or 0) < 10 and "Traceback" not in run.log
-    healed = lab.run(sick)
-    assert healed.end() == ExitCode.DONE, healed.log
+    healed = lab.run(sick).done()
     assert min(healed.losses) == (run.message.durableStep or 0) + 1
 
 
@@ -226,8 +236,7 @@ def test_weights_that_are_no_numbers_after_a_loss_that_is_one_end_the_training_u
         "trainer.fit()",
         "model.last.bias.register_hook(lambda g: g * torch.nan if trainer.step == 7 else g)\ntrainer.fit()",
     )
-    run = lab.run(sick, interval="4steps", training='{"maxSteps": 8}')
-    assert run.end() == ExitCode.FAILED, run.log
+    run = lab.run(sick, interval="4steps", training='{"maxSteps": 8}').ends(ExitCode.FAILED)
     assert run.message.reason == "TrainingFailed" and run.message.durableStep == 4
     assert "last.bias holds NaN after step 8, which is not saved" in run.message.message
     head = json.loads((lab.folder / "store" / "HEAD").read_text())
@@ -235,8 +244,7 @@ def test_weights_that_are_no_numbers_after_a_loss_that_is_one_end_the_training_u
 
 
 def test_a_notice_too_short_for_a_save_is_told_while_there_is_time_to_mend_it(lab: Lab) -> None:
-    run = lab.run(env={Env.GRACE_SECONDS: "2"})
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(env={Env.GRACE_SECONDS: "2"}).done()
     told = next(line for line in run.log.splitlines() if "event=emergency-budget" in line)
     assert "grace=2.000" in told and 'warning="a save at a notice is reckoned to take ' in told
     assert run.log.count("event=emergency-budget") == 1, "and not at each save, with other numbers"
@@ -245,8 +253,7 @@ def test_a_notice_too_short_for_a_save_is_told_while_there_is_time_to_mend_it(la
 
 
 def test_a_notice_that_is_long_enough_is_told_without_a_warning(lab: Lab) -> None:
-    run = lab.run(env={Env.GRACE_SECONDS: "600"})
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(env={Env.GRACE_SECONDS: "600"}).done()
     told = next(line for line in run.log.splitlines() if "event=emergency-budget" in line)
     assert "warning" not in told and not run.message.warning
     assert run.message.graceSeconds == 600 and (run.message.emergencySeconds or 600) < 480
@@ -278,7 +285,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_the_termination_message_nor_th
     run = lab.run(BLOCKED[when], env={Env.GRACE_SECONDS: "6"}).until("full")
     if when != "at its end":
         run.send()
-    code = run.end(60)
+    code = run.end()
     expected = {
         "before the training": (Outcome.INTERRUPTED, ExitCode.INTERRUPTED),
         "while it trains": (Outcome.INTERRUPTED_LOST, ExitCode.INTERRUPTED_LOST),

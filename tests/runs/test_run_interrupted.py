@@ -13,7 +13,14 @@ import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 
 from tests.runs.conftest import SCRIPT, Lab
-from tests.runs.zygote import Run
+from tests.runs.launched import Run
+
+
+@pytest.fixture
+def lab(lab: Lab) -> Lab:
+    lab.logs = "keep"
+    return lab
+
 
 SLOW_STEPS = {"PAUSE": "0.05"}
 
@@ -51,8 +58,7 @@ def test_while_a_module_is_imported_it_ends_with_75_at_once(lab: Lab) -> None:
 
 
 def test_in_the_first_step_as_in_a_compilation_it_gives_head_up_and_ends_with_75(lab: Lab) -> None:
-    first = lab.run(attempt=1, env=SLOW_STEPS).until("step=5/")
-    assert first.send().end() == ExitCode.INTERRUPTED
+    first = lab.run(attempt=1, env=SLOW_STEPS).until("step=5/").stopped()
     run = lab.run(attempt=2, env={"PAUSE": "60"}).until("event=restored")
     time.sleep(0.2)
     assert end_promptly(run) == ExitCode.INTERRUPTED
@@ -81,8 +87,7 @@ def test_in_an_evaluation_it_stops_after_the_batch(lab: Lab) -> None:
     assert end_promptly(run) == ExitCode.INTERRUPTED
     assert "event=evaluated" not in run.log
     assert run.message.durableStep == max(run.losses)
-    again = lab.run(attempt=2, env={"EVAL": "1"})
-    assert again.end() == ExitCode.DONE
+    again = lab.run(attempt=2, env={"EVAL": "1"}).done()
     assert f"event=evaluated step={run.message.step} " in again.log, "the evaluation cut short is done again"
 
 
@@ -120,7 +125,7 @@ def test_when_it_is_killed_its_uploader_ends_as_well(lab: Lab) -> None:
     children = Path(f"/proc/{run.trainer}/task/{run.trainer}/children").read_text().split()
     uploaders = [pid for pid in children if b"upload_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(uploaders) == 1
-    assert run.send(signal.SIGKILL).end() == -signal.SIGKILL
+    run.killed()
     give_up = time.monotonic() + 20
     while b"upload_process" in _command(uploaders[0]):
         assert time.monotonic() < give_up, f"the uploader {uploaders[0]} goes on"
@@ -204,8 +209,7 @@ def test_after_the_training_it_is_done(lab: Lab) -> None:
 def test_the_finally_blocks_of_the_script_run_after_the_save(lab: Lab) -> None:
     guarded = "try:\n    trainer.fit()\nfinally:\n    print('closing', flush=True)"
     script = SCRIPT.replace("trainer.fit()", guarded)
-    run = lab.run(script, env=SLOW_STEPS).until("step=5/")
-    assert run.send().end() == ExitCode.INTERRUPTED
+    run = lab.run(script, env=SLOW_STEPS).until("step=5/").stopped()
     assert run.log.index("event=released") < run.log.index("closing")
 
 
@@ -222,16 +226,14 @@ if __name__ == "__main__":
 
 
 def test_signals_to_forked_children_are_their_own_and_end_them(lab: Lab) -> None:
-    run = lab.run(FORKING + SCRIPT)
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run(FORKING + SCRIPT).done()
     assert "pool ended" in run.log and "event=sigterm" not in run.log
 
 
 def test_after_giving_an_upload_up_for_the_newest_step_it_waits_for_it_no_more(lab: Lab) -> None:
     slow = "time.sleep(20 if len(puts) == 1 else 0)"
     env = SLOW_STEPS | {Env.GRACE_SECONDS: "6"}
-    run = lab.run(uploads=slow, interval="3steps", env=env).until("putting")
-    assert run.send().end() == ExitCode.INTERRUPTED
+    run = lab.run(uploads=slow, interval="3steps", env=env).until("putting").stopped()
     assert head_state(lab) == "released"
     order = [run.log.index(f"event={name}") for name in ("abandoning", "committed", "released", "end")]
     assert order == sorted(order)
@@ -247,11 +249,11 @@ def told(self):
 dl._MultiProcessingDataLoaderIter._shutdown_workers = told
 """
     env = SLOW_STEPS | {"WORKERS": "1"}
-    run = lab.run(stuck + SCRIPT, env=env).until("step=5/")
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run = lab.run(stuck + SCRIPT, env=env).until("step=5/").stopped()
     assert run.log.index("event=released") < run.log.index("ending workers")
-    evaluating = lab.run(stuck + SCRIPT, env=env | {"EVAL": "1", "EVAL_PAUSE": "0.3"}).until("in-evaluation")
-    assert evaluating.send().end() == ExitCode.INTERRUPTED, evaluating.log
+    evaluating = (
+        lab.run(stuck + SCRIPT, env=env | {"EVAL": "1", "EVAL_PAUSE": "0.3"}).until("in-evaluation").stopped()
+    )
     log = evaluating.log
     assert "ending workers" not in log or log.index("event=released") < log.index("ending workers")
 
@@ -278,11 +280,9 @@ def test_while_it_waits_for_data_that_do_not_come_it_saves_and_ends_all_the_same
 def test_a_last_evaluation_that_was_cut_short_is_done_by_the_successor(lab: Lab) -> None:
     script = SCRIPT.replace("trainer.fit()", "print('best', trainer.fit().best is not None)")
     env = {"EVAL": "1", "EVAL_PAUSE": "0.5"}
-    run = lab.run(script, training='{"maxSteps": 3}', env=env).until("in-evaluation")
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run = lab.run(script, training='{"maxSteps": 3}', env=env).until("in-evaluation").stopped()
     assert run.message.durableStep == 3
-    again = lab.run(script, training='{"maxSteps": 3}', env={"EVAL": "1"})
-    assert again.end() == ExitCode.DONE
+    again = lab.run(script, training='{"maxSteps": 3}', env={"EVAL": "1"}).done()
     assert not again.losses and "event=evaluated step=3 " in again.log and "best True" in again.log
 
 
@@ -299,21 +299,17 @@ def test_when_nobody_reads_its_output_any_more_it_saves_all_the_same(lab: Lab) -
     shown = SCRIPT.replace(
         "    time.sleep(PAUSE)\n", "    time.sleep(PAUSE)\n    print('at', trainer.step, file=sys.stderr)\n"
     )
-    run = lab.run(DEAF + shown, interval="1h", env=SLOW_STEPS).until("at 5\n")
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run = lab.run(DEAF + shown, interval="1h", env=SLOW_STEPS).until("at 5\n").stopped()
     assert run.message.outcome is Outcome.INTERRUPTED
     assert (run.message.durableStep or 0) == (run.message.step or 0) >= 5
     assert head_state(lab) == "released"
-    again = lab.run(DEAF + shown.replace('print("after fit")', ""))
-    assert again.end() == ExitCode.DONE, again.log
+    again = lab.run(DEAF + shown.replace('print("after fit")', "")).done()
     assert again.message.outcome is Outcome.DONE and again.message.startStep == run.message.durableStep
 
 
 def test_an_upload_whose_answer_was_lost_is_taken_as_it_is_by_the_next_try(lab: Lab) -> None:
     lost = "if len(puts) == 1: upload(self, key, body, **more); raise StoreUnavailable('the answer was lost')"
-    run = lab.run(uploads=lost, interval="1h", env=SLOW_STEPS).until("step=5/")
-    assert run.send().end() == ExitCode.INTERRUPTED, run.log
+    run = lab.run(uploads=lost, interval="1h", env=SLOW_STEPS).until("step=5/").stopped()
     assert "the answer was lost" in run.log and run.message.durableStep == run.message.step
-    again = lab.run(attempt=2)
-    assert again.end() == ExitCode.DONE, again.log
+    again = lab.run(attempt=2).done()
     assert min(again.losses) == (run.message.step or 0) + 1

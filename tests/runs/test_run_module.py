@@ -86,33 +86,28 @@ def test_a_module_finds_what_it_finds_under_python_m(
 
 def test_spawned_workers_import_the_module_again(lab: Lab) -> None:
     package(lab, SPAWNED)
-    run = lab.start(["-m", "package.inner.train"], {})
-    assert run.end(90) == 0, run.log
+    run = lab.start(["-m", "package.inner.train"], {}).ends(0)
     assert "batches [[[5, 0], [5, 1], [5, 2], [5, 3]], [[5, 4]," in run.log
 
 
 def test_each_rank_runs_the_module(lab: Lab) -> None:
     package(lab, FACTS + "import os; print('rank', os.environ['RANK'], sys.argv[1:])")
-    run = lab.start(["--nproc", "2", "-m", "package.inner.train", "--lr", "1"], {})
-    assert run.end(60) == 0, run.log
+    run = lab.start(["--nproc", "2", "-m", "package.inner.train", "--lr", "1"], {}).ends(0)
     ranks = sorted(line.partition("rank ")[2] for line in run.log.splitlines() if "rank " in line)
     assert ranks == ["0 ['--lr', '1']", "1 ['--lr', '1']"], run.log
 
 
 def test_a_training_is_interrupted_and_resumed(lab: Lab) -> None:
     package(lab, SCRIPT)
-    first = lab.start(["-m", "package.inner.train"], {"PAUSE": "0.05"}).until("step=5/")
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
-    second = lab.start(["-m", "package.inner.train"], {})
-    assert second.end() == ExitCode.DONE, second.log
+    first = lab.start(["-m", "package.inner.train"], {"PAUSE": "0.05"}).until("step=5/").stopped()
+    second = lab.start(["-m", "package.inner.train"], {}).done()
     assert min(second.losses) == max(first.losses) + 1
     assert (lab.folder / "checkpoints" / "train" / "final" / "model.safetensors").exists()
 
 
 def test_a_packages_own_main_has_the_packages_name(lab: Lab) -> None:
     package(lab, SCRIPT, "__main__")
-    run = lab.start(["-m", "package.inner"], {Env.TRAINING: '{"maxSteps": 1}'})
-    assert run.end() == ExitCode.DONE, run.log
+    lab.start(["-m", "package.inner"], {Env.TRAINING: '{"maxSteps": 1}'}).done()
     assert (lab.folder / "checkpoints" / "inner" / "final" / "model.safetensors").exists()
 
 
@@ -121,8 +116,7 @@ def test_a_packages_own_main_has_the_packages_name(lab: Lab) -> None:
 )
 def test_a_module_that_is_not_there_is_named_and_nothing_is_imported(lab: Lab, name: str) -> None:
     package(lab, SCRIPT, init="print('imported')")
-    run = lab.start(["-m", name], {})
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
+    run = lab.start(["-m", name], {}).ends(ExitCode.BAD_CONFIGURATION)
     assert run.message.reason == "ScriptNotFound" and "imported" not in run.log
     assert f"-m {name}: there is no such module" in run.message.message
     assert str(lab.folder) in run.message.message and not (lab.folder / "checkpoints").exists()

@@ -15,7 +15,7 @@ from spottrain.distributed.world import World
 from spottrain.lifecycle.session import Session
 
 from tests.runs.conftest import Lab
-from tests.runs.zygote import Run, Zygote
+from tests.runs.launched import Run
 
 SCRIPT = """\
 import os, sys, time
@@ -88,16 +88,6 @@ TECHNIQUES = {
 """What each kind can, as its manifest says it."""
 
 
-@pytest.fixture(scope="module")
-def warm(zygote: Zygote) -> None:
-    for module in (
-        "torch.distributed.fsdp",
-        "torch.distributed.device_mesh",
-        "spottrain.distributed.process_group",
-    ):
-        zygote.ask(preload=module)
-
-
 def samples(*runs: Run) -> dict[int, list[int]]:
     """What each step was trained on, by all ranks together."""
     found: dict[int, list[int]] = {}
@@ -110,12 +100,12 @@ def samples(*runs: Run) -> dict[int, list[int]]:
 
 
 def ends(runs: list[Run]) -> list[int]:
-    return [run.end(60) for run in runs]
+    return [run.end() for run in runs]
 
 
 def stopped(runs: list[Run], after: int = 6) -> list[int]:
     """Only the last rank is told to."""
-    runs[0].until(f" step={after}/", 60)
+    runs[0].until(f" step={after}/")
     runs[-1].send()
     return ends(runs)
 
@@ -124,7 +114,6 @@ def logged(losses: dict[int, str]) -> list[float]:
     return [float(losses[step].split("=")[1]) for step in sorted(losses)]
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("techniques", [False, True], ids=["plain", "techniques"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_numbers(
@@ -145,7 +134,6 @@ def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_n
     assert min(samples(*second)) == step + 1
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_two_ranks_saved_one_goes_on_with_and_then_two_again(lab: Lab, kind: str) -> None:
     env = KINDS[kind]
@@ -169,12 +157,11 @@ def test_what_two_ranks_saved_one_goes_on_with_and_then_two_again(lab: Lab, kind
     assert logged(losses) == pytest.approx(logged(plain[0].losses), rel=1e-4)
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_stop_of_the_launcher_ends_all_ranks_with_75_after_the_commit(lab: Lab) -> None:
     plain = lab.ranks(2, SCRIPT, at="plain", attempt=1, env=NOISE)
-    first = lab.run(SCRIPT, nproc=2, attempt=1, env=NOISE | SLOW).until(" step=6/", 90)
+    first = lab.run(SCRIPT, nproc=2, attempt=1, env=NOISE | SLOW).until(" step=6/")
     first.send(signal.SIGTERM)
-    assert first.end(60) == ExitCode.INTERRUPTED, first.log
+    assert first.end() == ExitCode.INTERRUPTED, first.log
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.step == first.message.durableStep == max(first.losses)
     assert first.log.count("status=75") == 2 and "event=launcher-end code=75" in first.log
@@ -186,10 +173,9 @@ def test_a_stop_of_the_launcher_ends_all_ranks_with_75_after_the_commit(lab: Lab
     assert second[0].digest == plain[0].digest
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_rank_that_is_killed_ends_the_other_which_loses_what_was_not_committed(lab: Lab) -> None:
     ranks = lab.ranks(2, SCRIPT, attempt=1, interval="8steps", env=SLOW)
-    ranks[0].until("event=committed", 60).until(" step=9/")
+    ranks[0].until("event=committed").until(" step=9/")
     began = time.monotonic()
     ranks[1].send(signal.SIGKILL)
     assert ends(ranks) == [ExitCode.INTERRUPTED_LOST, -signal.SIGKILL], ranks[0].log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,11 @@ from spottrain.checkpoint.final_weights import digest
 from spottrain.cli.checkpoints import main
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 
-from tests.runs.conftest import SCRIPT, Lab
-from tests.runs.zygote import Zygote
+from tests.runs.conftest import (
+    SCRIPT,
+    Lab,
+    weights_that_could_not_be_left_are_left_by_the_next_attempt,
+)
 
 CELLS = {
     "fp32": ({}, {}),
@@ -41,18 +43,15 @@ CELLS = {
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: str) -> None:
     training, env = CELLS[cell]
-    plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env)
-    assert plain.end() == ExitCode.DONE, plain.log
+    plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env).done()
 
     slow = env | {"PAUSE": "0.02"}
-    first = lab.run(attempt=1, training=json.dumps(training), env=slow).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
+    first = lab.run(attempt=1, training=json.dumps(training), env=slow).until("step=9/").stopped()
     second = lab.run(attempt=2, training=json.dumps(training), interval="4steps", env=slow)
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
-    assert second.send(signal.SIGKILL).end() == -signal.SIGKILL
+    second.killed()
     committed = json.loads((lab.folder / "store" / "HEAD").read_text())["checkpoints"][0]["step"]
-    third = lab.run(attempt=3, training=json.dumps(training), env=env)
-    assert third.end() == ExitCode.DONE, third.log
+    third = lab.run(attempt=3, training=json.dumps(training), env=env).done()
 
     assert first.message.step == first.message.durableStep == min(second.losses) - 1
     assert committed >= min(second.losses) + 3, "by the interval, or a better evaluation after that"
@@ -61,22 +60,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: st
     assert third.digest == plain.digest
 
 
-def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None:
-    zygote.ask(preload="torch._inductor.compile_fx")
+def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab) -> None:
     training, env = '{"compile": true}', {"DROP_LAST": "1", "PAUSE": "0.01"}
-    plain = lab.run(at="plain", attempt=1, training=training, env=env)
-    assert plain.end(300) == ExitCode.DONE, plain.log
-    first = lab.run(attempt=1, training=training, env=env).until("step=9/", 300)
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
-    second = lab.run(attempt=2, training=training, env=env)
-    assert second.end(300) == ExitCode.DONE, second.log
+    plain = lab.run(at="plain", attempt=1, training=training, env=env).done(300)
+    first = lab.run(attempt=1, training=training, env=env).until("step=9/", seconds=300).stopped()
+    second = lab.run(attempt=2, training=training, env=env).done(300)
     assert first.losses | second.losses == plain.losses
     assert second.digest == plain.digest
 
 
 def test_the_final_weights_and_their_manifest_are_written_and_load(lab: Lab) -> None:
-    run = lab.run()
-    assert run.end() == ExitCode.DONE, run.log
+    run = lab.run().done()
     final = lab.folder / "store" / "final"
     weights = spottrain.load_weights(final / "model.safetensors")
     manifest = json.loads((final / "manifest.json").read_text())
@@ -88,9 +82,8 @@ def test_the_final_weights_and_their_manifest_are_written_and_load(lab: Lab) -> 
 
 
 def test_a_job_that_is_done_ends_with_0_and_trains_nothing(lab: Lab) -> None:
-    assert lab.run(attempt=1).end() == ExitCode.DONE
-    again = lab.run(attempt=2)
-    assert again.end() == ExitCode.DONE
+    lab.run(attempt=1).done()
+    again = lab.run(attempt=2).done()
     assert not again.losses and "after fit" not in again.log
     assert again.message.outcome is Outcome.DONE and "done already" in again.message.message
 
@@ -98,8 +91,7 @@ def test_a_job_that_is_done_ends_with_0_and_trains_nothing(lab: Lab) -> None:
 def test_a_job_that_is_done_and_is_asked_for_more_steps_says_what_was_trained_and_how_to_go_on(
     lab: Lab,
 ) -> None:
-    first = lab.run(attempt=1)
-    assert first.end() == ExitCode.DONE
+    lab.run(attempt=1).done()
     again = lab.run(attempt=2, training='{"maxSteps": 40}')
     assert again.end() == ExitCode.DONE and not again.losses
     words = again.message
@@ -109,20 +101,12 @@ def test_a_job_that_is_done_and_is_asked_for_more_steps_says_what_was_trained_an
     new = str(lab.folder / "new")
     assert main(["copy", str(lab.folder / "store"), "--to", new]) == 0
     env: dict[str, str] = {Env.CHECKPOINT_ON_EXISTING: "resume"}
-    on = lab.run(at="new", attempt=1, training='{"maxSteps": 40}', env=env)
-    assert on.end() == ExitCode.DONE, on.log
+    on = lab.run(at="new", attempt=1, training='{"maxSteps": 40}', env=env).done()
     assert set(on.losses) == set(range(25, 41)), "as the message says"
 
 
-def test_a_run_that_died_between_final_weights_and_release_ends_when_started_again(lab: Lab) -> None:
-    first = lab.run(attempt=1)
-    assert first.end() == ExitCode.DONE
-    head = lab.folder / "store" / "HEAD"
-    head.write_text(head.read_text().replace('"done"', '"active"'))
-    again = lab.run(attempt=2)
-    assert again.end() == ExitCode.DONE, again.log
-    assert not again.losses and again.digest == first.digest
-    assert '"done"' in head.read_text()
+def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -> None:
+    weights_that_could_not_be_left_are_left_by_the_next_attempt(lab, SCRIPT)
 
 
 def test_nothing_is_saved_before_the_first_step(lab: Lab) -> None:
@@ -133,12 +117,11 @@ def test_nothing_is_saved_before_the_first_step(lab: Lab) -> None:
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab) -> None:
-    assert lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=16/").send().end() == ExitCode.INTERRUPTED
+    lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=16/").stopped()
     newest = _newest(lab)
     shard = newest / "r00000-00.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + bytes([shard.read_bytes()[-1] ^ 1]))
-    again = lab.run(attempt=2)
-    assert again.end() == ExitCode.DONE
+    again = lab.run(attempt=2).done()
     assert (
         "event=damaged" in again.log and "r00000-00.safetensors has a wrong checksum in chunk 0" in again.log
     )
@@ -147,48 +130,43 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab) -> 
 
 @pytest.mark.parametrize("harm", ["shard cut", "shard gone", "manifest gone", "manifest changed"])
 def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(lab: Lab, harm: str) -> None:
-    assert lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").send().end() == ExitCode.INTERRUPTED
+    lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").stopped()
     for folder in lab.folder.glob("store/checkpoints/*"):
         _harm(folder, harm)
     before = {path: path.read_bytes() for path in lab.folder.glob("store/checkpoints/**/*") if path.is_file()}
-    again = lab.run(attempt=2)
-    assert again.end() == ExitCode.BAD_CONFIGURATION
+    again = lab.run(attempt=2).ends(ExitCode.BAD_CONFIGURATION)
     assert again.message.reason == "CheckpointDamaged"
     assert "Nothing was overwritten" in again.message.message
     assert before == {p: p.read_bytes() for p in lab.folder.glob("store/checkpoints/**/*") if p.is_file()}
 
 
 def test_another_model_is_refused_with_the_tensor_and_both_shapes(lab: Lab) -> None:
-    assert lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").send().end() == ExitCode.INTERRUPTED
-    again = lab.run(attempt=2, env={"WIDTH": "8"})
-    assert again.end() == ExitCode.BAD_CONFIGURATION
+    lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    again = lab.run(attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert again.message.reason == "CheckpointIncompatible"
     assert "first.weight has shape (16, 4) in the checkpoint and (8, 4) in the model" in again.message.message
 
 
 def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab) -> None:
-    first = lab.run(env={"PAUSE": "0.02"}).until("step=3/")
-    assert first.send().end() == ExitCode.INTERRUPTED, first.log
-    other = lab.run(SCRIPT.replace("    max_steps=24,", "    max_steps=24, schedule='constant',"))
-    assert other.end() == ExitCode.BAD_CONFIGURATION, other.log
+    lab.run(env={"PAUSE": "0.02"}).until("step=3/").stopped()
+    other = lab.run(SCRIPT.replace("    max_steps=24,", "    max_steps=24, schedule='constant',")).ends(
+        ExitCode.BAD_CONFIGURATION
+    )
     assert "the checkpoint's schedule is cosine, the script's constant" in other.message.message
     assert other.message.reason == Reason.CHECKPOINT_INCOMPATIBLE
-    changed = lab.run(SCRIPT.replace("lr=1e-2", "lr=2e-2"))
-    assert changed.end() == ExitCode.DONE, changed.log
+    changed = lab.run(SCRIPT.replace("lr=1e-2", "lr=2e-2")).done()
     assert "event=override setting=lr holds=checkpoint checkpoint=0.01 now=0.02" in changed.log
 
 
 def test_a_late_attempt_is_fenced_out(lab: Lab) -> None:
-    assert lab.run(attempt=2, env={"PAUSE": "0.02"}).until("step=9/").send().end() == ExitCode.INTERRUPTED
-    late = lab.run(attempt=1)
-    assert late.end() == ExitCode.SUPERSEDED
+    lab.run(attempt=2, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    late = lab.run(attempt=1).ends(ExitCode.SUPERSEDED)
     assert late.message.outcome is Outcome.SUPERSEDED
 
 
 def test_an_owner_that_is_overtaken_commits_nothing_more_and_ends_with_76(lab: Lab) -> None:
     ghost = lab.run(attempt=1, interval="1steps", env={"PAUSE": "0.2"}).until("committed step=2")
-    successor = lab.run(attempt=2, interval="1steps")
-    assert successor.end() == ExitCode.DONE, successor.log
+    lab.run(attempt=2, interval="1steps").done()
     assert ghost.end() == ExitCode.SUPERSEDED, ghost.log
     assert ghost.message.outcome is Outcome.SUPERSEDED
 

@@ -10,8 +10,8 @@ from spottrain.contract import Env, ExitCode
 from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 
 from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.launched import Run
 from tests.runs.test_run_ranks import SCRIPT as RANKS
-from tests.runs.zygote import Run, Zygote
 
 NOW = datetime.now(UTC)
 SLOW = {"PAUSE": "0.05"}
@@ -46,7 +46,7 @@ def test_each_new_advice_makes_one_save_and_the_training_goes_on(lab: Lab) -> No
     assert run.log.count("event=save-advised") == 1 and "event=sigterm" not in run.log
     run.until(f"step={advised(run)[0] + 101}/")
     advise(file, 2)
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
     assert len(advised(run)) == 2 and committed(run) == [*advised(run), 260]
 
 
@@ -61,7 +61,7 @@ def test_an_advice_shortly_after_a_save_is_left_with_a_line(lab: Lab) -> None:
     run.until("event=committed")
     advise(file, 2)
     run.until("skipped=")
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
     assert len(advised(run)) == 1 and committed(run) == [*advised(run), 24]
     assert 'skipped="there is little to lose: ' in run.log
 
@@ -74,7 +74,7 @@ def test_an_advice_during_a_save_is_left_with_a_line(lab: Lab) -> None:
     advise(file, 1)
     run.until("event=save-advised").until('skipped="a save is under way"')
     (lab.folder / "go").touch()
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
     assert advised(run) == []
 
 
@@ -82,25 +82,17 @@ def test_without_a_checkpoint_uri_an_advice_changes_nothing(lab: Lab) -> None:
     file = lab.folder / "save-advised"
     run = lab.run(SCRIPT, at="", env=SLOW | {Env.SAVE_ADVISED_FILE: str(file)}).until("step=3/")
     advise(file, 1)
-    assert run.end() == ExitCode.DONE, run.log
+    run.done()
 
 
 @pytest.mark.parametrize("pod", [0, 1])
-def test_of_two_pods_either_can_be_advised_and_all_ranks_save_once(
-    lab: Lab, zygote: Zygote, pod: int
-) -> None:
-    for module in (
-        "torch.distributed.fsdp",
-        "torch.distributed.device_mesh",
-        "spottrain.distributed.process_group",
-    ):
-        zygote.ask(preload=module)
+def test_of_two_pods_either_can_be_advised_and_all_ranks_save_once(lab: Lab, pod: int) -> None:
     file = lab.folder / "save-advised"
     runs = _pods(lab, {pod: {Env.SAVE_ADVISED_FILE: str(file)}})
-    runs[0].until(" step=3/", 60)
+    runs[0].until(" step=3/")
     advise(file, 1)
-    runs[0].until("event=save-advised", 60).until("event=committed")
-    assert [run.end(60) for run in runs] == [ExitCode.DONE] * 2, runs[0].log
+    runs[0].until("event=save-advised").until("event=committed")
+    assert [run.end() for run in runs] == [ExitCode.DONE] * 2, runs[0].log
     assert len(advised(runs[0])) == 1 and committed(runs[0]) == [*advised(runs[0]), 20]
     assert "event=save-advised" not in runs[1].log
 

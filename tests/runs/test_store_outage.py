@@ -16,7 +16,7 @@ import pytest
 from spottrain.contract import WAITING_FOR_STORE, Env, ExitCode, Outcome, Progress, Reason
 
 from tests.runs.conftest import Lab
-from tests.runs.zygote import Run
+from tests.runs.launched import Run
 from tests.support import s3server
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment
 from tests.support.s3server import S3Server
@@ -65,7 +65,7 @@ def at(endpoint: str, bucket: str = "bucket") -> dict[str, str]:
 
 def told(run: Run, endpoint: str) -> str:
     """The line that says what is waited for."""
-    log = run.until("event=waiting-for-store", 60).log
+    log = run.until("event=waiting-for-store").log
     line = next(each for each in log.splitlines() if "event=waiting-for-store" in each)
     assert endpoint in line and "s3://" in line
     return line
@@ -81,7 +81,7 @@ def test_a_store_that_refuses_connections_ends_the_pod_with_a_code_of_its_own(la
     endpoint = f"http://127.0.0.1:{s3server.free_port()}"
     run = lab.run(env=at(endpoint) | {Env.STORE_WAIT: "7"})
     told(run, endpoint)
-    assert run.end(60) == ExitCode.STORE_UNREACHABLE
+    assert run.end() == ExitCode.STORE_UNREACHABLE
     message = run.message
     assert message.outcome is Outcome.STORE_UNREACHABLE and message.reason == Reason.STORE_UNAVAILABLE
     assert endpoint in message.message and "nothing was lost" in message.message
@@ -94,7 +94,7 @@ def test_an_endpoint_that_never_answers_is_named_and_sigterm_ends_the_wait_uncha
         assert "no response to" in told(run, endpoint)
         progress = asked(run)
         assert progress.state == WAITING_FOR_STORE and endpoint in progress.waitingFor
-        assert run.send().end() == ExitCode.INTERRUPTED
+        run.stopped()
         assert run.message.outcome is Outcome.INTERRUPTED
 
 
@@ -114,15 +114,14 @@ def test_an_outage_is_outlived_wherever_it_comes(
 ) -> None:
     proxy, env = store
     if attempt == 2:
-        first = lab.run(env=env | {"PAUSE": "0.1"}).until("event=committed step=7", 60)
-        assert first.send().end(60) == ExitCode.INTERRUPTED
+        (lab.run(env=env | {"PAUSE": "0.1"}).until("event=committed step=7").stopped())
     cut = Cut(method, path)
     proxy.reset(cut)
     run = lab.run(env=env | {Env.PROGRESS_PORT: "0"}, attempt=attempt)
     told(run, proxy.endpoint())
     assert asked(run).state == WAITING_FOR_STORE
     cut.mend()
-    assert run.end(120) == ExitCode.DONE, run.log
+    run.done()
     assert run.message.outcome is Outcome.DONE and run.message.step == 24
 
 
@@ -131,12 +130,10 @@ def test_a_done_that_could_not_be_said_is_said_by_the_next_attempt(
 ) -> None:
     proxy, env = store
     proxy.reset(Cut("PUT", "final/"))
-    run = lab.run(env=env | {Env.STORE_WAIT: "1"})
-    assert run.end(120) == ExitCode.STORE_UNREACHABLE, run.log
+    run = lab.run(env=env | {Env.STORE_WAIT: "1"}).ends(ExitCode.STORE_UNREACHABLE)
     assert run.message.durableStep == 24 and "nothing was lost" in run.message.message
     proxy.reset(lambda request: Treatment())
-    again = lab.run(env=env, attempt=2)
-    assert again.end(60) == ExitCode.DONE, again.log
+    again = lab.run(env=env, attempt=2).done()
     assert not again.losses, "all its steps were durable"
 
 
@@ -152,11 +149,9 @@ def test_a_signal_while_the_claim_waits_ends_it_uncharged(
 
 def test_a_refusal_ends_it_at_once(lab: Lab, store: tuple[FaultProxy, dict[str, str]]) -> None:
     _, env = store
-    run = lab.run(env=env | {"AWS_SECRET_ACCESS_KEY": "wrong"})
-    assert run.end(60) == ExitCode.BAD_CONFIGURATION
+    run = lab.run(env=env | {"AWS_SECRET_ACCESS_KEY": "wrong"}).ends(ExitCode.BAD_CONFIGURATION)
     assert run.message.reason == Reason.STORE_DENIED and "waiting-for-store" not in run.log
-    gone = lab.run(env=env | {Env.CHECKPOINT_URI: "s3://no-such-bucket/run"})
-    assert gone.end(60) == ExitCode.BAD_CONFIGURATION
+    gone = lab.run(env=env | {Env.CHECKPOINT_URI: "s3://no-such-bucket/run"}).ends(ExitCode.BAD_CONFIGURATION)
     assert gone.message.reason == Reason.BUCKET_NOT_FOUND
 
 
@@ -164,10 +159,10 @@ def test_peers_of_the_rank_that_waits_say_nothing_that_would_be_charged(lab: Lab
     endpoint = f"http://127.0.0.1:{s3server.free_port()}"
     runs = lab.ranks(2, SCRIPT_OF_RANKS, env=at(endpoint) | {Env.STORE_WAIT: "6"})
     told(runs[0], endpoint)
-    assert runs[0].end(90) == ExitCode.STORE_UNREACHABLE, runs[0].log
+    assert runs[0].end() == ExitCode.STORE_UNREACHABLE, runs[0].log
     time.sleep(1.0)
     runs[1].send()  # as the launcher and the operator do when a rank has ended
-    assert runs[1].end(60) == ExitCode.INTERRUPTED, runs[1].log
+    assert runs[1].end() == ExitCode.INTERRUPTED, runs[1].log
     assert json.loads(runs[0].message.to_json())["outcome"] == Outcome.STORE_UNREACHABLE
 
 
@@ -178,16 +173,16 @@ def test_an_outage_in_mid_training_stops_nothing_and_is_said(
     cut = Cut("GET", "/run/HEAD")
     run = lab.run(
         env=env | {Env.PROGRESS_PORT: "0", "PAUSE": "0.3"}, training='{"maxSteps": 250}', interval="1h"
-    ).until("step=2/", 60)
+    ).until("step=2/")
     proxy.plan = cut
-    log = run.until("event=store-unreachable", 90).log
+    log = run.until("event=store-unreachable").log
     assert proxy.endpoint() in log.rpartition("event=store-unreachable")[2]
     progress = asked(run)
     assert progress.state == "Training" and proxy.endpoint() in progress.waitingFor
     cut.mend()
-    run.until("event=store-reachable", 90)
+    run.until("event=store-reachable")
     assert not asked(run).waitingFor
-    assert run.send().end(60) == ExitCode.INTERRUPTED, "saved, and uncharged"
+    assert run.send().end() == ExitCode.INTERRUPTED, "saved, and uncharged"
 
 
 def test_two_ranks_outlive_an_outage_at_their_end(lab: Lab, store: tuple[FaultProxy, dict[str, str]]) -> None:
@@ -197,7 +192,7 @@ def test_two_ranks_outlive_an_outage_at_their_end(lab: Lab, store: tuple[FaultPr
     runs = lab.ranks(2, SCRIPT_OF_RANKS, env=env, interval="1h")
     told(runs[0], proxy.endpoint())
     cut.mend()
-    assert [run.end(120) for run in runs] == [ExitCode.DONE] * 2, runs[0].log + runs[1].log
+    assert [run.end() for run in runs] == [ExitCode.DONE] * 2, runs[0].log + runs[1].log
 
 
 def test_the_pod_of_several_ranks_ends_with_the_code_of_the_one_that_waited(lab: Lab) -> None:

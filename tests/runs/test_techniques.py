@@ -202,7 +202,7 @@ print("digest", trainer.fit().digest)
 def digest(lab: Lab, at: str, wanted: str, steps: int = 8) -> str:
     env = HOME | {"WANTED": wanted, "STEPS": str(steps)}
     run = lab.run(TRAINING, at=at, interval="4steps", env=env)
-    run.end(60)
+    run.end()
     assert run.code == 0, run.log
     return run.log.split("digest ")[1].split()[0]
 
@@ -264,7 +264,7 @@ process_group.leave()
 def test_ranks_compile_without_each_other_and_agree_on_a_size(lab: Lab) -> None:
     runs = lab.ranks(2, RANKS)
     for run in runs:
-        run.end(120)
+        run.end()
         assert "agreed 4" in run.log and "clean True 0.0" in run.log, run.log
         assert "exchanged True" in run.log, "after the first batch gradients are exchanged as ever"
     assert "found 12" in runs[0].log and "found 4" in runs[1].log
@@ -272,14 +272,15 @@ def test_ranks_compile_without_each_other_and_agree_on_a_size(lab: Lab) -> None:
 
 # --- real memory ----------------------------------------------------------------------------------------
 MEMORY: Final = """\
-import json, os, sys, torch
+import ctypes, json, os, sys, torch
 from spottrain.techniques.activation_checkpointing import Policy, apply
 from spottrain.techniques.batch_size_trials import Trial, find
 from spottrain.techniques.memory import HostMemory, memory_of
 sys.path.insert(0, os.environ["ROOT"])
 from tests.support.listings_techniques import Net
 
-torch.set_num_threads(1)
+M_MMAP_THRESHOLD = -3  # of glibc: each block that is freed goes back to the system, and counts no more
+ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)
 model = Net(depth=6)
 optimizer = torch.optim.AdamW(model.parameters())
 cpu = torch.device("cpu")
@@ -289,14 +290,14 @@ MB = 1 << 20
 
 def sizes(limit):
     trial = Trial(model, optimizer, loss_of=lambda model, batch: model(batch).square().mean(),
-                  batch_of=lambda size: torch.ones(size * 8192, 8), share=64,
+                  batch_of=lambda size: torch.ones(size * 1024, 8), share=64,
                   memory=HostMemory(limit), head_room=0.0)
     return trial, find(trial, 64, clear=trial.clear)
 
 
 trial, all_of_them = sizes(1 << 50)
 base = trial.peak(1)
-_, some = sizes(base + 250 * MB)
+_, some = sizes(base + 31 * MB)
 apply(model, Policy.of("all"))
 recomputing, _ = sizes(1 << 50)
 above = [(each.peak(64) - base) // MB for each in (trial, recomputing)]
@@ -306,11 +307,11 @@ print("found", json.dumps([all_of_them, some, *above]))
 
 def test_on_a_cpu_the_peak_of_the_process_says_what_fits(lab: Lab) -> None:
     run = lab.run(MEMORY, env=HOME)
-    run.end(120)
+    run.end()
     assert "found [" in run.log, run.log
     everything, some, usual, recomputed = json.loads(run.log.split("found ")[1].splitlines()[0])
-    assert everything == 64 and 4 <= some <= 16, run.log
-    assert usual > 1.15 * recomputed > 0, f"MB above what one sample takes: {run.log}"
+    assert everything == 64 and 8 <= some <= 16, run.log
+    assert usual > 1.5 * recomputed > 0, f"MB above what one sample takes: {run.log}"
 
 
 # --- steps in which nothing counts ------------------------------------------------------------------------
@@ -345,12 +346,10 @@ run.finish()
 
 @pytest.mark.parametrize("stop", [2, 4])  # in an epoch, and at its end
 def test_a_loop_over_steps_that_count_nothing_ends_and_goes_on_bit_by_bit(lab: Lab, stop: int) -> None:
-    whole = lab.run(script=NOTHING_COUNTS, at="whole")
-    assert whole.end(60) == ExitCode.DONE, whole.log
+    whole = lab.run(script=NOTHING_COUNTS, at="whole").done()
     assert whole.message.step == 8
-    assert lab.run(script=NOTHING_COUNTS, env={"STOP": str(stop)}).end(60) == ExitCode.INTERRUPTED
-    rest = lab.run(script=NOTHING_COUNTS, attempt=2)
-    assert rest.end(60) == ExitCode.DONE, rest.log
+    lab.run(script=NOTHING_COUNTS, env={"STOP": str(stop)}).ends(ExitCode.INTERRUPTED)
+    rest = lab.run(script=NOTHING_COUNTS, attempt=2).done()
     told = [[line for line in run.log.splitlines() if line.startswith("SAMPLES")] for run in (whole, rest)]
     assert told[1] == told[0][stop:], "no sample twice, none left out"
     assert rest.digest == whole.digest

@@ -10,7 +10,7 @@ import pytest
 from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab
-from tests.runs.zygote import Run, Zygote
+from tests.runs.launched import Run
 
 SCRIPT = """\
 import json, os, signal, sys, time
@@ -77,23 +77,13 @@ run.finish()
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm(zygote: Zygote) -> None:
-    for module in (
-        "torch.distributed.fsdp",
-        "torch.distributed.device_mesh",
-        "spottrain.distributed.process_group",
-    ):
-        zygote.ask(preload=module)
-
-
 def said(run: Run, what: str) -> list[Any]:
     lines = [line for line in run.log.splitlines() if line.startswith(f"{what} ")]
     return [json.loads(line.removeprefix(f"{what} ")) for line in lines]
 
 
 def ended(runs: list[Run], code: ExitCode) -> Run:
-    assert [run.end(120) for run in runs] == [code] * len(runs), "\n".join(run.log for run in runs)
+    assert [run.end() for run in runs] == [code] * len(runs), "\n".join(run.log for run in runs)
     return runs[0]
 
 

@@ -9,7 +9,7 @@ import pytest
 from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab
-from tests.runs.zygote import Zygote
+from tests.support.zygote import Zygote
 
 BEGIN = """\
 import json, os, sys
@@ -377,23 +377,12 @@ except spottrain.errors.ConfigurationError as error:
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm(zygote: Zygote) -> None:
-    for module in (
-        "torch.distributed.fsdp",
-        "torch.distributed.device_mesh",
-        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
-        "spottrain.distributed.process_group",
-    ):
-        zygote.ask(preload=module)
-
-
 def found(
     lab: Lab, script: str, *, ranks: int = 2, env: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """What the ranks say, once all have ended well."""
     runs = lab.ranks(ranks, script, at="", env={"OMP_NUM_THREADS": "1"} | (env or {}))
-    codes = [run.end(120) for run in runs]
+    codes = [run.end() for run in runs]
     assert codes == [ExitCode.DONE] * ranks, "\n".join(run.log for run in runs)
     lines = [line for run in runs for line in run.log.splitlines() if line.startswith("FOUND ")]
     return [json.loads(line.removeprefix("FOUND ")) for line in lines]
@@ -448,7 +437,7 @@ def test_unequal_counts_over_ranks_and_micro_batches_are_one_big_batch(lab: Lab,
 
 # --- compression ----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def power(zygote: Zygote, warm: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def power(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     lab = Lab(zygote, tmp_path_factory.mktemp("power"))
     try:
         return found(lab, COMPRESSION, env={"KIND": "powerSGD"})

@@ -95,11 +95,10 @@ def test_trackers_of_the_manifest_show_one_run_over_an_attempt_that_was_killed(l
         points = client.get_metric_history(found[0].info.run_id, "loss") if found else []
         return sorted(point.step for point in points)
 
-    first = lab.run(training=json.dumps(training), env={"PAUSE": "1"}, attempt=1).until("step=9/", 60)
+    first = lab.run(training=json.dumps(training), env={"PAUSE": "1"}, attempt=1).until("step=9/")
     until(logged, rows=8)  # what a tracker still has in its queue dies with the process
-    assert first.until("event=committed").send(signal.SIGKILL).end() == -signal.SIGKILL
-    second = lab.run(training=json.dumps(training), attempt=2)
-    assert second.end(120) == ExitCode.DONE, second.log
+    first.until("event=committed").killed()
+    second = lab.run(training=json.dumps(training), attempt=2).done()
     assert "event=tracker" not in first.log + second.log
     assert min(second.losses) <= 9, "it had to do some steps again"
     shown = accumulated(lab.folder / "tb" / "uid-store")
@@ -116,8 +115,7 @@ def test_a_tracker_of_the_manifest_stands_in_place_of_the_script_s_of_its_kind(l
     ).replace("import torch, spottrain", "import torch, spottrain, spottrain.techniques.trackers")
     it = lab.run(
         script, training=json.dumps({"trackers": {"tensorboard": {"folder": str(lab.folder / "tb")}}})
-    )
-    assert it.end(60) == ExitCode.DONE, it.log
+    ).done()
     assert "event=override setting=trackers.tensorboard" in it.log
     assert (lab.folder / "tb").exists() and not (lab.folder / "own").exists()
 
@@ -218,8 +216,9 @@ def test_a_tracker_s_run_ends_as_the_training_did_and_goes_on_where_it_was_inter
     client = importlib.import_module("mlflow").MlflowClient(tracking_uri=uri)
     experiment = client.create_experiment("tests")
     env = {"MLFLOW": uri, "SPOTTRAIN_GRACE_SECONDS": "600"}
-    ended = lab.run(LOOP.replace("ACT", act), env=env | ({"WANDB": "1"} if case == "a signal" else {}))
-    assert ended.end(120) == code, ended.log
+    ended = lab.run(LOOP.replace("ACT", act), env=env | ({"WANDB": "1"} if case == "a signal" else {})).ends(
+        code
+    )
     assert [run.info.status for run in client.search_runs([experiment])] == [status], ended.log
     if case != "a signal":
         return
@@ -227,8 +226,7 @@ def test_a_tracker_s_run_ends_as_the_training_did_and_goes_on_where_it_was_inter
     assert until(lambda: [r for r in records_of(file) if r.HasField("preempting")], rows=1)
     exits = until(lambda: [r.exit.exit_code for r in records_of(file) if r.HasField("exit")], rows=1)
     assert exits == [ExitCode.INTERRUPTED]
-    again = lab.run(LOOP, attempt=2, env=env | {"HERE": "1"})
-    assert again.end(120) == ExitCode.DONE, again.log
+    lab.run(LOOP, attempt=2, env=env | {"HERE": "1"}).done()
     (run,) = client.search_runs([experiment])
     assert run.info.status == "FINISHED"
 

@@ -10,16 +10,11 @@ import pytest
 from spottrain.contract import ExitCode, Outcome, Reason
 
 from tests.runs.conftest import SCRIPT, Lab
-from tests.runs.zygote import Run
+from tests.runs.launched import Run
 
 
 def run(lab: Lab, training: dict[str, Any], *, script: str = SCRIPT, **more: Any) -> Run:
     return lab.run(script=script, training=json.dumps(training), **more)
-
-
-def done(of: Run, seconds: float = 60) -> Run:
-    assert of.end(seconds) == ExitCode.DONE, of.log
-    return of
 
 
 def number(loss: str) -> float:
@@ -28,11 +23,11 @@ def number(loss: str) -> float:
 
 def test_what_does_not_improve_ends_early_and_is_done(lab: Lab) -> None:
     stopping = {"patience": 1, "minDelta": 1e9}
-    it = done(run(lab, {"earlyStopping": stopping}, env={"EVAL": "1"}))
+    it = run(lab, {"earlyStopping": stopping}, env={"EVAL": "1"}).done()
     assert (it.message.outcome, it.message.reason) == (Outcome.DONE, Reason.EARLY_STOPPED)
     assert it.message.step == 14, "the second evaluation, after two epochs of 7 steps of 24"
     assert "ended early: loss did not improve by more than 1e+09" in it.message.message
-    again = done(run(lab, {"earlyStopping": stopping}, env={"EVAL": "1"}, attempt=2))
+    again = run(lab, {"earlyStopping": stopping}, env={"EVAL": "1"}, attempt=2).done()
     assert again.message.outcome is Outcome.DONE and not again.losses, "it is not begun anew"
 
 
@@ -52,8 +47,7 @@ def test_a_metric_that_is_changed_to_an_unknown_one_is_refused_before_a_later_at
     lab: Lab,
 ) -> None:
     patience, env = {"patience": 9}, {"EVAL": "1", "PAUSE": "0.02"}
-    first = run(lab, {"earlyStopping": patience}, env=env).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED
+    run(lab, {"earlyStopping": patience}, env=env).until("step=9/").stopped()
     second = run(lab, {"earlyStopping": patience | {"metric": "auc"}}, env=env, attempt=2)
     assert second.end() == ExitCode.BAD_CONFIGURATION and not second.losses
     assert "needs the metric 'auc', but an evaluation returns loss" in second.message.message
@@ -69,17 +63,17 @@ LITTLE_MEMORY = SCRIPT.replace(
 
 
 def test_the_largest_micro_batch_that_fits_is_found_and_the_batch_stays_what_it_is(lab: Lab) -> None:
-    fixed = done(run(lab, {"microBatchSize": 4}, at="fixed"))
-    found = done(run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "999"}))
+    fixed = run(lab, {"microBatchSize": 4}, at="fixed").done()
+    found = run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "999"}).done()
     assert "event=batch-size micro_batch_size=4 share=8" in found.log
     assert found.losses == fixed.losses and found.digest == fixed.digest, "the trials have left no trace"
 
 
 def test_a_step_that_runs_out_of_memory_is_done_again_with_smaller_micro_batches(lab: Lab) -> None:
-    it = done(run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "20"}))
+    it = run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "20"}).done()
     assert 'event=batch-size micro_batch_size=2 was=4 why="a step ran out of memory"' in it.log
     assert sorted(it.losses) == list(range(1, 25)), "each step once"
-    smaller = done(run(lab, {"microBatchSize": 2}, at="smaller"))
+    smaller = run(lab, {"microBatchSize": 2}, at="smaller").done()
     assert number(it.losses[24]) == pytest.approx(number(smaller.losses[24]), rel=0.3), (
         "batch norm sees other micro-batches"
     )
@@ -92,16 +86,15 @@ def test_where_a_size_is_given_running_out_of_memory_is_a_failure_that_names_the
 
 
 def test_the_average_of_the_weights_is_what_is_stored(lab: Lab) -> None:
-    plain = done(run(lab, {}, at="plain"))
-    averaged = done(run(lab, {"emaDecay": 0.99}))
+    plain = run(lab, {}, at="plain").done()
+    averaged = run(lab, {"emaDecay": 0.99}).done()
     assert averaged.losses == plain.losses, "the training is the same"
     assert averaged.digest != plain.digest
 
 
 def test_an_average_that_is_new_in_an_attempt_begins_with_the_restored_weights(lab: Lab) -> None:
-    first = run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED
-    second = done(run(lab, {"emaDecay": 0.9}, attempt=2))
+    run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    second = run(lab, {"emaDecay": 0.9}, attempt=2).done()
     assert 'event=ema source="the restored weights"' in second.log
 
 
@@ -109,8 +102,8 @@ def test_a_loss_over_tokens_is_weighed_by_their_number(lab: Lab) -> None:
     weighed = SCRIPT.replace(
         "    max_steps=24,\n", "    loss_weight=lambda batch: float(batch[1].numel()),\n    max_steps=24,\n"
     )
-    plain = done(run(lab, {"microBatchSize": 2}, at="plain"))
-    same = done(run(lab, {"microBatchSize": 2}, script=weighed))
+    plain = run(lab, {"microBatchSize": 2}, at="plain").done()
+    same = run(lab, {"microBatchSize": 2}, script=weighed).done()
     assert same.losses.keys() == plain.losses.keys()
     for step, loss in plain.losses.items():
         assert number(same.losses[step]) == pytest.approx(number(loss), rel=1e-5), (
@@ -119,7 +112,7 @@ def test_a_loss_over_tokens_is_weighed_by_their_number(lab: Lab) -> None:
 
 
 def test_a_profile_of_the_steps_that_the_manifest_names_is_stored(lab: Lab) -> None:
-    it = done(run(lab, {"profile": {"wait": 2, "warmup": 1, "active": 2}}))
+    it = run(lab, {"profile": {"wait": 2, "warmup": 1, "active": 2}}).done()
     found = sorted(p.name for p in (lab.folder / "store" / "profiles").rglob("*.*"))
     assert any(name.endswith(".pt.trace.json.gz") for name in found), (found, it.log)
     assert any(name.endswith(".top.txt") for name in found)
@@ -132,7 +125,7 @@ def test_a_profile_past_the_end_is_refused_before_the_first_step(lab: Lab) -> No
 
 
 def test_where_the_time_went_is_told_at_the_end(lab: Lab) -> None:
-    it = done(run(lab, {}, env={"PAUSE": "0.01"}))
+    it = run(lab, {}, env={"PAUSE": "0.01"}).done()
     (line,) = [line for line in it.log.splitlines() if "event=step-time " in line]
     shares = {part: float(line.split(f"{part}=")[1].split()[0]) for part in ("data", "compute", "checkpoint")}
     assert shares["compute"] > max(shares["data"], shares["checkpoint"]), line
@@ -147,7 +140,7 @@ def test_a_batch_that_counts_nothing_does_not_spoil_the_step(lab: Lab) -> None:
         "    max_steps=24,\n",
         "    loss_weight=lambda batch: float((batch[1] < 1).sum()),\n    max_steps=24,\n",
     )
-    it = done(run(lab, {"microBatchSize": 2}, script=empty, env={"EVAL": "1"}))
+    it = run(lab, {"microBatchSize": 2}, script=empty, env={"EVAL": "1"}).done()
     assert len(it.losses) == 24 and "nan" not in " ".join(it.losses.values()), it.log
     assert "eval_loss=nan" not in it.log
 
@@ -167,12 +160,11 @@ MASKED = MASKED.replace(
 
 def test_a_run_in_which_whole_steps_count_nothing_ends_and_goes_on_bit_by_bit(lab: Lab) -> None:
     """Ten of 50 samples count, in steps of 2: most steps have none, and batch norm sees what stands in."""
-    plain = done(run(lab, {"globalBatchSize": 2}, script=MASKED, at="plain"))
+    plain = run(lab, {"globalBatchSize": 2}, script=MASKED, at="plain").done()
     assert [number(loss) for loss in plain.losses.values()].count(0.0) > 5, plain.losses
     slow = {"PAUSE": "0.02"}
-    first = run(lab, {"globalBatchSize": 2}, script=MASKED, env=slow, attempt=1).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED
-    second = done(run(lab, {"globalBatchSize": 2}, script=MASKED, attempt=2))
+    first = run(lab, {"globalBatchSize": 2}, script=MASKED, env=slow, attempt=1).until("step=9/").stopped()
+    second = run(lab, {"globalBatchSize": 2}, script=MASKED, attempt=2).done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
 
 
@@ -180,28 +172,28 @@ def test_an_optimizer_may_be_named_and_the_manifest_may_name_another(lab: Lab) -
     named = SCRIPT.replace(
         "optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2)", 'optimizer="adamw", learning_rate=1e-2'
     )
-    plain = done(run(lab, {}, at="plain"))
-    assert done(run(lab, {}, script=named)).digest == plain.digest
-    refused = run(lab, {"optimizer": {"name": "sgd"}}, script=named, at="other")
-    assert refused.end() == ExitCode.BAD_CONFIGURATION
+    plain = run(lab, {}, at="plain").done()
+    assert run(lab, {}, script=named).done().digest == plain.digest
+    refused = run(lab, {"optimizer": {"name": "sgd"}}, script=named, at="other").ends(
+        ExitCode.BAD_CONFIGURATION
+    )
     assert "the optimizer sgd needs a learning rate" in refused.message.message
 
 
 def test_what_the_manifest_says_of_the_optimizer_holds_against_the_checkpoint_s(lab: Lab) -> None:
     said = {"name": "adamw", "weightDecay": 0.1}
-    first = run(lab, {"optimizer": said}, env={"PAUSE": "0.02"}).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED
-    second = done(run(lab, {"optimizer": said | {"weightDecay": 100.0}}, attempt=2))
+    (run(lab, {"optimizer": said}, env={"PAUSE": "0.02"}).until("step=9/").stopped())
+    second = run(lab, {"optimizer": said | {"weightDecay": 100.0}}, attempt=2).done()
     assert "setting=optimizer.weight_decay group=0 holds=now checkpoint=0.1 now=100.0" in second.log
-    same = done(run(lab, {"optimizer": said}, at="plain"))
+    same = run(lab, {"optimizer": said}, at="plain").done()
     assert second.digest != same.digest, "else it would be that of a run without an interruption"
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused_in_a_sentence(lab: Lab) -> None:
-    first = run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED
-    second = run(lab, {"optimizer": {"name": "sgd", "learningRate": 0.1}}, attempt=2)
-    assert second.end() == ExitCode.BAD_CONFIGURATION
+    run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    second = run(lab, {"optimizer": {"name": "sgd", "learningRate": 0.1}}, attempt=2).ends(
+        ExitCode.BAD_CONFIGURATION
+    )
     assert "its optimizer is AdamW, and here it is SGD" in second.message.message
 
 
@@ -219,18 +211,18 @@ TIED = SCRIPT.replace(
 
 
 def test_weights_that_are_tied_are_averaged_under_all_of_their_names(lab: Lab) -> None:
-    it = done(run(lab, {"emaDecay": 0.9}, script=TIED))
+    it = run(lab, {"emaDecay": 0.9}, script=TIED).done()
     assert "tied True averaged True" in it.log
 
 
 def test_evaluations_use_the_size_that_was_found(lab: Lab) -> None:
-    it = done(run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "9999", "EVAL": "1"}))
+    it = run(lab, {"microBatchSize": "auto"}, script=LITTLE_MEMORY, env={"ROOMY": "9999", "EVAL": "1"}).done()
     assert "event=evaluated step=7" in it.log, "with the whole batch it would have run out of memory"
 
 
 def test_what_cannot_act_is_told(lab: Lab) -> None:
     own = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24,\n    schedule=lambda step: 1.0,\n")
-    it = done(run(lab, {"warmupSteps": 5}, script=own))
+    it = run(lab, {"warmupSteps": 5}, script=own).done()
     assert 'event=advice about=learning-rate text="warmup_steps have no effect' in it.log
 
 
@@ -242,7 +234,7 @@ def test_a_step_without_the_recomputation_that_is_asked_for_is_never_tried(lab: 
         "    assert len(batch[1]) == 8 and 'forward' in vars(model.first), 'a pass that nobody asked for'\n",
     )
     wanted = {"activationCheckpointing": {"policy": "classes", "classes": ["Linear"]}}
-    done(run(lab, wanted, script=picky, env={"DROP_LAST": "1"}))
+    run(lab, wanted, script=picky, env={"DROP_LAST": "1"}).done()
 
 
 def test_the_look_for_a_metric_is_made_with_micro_batches_that_fit(lab: Lab) -> None:
@@ -252,13 +244,13 @@ def test_the_look_for_a_metric_is_made_with_micro_batches_that_fit(lab: Lab) -> 
         "    if len(batch[1]) > 4: raise torch.OutOfMemoryError('CUDA out of memory (as a test says it)')\n",
     )
     wanted = {"microBatchSize": "auto", "earlyStopping": {"patience": 100, "metric": "accuracy"}}
-    it = done(run(lab, wanted, script=narrow, env={"EVAL": "1"}))
+    it = run(lab, wanted, script=narrow, env={"EVAL": "1"}).done()
     assert "event=batch-size micro_batch_size=4 share=8" in it.log
 
 
 def test_a_manifest_may_replace_optimizer_and_schedule_of_a_script_with_a_scheduler(lab: Lab) -> None:
     wanted = {"schedule": "constant", "optimizer": {"name": "adamw", "learningRate": 0.01}}
-    it = done(run(lab, wanted, script=SCHEDULED))
+    it = run(lab, wanted, script=SCHEDULED).done()
     assert " lr=0.01 " in it.log and " lr=0 " not in it.log
 
 
@@ -275,18 +267,21 @@ SCHEDULED = SCRIPT.replace(
 
 def test_a_schedule_of_the_manifest_takes_the_rate_from_before_the_script_s_scheduler(lab: Lab) -> None:
     plain = SCRIPT.replace("    max_steps=24,\n", "    max_steps=24,\n    schedule='constant',\n")
-    expected = done(run(lab, {}, script=plain, at="plain"))
-    it = done(run(lab, {"schedule": "constant"}, script=SCHEDULED))
+    expected = run(lab, {}, script=plain, at="plain").done()
+    it = run(lab, {"schedule": "constant"}, script=SCHEDULED).done()
     assert it.losses == expected.losses, "a LambdaLR that begins at 0 has set the group's rate to 0"
     assert "event=override setting=schedule manifest=constant script=LambdaLR" in it.log
 
 
 def test_a_rate_that_follows_from_the_batch_size_holds_against_the_checkpoint_s(lab: Lab) -> None:
     scaling = {"rule": "linear", "baseBatchSize": 8}
-    first = run(lab, {"learningRateScaling": scaling, "schedule": "constant"}, env={"PAUSE": "0.02"})
-    assert first.until("step=9/").send().end() == ExitCode.INTERRUPTED
+    (
+        run(lab, {"learningRateScaling": scaling, "schedule": "constant"}, env={"PAUSE": "0.02"})
+        .until("step=9/")
+        .stopped()
+    )
     bigger = {"learningRateScaling": scaling, "schedule": "constant", "globalBatchSize": 16}
-    second = done(run(lab, bigger, attempt=2))
+    second = run(lab, bigger, attempt=2).done()
     assert "event=override setting=lr holds=now checkpoint=0.01 now=0.02" in second.log
     assert " lr=0.02 " in second.log and " lr=0.01 " not in second.log
 
@@ -309,13 +304,13 @@ def test_a_metric_that_the_evaluation_does_not_give_is_refused_before_the_first_
     assert it.end() == ExitCode.BAD_CONFIGURATION and not it.losses
     assert "needs the metric 'auc', but an evaluation returns accuracy, loss" in it.message.message
     wanted = {"earlyStopping": {"patience": 100, "metric": "accuracy"}}
-    plain = done(run(lab, {}, script=MEASURED, env={"EVAL": "1"}, at="plain"))
-    same = done(run(lab, wanted, script=MEASURED, env={"EVAL": "1"}, at="same"))
+    plain = run(lab, {}, script=MEASURED, env={"EVAL": "1"}, at="plain").done()
+    same = run(lab, wanted, script=MEASURED, env={"EVAL": "1"}, at="same").done()
     assert same.losses == plain.losses, "the look has left no trace"
 
 
 def test_early_stopping_that_cannot_act_is_told(lab: Lab) -> None:
-    it = done(run(lab, {"earlyStopping": {"patience": 4}}, env={"EVAL": "1"}))
+    it = run(lab, {"earlyStopping": {"patience": 4}}, env={"EVAL": "1"}).done()
     assert "cannot run out of patience: it is 4 evaluation(s), and the run has 4" in it.log
 
 
@@ -325,7 +320,7 @@ def test_a_step_that_fp16_leaves_out_moves_neither_schedule_nor_average(lab: Lab
         "    steep = 1e30 if model.training and CALLS.pop(0) < 3 else 1.0\n"
         "    return steep * torch.nn.functional.mse_loss(",
     ).replace("def loss(model, batch):\n", "CALLS = list(range(1000))\ndef loss(model, batch):\n")
-    it = done(run(lab, {"precision": "fp16", "emaDecay": 0.9}, script=steep))
+    it = run(lab, {"precision": "fp16", "emaDecay": 0.9}, script=steep).done()
     assert it.log.count("event=step-skipped") >= 3
     rates = [
         line.split(" lr=")[1].split()[0]
@@ -343,14 +338,14 @@ def test_gradients_that_overflow_at_every_scale_are_a_failure_that_says_so(lab: 
         "    return torch.nn.functional.mse_loss(", "    return 1e36 * torch.nn.functional.mse_loss("
     ).replace("    max_steps=24,\n", "    max_steps=100,\n")
     it = run(lab, {"precision": "fp16"}, script=steep)
-    assert it.end(60) not in (ExitCode.DONE, ExitCode.BAD_CONFIGURATION)
+    assert it.end() not in (ExitCode.DONE, ExitCode.BAD_CONFIGURATION)
     assert "gradients overflow at every loss scale down to" in it.message.message
 
 
 def test_checkpointing_that_buys_nothing_is_told(lab: Lab) -> None:
     wanted = {"activationCheckpointing": {"policy": "classes", "classes": ["Linear"]}}
-    plain = done(run(lab, {}, at="plain"))
-    it = done(run(lab, wanted))
+    plain = run(lab, {}, at="plain").done()
+    it = run(lab, wanted).done()
     assert "event=advice about=activations" in it.log and "memory is not the constraint" in it.log
     assert it.losses == plain.losses
 
@@ -365,9 +360,13 @@ def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruptio
         "spottrain.lifecycle.coordinator.FinalWeights = hold\n",
     )
     stopping = {"earlyStopping": {"patience": 1, "minDelta": 1e9}}
-    first = run(lab, stopping, script=held, env={"EVAL": "1"}).until("all is saved")
-    assert first.send(signal.SIGKILL).end() == -signal.SIGKILL
-    second = done(run(lab, stopping, script=told, env={"EVAL": "1"}, attempt=2))
+    first = (
+        run(lab, stopping, script=held, env={"EVAL": "1"})
+        .until("all is saved")
+        .send(signal.SIGKILL)
+        .ends(-signal.SIGKILL)
+    )
+    second = run(lab, stopping, script=told, env={"EVAL": "1"}, attempt=2).done()
     assert not second.losses
     last = float(second.log.split("result ")[1].split()[0])
     assert last == pytest.approx(number(first.losses[14]), rel=1e-6)
@@ -389,11 +388,17 @@ def test_on_a_larger_device_the_size_is_found_anew_unless_bits_are_to_stay(
     lab: Lab, deterministic: bool, size: int
 ) -> None:
     wanted = {"microBatchSize": "auto", "deterministic": deterministic}
-    first = run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "4", "PAUSE": "0.02"}).until("step=9/")
-    assert first.send().end() == ExitCode.INTERRUPTED
+    first = (
+        run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "4", "PAUSE": "0.02"})
+        .until("step=9/")
+        .stopped()
+    )
     assert "event=batch-size micro_batch_size=4 share=8" in first.log
-    same = run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "8", "PAUSE": "0.02"}).until("step=15/")
-    assert same.send().end() == ExitCode.INTERRUPTED
+    same = (
+        run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "8", "PAUSE": "0.02"})
+        .until("step=15/")
+        .stopped()
+    )
     assert "event=batch-size micro_batch_size=4 share=8" in same.log, "the room is what it was"
-    larger = done(run(lab, wanted, script=ROOM, env={"ROOM": "16", "MOST": "8"}))
+    larger = run(lab, wanted, script=ROOM, env={"ROOM": "16", "MOST": "8"}).done()
     assert f"event=batch-size micro_batch_size={size} share=8" in larger.log

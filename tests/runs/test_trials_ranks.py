@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from tests.runs.conftest import Lab
-from tests.runs.test_techniques_ranks import BEGIN, found, warm
-
-__all__ = ["warm"]
+from tests.runs.test_techniques_ranks import BEGIN, found
 
 TRIALS = (
     BEGIN

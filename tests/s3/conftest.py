@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.loaders import create_loader
 from spottrain.storage.s3 import S3Store
 
 from tests.support import s3server
 from tests.support.faultproxy import FaultProxy
 from tests.support.s3bodies import BODY_SECONDS, CHUNK
 from tests.support.s3server import S3Server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_models() -> Iterator[None]:
+    """botocore's models of the S3 API are read once, not by each client: that is half of a client's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", functools.cache(create_loader))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).parents[2]
 HELD: Final = [
     *re.findall(r"#!/usr/bin/env -S (\S+) /opt", (ROOT / "Dockerfile").read_text()),
@@ -27,6 +29,11 @@ def can_be_pid_1() -> bool:
         return subprocess.run([*NAMESPACE, "true"], check=False).returncode == 0
     except OSError:
         return False
+
+
+needs_root = pytest.mark.skipif(
+    not can_be_pid_1(), reason="needs the right to make a process namespace (root)"
+)
 
 
 def once(find: Callable[[], int | None], what: str, seconds: float = 20) -> int:
