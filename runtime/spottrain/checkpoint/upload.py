@@ -114,7 +114,7 @@ class InProcessTransfer:
     """Uploads in this process, to the given store."""
 
     def __init__(self, where: Store) -> None:
-        self._uploads = Uploads(lambda: where)
+        self._uploads = Uploads(lambda: where, at_once=1)
         self._memory: mmap.mmap | None = None
 
     def share(self, buffer: StagingBuffer) -> None:

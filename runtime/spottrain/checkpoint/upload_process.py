@@ -70,10 +70,11 @@ def upload(store: Store, item: UploadItem, body: memoryview, cancelled: Callable
 
 
 class Uploads:
-    """Uploads items to the store that `store` returns, small ones at once. One set of items at a time."""
+    """Uploads items to the store that `store` returns, `at_once` small ones in parallel. One call at once."""
 
-    def __init__(self, store: Callable[[], Store]) -> None:
+    def __init__(self, store: Callable[[], Store], at_once: int = SMALL_AT_ONCE) -> None:
         self._store = store
+        self._at_once = at_once
         self._sent: dict[str, tuple[int, list[str]]] = {}
         """Results of the current call, and of the same keys before it: a retry sends only the rest."""
 
@@ -97,7 +98,7 @@ class Uploads:
                 failures.append(error)  # the first is the cause
                 raise
 
-        pool = ThreadPoolExecutor(SMALL_AT_ONCE)  # `with` would wait for the others after a failure
+        pool = ThreadPoolExecutor(self._at_once)  # `with` would wait for the others after a failure
         futures = [pool.submit(send, item) for item in items if item.bytes <= CHUNK_BYTES]
         try:
             for item in items:

@@ -152,13 +152,13 @@ def test_empty_folders_are_not_saved(node: Nodes) -> None:
 
 
 # --- which machine -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("fact", [field.name for field in dataclasses.fields(CompileTarget)])
-def test_every_fact_makes_another_key(fact: str, node: Nodes) -> None:
-    changed: Any = ("sse2",) if fact in ("flags", "devices") else "other"
-    other = dataclasses.replace(FACTS, **{fact: changed})
-    assert other.key() != FACTS.key()
+def test_every_fact_makes_another_key(node: Nodes) -> None:
     saved(node)
-    assert node(facts=other).cache.restore() is None
+    for field in dataclasses.fields(CompileTarget):
+        changed: Any = ("sse2",) if field.name in ("flags", "devices") else "other"
+        other = dataclasses.replace(FACTS, **{field.name: changed})
+        assert other.key() != FACTS.key(), field.name
+        assert node(facts=other).cache.restore() is None, field.name
 
 
 def test_the_key_is_the_same_in_every_process() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from spottrain.checkpoint.head.admin import Adopting, Pruning
@@ -26,7 +27,6 @@ from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
     Committing,
-    Entry,
     Head,
     HeadState,
     Tenure,
@@ -71,75 +71,69 @@ def test_no_interleaving_breaks_a_rule(scenario: Scenario) -> None:
 
 
 # --- protocols that are wrong ------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimingWhateverTheAttempt(Claiming):
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An intent that decides by another rule than its own."""
+
+    intent: Any
+    rule: Callable[[Any, Head | None, str], Head | None]
+
     def decide(self, head: Head | None, nonce: str) -> Head | None:
-        if head is None or head.jobUID != self.who.job_uid:
-            return super(ClaimingWhateverTheAttempt, self).decide(head, nonce)
-        return replace(
-            head, attempt=self.who.attempt, term=head.term + 1, nonce=nonce, state=HeadState.ACTIVE
-        )
+        return self.rule(self.intent, head, nonce)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommittingWhoeverOwns(Committing):
-    def decide(self, head: Head | None, nonce: str) -> Head | None:
-        return replace(present(head), nonce=nonce, checkpoints=(self.entry, *present(head).checkpoints[:1]))
+def claiming_whatever_the_attempt(intent: Claiming, head: Head | None, nonce: str) -> Head | None:
+    if head is None or head.jobUID != intent.who.job_uid:
+        return intent.decide(head, nonce)
+    return replace(head, attempt=intent.who.attempt, term=head.term + 1, nonce=nonce, state=HeadState.ACTIVE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PruningByStep(Committing):
-    def decide(self, head: Head | None, nonce: str) -> Head | None:
-        body = super(PruningByStep, self).decide(head, nonce)
-        if body is None:
-            return None
-        entries = (self.entry, *present(head).checkpoints)
-        best = sorted(entries, key=lambda entry: entry.step)[-self.keep :]
-        return replace(body, checkpoints=tuple(entry for entry in entries if entry in best))
+def committing_whoever_owns(intent: Committing, head: Head | None, nonce: str) -> Head | None:
+    return replace(present(head), nonce=nonce, checkpoints=(intent.entry, *present(head).checkpoints[:1]))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommittingBesideTheOldBest(Committing):
-    def decide(self, head: Head | None, nonce: str) -> Head | None:
-        body = super(CommittingBesideTheOldBest, self).decide(head, nonce)
-        if body is None:
-            return None
-        marked = {entry.key for entry in present(head).checkpoints if entry.keptAs == BEST}
-        entries = (replace(e, keptAs=BEST) if e.key in marked else e for e in body.checkpoints)
-        return replace(body, checkpoints=tuple(entries))
+def pruning_by_step(intent: Committing, head: Head | None, nonce: str) -> Head | None:
+    if (body := intent.decide(head, nonce)) is None:
+        return None
+    entries = (intent.entry, *present(head).checkpoints)
+    best = sorted(entries, key=lambda entry: entry.step)[-intent.keep :]
+    return replace(body, checkpoints=tuple(entry for entry in entries if entry in best))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommittingOverTheBest(Committing):
-    def decide(self, head: Head | None, nonce: str) -> Head | None:
-        seen = present(head)
-        plain = tuple(replace(e, keptAs="") if e.keptAs == BEST else e for e in seen.checkpoints)
-        return super(CommittingOverTheBest, self).decide(replace(seen, checkpoints=plain), nonce)
+def beside_the_old_best(intent: Committing, head: Head | None, nonce: str) -> Head | None:
+    if (body := intent.decide(head, nonce)) is None:
+        return None
+    marked = {entry.key for entry in present(head).checkpoints if entry.keptAs == BEST}
+    entries = (replace(e, keptAs=BEST) if e.key in marked else e for e in body.checkpoints)
+    return replace(body, checkpoints=tuple(entries))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PruningUnderAJob(Pruning):
-    def decide(self, head: Head | None, nonce: str) -> Head | None:
-        seen = present(head)
-        left = tuple(entry for entry in seen.checkpoints if entry.key not in self.doomed)
-        return replace(seen, nonce=nonce, checkpoints=left) if left != seen.checkpoints else None
+def over_the_best(intent: Committing, head: Head | None, nonce: str) -> Head | None:
+    seen = present(head)
+    plain = tuple(replace(e, keptAs="") if e.keptAs == BEST else e for e in seen.checkpoints)
+    return intent.decide(replace(seen, checkpoints=plain), nonce)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdoptingWhoeverOwns(Adopting):
-    def decide(self, head: Head | None, nonce: str) -> Head | None:
-        term = term_of_key(self.entry.key)
-        assert term is not None
-        done = replace(head, state=HeadState.DONE, term=term - 1) if head else None
-        body = super(AdoptingWhoeverOwns, self).decide(done, nonce)
-        return replace(body, term=head.term + 1) if body and head else body
+def pruning_under_a_job(intent: Pruning, head: Head | None, nonce: str) -> Head | None:
+    seen = present(head)
+    left = tuple(entry for entry in seen.checkpoints if entry.key not in intent.doomed)
+    return replace(seen, nonce=nonce, checkpoints=left) if left != seen.checkpoints else None
 
 
-def committing(kind: type[Committing]) -> Callable[[Tenure, Entry, int], Committing]:
-    return lambda tenure, entry, keep: kind(tenure=tenure, entry=entry, keep=keep)
+def adopting_whoever_owns(intent: Adopting, head: Head | None, nonce: str) -> Head | None:
+    term = term_of_key(intent.entry.key)
+    assert term is not None
+    done = replace(head, state=HeadState.DONE, term=term - 1) if head else None
+    body = intent.decide(done, nonce)
+    return replace(body, term=head.term + 1) if body and head else body
 
 
-TAKEN_BY_ANY_ATTEMPT = Rules(claiming=lambda who, policy: ClaimingWhateverTheAttempt(who=who, policy=policy))
+def broken(**rules: Callable[[Any, Head | None, str], Head | None]) -> Rules:
+    """The protocol with one intent that decides by another rule."""
+    [(name, rule)] = rules.items()
+    right = getattr(Rules(), name)
+    changed: dict[str, Any] = {name: lambda *facts: Broken(right(*facts), rule)}
+    return Rules(**changed)
 
 
 def without_if_match(step: Step) -> Request:
@@ -197,10 +191,10 @@ def sweeping_without_owning(keys: Iterable[str], head: Head, tenure: Tenure) -> 
 MUTANTS = {
     "every body has the same nonce": (SUCCESSION, Rules(nonce=lambda name, number: "same")),
     "a 404 on If-Match falls back to creating HEAD": (VANISH, Rules(on=creating_on_404)),
-    "pruning goes by step": (FALL_BACK, Rules(committing=committing(PruningByStep))),
+    "pruning goes by step": (FALL_BACK, broken(committing=pruning_by_step)),
     "HEAD is written without If-Match": (SUCCESSION, Rules(request=without_if_match)),
-    "a claim ignores the attempt": (TWO_ATTEMPTS, TAKEN_BY_ANY_ATTEMPT),
-    "a commit ignores who owns HEAD": (SUCCESSION, Rules(committing=committing(CommittingWhoeverOwns))),
+    "a claim ignores the attempt": (TWO_ATTEMPTS, broken(claiming=claiming_whatever_the_attempt)),
+    "a commit ignores who owns HEAD": (SUCCESSION, broken(committing=committing_whoever_owns)),
     "no answer counts as done": (SUCCESSION, Rules(on=optimistic)),
     "no answer counts as failed": (SUCCESSION, Rules(on=pessimistic(NoAnswer))),
     "a refusal counts as superseded without a look": (SUCCESSION, Rules(on=pessimistic(Refused))),
@@ -209,26 +203,14 @@ MUTANTS = {
         VANISH_SWEPT,
         Rules(orphans=sweeping_without_owning),
     ),
-    "a new best leaves the old one its mark": (
-        BEST_KEPT,
-        Rules(committing=committing(CommittingBesideTheOldBest)),
-    ),
-    "a commit counts the best among the others": (
-        BEST_KEPT,
-        Rules(committing=committing(CommittingOverTheBest)),
-    ),
-    "a person prunes under a running job": (
-        PRUNED,
-        Rules(pruning=lambda seen, doomed: PruningUnderAJob(seen=seen, doomed=doomed)),
-    ),
+    "a new best leaves the old one its mark": (BEST_KEPT, broken(committing=beside_the_old_best)),
+    "a commit counts the best among the others": (BEST_KEPT, broken(committing=over_the_best)),
+    "a person prunes under a running job": (PRUNED, broken(pruning=pruning_under_a_job)),
     "a pruning deletes what it failed to drop": (PRUNED, Rules(on=deleting_at_once(Refused))),
     "an unanswered pruning counts as done": (PRUNED_TWICE, Rules(on=deleting_at_once(NoAnswer))),
     "a pruning goes without If-Match": (PRUNED, Rules(request=tools_without_if_match)),
     "a person tidies what a running job uploads": (PRUNED, Rules(leftovers=tidying_under_a_job)),
-    "a copy takes HEAD from whoever owns it": (
-        COPIED_OVER,
-        Rules(adopting=lambda entry: AdoptingWhoeverOwns(entry=entry, job="elsewhere")),
-    ),
+    "a copy takes HEAD from whoever owns it": (COPIED_OVER, broken(adopting=adopting_whoever_owns)),
     "a copy is written without a condition": (COPIED_ANEW, Rules(request=tools_without_if_match)),
 }
 
@@ -249,4 +231,4 @@ def test_the_search_finds_a_broken_protocol(name: str) -> None:
 def test_a_job_that_is_done_stays_done_only_because_the_claim_looks() -> None:
     scenario = replace(SUCCESSION, head=head(5, 4, state=HeadState.DONE))
     assert not Explorer(scenario).run(LIMIT).violation
-    assert "done" in Explorer(scenario, TAKEN_BY_ANY_ATTEMPT).run(LIMIT).violation
+    assert "done" in Explorer(scenario, broken(claiming=claiming_whatever_the_attempt)).run(LIMIT).violation

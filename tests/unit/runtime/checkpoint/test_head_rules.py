@@ -208,78 +208,60 @@ def commit(
     return Committing(tenure=TENURE, entry=new, keep=keep, damaged=damaged).decide(seen, "n")
 
 
+def best(step: int) -> Entry:
+    return entry(step, kept_as=BEST)
+
+
 NINE = frozenset({entry(9).key})
+THREE = (entry(9), entry(5), best(4))
+COMMITS: dict[str, tuple[Head, Entry, dict[str, Any], dict[int, str]]] = {
+    "the oldest falls out, whatever its step": (MINE, entry(6), {}, {6: "", 9: ""}),
+    "as many are kept as asked for": (MINE, entry(6), {"keep": 3}, {6: "", 9: "", 5: ""}),
+    "a damaged one takes no place": (MINE, entry(6), {"damaged": NINE}, {6: "", 9: "", 5: ""}),
+    "the best takes no place": (mine(best(9), entry(5), entry(4)), entry(6), {}, {6: "", 9: BEST, 5: ""}),
+    "an old best outlives commits that are not better": (
+        mine(*THREE),
+        entry(10),
+        {},
+        {10: "", 9: "", 4: BEST},
+    ),
+    "the first best is beside the others": (MINE, best(10), {}, {10: BEST, 9: "", 5: ""}),
+    "a new best takes the mark of a young one, which stays": (
+        mine(best(9), entry(5), entry(4)),
+        best(10),
+        {},
+        {10: BEST, 9: "", 5: ""},
+    ),
+    "a new best takes the mark of an old one, which goes": (
+        mine(*THREE),
+        best(10),
+        {},
+        {10: BEST, 9: "", 5: ""},
+    ),
+    "a damaged best loses its mark": (
+        mine(best(9), entry(5)),
+        entry(6),
+        {"damaged": NINE},
+        {6: "", 9: "", 5: ""},
+    ),
+    "a damaged best goes the way of all damaged ones": (
+        mine(entry(6), entry(5), best(9)),
+        entry(7),
+        {"damaged": NINE},
+        {7: "", 6: ""},
+    ),
+    "another job's mark is never taken": (
+        mine(entry(9, kept_as="job:B")),
+        best(10),
+        {},
+        {10: BEST, 9: "job:B"},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("seen", "new", "more", "after"),
-    [
-        pytest.param(MINE, entry(6), {}, {6: "", 9: ""}, id="the oldest commit falls out, whatever its step"),
-        pytest.param(MINE, entry(6), {"keep": 3}, {6: "", 9: "", 5: ""}, id="as many are kept as asked for"),
-        pytest.param(
-            MINE, entry(6), {"damaged": NINE}, {6: "", 9: "", 5: ""}, id="a damaged one takes no place"
-        ),
-        pytest.param(
-            mine(entry(9, kept_as=BEST), entry(5), entry(4)),
-            entry(6),
-            {},
-            {6: "", 9: BEST, 5: ""},
-            id="what is kept for a reason takes no place",
-        ),
-        pytest.param(
-            MINE,
-            entry(10, kept_as=BEST),
-            {},
-            {10: BEST, 9: "", 5: ""},
-            id="the first best is beside the others",
-        ),
-        pytest.param(
-            mine(entry(9, kept_as=BEST), entry(5), entry(4)),
-            entry(10, kept_as=BEST),
-            {},
-            {10: BEST, 9: "", 5: ""},
-            id="a new best takes the mark of a young one, which stays",
-        ),
-        pytest.param(
-            mine(entry(9), entry(5), entry(4, kept_as=BEST)),
-            entry(10, kept_as=BEST),
-            {},
-            {10: BEST, 9: "", 5: ""},
-            id="a new best takes the mark of an old one, which goes",
-        ),
-        pytest.param(
-            mine(entry(9), entry(5), entry(4, kept_as=BEST)),
-            entry(10),
-            {},
-            {10: "", 9: "", 4: BEST},
-            id="an old best outlives all commits that are not better",
-        ),
-        pytest.param(
-            mine(entry(9, kept_as=BEST), entry(5)),
-            entry(6),
-            {"damaged": NINE},
-            {6: "", 9: "", 5: ""},
-            id="a damaged best loses its mark",
-        ),
-        pytest.param(
-            mine(entry(6), entry(5), entry(9, kept_as=BEST)),
-            entry(7),
-            {"damaged": NINE},
-            {7: "", 6: ""},
-            id="a damaged best goes the way of all damaged ones",
-        ),
-        pytest.param(
-            mine(entry(9, kept_as="job:B")),
-            entry(10, kept_as=BEST),
-            {},
-            {10: BEST, 9: "job:B"},
-            id="another job's mark is never taken",
-        ),
-    ],
-)
-def test_a_commit_goes_to_the_front_and(
-    seen: Head, new: Entry, more: dict[str, Any], after: dict[int, str]
-) -> None:
+@pytest.mark.parametrize("case", COMMITS)
+def test_a_commit_goes_to_the_front_and(case: str) -> None:
+    seen, new, more, after = COMMITS[case]
     body = commit(seen, new, **more)
     assert body is not None
     assert [(e.step, e.keptAs) for e in body.checkpoints] == list(after.items())

@@ -127,8 +127,10 @@ def test_what_is_there_although_the_store_said_that_it_failed_is_not_in_the_way_
     it.release()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("shape", [(), (3, 5)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(torch.float32, ()), (torch.bfloat16, (3, 5)), (torch.float16, ()), (torch.float64, (3, 5))],
+)
 def test_weights_that_are_no_numbers_are_not_saved(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
