@@ -8,10 +8,10 @@ tables. A spawned worker receives the whole dataset pickled; only torch tensors 
 See the warning under "Multi-process data loading" in torch's documentation of torch.utils.data,
 https://github.com/pytorch/pytorch/issues/13246 and its comment 905703662.
 
-Visiting every object would take longer than an epoch. So a random sample of each container's items stands for
-the rest. An item that has several references counts in part at each, so records that are in several indices
-count once, and so does a vocabulary that all records refer to. What the script also holds elsewhere therefore
-counts in part only: the estimate is then too small, as it is for module variables and caches.
+Visiting every object would take longer than an epoch. So random items of each container stand for the rest.
+An item that has several references counts in part at each, so records that are in several indices count once,
+and so does a vocabulary that all records refer to. What the script also holds elsewhere therefore counts in
+part only: the estimate is then too small, as it is for module variables and caches.
 """
 
 from __future__ import annotations
@@ -21,35 +21,30 @@ import multiprocessing
 import random
 import sys
 import types
-import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final
 
-from spottrain.data.object_size import held as size_if_sent
-from spottrain.data.object_size import is_a, sent_otherwise, touched
-
-MOST: Final = 2048
-"""Items of one container that are sampled at most."""
-TOGETHER: Final = 16384
-"""Items of all containers of one level that are sampled at most, but at least one of each."""
+LEVEL: Final = 8192
+"""Items that are sampled of all containers of one level together, but at least one of each."""
 OBJECTS: Final = 100_000
 """After this many objects the walk ends. Takes half a second."""
-PASSED_OVER: Final = (
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    types.CodeType,
-    types.FrameType,
-    types.GeneratorType,
-    weakref.ref,
-)
+PASSED_OVER: Final = (type, types.ModuleType, types.FrameType, types.GeneratorType)
 """Types that are skipped, because they lead to the whole interpreter."""
-CONTAINERS: Final = (list, tuple, set, frozenset, deque)
 OURS: Final = 4
 """References to an item that this module itself holds while it counts them."""
+PAGE: Final = 4096
+"""Bytes that a fork copies at a time. Of a longer object only the page with the reference count is copied."""
+TENSOR: Final = 512
+"""Bytes of a torch tensor's Python object and the two C++ objects behind it, without its elements."""
+COLLECTED: Final = 1 << 14
+"""Type flag Py_TPFLAGS_HAVE_GC: instances may hold other objects, behind two words of the collector."""
+OWN_WORDS: Final = 16
+PLAIN: Final = frozenset({"builtins", "collections", "array", "numpy"})
+"""Packages whose `__sizeof__` returns the size of the object alone, and runs no code of the dataset."""
+SENT_WHOLE: Final = PLAIN | {"functools", "torch", "pyarrow"}
+"""Packages whose `__reduce__` sends the contents. Others may send a path, such as that of a mapped file."""
+SENT_BY: Final = frozenset({"__reduce_ex__", "__reduce__", "__getstate__"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,86 +71,97 @@ def start_method(context: Any = None) -> str:
 
 def copy_of(*held: Any, method: str) -> Copy:
     """Estimates the copy of `held`, the dataset and its collate function. Runs no code of the dataset."""
-    collects = gc.isenabled()
-    gc.disable()  # else the many new objects trigger a collection over the whole dataset, a second or more
-    try:
-        size, whole = _walk(held, forked=method == "fork")
-    finally:
-        if collects:
-            gc.enable()
-    return Copy(bytes=int(size), method=method, whole=whole)
-
-
-def _walk(held: Sequence[Any], *, forked: bool) -> tuple[float, bool]:
-    """Returns the bytes of all that is reachable, breadth first, and whether all of it was visited."""
+    forked = method == "fork"
     chance = random.Random(0)  # not the global one, which the training uses
-    references: dict[int, int] = {}
-    """References to each object when it was first met, by `id`."""
-    alive: list[Any] = []
-    """Keeps the objects that were met, because an `id` is unique only during the object's lifetime."""
-    total, whole, room = 0.0, True, OBJECTS
+    met: dict[int, tuple[Any, int]] = {}
+    """By `id`, which is unique only as long as the object is held here: the object, and its references."""
+    total, whole = 0.0, True
     level = [(value, 1.0) for value in held]
     while level:
-        whole = whole and len(level) <= room
-        level = level[:room]
-        room -= len(level)
         containers = []
         for value, weight in level:
-            total += weight * (touched(value) if forked else size_if_sent(value))
-            if not forked and sent_otherwise(value):
+            total += weight * (_touched(value) if forked else _sent(value))
+            if not forked and _customises_pickling(type(value)):
                 whole = False
-            elif (inside := _inside(value))[0]:
-                containers.append((weight, *inside))
+            elif type(value).__flags__ & COLLECTED or _is_a(value, "numpy", "ndarray"):
+                containers.append((value, weight))
+        if len(met) > OBJECTS:
+            whole = whole and not containers
+            break
         level = []
-        for value, times in _sampled(containers, chance):
-            new = id(value) not in references
-            if new:
-                references[id(value)] = max(1, sys.getrefcount(value) - OURS)
-                alive.append(value)
-            times = max(1.0, times / references[id(value)])
-            if new or times > 1:
-                level.append((value, times))
-    return total, whole
+        for container, weight in containers:
+            size, found = _sampled(container, max(1, LEVEL // len(containers)), chance)
+            for value in found:
+                if issubclass(type(value), PASSED_OVER):
+                    continue
+                known = id(value) in met
+                _, references = met.setdefault(id(value), (value, max(1, sys.getrefcount(value) - OURS)))
+                stands_for = max(1.0, weight * size / len(found) / references)
+                if not known or stands_for > 1:
+                    level.append((value, stands_for))
+    return Copy(bytes=int(total), method=method, whole=whole)
 
 
-def _sampled(
-    containers: Sequence[tuple[float, int, Any]], chance: random.Random
-) -> Iterator[tuple[Any, float]]:
-    """Yields random items of each container, and how many items each one stands for."""
-    most = MOST
-    if sum(min(size, MOST) for _, size, _ in containers) > TOGETHER:
-        most = max(1, min(MOST, TOGETHER // len(containers)))
-    for weight, size, items in containers:
-        found = list(items) if size <= most else _sample(items, size, most, chance)
-        for value in found:
-            if not issubclass(type(value), PASSED_OVER):
-                yield value, weight * size / len(found)
+def _sampled(container: Any, most: int, chance: random.Random) -> tuple[int, list[Any]]:
+    """Returns the number of items, and at most `most` random ones: every n-th could be the same field."""
+    items = _items(container)
+    if len(items) <= most:
+        return len(items), list(items)
+    return len(items), [items[place] for place in chance.sample(range(len(items)), most)]
 
 
-def _sample(items: Any, size: int, count: int, chance: random.Random) -> list[Any]:
-    """Returns `count` random items; equally spaced ones could all be the same field of a record."""
-    places = chance.sample(range(size), count)
-    if hasattr(items, "__getitem__"):
-        return [items[place] for place in places]
-    wanted = set(places)
-    return [item for place, item in enumerate(items) if place in wanted]
-
-
-def _inside(value: Any) -> tuple[int, Any]:
-    """Returns the number of items of `value`, and the items. Calls no methods of a subclass."""
-    kind = type(value)
+def _items(container: Any) -> Sequence[Any]:
+    """Returns the objects that `container` refers to. Calls no method of its class, unless it is Python's."""
+    kind = type(container)
     if kind in (list, tuple):
-        return len(value), value
-    for base in CONTAINERS:
-        if issubclass(kind, base):
-            its: Any = base
-            return its.__len__(value), its.__iter__(value)
-    if issubclass(kind, dict):
-        return 2 * dict.__len__(value), chain(dict.keys(value), dict.values(value))
-    if is_a(kind, "numpy", "ndarray"):
-        return (int(value.size), value.flat) if value.dtype == object else (0, ())
+        return container  # type: ignore[no-any-return]
+    if issubclass(kind, dict):  # gc leaves out keys that are strings
+        return [*dict.keys(container), *dict.values(container)]
+    if _is_a(container, "numpy", "ndarray"):
+        return container.flat if container.dtype == object else ()
     if issubclass(kind, types.FunctionType):  # not the variables of its module
-        found = [*(value.__closure__ or ()), *(value.__defaults__ or ())]
-    else:
-        found = gc.get_referents(value) if gc.is_tracked(value) else []
-    return len(found), iter(found)  # which lets go of the list at its end
+        return [*(container.__closure__ or ()), *(container.__defaults__ or ())]
+    return gc.get_referents(container)
+
+
+# --- one object, without those that it refers to ------------------------------------------------------
+def _touched(value: Any) -> int:
+    """Returns the bytes that a fork copies once the reference count is written."""
+    if _is_a(value, "torch", "Tensor"):
+        return min(TENSOR + int(value.nbytes), PAGE)
+    if _is_a(value, "numpy", "ndarray"):
+        return int(type(value).__basicsize__) + OWN_WORDS
+    return min(_shallow(value), PAGE)
+
+
+def _sent(value: Any) -> int:
+    """Returns the bytes in a process that received the object pickled."""
+    if _is_a(value, "torch", "Tensor"):
+        return TENSOR  # torch moves the elements to shared memory, once for all workers
+    size = _shallow(value)
+    if _is_a(value, "numpy", "ndarray") or _package(type(value)) == "pyarrow":
+        return max(size, int(getattr(value, "nbytes", 0)))  # a view or a memory map is sent with its elements
+    return size
+
+
+def _shallow(value: Any) -> int:
+    """Like `sys.getsizeof`, but by the first base class in PLAIN: that of a pandas frame adds its columns."""
+    kind = type(value)
+    base: Any = next(base for base in kind.__mro__ if _package(base) in PLAIN)
+    size = int(base.__sizeof__(value)) + (OWN_WORDS if kind.__flags__ & COLLECTED else 0)
+    return -(-size // 16) * 16  # what the allocator takes
+
+
+def _customises_pickling(kind: type) -> bool:
+    """Whether the size that is sent to a spawned worker is unknown."""
+    return any(SENT_BY & base.__dict__.keys() and _package(base) not in SENT_WHOLE for base in kind.__mro__)
+
+
+def _package(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Whether the type is that class or a subclass. Does not import the module."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and issubclass(type(value), getattr(loaded, name))

@@ -8,8 +8,8 @@ the step are timed, with a clock that waits for the GPU. Then the workers that f
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -40,39 +40,33 @@ def needed(fetch_seconds: float, other_seconds: float, available: float) -> int:
     return max(1, min(wanted, int(available) - 1))
 
 
-@dataclass(kw_only=True, slots=True)
 class WorkerTrial:
     """Times the first steps, then returns the number of workers to use."""
 
-    clock: Callable[[], float]
-    available: float
-    steps: int = TRIAL_STEPS
-    fetched: list[float] = field(default_factory=list)
-    lasted: list[float] = field(default_factory=list)
-    """Seconds from the first fetch of a step to the first fetch of the next one."""
-    _began: float | None = None
-    _fetching: float = 0.0
+    def __init__(self, clock: Callable[[], float], available: float) -> None:
+        self.clock, self._available = clock, available
+        self._steps: list[tuple[float, float]] = []
+        """Seconds of fetching, and from the first fetch of a step to the first fetch of the next one."""
+        self._began: float | None = None
+        self._fetching = 0.0
 
     def fetch(self, seconds: float) -> None:
+        """Adds the seconds of one fetch."""
         self._fetching += seconds
 
     def step(self) -> int | None:
         """Marks the beginning of a step. Returns the number of workers once it is known, else None."""
         now = self.clock()
         if self._began is not None:
-            self.fetched.append(self._fetching)
-            self.lasted.append(now - self._began)
+            self._steps.append((self._fetching, now - self._began))
         self._began, self._fetching = now, 0.0
-        if len(self.fetched) <= self.steps:
+        if len(self._steps) <= TRIAL_STEPS:
             return None
-        fetched, lasted = _middle(self.fetched[1:]), _middle(self.lasted[1:])
-        return needed(fetched, max(lasted - fetched, 0.0), self.available)
+        figures = self.figures
+        return needed(figures["fetch"], max(figures["step"] - figures["fetch"], 0.0), self._available)
 
     @property
     def figures(self) -> dict[str, float]:
         """Median seconds of fetching and of a whole step, and the cores, for a log line."""
-        return {"fetch": _middle(self.fetched[1:]), "step": _middle(self.lasted[1:]), "cores": self.available}
-
-
-def _middle(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+        fetched, lasted = map(statistics.median, zip(*self._steps[1:], strict=True))
+        return {"fetch": fetched, "step": lasted, "cores": self._available}
