@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,16 @@ class AccelerateRun(Loop):
         self._require_whole()
         state = TrainingState(
             shared=lambda: {"progress": self._progress()},
-            own=self._packed,
+            own=lambda: dict(packed(self._own())),
             load=self._load,
             intact=self._intact,
         )
         place = Path(folder or accelerator.project_dir or ".")
-        self._checkpoints = FolderCheckpoints(state, place=place, write=self._write)
-        self._begin(self._checkpoints)
+        self._checkpoints = FolderCheckpoints(
+            state, place=place, write=lambda folder: accelerator.save_state(str(folder))
+        )
+        optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
+        self._begin(self._checkpoints, torch.nn.ModuleList(self._plain()), optimizers)
 
     def _require_whole(self) -> None:
         """Raises ConfigurationError unless `save_state` stores all that is trained."""
@@ -102,27 +105,17 @@ class AccelerateRun(Loop):
                 each.scheduler, known, "the scheduler that accelerator.prepare was given"
             )
 
-    def _write(self, folder: Path) -> None:
-        self._accelerator.save_state(str(folder))
-
-    def _packed(self) -> dict[str, Any]:
-        return dict(packed(self._own()))
-
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         restored, manager = self._checkpoints.restored, self._engine.coordinator.checkpoints
         assert restored is not None and manager is not None
         try:
             self._accelerator.load_state(str(restored))
         except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
-            raise self._incompatible(str(error)) from error
+            raise self._engine.incompatible(str(error)) from error
         self._load_progress(tree["progress"], unpacked(own), new_rank)
         manager.meet()  # load_state has no barrier: all ranks must have read before the folder is deleted
         if self.session.world.first_here:
             shutil.rmtree(restored, ignore_errors=True)
-
-    # --- overrides of Loop ----------------------------------------------------------------------------
-    def _module(self) -> torch.nn.Module:
-        return torch.nn.ModuleList(self._plain())
 
     def _plain(self) -> list[torch.nn.Module]:
         return [plain_state.plain(each) for each in self._accelerator._models]
@@ -130,10 +123,3 @@ class AccelerateRun(Loop):
     def _final(self) -> Mapping[str, Any]:
         models = self._plain()
         return plain_state.model_state(models[0] if len(models) == 1 else torch.nn.ModuleList(models))
-
-    def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
-        return [getattr(each, "optimizer", each) for each in self._accelerator._optimizers]
-
-    def _rate(self) -> float | None:
-        optimizers = self._accelerator._optimizers
-        return float(optimizers[0].param_groups[0]["lr"]) if optimizers else None

@@ -1,4 +1,4 @@
-"""Checkpoints of kind "folder": files that another library writes and reads.
+"""Checkpoints of kind "folder": files that another library writes and reads, and the engine of its callbacks.
 
 The library writes into a separate folder, which is uploaded in the background and then deleted. Other files
 of the library are not touched.
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from spottrain.checkpoint import plain_state
 from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.checkpoint.manager import CheckpointManager
@@ -22,7 +23,10 @@ from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
+from spottrain.lifecycle.session import current
+from spottrain.training import job_settings
 from spottrain.training.engine import Engine
+from spottrain.training.loop import map_items
 
 OURS: Final = ".spottrain-"
 """Prefix of the names of these folders."""
@@ -103,15 +107,55 @@ def _delete(folders: Iterable[Path], world: World) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def require_resumed(engine: Engine, checkpoints: FolderCheckpoints, step: int, call: str) -> None:
-    """Raises ConfigurationError unless the library goes on from the restored checkpoint, by `call`."""
-    if checkpoints.restored is None:  # it may resume from a checkpoint of its own
-        engine.session.board.update(step=step, start_step=step)
-    elif step != engine.coordinator.step:
-        raise ConfigurationError(
-            f"the training begins at step {step}, and the newest checkpoint is of step "
-            f"{engine.coordinator.step}: call {call}"
-        )
+class CallbackEngine(Engine):
+    """The engine of a callback in another library's trainer. `call`: how a script resumes with it."""
+
+    checkpoints: FolderCheckpoints | None = None
+    """Set by `resume`."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(current())
+        self._call = call
+
+    def resume(self, checkpoints: FolderCheckpoints) -> Path | None:
+        """Claims the checkpoint URI and downloads the last checkpoint. Returns its folder."""
+        if self.checkpoints is not None:
+            raise ConfigurationError("spot.resume() was called a second time: a run trains once")
+        self.join()
+        self.checkpoints = checkpoints
+        self.begin(checkpoints, total_steps=None)
+        return checkpoints.restored
+
+    @property
+    def restored(self) -> bool:
+        """Whether there was a checkpoint to resume from."""
+        return self.checkpoints is not None and self.checkpoints.restored is not None
+
+    def require_resume(self, callback: str) -> None:
+        if self.checkpoints is None:
+            raise ConfigurationError(f"{callback}.resume() was not called: call {self._call}")
+
+    def start_at(
+        self, step: int, *, last: int | None, total_steps: int | None, device: torch.device, log_every: int
+    ) -> None:
+        """Starts this attempt at `step`, where the library begins. `last`: step at which the library ends.
+
+        Raises ConfigurationError unless the library resumes from the restored checkpoint.
+        """
+        with self.failures():
+            if not self.restored:  # it may resume from a checkpoint of its own
+                self.session.board.update(step=step, start_step=step)
+            elif step != self.coordinator.step:
+                raise ConfigurationError(
+                    f"the training begins at step {step}, and the newest checkpoint is of step "
+                    f"{self.coordinator.step}: call {self._call}"
+                )
+        self.coordinator.total_steps = last
+        job_settings.advise(self.session, ("max_steps",))
+        self.start(step=step, total_steps=total_steps, device=device, log_every=log_every)
+
+    def finish_with(self, model: torch.nn.Module, ended_early: str) -> None:
+        self.finish(lambda: plain_state.model_state(model), ended_early=ended_early)
 
 
 def link_tree(source: Path, target: Path) -> None:
@@ -138,21 +182,13 @@ def packed(value: Any) -> Any:
         bytes_of = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         dtype = str(value.dtype).removeprefix("torch.")
         return {"bytes of a tensor": bytes_of, "dtype": dtype, "shape": list(value.shape)}
-    if isinstance(value, list | tuple):
-        items = [packed(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return {key: packed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    return map_items(value, packed)
 
 
 def unpacked(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if "bytes of a tensor" in value:
-            body = bytearray(value["bytes of a tensor"])
-            found = torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
-            dtype = getattr(torch, value.get("dtype", "uint8"))
-            return found.view(dtype).reshape(value.get("shape", [-1]))
-        return {key: unpacked(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [unpacked(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+    if isinstance(value, Mapping) and "bytes of a tensor" in value:
+        body = bytearray(value["bytes of a tensor"])
+        found = torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
+        dtype = getattr(torch, value.get("dtype", "uint8"))
+        return found.view(dtype).reshape(value.get("shape", [-1]))
+    return map_items(value, unpacked)

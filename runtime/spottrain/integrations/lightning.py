@@ -23,17 +23,14 @@ try:
 except ImportError:
     import pytorch_lightning as pl  # type: ignore[no-redef]
 
-from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint import outside_parameters
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.preemption import SIGNALS
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, require_resumed, unpacked
-from spottrain.lifecycle.session import current
-from spottrain.training import job_settings
-from spottrain.training.engine import Engine
-from spottrain.training.loop import cursor_of
+from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, packed, unpacked
+from spottrain.training.loop import cursor_of, with_samplers
 
 FILE: Final = "lightning.ckpt"
 CALL: Final = "trainer.fit(model, ckpt_path=spot.resume())"
@@ -48,17 +45,15 @@ class LightningCallback(pl.Callback):
     """
 
     def __init__(self, *, folder: str | Path = ".", log_every: int = 10) -> None:
-        self.session = current()
-        self._engine = Engine(self.session)
-        self._checkpoints: FolderCheckpoints | None = None
-        """Set by `resume`."""
+        self._engine = CallbackEngine(CALL)
+        self.session = self._engine.session
         self._folder, self._log_every = Path(folder), log_every
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._trainer: pl.Trainer | None = None
+        self._random_due = False
+        """Whether `_random` is to be restored, when the first batch begins: until then Lightning draws."""
         self._random: Any = None
-        """Restored when the first batch begins: until then Lightning draws random numbers."""
-        self._new_rank = False
-        """Whether the checkpoint has none for this rank."""
+        """Random state in the checkpoint; None if it has none for this rank."""
         self._unvalidated: Any = None
         """Random state before a validation, restored after it, so that validations do not affect training."""
         self._resumed = False
@@ -76,21 +71,15 @@ class LightningCallback(pl.Callback):
         Raises:
             RunError: it is called twice, or the checkpoint cannot be claimed or read.
         """
-        if self._checkpoints is not None:
-            raise ConfigurationError("spot.resume() was called a second time: a run trains once")
-        self._engine.join()
         state = TrainingState(shared=self._shared, own=self._own, load=self._load)
-        self._checkpoints = FolderCheckpoints(state, place=self._folder, write=self._write)
-        self._engine.begin(self._checkpoints, total_steps=None)
-        restored = self._checkpoints.restored
+        restored = self._engine.resume(FolderCheckpoints(state, place=self._folder, write=self._write))
         return None if restored is None else str(restored / FILE)
 
     # --- hooks of pl.Callback -------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if self._checkpoints is None:
-            raise ConfigurationError(f"LightningCallback.resume() was not called: call {CALL}")
+        self._engine.require_resume(type(self).__name__)
         if trainer.world_size != self.session.world.size:
             raise ConfigurationError(
                 f"Lightning trains with {trainer.world_size} process(es), and spottrain knows of "
@@ -106,7 +95,7 @@ class LightningCallback(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if self._checkpoints is not None and self._checkpoints.restored is not None:
+        if self._engine.restored:
             self._resumed = True
             _before_validation(checkpoint["loops"]["fit_loop"])
 
@@ -121,13 +110,10 @@ class LightningCallback(pl.Callback):
             [each for each in (pl_module, trainer.strategy.model) if isinstance(each, torch.nn.Module)],
             "Make its module an attribute of the LightningModule",
         )
-        assert self._checkpoints is not None, "setup() looks"
-        step, limit = trainer.global_step, trainer.max_steps
-        require_resumed(self._engine, self._checkpoints, step, CALL)
-        self._engine.coordinator.total_steps = limit if limit > 0 else None
-        job_settings.advise(self.session, ("max_steps",))
-        self._engine.start(
-            step=step,
+        limit = trainer.max_steps
+        self._engine.start_at(
+            trainer.global_step,
+            last=limit if limit > 0 else None,
             total_steps=_expected_steps(trainer),
             device=trainer.strategy.root_device,
             log_every=self._log_every,
@@ -193,19 +179,16 @@ class LightningCallback(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        if self._checkpoints is not None and not self._engine.ended:
+        if self._engine.checkpoints is not None and not self._engine.ended:
             self._engine.failed(exception)
 
     # --- private --------------------------------------------------------------------------------------
     def _restore_random(self) -> None:
         """Restores the random state before the first action after the checkpoint's step."""
-        if self._new_rank:
-            self._new_rank = False
-            self._engine.new_rank(self._engine.coordinator.step)
+        if self._random_due:
+            self._random_due = False
+            self._engine.restore_random(self._random, self._engine.coordinator.step)
             self._unvalidated = devices.random_state()
-        if self._random is not None:
-            devices.set_random_state(self._random)
-            self._unvalidated, self._random = self._random, None
 
     def _take_signals(self, trainer: pl.Trainer) -> None:
         """Restores our signal handlers, which Lightning replaces just before the run."""
@@ -215,7 +198,7 @@ class LightningCallback(pl.Callback):
 
     def _finish(self, module: torch.nn.Module, ended_early: str = "") -> None:
         if not self._engine.ended:
-            self._engine.finish(lambda: plain_state.model_state(module), ended_early=ended_early)
+            self._engine.finish_with(module, ended_early)
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""
@@ -243,9 +226,7 @@ class LightningCallback(pl.Callback):
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.coordinator.trained = shared["trained"]
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
-        self._new_rank = new_rank
-        if not new_rank:
-            self._random = unpacked(own["random"])
+        self._random_due, self._random = True, None if new_rank else unpacked(own["random"])
 
 
 def _before_validation(loops: dict[str, Any]) -> None:
@@ -291,13 +272,11 @@ def _has_monitored(trainer: pl.Trainer) -> bool:
 def _counting(trainer: pl.Trainer) -> list[Any]:
     """Returns loaders of `spottrain.data`, and its samplers in other loaders."""
     combined = trainer.fit_loop._combined_loader
-    found = []
-    for loader in combined.flattened if combined is not None else ():
-        for each in (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
-            if hasattr(each, "advance"):
-                found.append(each)
-                break
-    return found
+    loaders = combined.flattened if combined is not None else ()
+    found = (
+        next((each for each in with_samplers(loader) if hasattr(each, "advance")), None) for loader in loaders
+    )
+    return [each for each in found if each is not None]
 
 
 def _early(trainer: pl.Trainer) -> str:

@@ -26,15 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint import outside_parameters
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import FolderCheckpoints, link_tree, require_resumed
-from spottrain.lifecycle.session import current
-from spottrain.training import job_settings
-from spottrain.training.engine import Engine
+from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, link_tree
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -56,15 +53,14 @@ class TransformersCallback(TrainerCallback):
     """Saves, stops and resumes Hugging Face's Trainer. Create one per process and Trainer."""
 
     def __init__(self) -> None:
-        self.session = current()
-        self._engine = Engine(self.session)
-        self._checkpoints: FolderCheckpoints | None = None
-        """Set by `resume`."""
+        self._engine = CallbackEngine(CALL)
+        self.session = self._engine.session
         self._save_due = self._stopping = False
         """Whether to upload the Trainer's next checkpoint, and whether to stop after it."""
         self._paused_at: float | None = None
         """`perf_counter` when training paused for that checkpoint."""
-        self._args: TrainingArguments | None = None
+        self._output: Path | None = None
+        """The Trainer's output_dir, once the Trainer is made."""
         self._ours: int | None = None
         """Step of a checkpoint that only this callback requested."""
         self._evaluated: int | None = None
@@ -95,23 +91,19 @@ class TransformersCallback(TrainerCallback):
         Raises:
             RunError: it is called twice or too early, or the checkpoint cannot be claimed or read.
         """
-        if self._args is None:
+        if self._output is None:
             raise ConfigurationError(
                 "spot.resume() was called before the Trainer was made: make Trainer(callbacks=[spot]) first"
             )
-        if self._checkpoints is not None:
-            raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         self._trainer = trainer
-        self._engine.join()
-        self._checkpoints = FolderCheckpoints(
+        checkpoints = FolderCheckpoints(
             TrainingState(shared=self._shared, own=self._own, load=self._load),
-            place=Path(self._args.output_dir or "."),
+            place=self._output,
             write=self._link,
             target=self._folder,
             written=lambda step: self._folder(step).is_dir(),  # not after an early end by a callback
         )
-        self._engine.begin(self._checkpoints, total_steps=None)
-        restored = self._checkpoints.restored
+        restored = self._engine.resume(checkpoints)
         return None if restored is None else str(restored)
 
     # --- hooks of TrainerCallback ---------------------------------------------------------------------
@@ -133,7 +125,7 @@ class TransformersCallback(TrainerCallback):
                 "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints, so no run "
                 "could resume from them; remove it"
             )
-        self._args = args
+        self._output = Path(args.output_dir or ".").resolve()
         self._take_max_steps(args, lr_scheduler)
 
     def on_train_begin(
@@ -145,43 +137,31 @@ class TransformersCallback(TrainerCallback):
         optimizer: Any = None,
         **_: Any,
     ) -> None:
-        if self._checkpoints is None:
-            raise ConfigurationError(f"TransformersCallback.resume() was not called: call {CALL}")
+        self._engine.require_resume(type(self).__name__)
         with self._engine.failures():
             self._require_whole(model, optimizer)
-            require_resumed(self._engine, self._checkpoints, state.global_step, CALL)
-        self._engine.coordinator.total_steps = state.max_steps
-        job_settings.advise(self.session, ("max_steps",))
-        self._engine.start(
-            step=state.global_step,
+        self._engine.start_at(
+            state.global_step,
+            last=state.max_steps,
             total_steps=state.max_steps,
             device=args.device,
             log_every=1,
         )
-        if self._checkpoints.restored is not None:
+        if self._engine.restored:
             self._make_up(args, state, control)
 
     def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: torch.nn.Module | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module | None = None, **_: Any
     ) -> None:
         over = state.global_step >= state.max_steps  # the last attempt ended before it stored the weights
         if over or self._over:
             self._finish(model, self._early(state.global_step))
             self.session.end_done()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.session.preemption.let_end(None)  # from here on there is work to lose
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._trainer is not None:
             self._rate = self._trainer._get_learning_rate()
 
@@ -201,22 +181,16 @@ class TransformersCallback(TrainerCallback):
             self._save_too(step, control)
         self._random = devices.random_state() if control.should_evaluate else None
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._evaluated = state.global_step
         self._paused_at = time.perf_counter()  # the evaluation is no part of the save
         if self._random is not None:
             devices.set_random_state(self._random)
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.session.board.heartbeat.beat()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
         checkpoints = self._engine.coordinator.checkpoints
         if checkpoints is not None and checkpoints.busy_with == state.global_step:
@@ -226,9 +200,7 @@ class TransformersCallback(TrainerCallback):
             self._save_too(state.global_step, control)
         self._random = devices.random_state() if control.should_evaluate else None
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Uploads the checkpoint, now that this rank's files are complete; after a stop request it ends."""
         if state.best_global_step == self._ours:
             self._ours = None
@@ -239,14 +211,9 @@ class TransformersCallback(TrainerCallback):
             self._engine.coordinator.save(since=self._paused_at)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        if logs and "loss" in logs and self._checkpoints is not None:
+        if logs and "loss" in logs and self._engine.checkpoints is not None:
             epoch = None if state.epoch is None else int(state.epoch)
             self._engine.metrics.line(
                 state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
@@ -329,7 +296,7 @@ class TransformersCallback(TrainerCallback):
 
     def _finish(self, model: torch.nn.Module | None, ended_early: str) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
-        self._engine.finish(lambda: plain_state.model_state(model), ended_early=ended_early)
+        self._engine.finish_with(model, ended_early)
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
@@ -352,8 +319,8 @@ class TransformersCallback(TrainerCallback):
         return f"a callback of the Trainer stopped it after the evaluation at step {step}"
 
     def _folder(self, step: int) -> Path:
-        assert self._args is not None
-        return Path(self._args.output_dir or ".").resolve() / f"checkpoint-{step}"
+        assert self._output is not None
+        return self._output / f"checkpoint-{step}"
 
     def _link(self, folder: Path) -> None:
         coordinator = self._engine.coordinator

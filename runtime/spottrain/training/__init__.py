@@ -1,11 +1,11 @@
 """Training loops: `Trainer`, and `Run`, which makes a custom loop survive interruptions.
 
-trainer           `Trainer`, its loop and its checkpoint state
-evaluation, evaluation_schedule, best_checkpoint   means over an eval set; when to evaluate; early stopping
-metrics_log       a line per `log_every` steps, and the board of /progress
+engine            what every training needs around its steps; the log line and the board of /progress
+trainer, phases   `Trainer`, its loop and its checkpoint state; what the diagnostics ask it
+evaluation        means over an eval set; when to evaluate; the best checkpoint
 data_parallel     DDP and FSDP2
+components        optimizer, schedule, trackers and early stopping from the settings
 run, loop         custom loops: `Run` and its base, which the Accelerate integration shares
+extra_state       plain values and averages in `Run(extra=...)`
 job_settings      `spec.training` in a custom loop
-optimizer_setup, components   optimizer, schedule, trackers and early stopping from the settings
-weight_averages, extra_state  averages, and plain values in `Run(extra=...)`
 """

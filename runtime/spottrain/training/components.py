@@ -1,55 +1,143 @@
-"""Makes early stopping and trackers from the settings, checks arguments, and warns of ignored settings."""
+"""Makes optimizer, schedule, early stopping and trackers from arguments and settings, and checks both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
+from spottrain.checkpoint import outside_parameters
 from spottrain.core import log
 from spottrain.core.training_settings import WARM_UPS, Settings, log_value, require_whole
-from spottrain.core.training_spec import MLflowSpec, TensorBoardSpec, WandBSpec
+from spottrain.core.training_spec import OPTIMIZERS, MLflowSpec, TensorBoardSpec, WandBSpec, problem
 from spottrain.data import Batches, Source
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session
+from spottrain.techniques import lr_scaling, optimizers, schedules
 from spottrain.techniques import trackers as trackers_of
 from spottrain.techniques.early_stopping import EarlyStopping
-from spottrain.techniques.ema import EMA
 from spottrain.techniques.trackers import Tracker
-from spottrain.training.evaluation import Evaluation
 
 
-def tell_what_cannot_act(settings: Settings, source: Source) -> None:
-    """Warns of settings that have no effect with this train_dataset or schedule."""
-    loading = ("num_workers", "prefetch_factor", "pin_memory", "drop_last")
-    given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
-    if given and not isinstance(source, Batches):
-        text = f"{', '.join(given)} have no effect: train_dataset is a loader, so set them there"
-        log.event("advice", about="data", text=text)
-    if settings.prefetch_factor and not settings.num_workers and isinstance(source, Batches):
-        text = "prefetch_factor has no effect without loader workers: set num_workers too, or leave it out"
-        log.event("advice", about="data", text=text)
-    warm_ups = [name for name in WARM_UPS if getattr(settings, name)]
-    if warm_ups and not isinstance(settings.schedule, str):
-        names = ", ".join(warm_ups)
-        text = f"{names} have no effect on a schedule of the script's own: use 'cosine' or 'constant'"
-        log.event("advice", about="learning-rate", text=text)
+# --- optimizer and schedule -------------------------------------------------------------------------------
+def optimizer(
+    given: torch.optim.Optimizer | str,
+    model: torch.nn.Module,
+    settings: Settings,
+    learning_rate: float | None,
+) -> torch.optim.Optimizer:
+    """Returns the script's optimizer, or the named one, with the rate scaled for the batch size."""
+    named, hyper = settings.optimizer, _overrides(settings)
+    fused = False if settings.deterministic else None
+    _require_rate(given, learning_rate)
+    if not isinstance(given, str) and not isinstance(settings.schedule, LRScheduler):
+        lr_scaling.forget_scheduler(given)
+    if isinstance(given, str):
+        same = named is None or named.name == given  # another optimizer needs another rate
+        own = learning_rate if same else None
+        rate = (named and named.learningRate) or own
+        if rate is None:
+            raise ConfigurationError(
+                f"the optimizer {named.name if named else given} needs a learning rate: "
+                "Trainer(learning_rate=...), or spec.training.optimizer.learningRate"
+            )
+        if named is not None:
+            log.event("override", setting="optimizer", manifest=log_value(named), script=f"{given} lr={own}")
+        made = optimizers.make(
+            named.name if named else given,
+            outside_parameters.groups(model),
+            learning_rate=rate,
+            fused=fused,
+            **hyper,
+        )
+    elif named is not None:
+        anew = {} if named.learningRate is None else {"learning_rate": named.learningRate}
+        made = optimizers.rebuilt(given, named.name, fused=fused, **hyper, **anew)
+    else:
+        made = given
+    optimizers.override_checkpoint(made, hyper)
+    _scale(made, settings)
+    return made
 
 
-def pinned(settings: Settings, device: torch.device) -> bool:
-    return device.type == "cuda" if settings.pin_memory is None else settings.pin_memory
+def _overrides(settings: Settings) -> dict[str, Any]:
+    """The manifest's hyperparameters except the rate, by torch's names."""
+    named = settings.optimizer
+    words = {"weight_decay": named.weightDecay, "momentum": named.momentum} if named is not None else {}
+    return {name: value for name, value in words.items() if value is not None}
 
 
-def use_findings(evaluation: Evaluation, *, micro_batch_size: int | None, workers: int | None) -> None:
-    """Sets the evaluation's sizes to those found by trial; None: unchanged."""
-    if micro_batch_size is not None:
-        evaluation.batch_size = micro_batch_size
-    if workers is not None:
-        evaluation.workers = workers if evaluation.room is None else evaluation.room.most(workers)
+def _require_rate(given: torch.optim.Optimizer | str, rate: Any) -> None:
+    """Raises ConfigurationError."""
+    if not isinstance(given, str):
+        if rate is not None:
+            raise ConfigurationError(
+                f"Trainer(learning_rate={rate!r}) is for an optimizer given by its name, and this is "
+                f"a {type(given).__name__}, which has its own: give it lr=, or leave learning_rate out"
+            )
+        return
+    if given not in OPTIMIZERS:
+        raise ConfigurationError(
+            f"Trainer(optimizer={given!r}): give it a torch Optimizer, or a name: {', '.join(OPTIMIZERS)}"
+        )
+    if rate is not None and (words := problem("optimizer.learningRate", rate)):
+        raise ConfigurationError(f"Trainer(learning_rate={rate!r}): must be {words}")
 
 
+def _scale(made: torch.optim.Optimizer, settings: Settings) -> None:
+    wanted = settings.learning_rate_scaling
+    if wanted is None or wanted.rule == "none":
+        return
+    if isinstance(settings.schedule, LRScheduler):
+        raise ConfigurationError(
+            "learning_rate_scaling sets the rates, and so does a torch LRScheduler: scale the rate that you "
+            "give the optimizer, or use schedule='cosine', 'constant' or a function of the step"
+        )
+    for group in (each for each in made.param_groups if each["lr"]):  # 0: a frozen group
+        group["lr"] = lr_scaling.scaled(
+            float(group["lr"]),
+            global_batch_size=settings.global_batch_size,
+            base_batch_size=wanted.baseBatchSize,
+            rule=wanted.rule,
+        )
+    lr_scaling.advise_on_rule(
+        wanted.rule, type(made).__name__, warms_up=any(getattr(settings, name) for name in WARM_UPS)
+    )
+
+
+def schedule(
+    made: torch.optim.Optimizer, settings: Settings, total_steps: int, steps_per_epoch: int | None
+) -> schedules.Schedule:
+    kind: Any = settings.schedule
+    outside_parameters.require_of(kind, [made], "Trainer(schedule=...)")
+    warmup = warmup_steps(settings, total_steps, steps_per_epoch)
+    if isinstance(kind, str):
+        kind = schedules.shape(kind, warmup_steps=warmup, total_steps=total_steps)
+    return schedules.Schedule(made, kind, override_checkpoint=overrides_checkpoint(settings))
+
+
+def warmup_steps(settings: Settings, total_steps: int, steps_per_epoch: int | None) -> int:
+    """Converts the warm-up to steps from the unit in which it is set. Raises ConfigurationError."""
+    return lr_scaling.warmup_steps(
+        steps=settings.warmup_steps,
+        epochs=settings.warmup_epochs,
+        fraction=settings.warmup_fraction,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def overrides_checkpoint(settings: Settings) -> bool:
+    """Whether this attempt sets the rate: by the manifest or the batch size, not by the checkpoint."""
+    said = settings.optimizer is not None and settings.optimizer.learningRate is not None
+    scaled = settings.learning_rate_scaling is not None and settings.learning_rate_scaling.rule != "none"
+    return said or scaled
+
+
+# --- early stopping and trackers --------------------------------------------------------------------------
 def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyStopping | None:
     """`more`: whether the evaluation returns further metrics, whose names are known only then."""
     wanted = settings.early_stopping
@@ -66,15 +154,6 @@ def early_stopping(settings: Settings, *, evaluates: bool, more: bool) -> EarlyS
     )
     found.require(evaluates=evaluates, metrics=None if more else ("loss",))
     return found
-
-
-def restore_average(ema: EMA, saved: Mapping[str, Any] | None) -> None:
-    """Restores an average; without a saved one it starts from the restored weights. Raises ValueError."""
-    if saved is None:
-        log.event("ema", source="the restored weights", why="the checkpoint has no average")
-        ema.begin()
-        return
-    ema.load_state_dict(saved)
 
 
 def trackers(given: Sequence[Tracker] | None, settings: Settings, session: Session) -> list[Tracker]:
@@ -113,12 +192,24 @@ def _tracker(wanted: TensorBoardSpec | WandBSpec | MLflowSpec, settings: Setting
             )
 
 
-def run_id(session: Session) -> str:
-    """Returns the id for experiment trackers: one for all attempts of a job."""
-    return trackers_of.run_id(session.run.job_uid)
+# --- checks of Trainer's arguments; all but the first raise ConfigurationError ------------------------------
+def tell_what_cannot_act(settings: Settings, source: Source) -> None:
+    """Warns of settings that have no effect with this train_dataset or schedule."""
+    loading = ("num_workers", "prefetch_factor", "pin_memory", "drop_last")
+    given = [name for name in loading if getattr(settings, name) not in (0, None, False)]
+    if given and not isinstance(source, Batches):
+        text = f"{', '.join(given)} have no effect: train_dataset is a loader, so set them there"
+        log.event("advice", about="data", text=text)
+    if settings.prefetch_factor and not settings.num_workers and isinstance(source, Batches):
+        text = "prefetch_factor has no effect without loader workers: set num_workers too, or leave it out"
+        log.event("advice", about="data", text=text)
+    warm_ups = [name for name in WARM_UPS if getattr(settings, name)]
+    if warm_ups and not isinstance(settings.schedule, str):
+        names = ", ".join(warm_ups)
+        text = f"{names} have no effect on a schedule of the script's own: use 'cosine' or 'constant'"
+        log.event("advice", about="learning-rate", text=text)
 
 
-# --- checks of Trainer's arguments; each raises ConfigurationError ---------------------------------------
 def require_kinds(model: object, optimizer: object) -> None:
     for name, value, kind in (
         ("model", model, torch.nn.Module),

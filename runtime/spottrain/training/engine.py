@@ -9,23 +9,25 @@ restore, log lines and progress, diagnostics, saves, the stop, the final weights
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NoReturn
 
 import torch
 
+from spottrain.checkpoint import plain_state
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
-from spottrain.errors import ConfigurationError, PeerLost, RunError
+from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError, TrainingFailed
 from spottrain.lifecycle.coordinator import Coordinator
 from spottrain.lifecycle.session import RunEnded, Session
 from spottrain.techniques.trackers import Trackers
-from spottrain.training.metrics_log import MetricsLog
 
 
 class Engine:
@@ -79,8 +81,13 @@ class Engine:
         if self.session.completed:
             raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
 
-    def new_rank(self, step: int) -> None:
-        """Seeds a rank that the checkpoint has no random state of, because fewer ranks wrote it."""
+    def incompatible(self, why: str) -> CheckpointError:
+        return plain_state.incompatible(self.session.run.checkpoint_uri, why)
+
+    def restore_random(self, saved: dict[str, Any] | None, step: int) -> None:
+        """Restores this rank's random state. None: fewer ranks wrote the checkpoint, so it is a fresh one."""
+        if saved is not None:
+            return devices.set_random_state(saved)
         log.event("new-rank", why="the checkpoint has no random state of this rank; it gets a fresh one")
         devices.seed_rank(self.session.world.rank + step)
 
@@ -112,14 +119,7 @@ class Engine:
                     profile=self.session.run.training.profile or profile,
                     phases=phases,
                 )
-        self.metrics = MetricsLog(
-            self.session.board,
-            born=self.session.born,
-            total_steps=total_steps,
-            log_every=log_every,
-            world=self.session.world,
-            on_line=on_line,
-        )
+        self.metrics = MetricsLog(self.session, total_steps=total_steps, log_every=log_every, on_line=on_line)
         self.session.board.update(total_steps=total_steps or 0, state=state)
 
     # --- steps --------------------------------------------------------------------------------------
@@ -217,3 +217,76 @@ class Engine:
             self.monitor = None
         for trackers in self._trackers:
             trackers.close(self.session.outcome)
+
+
+class MetricsLog:
+    """Logs a line every `log_every` steps, and updates the progress board at every step.
+
+    The loss stays on its device until it is logged: reading it makes the host wait for the device.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        total_steps: int | None,
+        log_every: int,
+        on_line: Callable[[int, dict[str, float | None]], None],
+    ) -> None:
+        self._session, self._on_line = session, on_line
+        self._total, self._every = total_steps, log_every
+        self._restored = time.time()
+        self.began = False
+        """Whether this attempt has done a step."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Excludes the time since the last line, which was not spent on steps."""
+        self._since, self._samples, self._steps = time.perf_counter(), 0, 0
+
+    def note(
+        self,
+        step: int,
+        loss: Callable[[], float | None] | None,
+        *,
+        rate: float | None,
+        samples: int,
+        epoch: int | None,
+    ) -> None:
+        """Counts a step; see `Engine.count`."""
+        board = self._session.board
+        self._samples += samples
+        self._steps += 1
+        due = not self.began or step % self._every == 0 or step == self._total
+        if loss is not None and due:
+            self.line(step, loss(), rate=rate, epoch=epoch)
+        if not self.began:
+            self.began, now = True, time.time()
+            seconds, startup = now - self._restored, now - self._session.born
+            board.update(first_step_seconds=seconds, startup_seconds=startup)
+            log.event("first-step", step=step, seconds=seconds, startup=startup)
+        board.stepped(step)
+
+    def line(self, step: int, loss: float | None, *, rate: float | None, epoch: int | None) -> None:
+        """Logs the steps since the last line. Raises TrainingFailed if the loss is NaN or infinite."""
+        if loss is not None:
+            require_finite(loss, step)
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        speed = self._samples / seconds if self._samples else None
+        self._on_line(step, {"loss": loss, "lr": rate, "samples_per_second": speed})
+        self._session.board.update(
+            loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds
+        )
+        if self._session.world.first:
+            log.step(step, self._total, loss=loss, lr=rate, samples_per_second=speed, epoch=epoch)
+        self.restart()
+
+
+def require_finite(loss: float, step: int) -> None:
+    """Raises TrainingFailed if the loss is NaN or infinite: the state after it is not worth saving."""
+    if not math.isfinite(loss):
+        raise TrainingFailed(
+            f"the loss is {loss} at step {step}; nothing was saved since. Lower the learning rate, clip the "
+            "gradients (clipGradNorm), use bf16 instead of fp16, or look at the samples of this step; the "
+            "checkpoints before it are whole"
+        )

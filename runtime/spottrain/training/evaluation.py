@@ -1,25 +1,32 @@
-"""`Evaluation`: means of the loss and of further metrics over an evaluation set.
+"""Means of the loss and of further metrics over an evaluation set, when to make them, and what follows.
 
-It does not affect training: the random state and the mode of the model are restored. So an evaluation that
-a stop cuts short can be repeated.
+An evaluation does not affect training: the random state and the mode of the model are restored. So one that a
+stop cuts short can be repeated.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import torch
 
+from spottrain.checkpoint.saver import Save
 from spottrain.core import device as devices
+from spottrain.core import log
 from spottrain.data import Dataset, Plan, Position, load
 from spottrain.data.worker_memory import WorkerMemoryLimit
-from spottrain.distributed.process_group import Earliest, of_first, total
+from spottrain.distributed.process_group import Earliest, give_buffers, of_first, total
 from spottrain.distributed.world import World
+from spottrain.lifecycle.coordinator import Coordinator
+from spottrain.lifecycle.session import Session
+from spottrain.techniques.early_stopping import EarlyStopping
+from spottrain.techniques.ema import EMA
 
 Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 
@@ -51,21 +58,33 @@ class Evaluation:
     collate: Callable[[list[Any]], Any] | None
     weight: Callable[[Any], float] | None = None
     """Returns the number of items that a batch's mean loss covers; None: its samples."""
-    room: WorkerMemoryLimit | None = None
-    """Checks whether the memory suffices for `workers`; None: no check."""
     world: World = field(default_factory=World)
     until: Callable[[], float] = lambda: math.inf
     """Returns the Unix time, in seconds, at which this rank must have ended."""
     alive: Callable[[], None] = lambda: None
     """Heartbeat, sent after each batch."""
+    room: WorkerMemoryLimit = field(init=False)
+    """Checks whether the memory suffices for `workers`."""
     deadline: float = field(default=math.inf, init=False)
     """Earliest deadline of all ranks in Unix seconds, if a stop cut the evaluation short."""
     _stream: Iterator[Any] | None = field(default=None, init=False)
     """Kept after a run is cut short: worker shutdown takes time that the save needs."""
 
+    def __post_init__(self) -> None:
+        ranks = self.world.local_size
+        self.room = WorkerMemoryLimit(self.dataset, self.collate, name="eval_dataset", ranks=ranks)
+
+    def resize(self, *, micro_batch_size: int | None, workers: int | None) -> None:
+        """Takes the sizes that the training has found by trial; None: unchanged."""
+        if micro_batch_size is not None:
+            self.batch_size = micro_batch_size
+        if workers is not None:
+            self.workers = self.room.most(workers)
+
     def run(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
         """Returns means over the samples of the set; None if a stop cut it short."""
-        if self._cut(stopping):
+        self.deadline = math.inf
+        if self._heard(self._ask()) if self.world.distributed else stopping():
             return None
         with _apart(model):
             return self._means(model, stopping)
@@ -81,8 +100,7 @@ class Evaluation:
         steps = list(islice(self._plan().steps(Position()), self._plan().steps_per_epoch))
         sums: dict[str, torch.Tensor] = {}
         counted = 0.0
-        if self.room is not None:
-            self.room.warn(self.workers)
+        self.room.warn(self.workers)
         self._stream = load(self.dataset, iter(steps), num_workers=self.workers, collate_fn=self.collate)
         asked: Earliest | None = None
         for step in steps:
@@ -100,12 +118,13 @@ class Evaluation:
                     self._heard(asked)  # completes the second request, maybe with an earlier deadline
                     return None
                 samples = share * step.samples
-                items = self._items(batch, samples)
+                # A filler has no samples. A mean over nothing is NaN, so it is left out of the sums.
+                items = samples if self.weight is None or not samples else float(self.weight(batch))
                 counted += items
                 for name, value in values.items():
                     found = torch.as_tensor(value, dtype=torch.float64, device=self.device)
                     times = items if name == "loss" else samples
-                    part = found * times if times else torch.zeros_like(found)  # a mean over nothing is NaN
+                    part = found * times if times else torch.zeros_like(found)
                     sums[name] = sums.get(name, 0) + part
         self._stream = None
         if asked is not None:
@@ -136,10 +155,6 @@ class Evaluation:
         self.deadline = min(self.deadline, found)
         return True
 
-    def _items(self, batch: Any, samples: float) -> float:
-        """Returns the number of items that the mean loss of this batch covers; 0 for a filler."""
-        return samples if self.weight is None or not samples else float(self.weight(batch))
-
     @property
     def _sharing(self) -> World:
         """The ranks that share the set; one smaller than their number is evaluated whole by each."""
@@ -157,7 +172,142 @@ class Evaluation:
             ranks=world.size,
         )
 
-    def _cut(self, stopping: Callable[[], bool]) -> bool:
-        """Whether a stop request prevents the start, on all ranks alike."""
-        self.deadline = math.inf
-        return self._heard(self._ask()) if self.world.distributed else stopping()
+
+class Best:
+    """Equal on all ranks. `loss`: lowest of all evaluations; `kept`: of the checkpoint that HEAD keeps."""
+
+    def __init__(self, loss: float | None = None, kept: float | None = None) -> None:
+        self.loss = loss
+        self._kept = kept
+        self._before: float | None = None
+        self._save: Save | None = None
+        """Save of `_kept` until it is committed; `_before` is the value if it never is."""
+
+    @property
+    def kept(self) -> float | None:
+        """Loss of the best checkpoint. If its save has ended without a commit, that of the one before."""
+        save = self._save
+        if save is not None and (save.finished.is_set() or save.abandoned):
+            self._save = None
+            self._kept = self._kept if save.committed else self._before
+        return self._kept
+
+    def note(self, loss: float) -> bool:
+        """Records a loss. Returns whether it is better than `kept`; a NaN or infinite loss never is."""
+        if not math.isfinite(loss):
+            return False
+        self.loss = loss if self.loss is None else min(self.loss, loss)
+        return self.kept is None or loss < self.kept
+
+    def keep(self, loss: float, save: Callable[[], Save | None]) -> None:
+        """Calls `save`, which makes the best checkpoint; its state already has `loss` as `kept`."""
+        self._before, self._kept = self.kept, loss
+        self._save = save()
+
+
+class EvaluationSchedule:
+    """Evaluates every `every` optimizer steps, and at the end.
+
+    `evaluation`: None without an evaluation set; then nothing is evaluated. `ema`: evaluated in place of the
+    weights. `on_evaluation`: called with the step and the means of each evaluation.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation | None,
+        *,
+        model: torch.nn.Module,
+        every: int,
+        total_steps: int,
+        stopping: EarlyStopping | None,
+        ema: EMA | None,
+        session: Session,
+        on_evaluation: Callable[[int, dict[str, float]], None],
+    ) -> None:
+        self.evaluation, self.stopping, self.ema = evaluation, stopping, ema
+        self.every, self.total_steps = every, total_steps
+        self.best = Best()
+        self.evaluated = 0
+        """Step of the last complete evaluation; one that a stop cut short is repeated."""
+        self.interrupted = False
+        """Whether a stop cut an evaluation short on all ranks."""
+        self._model, self._session, self._on_evaluation = model, session, on_evaluation
+        if stopping is not None:
+            doubt = stopping.doubt(evaluations=math.ceil(total_steps / every), total_steps=total_steps)
+            if doubt is not None:
+                log.event("advice", about="early-stopping", text=doubt)
+
+    @property
+    def stop_reason(self) -> str:
+        """Why training ends before its last step; "" if it does not."""
+        return (self.stopping.reason or "") if self.stopping is not None else ""
+
+    def require(self) -> None:
+        """Raises ConfigurationError if the evaluation lacks the metric of early stopping, by one batch.
+
+        Call it on all ranks before the first step of each attempt: both may differ from the last attempt.
+        """
+        stopping, evaluation = self.stopping, self.evaluation
+        if stopping is not None and evaluation is not None:
+            names = ["loss"] if stopping.metric == "loss" else evaluation.names(self._model)
+            stopping.require(evaluates=True, metrics=names)
+
+    def due(self, step: int) -> bool:
+        due = step % self.every == 0 or step == self.total_steps
+        return self.evaluation is not None and step > 0 and due and self.evaluated != step
+
+    def evaluate(self, step: int, coordinator: Coordinator) -> bool:
+        """Evaluates if due. Returns whether it did, even if a stop cut it short."""
+        if self.evaluation is None or not self.due(step):
+            return False
+        self._session.board.update(state="Evaluating")
+        began = time.perf_counter()
+        give_buffers(self._model, self._session.world)
+        # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
+        with nullcontext() if self.ema is None else self.ema.applied():
+            values = self.evaluation.run(self._model, lambda: self._session.preemption.stopping)
+        self.interrupted = values is None and self._session.world.distributed
+        if self.interrupted:  # all ranks stop here, also those without a request of their own
+            self._session.preemption.stop_by(self.evaluation.deadline, "another rank")
+        if values is not None:
+            self._note(step, values, coordinator, began)
+        self._session.board.update(state="Training")
+        return True
+
+    def _note(self, step: int, values: dict[str, float], coordinator: Coordinator, began: float) -> None:
+        self.evaluated = step
+        if self.stopping is not None:  # before the save of the best, which holds its state
+            self.stopping.note(step, values)
+        self._note_best(values["loss"], step, coordinator)
+        named = {f"eval_{name}": value for name, value in values.items()}
+        if self._session.world.first:
+            shown = {name: f"{value:.9g}" for name, value in named.items()}
+            log.event("evaluated", step=step, **shown, seconds=time.perf_counter() - began)
+        self._on_evaluation(step, named)
+
+    def _note_best(self, loss: float, step: int, coordinator: Coordinator) -> None:
+        """Saves the best so far, unless an upload is under way: then the last best one stays."""
+        wanted = self.best.note(loss) and self._session.run.keep_best and step < self.total_steps
+        if not wanted:
+            return
+        assert self.evaluation is not None
+        busy = torch.tensor(float(coordinator.busy), device=self.evaluation.device)
+        if not float(total(busy, self._session.world)):
+            self.best.keep(loss, lambda: coordinator.save(best=True))
+
+    # --- state --------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, the same on all ranks."""
+        return {
+            "best": self.best.loss,
+            "best_kept": self.best.kept,
+            "evaluated": self.evaluated,
+            "stopping": None if self.stopping is None else self.stopping.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = Best(loss=state["best"], kept=state["best_kept"])
+        self.evaluated = state["evaluated"]
+        saved = state.get("stopping")  # missing in older checkpoints
+        if self.stopping is not None and saved is not None:
+            self.stopping.load_state_dict(saved)

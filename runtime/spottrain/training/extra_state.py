@@ -1,17 +1,22 @@
-"""Plain values in `Run(extra={...})`: numbers, tensors, dicts and lists of them, random generators.
+"""What `Run(extra={...})` holds beside objects with a state: plain values, random generators, averages.
 
-Mutable values (tensor, dict, list, deque, array, generator) are restored in place, so the script's own
-variable stays valid. Numbers and strings are immutable: read and write them as `run.extra[name]`.
+Plain values are numbers, strings, tensors, and dicts and lists of them. Mutable ones (tensor, dict, list,
+deque, array) and generators are restored in place, so the script's own variable stays valid. Numbers and
+strings are immutable: read and write them as `run.extra[name]`.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
+
+from spottrain.checkpoint import plain_state
+from spottrain.core import log
+from spottrain.techniques.ema import EMA
 
 SCALARS: Final = (bool, int, float, str)
 
@@ -129,7 +134,8 @@ def _stored(value: Any) -> Any:
 def _restored(here: Any, saved: Any) -> Any:
     """Returns `saved`, copied into `here` if that is mutable. Raises ValueError if they do not match."""
     if isinstance(here, torch.Tensor):
-        return _copied(here, saved)
+        with torch.no_grad():
+            return here.copy_(_like(here.shape, saved))
     if _is_array(here):
         here[...] = _like(here.shape, saved).numpy()
         return here
@@ -150,11 +156,6 @@ def _restored(here: Any, saved: Any) -> Any:
     return saved
 
 
-def _copied(here: torch.Tensor, saved: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return here.copy_(_like(here.shape, saved))
-
-
 def _like(shape: Any, saved: Any) -> torch.Tensor:
     if not isinstance(saved, torch.Tensor) or saved.shape != shape:
         was = f"shape {tuple(saved.shape)}" if isinstance(saved, torch.Tensor) else type(saved).__name__
@@ -167,3 +168,75 @@ def _lists(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     return value.tolist() if _is_array(value) else value
+
+
+# --- averages of the weights --------------------------------------------------------------------------------
+def final_weights(model: torch.nn.Module, emas: Mapping[str, EMA], *, tell: bool) -> dict[str, Any]:
+    """Returns the final weights by name: the average if there is a usable one, as in `Trainer`.
+
+    A ModuleDict counts as several models, some of which may have an average. All ranks must call it: each
+    returns its part of sharded weights.
+    """
+    weights = plain_state.model_state(model)
+    averages: dict[int, torch.Tensor] = {}
+    for name, ema in emas.items():
+        found = ema.by_weight()
+        if not found.keys() & _ids(model):
+            continue  # an average of something else
+        others = [
+            each for each, other in emas.items() if other is not ema and found.keys() & other.by_weight()
+        ]
+        why = _why_not(model, ema, found, others)
+        averages |= {} if why else found
+        if tell and why:
+            text = f"the final weights are not the average {name}, but the raw ones: {why}"
+            log.event("advice", about="ema", text=text)
+        elif tell:
+            log.event("ema", final="the average", of=name)
+    return {name: averages.get(id(value), value) for name, value in weights.items()}
+
+
+def _why_not(model: torch.nn.Module, ema: EMA, found: Mapping[int, Any], others: list[str]) -> str:
+    """Returns why the average does not become the final weights; "" if it does."""
+    if others:
+        return f"{' and '.join(others)} averages the same; give the Run one of them, or ship it by copy_to"
+    if not ema.updated:
+        return "it was never updated; call ema.update(run.global_step + 1) before run.step_completed()"
+    if not found.keys() <= _ids(model) or any(
+        found.keys() & _ids(part) and not _ids(part, trained=True) <= found.keys() for part in _parts(model)
+    ):
+        return "it is of a part of the model, and with the raw rest it is no model that was trained"
+    return ""
+
+
+def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    yield from model.values() if isinstance(model, torch.nn.ModuleDict) else (model,)
+
+
+def _ids(model: torch.nn.Module, *, trained: bool = False) -> set[int]:
+    return {id(parameter) for parameter in model.parameters() if parameter.requires_grad or not trained}
+
+
+class AveragePosition:
+    """Warns of averages that are updated after `step_completed`, or with the number of the previous step.
+
+    A save inside `step_completed` then lacks the update, so a resume is not exact.
+    """
+
+    def __init__(self, emas: Mapping[str, EMA]) -> None:
+        self._emas = dict(emas)
+        self._before: dict[str, int] = {}
+
+    def counted(self, step: int) -> None:
+        """Checks the averages within `step_completed`.
+
+        A single missing update may be a step that fp16 skipped; but such an update does not come later.
+        """
+        for name, ema in list(self._emas.items()):
+            if step % ema.every:
+                continue
+            if ema.updated == step - ema.every and self._before.get(name) == step - 2 * ema.every:
+                del self._emas[name]  # logged once
+                text = f"{name} is a step behind, so a resume is not exact: call update(run.global_step + 1)"
+                log.event("advice", about="ema", text=f"{text} before run.step_completed()")
+            self._before[name] = ema.updated

@@ -10,11 +10,11 @@ logged (`advise`), so that none is ignored silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,7 +30,8 @@ from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import memory_fit, optimizers, schedules
 from spottrain.techniques.early_stopping import EarlyStopping
-from spottrain.training import components, optimizer_setup
+from spottrain.techniques.trackers import run_id
+from spottrain.training import components
 
 NAMES: Final = tuple(each.name for each in fields(Settings) if each.name != "profile")
 """Settings that a loop can name. The Run and the callbacks apply `profile` themselves."""
@@ -44,18 +45,16 @@ class JobSettings:
     Reading a setting that was not named raises AttributeError: it is logged as one that the loop ignores.
     """
 
-    def __init__(self, settings: Settings, asked: frozenset[str], ready: dict[str, Any], run_id: str) -> None:
-        self._settings, self._asked, self._ready = settings, asked, ready
+    def __init__(self, settings: Settings, named: dict[str, Any], run_id: str) -> None:
+        self._settings, self._named = settings, named
         self.run_id = run_id
         """Argument for `Trackers.begin`: one id for all attempts of the job."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # looked up by copy and pickle
             raise AttributeError(name)
-        if name in self._ready:
-            return self._ready[name]
-        if name in self._asked:
-            return getattr(self._settings, name)
+        if name in self._named:
+            return self._named[name]
         if name not in NAMES:
             raise AttributeError(f"{name} is not a setting; the settings are {', '.join(NAMES)}")
         raise AttributeError(
@@ -64,7 +63,7 @@ class JobSettings:
         )
 
     def __repr__(self) -> str:
-        return f"JobSettings({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self._asked))})"
+        return f"JobSettings({', '.join(f'{name}={value!r}' for name, value in sorted(self._named.items()))})"
 
     def make_optimizer(
         self,
@@ -92,14 +91,14 @@ class JobSettings:
                 invalid.
         """
         groups = () if isinstance(given, str) else given.param_groups
-        if "schedule" not in self._asked and any("initial_lr" in group for group in groups):
+        if "schedule" not in self._named and any("initial_lr" in group for group in groups):
             raise ConfigurationError(
                 "make_optimizer() was given an optimizer that already has a scheduler, which would set the "
                 "learning rates of the wrong one: make the scheduler for the optimizer that it returns"
             )
         with _own_words():
-            made = optimizer_setup.optimizer(given, model, self._settings, learning_rate)
-        if "schedule" not in self._asked and optimizer_setup.overrides_checkpoint(self._settings):
+            made = components.optimizer(given, model, self._settings, learning_rate)
+        if "schedule" not in self._named and components.overrides_checkpoint(self._settings):
             optimizers.override_checkpoint(made, ["lr"])
         return made
 
@@ -125,13 +124,13 @@ class JobSettings:
         kind, settings = self._settings.schedule, self._settings
         if isinstance(kind, LRScheduler):
             return kind
-        warmup = optimizer_setup.warmup_steps(settings, total_steps, steps_per_epoch)
+        warmup = components.warmup_steps(settings, total_steps, steps_per_epoch)
         return schedules.lr_schedule(
             optimizer,
             kind,
             warmup_steps=warmup,
             total_steps=total_steps,
-            override_checkpoint=optimizer_setup.overrides_checkpoint(settings),
+            override_checkpoint=components.overrides_checkpoint(settings),
         )
 
 
@@ -163,13 +162,22 @@ def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
     with _own_words():
         found = resolve(session.run.training, of_loop=True, **plain)
         _require_sizes(found, own, session.world)
-        ready = _ready(found, plain, trackers, session)
+        values = {name: getattr(found, name) for name in plain}
+        if "early_stopping" in own:
+            stopping = components.early_stopping(found, evaluates=True, more=True)
+            if stopping is not None:
+                use_first_rank(stopping, session.world)
+            values["early_stopping"] = stopping
+        if "activation_checkpointing" in own:
+            values["activation_checkpointing"] = memory_fit.policy_of(found.activation_checkpointing)
+        if "trackers" in own:
+            values["trackers"] = components.trackers(trackers, found, session)
     if "optimizer" in own:
-        ready["optimizer"] = found.optimizer or own["optimizer"]
+        values["optimizer"] = found.optimizer or own["optimizer"]
     if found.deterministic:
         devices.make_deterministic()
     session.asked |= set(plain)
-    return JobSettings(found, frozenset(plain), ready, components.run_id(session))
+    return JobSettings(found, values, run_id(session.run.job_uid))
 
 
 def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> None:
@@ -194,26 +202,10 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
         )
 
 
-def _ready(found: Settings, named: Collection[str], trackers: Any, session: Session) -> dict[str, Any]:
-    """Returns settings whose form differs between the manifest and the technique."""
-    made: dict[str, Callable[[], Any]] = {
-        "early_stopping": lambda: agreeing(
-            components.early_stopping(found, evaluates=True, more=True), session.world
-        ),
-        "activation_checkpointing": lambda: memory_fit.policy_of(found.activation_checkpointing),
-        "trackers": lambda: components.trackers(trackers, found, session),
-    }
-    return {name: make() for name, make in made.items() if name in named}
-
-
-Stopping = TypeVar("Stopping", bound=EarlyStopping | None)
-
-
-def agreeing(stopping: Stopping, world: World) -> Stopping:
-    """Makes `stopping` use rank 0's metric on all ranks, so that they all stop together. Returns it."""
-    if stopping is not None and world.distributed:
+def use_first_rank(stopping: EarlyStopping, world: World) -> None:
+    """Makes `stopping` use rank 0's metric on all ranks, so that they all stop together."""
+    if world.distributed:
         stopping.agree = partial(process_group.number_of_first, world=world)
-    return stopping
 
 
 @contextmanager

@@ -7,28 +7,24 @@ A checkpoint of an epoch's last step does not cover what the loop does between t
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
 
-from spottrain.checkpoint import plain_state
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.data.sampler import Cursor
 from spottrain.distributed.world import World
-from spottrain.errors import CheckpointError, ConfigurationError, RunError
+from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect
 from spottrain.training import job_settings
-from spottrain.training.engine import Engine
-from spottrain.training.metrics_log import require_finite
+from spottrain.training.engine import Engine, require_finite
 
-COUNTING: Final = ("advance", "state_dict", "load_state_dict")
-STATEFUL: Final = COUNTING[1:]
 _TENSOR: Final = "tensor of a batch"
 
 
@@ -36,10 +32,12 @@ class LoopPosition:
     """Position in the data: that of a sampler with `advance()`, or of a loader that keeps its own state."""
 
     def __init__(self, given: Any, world: World) -> None:
-        self._world = world
+        self._ranks = world.size
         self._object = _with_state(given)
         self._counts = hasattr(self._object, "advance")
         self.given = given is not None
+        self.cursor = cursor_of(self._object)
+        """The cursor of the loader or sampler, if it is one of `spottrain.data`."""
         self.shared = given is None or self._counts or bool(getattr(self._object, "elastic", False))
         """Whether its state is the same on all ranks."""
 
@@ -50,13 +48,7 @@ class LoopPosition:
     @property
     def epoch(self) -> int | None:
         """Epoch of the data; None if only the loop knows it."""
-        position = getattr(self._object, "position", None) if self._counts else None
-        return getattr(position, "epoch", None)
-
-    @property
-    def cursor(self) -> Cursor | None:
-        """The cursor of the loader or sampler, if it is one of `spottrain.data`."""
-        return cursor_of(self._object)
+        return None if self.cursor is None else self.cursor.position.epoch
 
     @property
     def samples(self) -> int:
@@ -64,21 +56,19 @@ class LoopPosition:
         return 0 if self.cursor is None else self.cursor.plan.global_batch_size
 
     def state(self) -> dict[str, Any] | None:
-        if self._object is None:
-            return None
-        return {"ranks": self._world.size, "state": self._object.state_dict()}
+        return {"ranks": self._ranks, "state": self._object.state_dict()} if self.given else None
 
     def load(self, saved: Mapping[str, Any] | None) -> str | None:
         """Restores it. Returns None, or a sentence that says why it does not fit. Raises CheckpointError."""
-        if (saved is None) != (self._object is None):
-            was, now = ("without", "with") if saved is None else ("with", "without")
+        if (saved is not None) != self.given:
+            was, now = ("with", "without") if saved is not None else ("without", "with")
             return f"it was saved {was} data=, and this Run is created {now} it"
         if saved is None:
             return None
-        if not self.shared and saved["ranks"] != self._world.size:
+        if not self.shared and saved["ranks"] != self._ranks:
             return (
                 f"{type(self._object).__name__} has one position per rank, and the number of ranks changed "
-                f"from {saved['ranks']} to {self._world.size}; resume with {saved['ranks']} ranks, or use "
+                f"from {saved['ranks']} to {self._ranks}; resume with {saved['ranks']} ranks, or use "
                 "spottrain.data.loader"
             )
         self._object.load_state_dict(saved["state"])
@@ -87,114 +77,62 @@ class LoopPosition:
 
 def _with_state(given: Any) -> Any:
     """Returns the object that keeps the position: `given`, or the sampler inside a DataLoader."""
-    for found in (given, getattr(given, "batch_sampler", None), getattr(given, "sampler", None)):
-        if all(hasattr(found, name) for name in COUNTING):
-            protect(given)
-            return found
-    if given is None or all(hasattr(given, name) for name in STATEFUL):
-        protect(given)
-        return given
-    raise ConfigurationError(
-        f"Run(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so it "
-        "cannot resume at its position; use spottrain.data.loader(dataset, batch_size=...) instead, a "
-        "DataLoader over a spottrain.data.BatchSampler, or torchdata's StatefulDataLoader"
-    )
+    if given is None:
+        return None
+    counting = [each for each in with_samplers(given) if hasattr(each, "advance") and has_state(each)]
+    if not counting and not has_state(given):
+        raise ConfigurationError(
+            f"Run(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so it "
+            "cannot resume at its position; use spottrain.data.loader(dataset, batch_size=...) instead, a "
+            "DataLoader over a spottrain.data.BatchSampler, or torchdata's StatefulDataLoader"
+        )
+    protect(given)
+    return counting[0] if counting else given
+
+
+def has_state(each: Any) -> bool:
+    return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
+
+
+def with_samplers(loader: Any) -> tuple[Any, ...]:
+    """Returns the loader and its samplers, of which one may count the position; None for one it lacks."""
+    return loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
 
 
 def cursor_of(data: Any) -> Cursor | None:
     """Returns the position of a loader or sampler of `spottrain.data`, or of a DataLoader over one."""
-    for each in (data, *(getattr(data, name, None) for name in ("requests", "batch_sampler", "sampler"))):
-        if isinstance(each, Cursor):
-            return each
-    return None
-
-
-class Ahead:
-    """Iterator of `Loop.ahead`: keeps the last batch it returned, which is not used yet."""
-
-    def __init__(
-        self,
-        source: Iterable[Any] | Callable[[], Any],
-        saved: list[Any],
-        begin: Callable[[Iterable[Any]], Iterator[Any]],
-    ) -> None:
-        self._begin = begin
-        self._cursor = cursor_of(source)
-        if self._cursor is not None:
-            self._cursor.ahead = True
-        self._first = deque(_onto_devices(saved))
-        self.drawn: list[Any] = list(self._first)
-        self._draw = self._passes(source) if isinstance(source, Iterable) else _calls(source)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        batch = self._first.popleft() if self._first else next(self._draw)
-        self.drawn = [batch]
-        return batch
-
-    @property
-    def kept(self) -> list[Any]:
-        """Batches to save; none if the position in the data is enough."""
-        return [] if self._cursor is not None else _with_devices(self.drawn)
-
-    def _passes(self, source: Iterable[Any]) -> Iterator[Any]:
-        if isinstance(source, Iterator):  # a single pass
-            yield from source
-            return
-        empty = 0
-        while empty < 2:  # the first may be the empty rest of an epoch
-            empty += 1
-            for batch in self._begin(source):
-                empty = 0
-                yield batch
-            if self._cursor is not None:
-                self._cursor.ended = self._cursor.begun
-        raise ConfigurationError(
-            f"run.ahead(...): the {type(source).__name__} gave no batch in a whole pass: give it data, and "
-            "see that drop_last leaves some"
-        )
-
-
-def _calls(make: Callable[[], Any]) -> Iterator[Any]:
-    while True:
-        yield make()
+    return next((each for each in with_samplers(data) if isinstance(each, Cursor)), None)
 
 
 class _Partial(devices.Boundary):
     """State to undo a partial step. `at`: position in the data; `drawn`: batches of `Loop.ahead`."""
 
-    def __init__(self, buffers: list[torch.Tensor], at: Any, drawn: list[Any] | None) -> None:
+    def __init__(self, buffers: list[torch.Tensor], at: Any, drawn: list[Any]) -> None:
         super().__init__(buffers)
-        self.at, self.drawn = at, drawn or []
+        self.at, self.drawn = at, drawn
+
+
+def map_items(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a mapping, list or tuple with each item changed, and any other value as it is."""
+    if isinstance(value, Mapping):
+        return {key: change(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [change(item) for item in value]
+    return tuple(change(item) for item in value) if isinstance(value, tuple) else value
 
 
 def _with_devices(value: Any) -> Any:
     """Returns a batch in checkpoint form: each tensor with its device type."""
-    return _mapped(value, lambda tensor: {_TENSOR: tensor.detach(), "device": tensor.device.type})
+    if isinstance(value, torch.Tensor):
+        return {_TENSOR: value.detach(), "device": value.device.type}
+    return map_items(value, _with_devices)
 
 
 def _onto_devices(value: Any) -> Any:
     """Reverses `_with_devices`: each tensor goes to this rank's device of its type."""
     if isinstance(value, Mapping) and _TENSOR in value:
         return value[_TENSOR].to(value["device"])
-    if isinstance(value, Mapping):
-        return {key: _onto_devices(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_onto_devices(item) for item in value)
-    return value
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        made = [_mapped(item, change) for item in value]
-        return made if isinstance(value, list) else tuple(made)
-    return value
+    return map_items(value, _onto_devices)
 
 
 class Loop:
@@ -230,8 +168,9 @@ class Loop:
         """Whether the loop has read its position; if not, it starts at 0 in each attempt."""
         self._goes_on = False
         """Whether it was restored and no pass has begun since."""
-        self._ahead: Ahead | None = None
-        self._saved_ahead: list[Any] = []
+        self._draws_ahead = False
+        self._drawn: list[Any] = []
+        """The batch that `ahead` has drawn last, unless the position in the data is enough to draw it."""
         self._partial: _Partial | None = None
 
     # --- public ---------------------------------------------------------------------------------------
@@ -260,7 +199,9 @@ class Loop:
             return self._epoch
         known = self._data.epoch
         if known is not None:
-            self._count_whole_passes()
+            cursor = self._data.cursor
+            if cursor is not None and cursor.begun is None and self.max_steps is None:
+                cursor.counted = True  # a loop over range(run.epoch, n), before its first pass
             return known
         if self._in_batches:
             return self._passes
@@ -334,12 +275,6 @@ class Loop:
     @property
     def _epoch_over(self) -> bool:
         return self._epoch_steps is not None and self._step - self._epoch_began >= self._epoch_steps
-
-    def _count_whole_passes(self) -> None:
-        """Makes a loop over range(run.epoch, n) count passes; no effect once a pass has begun."""
-        cursor = self._data.cursor
-        if cursor is not None and cursor.begun is None and self.max_steps is None:
-            cursor.counted = True
 
     @property
     def should_stop(self) -> bool:
@@ -442,14 +377,12 @@ class Loop:
             self.session.preemption.let_end(None)
             if self._partial is not None:
                 self._partial.restore()
-                if self._ahead is not None:
-                    self._ahead.drawn = self._partial.drawn
+                self._drawn = self._partial.drawn
             self._engine.stop()
         cursor = self._data.cursor
         at = None if cursor is None else cursor.position  # it moves on when an epoch begins
         if self._partial is None or self._partial.at != at:
-            buffers = devices.saved_buffers(self._module())
-            self._partial = _Partial(buffers, at, None if self._ahead is None else self._ahead.drawn.copy())
+            self._partial = _Partial(devices.saved_buffers(self._module), at, self._drawn)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yields batches, pass after pass, until `max_steps` are done.
@@ -465,28 +398,38 @@ class Loop:
         Raises:
             ConfigurationError: there is neither `max_steps` nor `epochs`, or the loader is empty.
         """
-        self._in_batches, whole = True, self._in_epochs and self._epoch_steps is None
+        self._in_batches = True
         if self.max_steps is None and not self._in_epochs:
             raise ConfigurationError(
                 "Run.batches needs an end: give Run(max_steps=...), or iterate in `for epoch in "
                 "run.epochs(n)`"
             )
-        empty, self._endless = 0, False  # the loop ends here and calls finish() itself
-        while not self.done and not self._epoch_over:
+        self._endless = False  # the loop ends here and calls finish() itself
+        if self.done or self._epoch_over:
+            return
+        for batch in self._passes_over(loader, once=self._in_epochs and self._epoch_steps is None):
+            yield batch
+            if self.done or self._epoch_over:
+                return
+
+    def _passes_over(self, loader: Iterable[Any], *, once: bool = False) -> Iterator[Any]:
+        """Yields the batches of pass after pass, or of one. Raises ConfigurationError if there are none."""
+        cursor = cursor_of(loader) if self._draws_ahead else None
+        empty = 0
+        while empty < 2:  # the first may be the empty rest of an interrupted pass
             empty += 1
             for batch in self._pass(loader):
                 empty = 0
                 yield batch
-                if self.done or self._epoch_over:
-                    return
             self._passes += 1
-            if whole:
+            if cursor is not None:
+                cursor.ended = cursor.begun
+            if once:
                 return
-            if empty > 1:  # the first may be the empty rest of an interrupted pass
-                raise ConfigurationError(
-                    f"the {type(loader).__name__} gave no batch in a whole pass: give it data, and see that "
-                    "drop_last leaves some"
-                )
+        raise ConfigurationError(
+            f"the {type(loader).__name__} gave no batch in a whole pass: give it data, and see that "
+            "drop_last leaves some"
+        )
 
     def _pass(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Begins a pass. The first one after a resume leaves the random state unchanged.
@@ -521,15 +464,30 @@ class Loop:
         Raises:
             ConfigurationError: it is called twice, or in a loop over `epochs`; or the source is empty.
         """
-        if self._ahead is not None:
+        if self._draws_ahead:
             raise ConfigurationError("run.ahead(...) was called a second time: the Run keeps one batch")
         if self._in_epochs:
             raise ConfigurationError(
                 "run.ahead(...) draws batches across the ends of epochs, so it cannot be used within "
                 "run.epochs(...): create it before the loop, and count steps instead of epochs"
             )
-        self._ahead = Ahead(source, self._saved_ahead, self._pass)
-        return self._ahead
+        self._draws_ahead, cursor = True, cursor_of(source)
+        if cursor is not None:
+            cursor.ahead, self._drawn = True, []
+        return self._draw(source, keep=cursor is None)
+
+    def _draw(self, source: Iterable[Any] | Callable[[], Any], *, keep: bool) -> Iterator[Any]:
+        yield from list(self._drawn)  # by the last attempt, which has not used it
+        if isinstance(source, Iterator):  # a single pass
+            batches: Iterable[Any] = source
+        elif isinstance(source, Iterable):
+            batches = self._passes_over(source)
+        else:
+            batches = (source() for _ in itertools.repeat(None))
+        for batch in batches:
+            if keep:
+                self._drawn = [batch]
+            yield batch
 
     def finish(self, *, ended_early: str | None = None) -> str:
         """Saves the last checkpoint and the final weights, and completes the job. Call it last.
@@ -568,10 +526,6 @@ class Loop:
             self._engine.give_up()
 
     # --- for subclasses -------------------------------------------------------------------------------
-    def _module(self) -> torch.nn.Module:
-        """One module of all modules with buffers, the model first."""
-        raise NotImplementedError
-
     def _final(self) -> Mapping[str, Any]:
         """The final weights, by name."""
         raise NotImplementedError
@@ -580,16 +534,9 @@ class Loop:
         """Names of those final weights that are not the model's own."""
         return ()
 
-    def _rate(self) -> float | None:
-        """The learning rate."""
-        raise NotImplementedError
-
     def _early(self) -> str:
         """Why training ends before its last step, if known; else ""."""
         return ""
-
-    def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
-        raise NotImplementedError
 
     def _intact(self) -> bool:
         """Whether no optimizer has stepped since the last `step_completed`."""
@@ -598,12 +545,16 @@ class Loop:
     def _note_move(self, *_: Any) -> None:
         self._moved = True
 
-    def _begin(self, kind: CheckpointKind) -> None:
-        for each in self._optimizers_of_torch():
+    def _begin(
+        self, kind: CheckpointKind, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]
+    ) -> None:
+        """Claims and restores. `module`: contains all modules with buffers, the model first."""
+        self._module, self._torch_optimizers = module, optimizers
+        for each in optimizers:
             each.register_step_pre_hook(self._note_move)
         job_settings.advise(self.session, ("max_steps",))
         self._engine.begin(kind, total_steps=self.max_steps)
-        first = next(self._module().parameters(), None)
+        first = next(module.parameters(), None)
         self._engine.start(
             step=self._step,
             total_steps=self.max_steps,
@@ -613,6 +564,11 @@ class Loop:
         if self.done:  # the previous attempt did all steps, but ended before it stored the weights
             self.finish()
             self.session.end_done()
+
+    def _rate(self) -> float | None:
+        """The learning rate of the first optimizer."""
+        groups = self._torch_optimizers[0].param_groups if self._torch_optimizers else []
+        return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
     def _progress(self) -> dict[str, Any]:
         self._read_loss()
@@ -627,26 +583,19 @@ class Loop:
 
     def _own(self) -> dict[str, Any]:
         data = None if self._data.shared else self._data.state()
-        drawn = [] if self._ahead is None else self._ahead.kept
-        return {"random": devices.random_state(), "data": data, "ahead": drawn}
+        return {"random": devices.random_state(), "data": data, "ahead": _with_devices(self._drawn)}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
         """Raises CheckpointError if the position in the data does not fit."""
         mismatch = self._data.load(saved["data"] if self._data.shared else own["data"])
         if mismatch is not None:
-            raise self._incompatible(mismatch)
+            raise self._engine.incompatible(mismatch)
         self._step, self._passes = saved["step"], saved["passes"]
         self._epoch, self._epoch_began = saved.get("epoch", 0), saved.get("epoch_began", self._step)
         self._goes_on = self._step > 0
-        self._saved_ahead = [] if new_rank else own.get("ahead", [])
+        self._drawn = [] if new_rank else _onto_devices(own.get("ahead", []))
         self._engine.coordinator.trained = saved["trained"]
-        if new_rank:
-            self._engine.new_rank(self._step)
-        else:
-            devices.set_random_state(own["random"])
-
-    def _incompatible(self, why: str) -> CheckpointError:
-        return plain_state.incompatible(self.session.run.checkpoint_uri, why)
+        self._engine.restore_random(None if new_rank else own["random"], self._step)
 
     # --- private --------------------------------------------------------------------------------------
     def _tell_short(self, max_steps: int) -> None:

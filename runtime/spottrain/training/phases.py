@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -28,34 +29,29 @@ SETTLED: Final = 2
 """Steps after which memory has reached its peak: the first one allocates the optimizer's state."""
 
 
+@dataclass(kw_only=True)
 class TrainerPhases:
     """A Trainer's loop, as a `diagnostics.monitor.Phases`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        session: Session,
-        *,
-        model: torch.nn.Module,
-        loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
-        source: Source,
-        memory_fit: MemoryFit,
-        precision: Precision,
-        device: torch.device,
-    ) -> None:
-        self._settings, self._session = settings, session
-        self._model, self._loss_of, self._source = model, loss_of, source
-        self._memory_fit = memory_fit
-        self._autocast, self._device = precision.autocast, device
-        self.precision = precision.name
-        self._sharded = any_sharded(model)
+    settings: Settings
+    session: Session
+    model: torch.nn.Module
+    loss_of: Callable[[torch.nn.Module, Any], torch.Tensor]
+    source: Source
+    memory_fit: MemoryFit
+    number_format: Precision
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.precision = self.number_format.name
+        self._sharded = any_sharded(self.model)
 
     def step_done(self, steps: int) -> None:
         """Advises against activation checkpointing that saves memory which is not scarce."""
-        wanted = self._settings.activation_checkpointing.policy
-        if steps != SETTLED or wanted in ("none", AUTO) or self._settings.micro_batch_size == AUTO:
+        wanted = self.settings.activation_checkpointing.policy
+        if steps != SETTLED or wanted in ("none", AUTO) or self.settings.micro_batch_size == AUTO:
             return
-        memory = memory_of(self._device, ranks=self._session.world.local_size)
+        memory = memory_of(self.device, ranks=self.session.world.local_size)
         if text := activation_checkpointing.needless(peak=memory.peak(), limit=memory.limit):
             log.event("advice", about="activations", text=text)
 
@@ -65,28 +61,28 @@ class TrainerPhases:
         It uses the model without DDP and torch.compile, outside of a training step. A counted training step
         would run uncompiled, and results would no longer be the same bit for bit.
         """
-        if not isinstance(self._source, Batches) or self._settings.deterministic or self._sharded:
+        if not isinstance(self.source, Batches) or self.settings.deterministic or self._sharded:
             return Work()  # a forward pass may change hidden state of the model
         try:
-            return self._counted(self._source)
+            return self._counted(self.source)
         except Exception as error:  # out of memory, a kernel without a formula, a loss that counts its calls
             why = f"{type(error).__name__}: {error}"
         log.event("flops-not-counted", why=why, next="MFU and the compute bottleneck are not reported")
-        release(self._device)
+        release(self.device)
         return Work()
 
     def _counted(self, source: Batches) -> Work:
         plan = source.plan
         apart = max(1, len(source.dataset) // plan.micro_batch_size)  # all lengths of a sorted set
-        batch = to_device(self._memory_fit.sample(plan.micro_batch_size, apart=apart), self._device)
-        with rehearsal(self._model), counted(machine(self._device, self.precision)) as work:
-            with self._autocast(self._device):
-                loss = self._loss_of(self._model, batch)
+        batch = to_device(self.memory_fit.sample(plan.micro_batch_size, apart=apart), self.device)
+        with rehearsal(self.model), counted(machine(self.device, self.precision)) as work:
+            with self.number_format.autocast(self.device):
+                loss = self.loss_of(self.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         return work.times(plan.accumulation)
 
     def in_use(self) -> InUse:
-        settings, source = self._settings, self._source
+        settings, source = self.settings, self.source
         ours = source if isinstance(source, Batches) else None
         return InUse(
             workers=source.num_workers,
@@ -100,8 +96,8 @@ class TrainerPhases:
             sharded=self._sharded,
             whole_share=ours is not None and ours.plan.accumulation == 1,
             drop_last=settings.drop_last,
-            interval_auto=self._session.run.interval.auto,
-            cuda=self._device.type == "cuda",
-            bf16=facts_of(self._device).bf16,
-            cores=max(1, int(cores(local_ranks=self._session.world.local_size))),
+            interval_auto=self.session.run.interval.auto,
+            cuda=self.device.type == "cuda",
+            bf16=facts_of(self.device).bf16,
+            cores=max(1, int(cores(local_ranks=self.session.world.local_size))),
         )

@@ -9,7 +9,7 @@ run.finish()
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,9 +27,9 @@ from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
 from spottrain.techniques.gradient_compression import Compression
 from spottrain.techniques.trackers import Trackers
-from spottrain.training import job_settings, weight_averages
-from spottrain.training.extra_state import Values, adapted
-from spottrain.training.loop import STATEFUL, Loop
+from spottrain.training import job_settings
+from spottrain.training.extra_state import AveragePosition, Values, adapted, final_weights
+from spottrain.training.loop import Loop, has_state
 
 ONLY: Final = "main"
 """Name of a single optimizer."""
@@ -105,7 +105,7 @@ class Run(Loop):
         for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
         self._require_whole(scheduler)
-        self._place = weight_averages.AveragePosition(self._emas())
+        self._average_position = AveragePosition(self._emas())
         self._engine.join()
         state = TrainingState(
             shared=self._shared,
@@ -118,7 +118,8 @@ class Run(Loop):
                 *(plain_state.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
             ),
         )
-        self._begin(StateCheckpoints(state))
+        module = torch.nn.ModuleList([self._model, *self._modules.values()])
+        self._begin(StateCheckpoints(state), module, list(self._optimizers.values()))
 
     @property
     def _loose(self) -> dict[str, torch.nn.Parameter]:
@@ -139,30 +140,31 @@ class Run(Loop):
             outside_parameters.require_of(each, self._optimizers.values(), "Run(scheduler=...)")
 
     def _add(self, kind: str, given: Any) -> None:
-        named = {f"{kind}.{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {}
-        if given is None and kind == SCALER:  # e.g. fp16 before, another precision now
-            self._left_out.add(kind)
-        if given is not None and not isinstance(given, Mapping):
-            if kind == "extra":
-                raise ConfigurationError(
-                    f"Run(extra=...) is a {type(given).__name__}: give it a dict of names, such as "
-                    "extra={'ema': ema}"
-                )
+        if isinstance(given, Mapping):
+            named = {f"{kind}.{name}": each for name, each in given.items()}
+        elif given is None and kind != SCALER:
+            return
+        elif kind == "extra":
+            raise ConfigurationError(
+                f"Run(extra=...) is a {type(given).__name__}: give it a dict of names, such as "
+                "extra={'ema': ema}"
+            )
+        else:
             named = {kind: given}
         for name, each in named.items():
-            if each is None:  # e.g. an average that is switched off
+            if each is None:  # not used now, e.g. the scaler of fp16, or an average
                 self._left_out.add(name)
-                continue
-            self._keep(kind, name, each)
+            else:
+                self._keep(kind, name, each)
 
     def _keep(self, kind: str, name: str, each: Any) -> None:
         if isinstance(each, EarlyStopping):
-            job_settings.agreeing(each, self.session.world)
+            job_settings.use_first_rank(each, self.session.world)
         if isinstance(each, Trackers):
             self._engine.close_at_end(each)
         if isinstance(each, torch.nn.Module):
             self._modules[name] = plain_state.plain(each)
-        elif all(hasattr(each, method) for method in STATEFUL):
+        elif has_state(each):
             self._objects[name] = each
         elif kind == "extra" and (plain := adapted(self.extra, name.removeprefix("extra."))) is not None:
             self._objects[name] = plain
@@ -202,77 +204,72 @@ class Run(Loop):
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         """Restores a checkpoint. Raises CheckpointError if it does not match the arguments."""
         if "optimizers" not in tree:
-            raise self._incompatible("spottrain.Trainer has made it, and this is a spottrain.Run")
-        for kind in ("optimizers", "loose"):
-            self._require_same_names(tree[kind], getattr(self, f"_{kind}"))
-        self._require_same_names(self._wanted(tree["modules"]), self._modules)
-        new = self._new_techniques(tree["objects"])
+            raise self._engine.incompatible("spottrain.Trainer has made it, and this is a spottrain.Run")
+        self._require_same_names(tree["optimizers"], self._optimizers)
+        self._require_same_names(tree["loose"], self._loose)
+        self._require_same_names(tree["modules"], self._modules, strict=False)
+        self._require_same_names(tree["objects"], self._objects, strict=False)
         for name, parameter in self._loose.items():
-            self._require(_copied(parameter, tree["loose"][name], name))
+            self._load_loose(name, parameter, tree["loose"][name])
         self._require(plain_state.load_model(self._model, tree[plain_state.MODEL]))
         for name, optimizer in self._optimizers.items():
             self._require(plain_state.load_optimizer(self._model, optimizer, tree["optimizers"][name]))
         for name, module in self._modules.items():
             self._require(plain_state.load_model(module, tree["modules"][name]))
+        of_rank = None if new_rank else own.get("objects", {})
         for name, each in self._objects.items():
-            if name in new:
+            if name in tree["objects"]:
+                self._load_object(name, each, tree["objects"][name], of_rank)
+            else:
                 _begin_anew(name, each)
-                continue
-            self._load_object(name, each, tree["objects"][name], None if new_rank else own.get("objects", {}))
         self._load_progress(tree["progress"], own, new_rank)
 
     def _own(self) -> dict[str, Any]:
-        objects = {n: each.own_state_dict() for n, each in self._objects.items() if _has_own(each)}
-        return super()._own() | {"objects": objects}
+        with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
+        return super()._own() | {"objects": {name: each.own_state_dict() for name, each in with_own.items()}}
+
+    def _load_loose(self, name: str, parameter: torch.nn.Parameter, saved: torch.Tensor) -> None:
+        if parameter.shape != saved.shape:
+            was, now = tuple(saved.shape), tuple(parameter.shape)
+            raise self._engine.incompatible(f"parameter {name} has shape {was} there and {now} here")
+        with torch.no_grad():
+            parameter.copy_(saved)
 
     def _load_object(self, name: str, each: Any, saved: Any, own: Mapping[str, Any] | None) -> None:
         """Restores one object. `own`: this rank's part of all objects; None for a new rank."""
         if _is_scaler(name) and not (saved and each.state_dict()):  # a disabled one has no state
             return _tell_dropped(name) if saved else _begin_anew(name, each)
         try:
-            if _has_own(each):
+            if hasattr(each, "own_state_dict"):
                 each.load_state_dict(saved, own.get(name) if own is not None else None)
             else:
                 each.load_state_dict(saved)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise self._incompatible(f"its {name} does not fit ({error})") from error
-
-    def _new_techniques(self, saved: Mapping[str, Any]) -> set[str]:
-        """Names of techniques that the checkpoint lacks. Raises CheckpointError if it lacks anything else."""
-        new = {
-            name
-            for name, each in self._objects.items()
-            if name not in saved and (isinstance(each, TECHNIQUES) or _is_scaler(name))
-        }
-        known = {name: each for name, each in self._objects.items() if name not in new}
-        self._require_same_names(self._wanted(saved), known)
-        return new
-
-    def _wanted(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `saved` without the names given as None, and logs each of them."""
-        gone = sorted(
-            name
-            for name in set(saved) - set(self._objects) - set(self._modules)
-            if name in self._left_out or (_is_scaler(name) and SCALER in self._left_out)
-        )
-        for name in gone:
-            if saved[name]:  # a disabled scaler has no state
-                _tell_dropped(name)
-        return {name: each for name, each in saved.items() if name not in gone}
+            raise self._engine.incompatible(f"its {name} does not fit ({error})") from error
 
     def _require(self, mismatch: str | None) -> None:
         if mismatch is not None:
-            raise self._incompatible(mismatch)
+            raise self._engine.incompatible(mismatch)
 
-    def _require_same_names(self, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-        for name in here:
-            if name not in saved:
-                raise self._incompatible(f"it has no state of {name}, which this Run is given")
-        for name in saved:
-            if name not in here:
-                raise self._incompatible(
+    def _require_same_names(
+        self, saved: Mapping[str, Any], here: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
+        """Raises CheckpointError for a name that only one of them has.
+
+        `strict`: False allows a technique that the checkpoint lacks, and a name that is given as None here.
+        """
+        for name, each in here.items():
+            new = isinstance(each, TECHNIQUES) or _is_scaler(name)
+            if name not in saved and (strict or not new):
+                raise self._engine.incompatible(f"it has no state of {name}, which this Run is given")
+        for name in sorted(set(saved) - set(here)):
+            left_out = name in self._left_out or (_is_scaler(name) and SCALER in self._left_out)
+            if strict or not left_out:
+                raise self._engine.incompatible(
                     f"it has a state of {name}, which this Run is not given: {_to_do_about(name)}"
                 )
+            if saved[name]:  # a disabled scaler has no state
+                _tell_dropped(name)
 
     def _want(self) -> Want:
         """Returns which part of each stored tensor this rank needs."""
@@ -292,19 +289,16 @@ class Run(Loop):
         return want
 
     # --- overrides of Loop ----------------------------------------------------------------------------
-    def _module(self) -> torch.nn.Module:
-        return torch.nn.ModuleList([self._model, *self._modules.values()])
-
     def _emas(self) -> dict[str, EMA]:
         return {name: each for name, each in self._objects.items() if isinstance(each, EMA)}
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         super()._count(loss, samples)
         if self.session.world.first:
-            self._place.counted(self._step)
+            self._average_position.counted(self._step)
 
     def _final(self) -> Mapping[str, Any]:
-        weights = weight_averages.final_weights(self._model, self._emas(), tell=self.session.world.first)
+        weights = final_weights(self._model, self._emas(), tell=self.session.world.first)
         return weights | self._trained_beside()
 
     def _trained_beside(self) -> dict[str, Any]:
@@ -325,13 +319,6 @@ class Run(Loop):
         """Reason of an EarlyStopping, else "". It is ignored once `max_steps` are done."""
         given = (each.reason for each in self._objects.values() if isinstance(each, EarlyStopping))
         return "" if self.done else next((reason for reason in given if reason), "")
-
-    def _optimizers_of_torch(self) -> Iterable[torch.optim.Optimizer]:
-        return self._optimizers.values()
-
-    def _rate(self) -> float | None:
-        groups = next(iter(self._optimizers.values())).param_groups
-        return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
 
 def _is_scaler(name: str) -> bool:
@@ -358,20 +345,6 @@ def _begin_anew(name: str, technique: Any) -> None:
     log.event("override", setting=name, checkpoint="none", script="begins anew")
     if isinstance(technique, EMA):  # it holds the weights from before the restore
         technique.begin()
-
-
-def _has_own(each: Any) -> bool:
-    """Whether part of its state is per rank."""
-    return hasattr(each, "own_state_dict")
-
-
-def _copied(parameter: torch.nn.Parameter, saved: torch.Tensor, name: str) -> str | None:
-    """Copies `saved` into `parameter`. Returns None, or a sentence that says why it does not fit."""
-    if parameter.shape != saved.shape:
-        return f"parameter {name} has shape {tuple(saved.shape)} there and {tuple(parameter.shape)} here"
-    with torch.no_grad():
-        parameter.copy_(saved)
-    return None
 
 
 def _models(given: Any) -> torch.nn.Module:

@@ -23,6 +23,7 @@ from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.final_weights import BESIDE
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
 from spottrain.core import device as devices
+from spottrain.core import log
 from spottrain.core.training_settings import ARGUMENTS, resolve
 from spottrain.core.training_spec import (
     AUTO,
@@ -32,10 +33,9 @@ from spottrain.core.training_spec import (
 )
 from spottrain.data import Batches, Dataset, Step, Stream
 from spottrain.data.source import size_of, source
-from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.diagnostics.step_timer import StepTimer
 from spottrain.distributed import process_group
-from spottrain.errors import CheckpointError, ConfigurationError, RunError
+from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import accumulation, compilation, gradient_compression, schedules
 from spottrain.techniques import precision as precisions
@@ -45,14 +45,12 @@ from spottrain.techniques.ema import EMA
 from spottrain.techniques.gradient_compression import Compression
 from spottrain.techniques.memory_fit import MemoryFit
 from spottrain.techniques.oom_history import OOMHistory
-from spottrain.techniques.trackers import Tracker, Trackers
-from spottrain.training import components, optimizer_setup
+from spottrain.techniques.trackers import Tracker, Trackers, run_id
+from spottrain.training import components
 from spottrain.training.components import require_kinds, require_own_parameters, require_positive
 from spottrain.training.data_parallel import Replica, clip
-from spottrain.training.engine import Engine
-from spottrain.training.evaluation import Evaluation
-from spottrain.training.evaluation_schedule import EvaluationSchedule
-from spottrain.training.metrics_log import require_finite
+from spottrain.training.engine import Engine, require_finite
+from spottrain.training.evaluation import Evaluation, EvaluationSchedule
 from spottrain.training.phases import TrainerPhases
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -239,7 +237,7 @@ class Trainer:
         self.precision = precisions.agreed(settings.precision, self.device, world)
         self.precision.apply()
         self.model = model.to(self.device)
-        self.optimizer = optimizer_setup.optimizer(optimizer, self.model, settings, learning_rate)
+        self.optimizer = components.optimizer(optimizer, self.model, settings, learning_rate)
         require_own_parameters(self.model, self.optimizer)
         outside_parameters.require_unmixed(self.optimizer)
         self.scaler = self.precision.scaler(self.device)
@@ -256,14 +254,14 @@ class Trainer:
             seed=settings.seed,
             drop_last=settings.drop_last,
             num_workers=settings.num_workers,
-            pin_memory=components.pinned(settings, self.device),
+            pin_memory=self.device.type == "cuda" if settings.pin_memory is None else settings.pin_memory,
             prefetch_factor=settings.prefetch_factor,
             **loading,
         )
         components.tell_what_cannot_act(settings, self.batches)
         per_epoch = self.batches.steps_per_epoch
         self.total_steps = settings.total_steps(per_epoch)
-        self.schedule = optimizer_setup.schedule(self.optimizer, settings, self.total_steps, per_epoch)
+        self.schedule = components.schedule(self.optimizer, settings, self.total_steps, per_epoch)
 
     def _schedule_evaluations(
         self, eval_dataset: Dataset | None, collate: Any, eval_every: int | None
@@ -306,7 +304,7 @@ class Trainer:
         """Prepares the first step of this attempt, once the engine has restored the checkpoint."""
         if not restored and self.session.world.distributed:
             devices.seed_rank(self.session.world.rank)
-        self.trackers.begin(components.run_id(self.session), self.step)
+        self.trackers.begin(run_id(self.session.run.job_uid), self.step)
         self.session.board.update(state=self._first_state)
         self.memory_fit.fit()
         self._use_findings()
@@ -319,6 +317,7 @@ class Trainer:
     def _train(self, steps: Stream) -> bool:
         """Makes optimizer steps. Returns whether the training is complete; False: it must stop."""
         stopping, world = self.session.preemption, self.session.world
+        stopped = False
         self._assemble()
         buffers = devices.saved_buffers(self.model)
         self._evaluate()
@@ -360,9 +359,9 @@ class Trainer:
                 self.schedule.after_step()
             self.intact = True
             self._evaluate()
-            if self._over or self._boundary():
+            if self._over or (stopped := self._boundary()):
                 break
-        return not self.evaluations.interrupted and not self._stopped and not self.evaluations.due(self.step)
+        return not (stopped or self.evaluations.interrupted or self.evaluations.due(self.step))
 
     def _count(self, step: Step, loss: torch.Tensor) -> None:
         def of_all_ranks() -> float:
@@ -444,8 +443,7 @@ class Trainer:
 
     def _boundary(self) -> bool:
         with self._timer.checkpoint():
-            self._stopped = self._engine.boundary(self.step)
-        return self._stopped
+            return self._engine.boundary(self.step)
 
     def _finish(self) -> Result:
         last = float(process_group.total(self.last_loss.clone(), self.session.world))
@@ -522,13 +520,13 @@ class Trainer:
             self.model, self.optimizer, tree[plain_state.OPTIMIZER]
         )
         if mismatch is not None:
-            raise self._incompatible(mismatch)
+            raise self._engine.incompatible(mismatch)
         try:
             self.schedule.load_state_dict(tree["schedule"])
             if self.scaler.is_enabled() and tree["scaler"]:
                 self.scaler.load_state_dict(tree["scaler"])
         except (ValueError, KeyError) as error:
-            raise self._incompatible(f"its schedule does not fit ({error})") from error
+            raise self._engine.incompatible(f"its schedule does not fit ({error})") from error
         self._load_techniques(tree, own, new_rank)
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
@@ -537,31 +535,32 @@ class Trainer:
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.memory_fit.saved_size = progress.get("micro_batch_size")
         self.memory_fit.saved_memory_limit = progress.get("micro_batch_room")
-        if new_rank:
-            self._engine.new_rank(self.step)
-        else:
-            devices.set_random_state(own["random"])
+        self._engine.restore_random(None if new_rank else own["random"], self.step)
 
     def _load_techniques(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
         """Restores techniques. The checkpoint may be older than one, or from a run without it."""
         if self.ema is not None:
-            try:
-                components.restore_average(self.ema, tree.get(plain_state.EMA))
-            except ValueError as error:
-                raise self._incompatible(str(error)) from error
+            self._load_average(self.ema, tree.get(plain_state.EMA))
         if tree.get(COMPRESSION) is not None:  # loaded in _assemble, which makes DDP
             self.saved_compression = (tree[COMPRESSION], None if new_rank else own.get(COMPRESSION))
         if tree["progress"].get("trackers") is not None:
             self.trackers.load_state_dict(tree["progress"]["trackers"])
 
-    def _incompatible(self, why: str) -> CheckpointError:
-        return plain_state.incompatible(self.session.run.checkpoint_uri, why)
+    def _load_average(self, ema: EMA, saved: Mapping[str, Any] | None) -> None:
+        """Restores an average; without a saved one it starts from the restored weights."""
+        if saved is None:
+            log.event("ema", source="the restored weights", why="the checkpoint has no average")
+            return ema.begin()
+        try:
+            ema.load_state_dict(saved)
+        except ValueError as error:
+            raise self._engine.incompatible(str(error)) from error
 
     # --- parts --------------------------------------------------------------------------------------
     def _assemble(self) -> None:
         """Makes what needs the restored model: replica, gradient compression, compiled model."""
         world, settings = self.session.world, self.settings
-        self._stopped, self._weighing = False, self._make_weighing()
+        self._weighing = self._make_weighing()
         self._timer = self._start()
         deterministic = settings.deterministic
         self._replica = Replica(self.model, world, self.device, deterministic=deterministic)
@@ -611,9 +610,6 @@ class Trainer:
             workers=workers if isinstance(workers, int) else 0,
             collate=collate,
             weight=self.loss_weight,
-            room=WorkerMemoryLimit(
-                eval_dataset, collate, name="eval_dataset", ranks=session.world.local_size
-            ),
             world=session.world,
             until=lambda: session.preemption.deadline,  # infinite without a stop request
             alive=session.board.heartbeat.beat,
@@ -622,13 +618,13 @@ class Trainer:
     def _start(self) -> StepTimer:
         """Starts log and diagnostics. Returns the timer of a step's phases."""
         phases = TrainerPhases(
-            self.settings,
-            self.session,
+            settings=self.settings,
+            session=self.session,
             model=self.model,
             loss_of=self._loss_of,
             source=self.batches,
             memory_fit=self.memory_fit,
-            precision=self.precision,
+            number_format=self.precision,
             device=self.device,
         )
         self._engine.start(
@@ -693,8 +689,7 @@ class Trainer:
     def _use_findings(self) -> None:
         """Passes sizes found by trial to the evaluation."""
         if self.evaluations.evaluation is not None:
-            components.use_findings(
-                self.evaluations.evaluation,
+            self.evaluations.evaluation.resize(
                 micro_batch_size=self.memory_fit.size,
                 workers=self.batches.num_workers if self.settings.num_workers == AUTO else None,
             )

@@ -249,7 +249,6 @@ def test_so_is_that_of_an_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
         autocast=lambda: torch.no_grad(),
         workers=1,
         collate=None,
-        room=WorkerMemoryLimit(WORDS, name="eval_dataset"),
     )
     assert evaluation.run(torch.nn.Linear(1, 1), lambda: False) == {"loss": 0.0}
     assert "the Python objects in eval_dataset" in advice(capfd)[0]
@@ -260,7 +259,7 @@ def test_an_evaluation_has_as_many_workers_as_were_found_for_the_training_and_as
     found: int, has: int
 ) -> None:
     evaluation: Any = SimpleNamespace(workers=0, room=WorkerMemoryLimit(WORDS, memory=left(2.5 * EACH)))
-    components.use_findings(evaluation, micro_batch_size=None, workers=found)
+    Evaluation.resize(evaluation, micro_batch_size=None, workers=found)
     assert evaluation.workers == has
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from spottrain.checkpoint.saver import Save
-from spottrain.training.best_checkpoint import Best
-from spottrain.training.evaluation import Evaluation, Measure
+from spottrain.training.evaluation import Best, Evaluation, Measure
 
 SAMPLES = 10
 
@@ -54,43 +53,31 @@ def never() -> bool:
     return False
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 4, 10, 99])
-def test_every_sample_counts_once_whatever_the_batches(batch_size: int) -> None:
+@pytest.mark.parametrize(("batch_size", "largest"), [(1, 4.5), (3, 5.4), (4, 5.8), (10, 9.0), (99, 9.0)])
+def test_every_sample_counts_once_whatever_the_batches(batch_size: int, largest: float) -> None:
     values = evaluation(batch_size).run(Model(), never)
-    assert values is not None and values["loss"] == pytest.approx(4.5)
-    assert list(values) == ["largest", "loss"]
+    assert values == pytest.approx({"largest": largest, "loss": 4.5})
 
 
-def test_a_short_last_batch_has_the_weight_of_its_samples() -> None:
-    values = evaluation(4).run(Model(), never)
-    assert values is not None and values["largest"] == pytest.approx((3 * 4 + 7 * 4 + 9 * 2) / 10)
+def broken(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, Any]:
+    raise ValueError("no such metric")
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_it_leaves_no_trace(training: bool) -> None:
+@pytest.mark.parametrize("measure", [mean, broken])
+def test_it_leaves_no_trace_in_the_training(training: bool, measure: Measure) -> None:
     model = Model().train(training)
+    model.norm.eval()  # frozen by the script
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluation().run(model, never)
+    with nullcontext() if measure is mean else pytest.raises(ValueError, match="no such metric"):
+        evaluation(measure=measure).run(model, never)
     assert torch.equal(torch.rand(3), expected), "the random numbers go on as if it had not been"
-    assert model.training is training
+    assert (model.training, model.drop.training, model.norm.training) == (training, training, False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_nor_when_the_measure_fails() -> None:
-    def broken(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, Any]:
-        raise ValueError("no such metric")
-
-    model = Model()
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    with pytest.raises(ValueError, match="no such metric"):
-        evaluation(measure=broken).run(model, never)
-    assert model.training and torch.equal(torch.rand(3), expected)
 
 
 def test_one_that_is_cut_short_ends_after_the_batch_and_is_done_again_whole() -> None:
@@ -101,25 +88,12 @@ def test_one_that_is_cut_short_ends_after_the_batch_and_is_done_again_whole() ->
         return mean(model, batch)
 
     it, model = evaluation(measure=counting), Model()
+    assert it.run(model, lambda: True) is None and not seen, "not begun"
     assert it.run(model, lambda: bool(seen)) is None
     assert seen == [4] and model.training
     seen.clear()
     values = it.run(model, never)
     assert seen == [4, 4, 2] and values is not None and values["loss"] == pytest.approx(4.5)
-
-
-def test_one_that_was_not_begun_runs_nothing() -> None:
-    def unwanted(model: torch.nn.Module, batch: torch.Tensor) -> dict[str, Any]:
-        raise AssertionError("it ran")
-
-    assert evaluation(measure=unwanted).run(Model(), lambda: True) is None
-
-
-def test_what_the_script_has_frozen_stays_frozen() -> None:
-    model = Model().train()
-    model.norm.eval()
-    assert evaluation().run(model, never) is not None
-    assert model.training and model.drop.training and not model.norm.training
 
 
 # --- the best of them ---------------------------------------------------------------------------------
@@ -131,31 +105,14 @@ def test_a_loss_that_is_no_number_is_never_the_best(loss: float) -> None:
     assert not best.note(loss) and best.loss == 2.0
 
 
-def kept(best: Best, loss: float) -> Save:
-    save = Save(number=1, step=5)
-    assert best.note(loss)
-    best.keep(loss, lambda: save)
-    return save
-
-
-def end(save: Save, how: str) -> None:
+@pytest.mark.parametrize(("how", "mark"), [("committed", 1.0), ("failed", 3.0), ("abandoned", 3.0)])
+def test_the_mark_is_the_best_that_was_saved(how: str, mark: float) -> None:
+    best, save = Best(loss=4.0, kept=3.0), Save(number=1, step=5)
+    assert best.note(1.0)
+    best.keep(1.0, lambda: save)
+    assert best.kept == 1.0 and not best.note(2.0), "as long as it is on its way"
     setattr(save, how, True)
     if how != "abandoned":
         save.finished.set()
-
-
-@pytest.mark.parametrize("how", ["failed", "abandoned"])
-def test_of_a_best_that_could_not_be_saved_the_one_before_is_the_mark_again(how: str) -> None:
-    best = Best()
-    end(kept(best, 3.0), "committed")
-    save = kept(best, 1.0)
-    assert best.kept == 1.0 and not best.note(2.0), "as long as it is on its way"
-    end(save, how)
-    assert best.kept == 3.0 and best.note(2.0)
+    assert best.kept == mark and best.note(2.0) is (mark == 3.0)
     assert best.loss == 1.0, "of all evaluations, kept or not"
-
-
-def test_a_best_that_was_saved_stays_the_mark() -> None:
-    best = Best(loss=4.0, kept=4.0)
-    end(kept(best, 3.0), "committed")
-    assert best.kept == 3.0 and not best.note(3.5)

@@ -30,22 +30,20 @@ def over(value: Any, fresh: Any) -> Any:
     return after["it"]
 
 
-@pytest.mark.parametrize(
-    ("value", "fresh"),
-    [
-        (3, 0),
-        (2.5, 0),
-        (float("inf"), 0.0),
-        (True, False),
-        ("a", ""),
-        ((1, "b"), (0, "")),
-        (None, 5),
-        (5, None),
-    ],
-)
-def test_a_number_or_a_string_comes_back_by_its_name(value: Any, fresh: Any) -> None:
-    assert adapted(Values({"it": None}), "other") is not None
-    assert over(value, fresh) == value
+SCALARS = [
+    (3, 0),
+    (2.5, 0),
+    (float("inf"), 0.0),
+    (True, False),
+    ("a", ""),
+    ((1, "b"), (0, "")),
+    (None, 5),
+    (5, None),
+]
+
+
+def test_a_number_or_a_string_comes_back_by_its_name() -> None:
+    assert [over(value, fresh) for value, fresh in SCALARS] == [value for value, _ in SCALARS]
 
 
 def test_what_can_be_changed_is_restored_in_place_and_in_its_order() -> None:
@@ -64,11 +62,8 @@ def test_what_can_be_changed_is_restored_in_place_and_in_its_order() -> None:
     assert back["b"]["y"] == {3: "three"} and torch.equal(back["a"], torch.ones(2))
     assert torch.equal(inner, torch.ones(1)) and back["list"][1] == 7
     assert back["deque"] == deque([5, 6], maxlen=2) and back["deque"].maxlen == 2
-
-
-def test_an_array_is_restored_in_place() -> None:
-    fresh = numpy.zeros((2, 2))
-    assert over(numpy.eye(2), fresh) is fresh and (fresh == numpy.eye(2)).all()
+    array = numpy.zeros((2, 2))
+    assert over(numpy.eye(2), array) is array and (array == numpy.eye(2)).all()
 
 
 @pytest.mark.parametrize(
@@ -85,12 +80,10 @@ def test_an_array_is_restored_in_place() -> None:
 )
 def test_a_generator_goes_on_where_it_was_and_a_new_rank_keeps_its_own(make: Any) -> None:
     def draw(it: Any) -> float:
-        return float(torch.rand((), generator=it)) if isinstance(it, torch.Generator) else float(it.random())
-
-    if make is numpy.random.RandomState:
-
-        def draw(it: Any) -> float:
-            return float(it.normal())  # of which it keeps a second one
+        if isinstance(it, torch.Generator):
+            return float(torch.rand((), generator=it))
+        # Of the numbers of normal() a RandomState keeps a second one.
+        return float(it.normal() if isinstance(it, numpy.random.RandomState) else it.random())
 
     first, second, third = make(1), make(2), make(2)
     draw(first)
@@ -103,9 +96,9 @@ def test_a_generator_goes_on_where_it_was_and_a_new_rank_keeps_its_own(make: Any
     assert draw(third) == draw(make(2))
 
 
-@pytest.mark.parametrize("value", [object(), {"a": object()}, [{1, 2}], lambda: 1])
-def test_what_cannot_be_stored_is_nothing_of_this_kind(value: Any) -> None:
-    assert adapted(Values({"it": value}), "it") is None
+def test_what_cannot_be_stored_is_nothing_of_this_kind() -> None:
+    for value in (object(), {"a": object()}, [{1, 2}], lambda: 1):
+        assert adapted(Values({"it": value}), "it") is None
 
 
 @pytest.mark.parametrize(

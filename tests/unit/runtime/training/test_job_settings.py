@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,12 +88,11 @@ class Taking(Run):
 class Counting:
     """Fake of a Run: counts, and keeps what a save inside of `step_completed` would have of the average."""
 
+    batches = staticmethod(iter)
+
     def __init__(self, ema: Any = None) -> None:
         self.global_step, self._ema = 0, ema
         self.saved: list[Any] = []
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        yield from loader
 
     def step_completed(self, loss: Any = None) -> None:
         self.global_step += 1
@@ -170,15 +168,15 @@ RATED: Named = {
 }
 
 
-def rated(manifest: Named, rate: float = 0.1) -> tuple[torch.optim.Optimizer, Any]:
+def rated(manifest: Named) -> tuple[torch.optim.Optimizer, Any]:
     s = arguments(manifest, **RATED)
     model = torch.nn.Linear(2, 1)
-    optimizer = s.make_optimizer(torch.optim.SGD(model.parameters(), lr=rate), model)
+    optimizer = s.make_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     return optimizer, s.make_scheduler(optimizer, total_steps=100)
 
 
-def said(rate: float) -> Named:
-    return {"optimizer": {"name": "sgd", "learningRate": rate}}
+def said(**values: float) -> Named:
+    return {"optimizer": {"name": "sgd", **values}}
 
 
 SCALED = {"learningRateScaling": {"rule": "linear", "baseBatchSize": 4}}
@@ -187,10 +185,10 @@ SCALED = {"learningRateScaling": {"rule": "linear", "baseBatchSize": 4}}
 @pytest.mark.parametrize(
     ("first", "then", "rate", "holds"),
     [
-        (said(0.1), said(0.02), 0.02, "now checkpoint=0.1 now=0.02"),
+        (said(learningRate=0.1), said(learningRate=0.02), 0.02, "now checkpoint=0.1 now=0.02"),
         ({}, SCALED | {"globalBatchSize": 8}, 0.2, "now checkpoint=0.1 now=0.2"),
-        (said(0.5), {}, 0.5, "checkpoint checkpoint=0.5 now=0.1"),
-        (said(0.5), said(0.5), 0.5, None),
+        (said(learningRate=0.5), {}, 0.5, "checkpoint checkpoint=0.5 now=0.1"),
+        (said(learningRate=0.5), said(learningRate=0.5), 0.5, None),
     ],
     ids=["the manifest's", "scaled", "no longer said", "the same"],
 )
@@ -265,21 +263,28 @@ def test_what_does_not_fit_together_is_one_sentence(
         arguments(manifest, ranks, **own)
 
 
-def test_a_loop_that_tries_sizes_may_be_told_to_or_be_told_one() -> None:
-    own: Named = {"global_batch_size": 64, "micro_batch_size": "auto"}
-    assert arguments({"microBatchSize": "auto"}, **own).micro_batch_size == "auto"
-    assert arguments({"microBatchSize": 16}, **own).micro_batch_size == 16
+OWN = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+SIZED = {"global_batch_size": 64, "micro_batch_size": "auto"}
 
 
-def test_the_epochs_of_the_loop_stay_where_the_manifest_has_steps() -> None:
-    s = arguments({"maxSteps": 7}, epochs=3)
-    assert (s.epochs, s.max_steps) == (3, 7)
-
-
-@pytest.mark.parametrize("own", ["adamw", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)])
-def test_an_optimizer_may_be_named_as_the_script_has_it(own: Any) -> None:
-    assert arguments({}, optimizer=own).optimizer is own
-    assert arguments(MANIFEST, optimizer=own).optimizer.name == "sgd"
+@pytest.mark.parametrize(
+    ("manifest", "own", "found"),
+    [
+        ({"microBatchSize": "auto"}, SIZED, {"micro_batch_size": "auto"}),
+        ({"microBatchSize": 16}, SIZED, {"micro_batch_size": 16}),
+        ({"maxSteps": 7}, {"epochs": 3}, {"epochs": 3, "max_steps": 7}),
+        ({}, {"optimizer": "adamw"}, {"optimizer": "adamw"}),
+        ({}, {"optimizer": OWN}, {"optimizer": OWN}),
+        ({}, {"trackers": None}, {"trackers": []}),
+    ],
+)
+def test_the_script_has_its_own_value_unless_the_manifest_has_one(
+    manifest: Named, own: Named, found: Named
+) -> None:
+    s = arguments(manifest, **own)
+    assert {name: getattr(s, name) for name in found} == found
+    if "optimizer" in own:
+        assert arguments(MANIFEST, **own).optimizer.name == "sgd"
 
 
 # --- trackers -------------------------------------------------------------------------------------------
@@ -313,8 +318,7 @@ def test_trackers_that_the_script_names_log_on_the_first_rank_alone() -> None:
         assert kept.calls == (["uid", 1, "closed"] if rank == 0 else [])
 
 
-def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> None:
-    assert arguments({}, trackers=None).trackers == []
+def test_what_are_no_trackers_is_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match=r"^job_settings\(trackers=...\) is 'wandb': pass a"):
         arguments({}, trackers="wandb")
     trained: Named = {
@@ -333,14 +337,20 @@ def test_no_trackers_may_be_said_as_none_and_what_are_none_is_one_sentence() -> 
 
 
 # --- an optimizer without our schedule ------------------------------------------------------------------
+def held(**values: float) -> torch.optim.Optimizer:
+    """As the manifest says it."""
+    model = torch.nn.Linear(2, 1)
+    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    made: torch.optim.Optimizer = arguments(said(**values), optimizer=None).make_optimizer(own, model)
+    return made
+
+
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_the_rate_of_a_constant_optimizer_holds_and_a_scheduler_of_torch_keeps_its_own(
     scheduled: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def made(rate: float) -> torch.optim.Optimizer:
-        model = torch.nn.Linear(2, 1)
-        own = torch.optim.SGD(model.parameters(), lr=0.3)
-        optimizer: torch.optim.Optimizer = arguments(said(rate), optimizer=None).make_optimizer(own, model)
+        optimizer = held(learningRate=rate)
         if scheduled:
             torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5)
         return optimizer
@@ -351,15 +361,6 @@ def test_the_rate_of_a_constant_optimizer_holds_and_a_scheduler_of_torch_keeps_i
     holds = "checkpoint" if scheduled else "now"
     told = f"setting=optimizer.lr group=0 holds={holds} checkpoint=0.1 now=0.02"
     assert told in capsys.readouterr().out
-
-
-def held(**said: Any) -> torch.optim.Optimizer:
-    """As the manifest says it; `name` is sgd."""
-    model = torch.nn.Linear(2, 1)
-    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    manifest = {"optimizer": {"name": "sgd", **said}}
-    made: torch.optim.Optimizer = arguments(manifest, optimizer=None).make_optimizer(own, model)
-    return made
 
 
 def test_what_is_said_as_before_leaves_alone_what_a_schedule_has_moved_since(
@@ -381,9 +382,8 @@ def test_what_is_said_as_before_leaves_alone_what_a_schedule_has_moved_since(
 
 
 def test_a_group_that_is_added_later_is_its_own_affair() -> None:
-    temperature = torch.nn.Parameter(torch.ones(1))
     first, then = held(momentum=0.9), held(momentum=0.8)
     for each in (first, then):
-        each.add_param_group({"params": [temperature], "momentum": 0.1})
+        each.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "momentum": 0.1})
     then.load_state_dict(first.state_dict())
     assert [group["momentum"] for group in then.param_groups] == [0.8, 0.1]
