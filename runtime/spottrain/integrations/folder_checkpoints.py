@@ -151,7 +151,7 @@ class CallbackEngine(Engine):
                     f"{self.coordinator.step}: call {self._call}"
                 )
         self.coordinator.total_steps = last
-        job_settings.advise(self.session, ("max_steps",))
+        job_settings.advise(self.session)
         self.start(step=step, total_steps=total_steps, device=device, log_every=log_every)
 
     def finish_with(self, model: torch.nn.Module, ended_early: str) -> None:

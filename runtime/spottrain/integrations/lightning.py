@@ -28,9 +28,10 @@ from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.preemption import SIGNALS
+from spottrain.data.sampler import Cursor
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, packed, unpacked
-from spottrain.training.loop import cursor_of, with_samplers
+from spottrain.training.loop import cursor_of
 
 FILE: Final = "lightning.ckpt"
 CALL: Final = "trainer.fit(model, ckpt_path=spot.resume())"
@@ -119,44 +120,27 @@ class LightningCallback(pl.Callback):
             log_every=self._log_every,
         )
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         self._restore_random()
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
         self.session.preemption.let_end(None)  # from here on there is work to lose
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._unvalidated = devices.random_state()
         step = trainer.global_step
         if step == self._engine.coordinator.step:
             return  # a micro-batch
-        for loader in _counting(trainer):
-            loader.advance(1)
+        for cursor in _cursors(trainer):
+            cursor.advance()
         rate, epoch = _rate(trainer), trainer.current_epoch
         self._engine.count(step, loss=lambda: _loss(outputs), rate=rate, epoch=epoch)
         if self._engine.boundary(step):
             self._engine.stop()
 
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         self.session.board.heartbeat.beat()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -257,9 +241,8 @@ def _go_on(trainer: pl.Trainer) -> bool:
         epoch_loop._batches_that_stepped += 1  # step count of loggers; otherwise the validation adds it
         epoch_loop.val_loop._has_run = over
     if over:
-        for loader in _counting(trainer):  # this epoch has no batch left
-            if (cursor := cursor_of(loader)) is not None:
-                cursor.begin_epoch()
+        for cursor in _cursors(trainer):  # this epoch has no batch left
+            cursor.begin_epoch()
     return due or over
 
 
@@ -269,14 +252,11 @@ def _has_monitored(trainer: pl.Trainer) -> bool:
     return wanted <= set(trainer.callback_metrics)
 
 
-def _counting(trainer: pl.Trainer) -> list[Any]:
-    """Returns loaders of `spottrain.data`, and its samplers in other loaders."""
+def _cursors(trainer: pl.Trainer) -> list[Cursor]:
+    """Returns the positions of the loaders and samplers of `spottrain.data`."""
     combined = trainer.fit_loop._combined_loader
-    loaders = combined.flattened if combined is not None else ()
-    found = (
-        next((each for each in with_samplers(loader) if hasattr(each, "advance")), None) for loader in loaders
-    )
-    return [each for each in found if each is not None]
+    found = map(cursor_of, combined.flattened if combined is not None else ())
+    return [cursor for cursor in found if cursor is not None]
 
 
 def _early(trainer: pl.Trainer) -> str:

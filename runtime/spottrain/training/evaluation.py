@@ -84,7 +84,7 @@ class Evaluation:
     def run(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
         """Returns means over the samples of the set; None if a stop cut it short."""
         self.deadline = math.inf
-        if self._heard(self._ask()) if self.world.distributed else stopping():
+        if self._stops_alone(stopping) or self._heard(self._ask()):
             return None
         with _apart(model):
             return self._means(model, stopping)
@@ -105,10 +105,10 @@ class Evaluation:
         asked: Earliest | None = None
         for step in steps:
             for share in step.shares:
-                if not self.world.distributed and stopping():
+                if self._stops_alone(stopping):
                     return None
                 batch = next(self._stream)
-                if not self.world.distributed and stopping():
+                if self._stops_alone(stopping):
                     return None
                 asked, before = self._ask(), asked
                 with torch.no_grad(), self.autocast():
@@ -117,14 +117,13 @@ class Evaluation:
                 if self._heard(before):
                     self._heard(asked)  # completes the second request, maybe with an earlier deadline
                     return None
-                samples = share * step.samples
-                # A filler has no samples. A mean over nothing is NaN, so it is left out of the sums.
+                samples = share * step.samples  # 0 for a filler
                 items = samples if self.weight is None or not samples else float(self.weight(batch))
                 counted += items
                 for name, value in values.items():
                     found = torch.as_tensor(value, dtype=torch.float64, device=self.device)
                     times = items if name == "loss" else samples
-                    part = found * times if times else torch.zeros_like(found)
+                    part = found * times if times else torch.zeros_like(found)  # a mean over nothing is NaN
                     sums[name] = sums.get(name, 0) + part
         self._stream = None
         if asked is not None:
@@ -143,6 +142,10 @@ class Evaluation:
             name: value / (of_loss if name == "loss" else count)
             for name, value in zip(names, found, strict=True)
         }
+
+    def _stops_alone(self, stopping: Callable[[], bool]) -> bool:
+        """Whether a stop cuts it short. Several ranks stop together, by `_ask`."""
+        return not self.world.distributed and stopping()
 
     def _ask(self) -> Earliest | None:
         """Starts to ask all ranks for a stop. The result is read one batch later, so that no rank waits."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import chain, repeat
 from typing import Any, Final
 
 import torch
@@ -146,7 +147,7 @@ def _restored(here: Any, saved: Any) -> Any:
         here.update(items)
         return here
     if isinstance(here, list | deque) and isinstance(saved, list):
-        befores = [*here, *[None] * len(saved)]
+        befores = chain(here, repeat(None))
         found = [_restored(before, item) for before, item in zip(befores, saved, strict=False)]
         here.clear()
         here.extend(found)

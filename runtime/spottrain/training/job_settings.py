@@ -10,7 +10,7 @@ logged (`advise`), so that none is ignored silently.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -156,27 +156,25 @@ def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
                 f"job_settings({name}=...) is not a setting; the settings are {', '.join(NAMES)}"
             )
     together = [*(WARM_UPS if set(WARM_UPS) & set(own) else ()), *(["max_steps"] if "epochs" in own else [])]
-    named = dict.fromkeys(together) | own
-    trackers = named.pop("trackers", None)
-    plain = named | {name: None for name in MADE if name in own}  # the script makes these itself
+    made = {name: None for name in MADE if name in own}  # by the script itself
+    named = dict.fromkeys(together) | own | made
     with _own_words():
-        found = resolve(session.run.training, of_loop=True, **plain)
+        found = resolve(session.run.training, of_loop=True, **named)
         _require_sizes(found, own, session.world)
-        values = {name: getattr(found, name) for name in plain}
+        values = {name: getattr(found, name) for name in named}
         if "early_stopping" in own:
             stopping = components.early_stopping(found, evaluates=True, more=True)
-            if stopping is not None:
-                use_first_rank(stopping, session.world)
+            use_first_rank(stopping, session.world)
             values["early_stopping"] = stopping
         if "activation_checkpointing" in own:
             values["activation_checkpointing"] = memory_fit.policy_of(found.activation_checkpointing)
         if "trackers" in own:
-            values["trackers"] = components.trackers(trackers, found, session)
+            values["trackers"] = components.trackers(own["trackers"], found, session)
     if "optimizer" in own:
         values["optimizer"] = found.optimizer or own["optimizer"]
     if found.deterministic:
         devices.make_deterministic()
-    session.asked |= set(plain)
+    session.asked |= set(named)
     return JobSettings(found, values, run_id(session.run.job_uid))
 
 
@@ -202,9 +200,9 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
         )
 
 
-def use_first_rank(stopping: EarlyStopping, world: World) -> None:
+def use_first_rank(stopping: EarlyStopping | None, world: World) -> None:
     """Makes `stopping` use rank 0's metric on all ranks, so that they all stop together."""
-    if world.distributed:
+    if stopping is not None and world.distributed:
         stopping.agree = partial(process_group.number_of_first, world=world)
 
 
@@ -218,13 +216,12 @@ def _own_words() -> Iterator[None]:
         raise ConfigurationError(words, reason=error.reason) from error
 
 
-def advise(session: Session, applied: Collection[str]) -> None:
+def advise(session: Session) -> None:
     """Reports settings in spec.training that this loop ignores. Call it before the first step.
 
-    They appear in the log of rank 0, in /progress and in the termination message. `applied`: settings that
-    count as applied, in addition to those named in `job_settings`.
+    They appear in the log of rank 0, in /progress and in the termination message.
     """
-    taken = {"profile", *applied, *session.asked, *(["seed"] if devices.seeded() else [])}
+    taken = {"profile", "max_steps", *session.asked, *(["seed"] if devices.seeded() else [])}
     if session.env.get(PROFILE) and session.run.training.warmupSteps == 0:
         taken.add("warmup_steps")  # set by `spottrain profile`, for a run of a few steps
     paths = [path for name, path in set_in(session.run.training).items() if name not in taken]

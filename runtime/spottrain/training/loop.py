@@ -29,21 +29,27 @@ _TENSOR: Final = "tensor of a batch"
 
 
 class LoopPosition:
-    """Position in the data: that of a sampler with `advance()`, or of a loader that keeps its own state."""
+    """Position in the data: that of a loader or sampler of `spottrain.data`, or a loader's own state."""
 
     def __init__(self, given: Any, world: World) -> None:
         self._ranks = world.size
-        self._object = _with_state(given)
-        self._counts = hasattr(self._object, "advance")
         self.given = given is not None
-        self.cursor = cursor_of(self._object)
-        """The cursor of the loader or sampler, if it is one of `spottrain.data`."""
-        self.shared = given is None or self._counts or bool(getattr(self._object, "elastic", False))
+        self.cursor = cursor_of(given)
+        """The position of the loader or sampler, if it is one of `spottrain.data`."""
+        self._object = given if self.cursor is None else self.cursor
+        self.shared = not self.given or self.cursor is not None or bool(getattr(given, "elastic", False))
         """Whether its state is the same on all ranks."""
+        if self.given and not has_state(self._object):
+            raise ConfigurationError(
+                f"Run(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so "
+                "it cannot resume at its position; use spottrain.data.loader(dataset, batch_size=...) "
+                "instead, a DataLoader over a spottrain.data.BatchSampler, or torchdata's StatefulDataLoader"
+            )
+        protect(given)
 
     def advance(self) -> None:
-        if self._counts:
-            self._object.advance(1)
+        if self.cursor is not None:
+            self.cursor.advance()
 
     @property
     def epoch(self) -> int | None:
@@ -75,33 +81,14 @@ class LoopPosition:
         return None
 
 
-def _with_state(given: Any) -> Any:
-    """Returns the object that keeps the position: `given`, or the sampler inside a DataLoader."""
-    if given is None:
-        return None
-    counting = [each for each in with_samplers(given) if hasattr(each, "advance") and has_state(each)]
-    if not counting and not has_state(given):
-        raise ConfigurationError(
-            f"Run(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so it "
-            "cannot resume at its position; use spottrain.data.loader(dataset, batch_size=...) instead, a "
-            "DataLoader over a spottrain.data.BatchSampler, or torchdata's StatefulDataLoader"
-        )
-    protect(given)
-    return counting[0] if counting else given
-
-
 def has_state(each: Any) -> bool:
     return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
 
 
-def with_samplers(loader: Any) -> tuple[Any, ...]:
-    """Returns the loader and its samplers, of which one may count the position; None for one it lacks."""
-    return loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
-
-
 def cursor_of(data: Any) -> Cursor | None:
     """Returns the position of a loader or sampler of `spottrain.data`, or of a DataLoader over one."""
-    return next((each for each in with_samplers(data) if isinstance(each, Cursor)), None)
+    places = (data, getattr(data, "batch_sampler", None), getattr(data, "sampler", None))
+    return next((each for each in places if isinstance(each, Cursor)), None)
 
 
 class _Partial(devices.Boundary):
@@ -552,7 +539,7 @@ class Loop:
         self._module, self._torch_optimizers = module, optimizers
         for each in optimizers:
             each.register_step_pre_hook(self._note_move)
-        job_settings.advise(self.session, ("max_steps",))
+        job_settings.advise(self.session)
         self._engine.begin(kind, total_steps=self.max_steps)
         first = next(module.parameters(), None)
         self._engine.start(
