@@ -130,8 +130,10 @@ class S3Store:
             self._again(read)
 
     def stat(self, key: str) -> Stat | None:
-        reply = self._head(key)
-        if reply is None:
+        try:
+            reply = self.call("head_object", key)
+        except KeyMissing:
+            next(self._pages(key), None)  # raises if the bucket is missing: HEAD gives 404 for both
             return None
         storage_class = str(reply.get("ArchiveStatus") or reply.get("StorageClass") or "STANDARD")
         restore = str(reply.get("Restore", ""))
@@ -187,19 +189,13 @@ class S3Store:
 
         Raises AlreadyExists if another write did, StoreUnavailable if there is no object.
         """
-        reply = self._head(key)
-        if reply is None:
-            raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again")
+        try:
+            reply = self.call("head_object", key)
+        except KeyMissing:
+            raise StoreUnavailable(f"{self._place(key)}: another write is under way; try again") from None
         if reply["Metadata"].get(WRITE_ID) != write_id:
             raise AlreadyExists(str(self._place(key)))
         return str(reply["ETag"])
-
-    def _head(self, key: str) -> Any:
-        try:
-            return self.call("head_object", key)
-        except KeyMissing:
-            next(self._pages(key), None)  # raises if the bucket is missing: HEAD gives 404 for both
-            return None
 
     def _stream(self, key: str, start: int, view: memoryview) -> Iterator[int]:
         """Fills the view from byte `start` of the object; yields the number of bytes of each read."""

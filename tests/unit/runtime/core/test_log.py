@@ -208,6 +208,10 @@ class Screen:
         self.sent = self.sent.replace("\0", "")
         return screen(self.sent)
 
+    def words(self) -> list[str]:
+        """The rows without their time of day."""
+        return [row[9:] if row[:2].isdigit() else row for row in self.rows()]
+
     def close(self) -> None:
         self.out.close()
         os.close(self.master)
@@ -238,7 +242,7 @@ def test_the_progress_line_is_cleared_before_each_line_and_is_gone_at_the_end(sh
     log.step(3, 9, loss=1.0)
     wait_for(shown, "at most 79")
     log.event("end", outcome="done", code=0, message="Trained.")
-    assert [row[9:] if row[:2].isdigit() else row for row in shown.rows()] == [
+    assert shown.words() == [
         "Released the checkpoint URI",
         "printed",
         "two",
@@ -258,6 +262,9 @@ def test_the_progress_line_yields_to_a_line_that_is_not_whole_and_to_other_bars(
 
     handler.start_terminal(progress)
     wait_for(shown, "progress")
+    print("\rbar 5 %", end="", flush=True)
+    print("\r       \r", end="", flush=True)  # a bar that removes itself
+    wait_for(shown, "progress")
     print("loading", end="", flush=True)
     for _ in range(3):
         assert drawn.acquire(timeout=30)
@@ -270,12 +277,7 @@ def test_the_progress_line_yields_to_a_line_that_is_not_whole_and_to_other_bars(
     log.event("released")
     handler.close_progress()
     sentence = "Released the checkpoint URI"
-    assert [row[9:] if row[:2].isdigit() else row for row in shown.rows()] == [
-        "loading",
-        sentence,
-        sentence,
-        "",
-    ]
+    assert shown.words() == ["loading", sentence, sentence, ""]
 
 
 def test_a_program_that_takes_our_handler_away_or_asks_for_warnings_only_has_no_progress_line() -> None:
@@ -334,15 +336,6 @@ def test_a_progress_line_that_cannot_be_made_gives_way_to_lines_of_steps(shown: 
             return
         threading.Event().wait(0.01)
     raise AssertionError(shown.rows())
-
-
-def test_the_progress_line_comes_back_after_a_bar_that_removes_itself(shown: Screen) -> None:
-    handler = shown.handler()
-    handler.start_terminal(lambda width: "progress")
-    print("\rbar 20 %", end="", flush=True)
-    print("\r        \r", end="", flush=True)
-    wait_for(shown, "progress")
-    handler.close_progress()
 
 
 def test_the_end_does_not_wait_for_a_terminal_that_takes_nothing(

@@ -123,15 +123,8 @@ def test_a_duration_has_two_figures_or_so(seconds: float, words: str) -> None:
 
 
 def test_sizes_are_decimal() -> None:
-    assert [size(n) for n in (0, 999, 1000, 10_172_817, 3e9, 2.5e12, 4e15)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "10.2 MB",
-        "3 GB",
-        "2.5 TB",
-        "4e+03 TB",
-    ]
+    words = "0 B, 999 B, 1 kB, 10.2 MB, 3 GB, 2.5 TB, 4e+03 TB"
+    assert ", ".join(map(size, (0, 999, 1000, 10_172_817, 3e9, 2.5e12, 4e15))) == words
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from spottrain.contract import LOG_FORMAT, Env
 from spottrain.core import device as devices
 from spottrain.core.run_config import Interval, RunConfig, grace_seconds
 from spottrain.core.training_spec import Training
 from spottrain.data import Plan
 from spottrain.errors import ConfigurationError
-from spottrain.techniques.schedules import Schedule, shape
+from spottrain.techniques.schedules import shape
 
 IN_A_POD: dict[str, str] = {
     Env.JOB_UID: "uid",
@@ -140,13 +139,6 @@ def test_an_interval_is_due_by_steps_or_by_time() -> None:
 def test_a_device_that_cannot_be_used_is_refused_with_a_sentence(device: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         devices.choose(device)
-
-
-def test_a_schedule_that_wants_a_measure_is_refused() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau needs a metric"):
-        Schedule(optimizer, plateau)
 
 
 def test_logs_are_kept_in_the_pods_of_a_job_with_a_place_for_them_and_elsewhere_where_it_is_wanted() -> None:

@@ -129,3 +129,9 @@ def test_a_loop_of_ones_own_has_the_rates_of_trainer(name: str) -> None:
     again = lr_schedule(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5), name, total_steps=10)
     again.load_state_dict(json.loads(json.dumps(made.state_dict())))
     assert again.last_epoch == 10, "its state is plain values, as a checkpoint has them"
+
+
+def test_a_schedule_that_wants_a_measure_is_refused() -> None:
+    own = optimizer()
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau needs a metric"):
+        Schedule(own, torch.optim.lr_scheduler.ReduceLROnPlateau(own))
