@@ -20,6 +20,7 @@ OURS = (sys.executable, "-m", "spottrain", "run")
 BASE = """\
 import os, signal, sys, time
 from spottrain.contract import Outcome
+from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.session import current
 
 session = current()
@@ -37,7 +38,7 @@ def wait():
     while not stopping.stopping:
         time.sleep(0.01)
 """
-WAITS = BASE + 'wait()\nsession.end(Outcome.INTERRUPTED, f"Saved by rank {rank}.")\n'
+WAITS = BASE + 'wait()\nsession.end(Ending(Outcome.INTERRUPTED, f"Saved by rank {rank}."))\n'
 
 
 class Watched:

@@ -35,7 +35,7 @@ until = time.time() + 0.7
 while time.time() < until:
     time.sleep(0.05)
 print(f"seen-{rank}={len(seen)}", flush=True)
-session.end(Outcome.INTERRUPTED, f"Saved by rank {rank}.")
+session.end(Ending(Outcome.INTERRUPTED, f"Saved by rank {rank}."))
 """
 )
 
@@ -164,7 +164,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(lab: Lab) -> None:
 ASKS = (
     BASE
     + """
-from spottrain.lifecycle import restart_request
+from spottrain.lifecycle.rank_reports import request_restart
 from spottrain.errors import ConfigurationError
 print(f"round-of-{rank}", flush=True)
 if not os.path.exists(f"was-here-{rank}"):
@@ -173,14 +173,14 @@ if not os.path.exists(f"was-here-{rank}"):
         while not all(os.path.exists(f"was-here-{other}") for other in range(session.world.size)):
             time.sleep(0.01)
         HOW
-        assert restart_request.ask(session.env, "the next start will do better")
-        session.end_now(Outcome.INTERRUPTED_LOST, "Asked.", reason="OutOfMemory")
+        assert request_restart(session.env)
+        session.end_now(Ending(Outcome.INTERRUPTED_LOST, "Asked.", "OutOfMemory"))
     wait()
     PEER
 """
 )
 """`HOW`: before rank 1 asks for all to be started again; `PEER`: what becomes of the others then."""
-LEAVES = "session.end_now(Outcome.INTERRUPTED_LOST, 'Another rank is gone.')"
+LEAVES = "session.end_now(Ending(Outcome.INTERRUPTED_LOST, 'Another rank is gone.'))"
 
 
 def asks(how: str = "pass", peer: str = LEAVES) -> str:
@@ -240,7 +240,7 @@ else:
     lasting = subprocess.Popen(["sleep", "600"])
     print(f"lasting={lasting.pid}.", flush=True)
 wait()
-session.end(Outcome.INTERRUPTED, "Saved.")
+session.end(Ending(Outcome.INTERRUPTED, "Saved."))
 """
 )
 

@@ -66,7 +66,7 @@ def test_behind_a_shell_the_deadline_file_tells(start: Start, tmp_path: Path) ->
             64,
             Outcome.BAD_CONFIGURATION,
         ),
-        ("session.end(Outcome.INTERRUPTED, 'saved')", 75, Outcome.INTERRUPTED),
+        ("session.end(Ending(Outcome.INTERRUPTED, 'saved'))", 75, Outcome.INTERRUPTED),
         ("session.completed = True", 0, Outcome.DONE),
     ],
 )
@@ -96,7 +96,7 @@ if rank == 1:
 while not stopping.stopping:
     time.sleep(0.01)
 try:
-    session.end(Outcome.INTERRUPTED, "Saved by rank 0.")
+    session.end(Ending(Outcome.INTERRUPTED, "Saved by rank 0."))
 finally:
     print("finally", flush=True)
     dist.barrier()

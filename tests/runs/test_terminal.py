@@ -102,7 +102,9 @@ def test_ranks_share_a_terminal_and_only_rank_0_shows_progress(terminal: Callabl
     begins = "session.board.update(total_steps=9)\nsession.board.stepped(rank + 1)\n"
     prints = 'for number in range(50):\n    print("line", number, "of", rank)\n    time.sleep(0.02)\n'
     it = terminal(
-        BASE + begins + prints + "wait()\nsession.end(Outcome.INTERRUPTED, 'Saved.')\n", "--nproc", "2"
+        BASE + begins + prints + "wait()\nsession.end(Ending(Outcome.INTERRUPTED, 'Saved.'))\n",
+        "--nproc",
+        "2",
     )
     it.until(r"^Training: step 1/9")
     it.until_rows("^ready-", 2)
@@ -121,7 +123,7 @@ def test_ranks_share_a_terminal_and_only_rank_0_shows_progress(terminal: Callabl
 def test_a_machine_format_is_written_to_a_terminal_without_a_control_sequence(
     terminal: Callable[..., Terminal], chosen: str, begin: str
 ) -> None:
-    it = terminal(BASE + "session.end(Outcome.INTERRUPTED, 'Saved.')\n", "--log-format", chosen)
+    it = terminal(BASE + "session.end(Ending(Outcome.INTERRUPTED, 'Saved.'))\n", "--log-format", chosen)
     assert it.end() == ExitCode.INTERRUPTED
     assert "\x1b" not in it.sent
     assert all(row.startswith(begin) for row in it.rows if row) and "Saved." in it.rows[-2]

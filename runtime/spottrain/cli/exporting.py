@@ -120,63 +120,51 @@ def _without_weights(manifest: Manifest, entry: Entry) -> str:
 
 # --- the final weights ----------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _FinalFile:
-    """One of the files of the final weights."""
-
-    name: str
-    bytes: int
-    sha256: str
-    header: dict[str, Any]
-    start: int
-    """Offset of the tensors' bytes, after the header."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _FinalWeights:
     store: Store
     step: int
     checkpoint: str
     """Key of the checkpoint with the same weights."""
     files: list[dict[str, Any]]
+    """Name, bytes and sha256 of each."""
 
     def write(self, file: BinaryIO) -> int:
         """Writes all files as a single one and returns the number of tensors. Raises Damaged."""
-        parts = [self._part(**each) for each in self.files]
+        headers = [self._header(each["name"], each["bytes"]) for each in self.files]
         metadata: dict[str, str] = {}
         entries: dict[str, Any] = {}
         beside: list[str] = []
         at = 0
-        for part in parts:
-            for name, words in part.header.items():
-                if name == "__metadata__":
-                    metadata |= words
-                    beside += json.loads(words.get(BESIDE, "[]"))
-                    continue
-                begin, end = words["data_offsets"]
-                entries[name] = words | {"data_offsets": [at + begin, at + end]}
-            at += part.bytes - part.start
+        for each, (start, header) in zip(self.files, headers, strict=True):
+            words = header.pop("__metadata__", {})
+            metadata |= words
+            beside += json.loads(words.get(BESIDE, "[]"))
+            for name, tensor in header.items():
+                begin, end = tensor["data_offsets"]
+                entries[name] = tensor | {"data_offsets": [at + begin, at + end]}
+            at += each["bytes"] - start
         if beside:
             metadata[BESIDE] = json.dumps(beside)
-        file.write(header_bytes({"__metadata__": metadata | {"step": str(self.step)}} | entries))
-        for part in parts:
-            self._copy(part, file)
+        file.write(_header_bytes({"__metadata__": metadata | {"step": str(self.step)}} | entries))
+        for each, (start, _) in zip(self.files, headers, strict=True):
+            self._copy(each, start, file)
         return len(entries)
 
-    def _part(self, name: str, bytes: int, sha256: str) -> _FinalFile:
+    def _header(self, name: str, most: int) -> tuple[int, dict[str, Any]]:
+        """Returns the offset of the tensors' bytes in a file, and its safetensors header."""
         size = int.from_bytes(self._read(name, 0, 8), "little")
-        if size > bytes:
+        if size > most:
             raise Damaged(f"{FINAL_PREFIX}{name} has no header")
-        header = json.loads(self._read(name, 8, size))
-        return _FinalFile(name=name, bytes=bytes, sha256=sha256, header=header, start=8 + size)
+        return 8 + size, json.loads(self._read(name, 8, size))
 
-    def _copy(self, part: _FinalFile, file: BinaryIO) -> None:
+    def _copy(self, part: dict[str, Any], start: int, file: BinaryIO) -> None:
         total = hashlib.sha256()
-        for at in range(0, part.bytes, CHUNK_BYTES):
-            body = self._read(part.name, at, min(CHUNK_BYTES, part.bytes - at))
+        for at in range(0, part["bytes"], CHUNK_BYTES):
+            body = self._read(part["name"], at, min(CHUNK_BYTES, part["bytes"] - at))
             total.update(body)
-            file.write(memoryview(body)[max(part.start - at, 0) :])
-        if total.hexdigest() != part.sha256:
-            raise Damaged(f"{FINAL_PREFIX}{part.name} does not match its checksum")
+            file.write(memoryview(body)[max(start - at, 0) :])
+        if total.hexdigest() != part["sha256"]:
+            raise Damaged(f"{FINAL_PREFIX}{part['name']} does not match its checksum")
 
     def _read(self, name: str, offset: int, count: int) -> bytearray:
         body = bytearray(count)
@@ -255,10 +243,10 @@ def _header(weights: dict[str, StoredTensor], entry: Entry, beside: list[str]) -
         end = at + width * prod(tensor.shape)
         entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
-    return header_bytes(entries)
+    return _header_bytes(entries)
 
 
-def header_bytes(entries: dict[str, Any]) -> bytes:
+def _header_bytes(entries: dict[str, Any]) -> bytes:
     """Encodes a safetensors header like `checkpoint/layout.py`, which needs torch."""
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,8 +11,9 @@ from typing import Any, Final
 from spottrain.checkpoint.head.admin import leftovers
 from spottrain.checkpoint.head.owner import Walker
 from spottrain.checkpoint.head.state import Entry, Head, folder_of
-from spottrain.cli.output import Answer, age, size, table
+from spottrain.cli.output import Answer, size, table
 from spottrain.contract import CHECKPOINTS_PREFIX, MANIFEST_NAME
+from spottrain.core.log_format import duration
 from spottrain.core.text import counted
 from spottrain.storage.base import Stat, Store
 
@@ -93,27 +94,13 @@ def listing(store: Store, *, now: float) -> Answer:
 
 
 def _head_facts(head: Head | None) -> dict[str, Any] | None:
-    if head is None:
-        return None
-    return {
-        "state": head.state,
-        "job": head.job,
-        "jobUID": head.jobUID,
-        "attempt": head.attempt,
-        "term": head.term,
-    }
+    names = ("state", "job", "jobUID", "attempt", "term")
+    return None if head is None else {name: getattr(head, name) for name in names}
 
 
 def _entry_facts(seen: Inventory, entry: Entry, now: float) -> dict[str, Any]:
-    return {
-        "step": entry.step,
-        "time": entry.time,
-        "ageSeconds": round(now - entry.time, 3),
-        "bytes": entry.bytes,
-        "keptAs": entry.keptAs,
-        "key": entry.key,
-        "condition": seen.condition(entry),
-    }
+    facts = {name: getattr(entry, name) for name in ("step", "time", "bytes", "keptAs", "key")}
+    return facts | {"ageSeconds": round(now - entry.time, 3), "condition": seen.condition(entry)}
 
 
 def _head_lines(store: Store, head: Head | None) -> list[str]:
@@ -129,24 +116,31 @@ def _lines(seen: Inventory, now: float) -> list[str]:
     for entry in seen.head.checkpoints if seen.head else ():
         kept = ", ".join(filter(None, ["newest" if entry in newest else "", entry.keptAs]))
         condition = seen.condition(entry) or "ok"
-        rows.append((str(entry.step), age(now - entry.time), size(entry.bytes), kept, condition, entry.key))
+        rows.append(
+            (
+                str(entry.step),
+                duration(max(0.0, now - entry.time)),
+                size(entry.bytes),
+                kept,
+                condition,
+                entry.key,
+            )
+        )
     lines = table(rows) if len(rows) > 1 else ["no checkpoints"]
     return lines + _unnamed_lines(seen)
 
 
 def _unnamed_lines(seen: Inventory) -> list[str]:
+    def amount(keys: Sequence[str]) -> str:
+        return f"{counted(len(keys), 'object')}, {size(seen.bytes(keys))}"
+
     lines = []
     for keys, what in (
         (seen.orphans, "orphans, used by no checkpoint"),
         (seen.under_way, "being uploaded, or left by a dead owner"),
     ):
-        folders: dict[str, list[str]] = defaultdict(list)
-        for key in keys:
-            folders[folder_of(key)].append(key)
         if keys:
-            lines.append(f"{what}: {counted(len(keys), 'object')}, {size(seen.bytes(keys))}")
-        lines += [
-            f"  {folder}  {counted(len(own), 'object')}, {size(seen.bytes(own))}"
-            for folder, own in folders.items()
-        ]
+            lines.append(f"{what}: {amount(keys)}")
+        for folder, own in itertools.groupby(sorted(keys), key=folder_of):
+            lines.append(f"  {folder}  {amount([*own])}")
     return lines

@@ -24,15 +24,16 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile
-from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
+from spottrain.contract import EXIT_CODE_OF, LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.core.startup_signals import hold_signals, release_signals
 from spottrain.errors import ConfigurationError, RunError
+from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.launcher import Launcher
 from spottrain.lifecycle.log_capture.outputs import MARK, keep
 from spottrain.lifecycle.rendezvous import meet
-from spottrain.lifecycle.session import Session, install, leave, show, use
+from spottrain.lifecycle.session import Session, leave, show, use
 from spottrain.lifecycle.topology import Gang, count_gpus
 
 ABOUT = "Trains on spot capacity: saves before an interruption, and resumes from there."
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         _require_script(command)  # before creating a checkpoint folder or ranks for it
         gang = Gang.from_env(os.environ, command.nproc, lambda: count_gpus(os.environ))
     except RunError as error:
-        return _failed(_make_session(), error, "")
+        return _failed(use(Session(os.environ)), error, "")
     if gang.workers > 1:
         meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     ranks = [gang.rank(number) for number in range(gang.nproc)]
@@ -79,13 +80,7 @@ def main(argv: list[str] | None = None) -> int:
             leave(code)  # nothing is left to shut down
         os.environ.update(MARK)  # from here on this is the single rank
     os.environ.update(gang.env_of(0, gang.port))
-    return _run_here(_make_session(), command)
-
-
-def _make_session() -> Session:
-    session = Session(os.environ, install(os.environ))
-    use(session)
-    return session
+    return _run_here(use(Session(os.environ)), command)
 
 
 def _run_here(session: Session, command: Command) -> int:
@@ -228,7 +223,7 @@ def _failed(session: Session, error: BaseException, script: str) -> int:
 def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     """Returns the exit code after SystemExit: of our own end, or of the script's sys.exit."""
     if session.message is not None:
-        return session.conclude(session.message.outcome, "")
+        return EXIT_CODE_OF[session.message.outcome]
     if exit_.code is None or exit_.code == 0:
         return session.end_of_script()
     if session.broken_by_stop(exit_):
@@ -237,5 +232,5 @@ def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     if not isinstance(exit_.code, int):
         print(exit_.code, file=sys.stderr)
     words = f"The script ended itself: sys.exit({exit_.code!r})."
-    session.conclude(Outcome.FAILED, words, reason=Reason.SCRIPT_FAILED)
+    session.conclude(Ending(Outcome.FAILED, words, Reason.SCRIPT_FAILED))
     return code

@@ -30,14 +30,6 @@ def size(number: int) -> str:
     return f"{amount:.3g} TiB"
 
 
-def age(seconds: float) -> str:
-    """Formats seconds in the largest unit that gives at least 2."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{int(seconds // length)} {unit}"
-    return f"{max(0, int(seconds))} s"
-
-
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Aligns columns. The first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -6,7 +6,6 @@ It reads what it keeps before it deletes anything, so that N readable checkpoint
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spottrain.checkpoint.head.admin import Pruning, leftovers, prunable, require_idle
@@ -22,54 +21,55 @@ from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
-    keep: int | None = None
-    """None: HEAD stays as it is."""
-    verify: bool = True
-    """Read the kept checkpoints in full. False: compare object sizes only."""
-    orphans: bool = False
-    earlier_jobs: bool = False
-    dry_run: bool = False
-    sure: bool = False
+def prune(
+    store: Store,
+    *,
+    keep: int | None,
+    verify: bool,
+    orphans: bool,
+    earlier_jobs: bool,
+    dry_run: bool,
+    sure: bool,
+) -> Answer:
+    """Changes HEAD first, then deletes only what that dropped. Raises ConfigurationError while a job runs.
 
-
-def prune(store: Store, wish: Wish) -> Answer:
-    """Prunes: HEAD first, then only what that change dropped. Raises ConfigurationError while a job runs."""
-    if wish.keep is None and not wish.orphans:
+    keep: None: HEAD stays as it is. verify: read the kept checkpoints in full; otherwise compare sizes only.
+    """
+    if keep is None and not orphans:
         raise ConfigurationError("nothing to prune was named; give --keep N, --orphans, or both")
     seen = look(store)
     if seen.head is None:
         raise ConfigurationError(NO_HEAD.format(store.uri))
     require_idle(seen.head)
-    doomed, bad = _doomed(store, seen, seen.head, wish)
-    orphans = seen.orphans if wish.orphans else ()
+    doomed, bad = _doomed(store, seen, seen.head, keep, verify=verify, earlier_jobs=earlier_jobs)
+    unused = seen.orphans if orphans else ()
     lines = [f"stays, but does not count: {key} ({why})" for key, why in bad.items()]
-    lines += _lines(seen, doomed, orphans, "would delete" if wish.dry_run else "to delete")
-    if doomed and not wish.verify:
+    lines += _lines(seen, doomed, unused, "would delete" if dry_run else "to delete")
+    if doomed and not verify:
         lines.append("the checkpoints to keep were checked by object sizes only, not read")
-    facts = _facts(store, seen, doomed, orphans)
-    facts["notCounted"] = bad
-    if wish.dry_run or not (doomed or wish.orphans):
+    facts = _facts(store, seen, doomed, unused) | {"notCounted": bad}
+    if dry_run or not (doomed or orphans):
         return Answer(facts=facts | {"deleted": False}, lines=lines)
-    confirm("\n".join([*lines, "Delete?"]), sure=wish.sure)
-    _drop(store, seen.head, doomed)
-    if wish.orphans:
-        _sweep(store, seen.head, orphans)
+    confirm("\n".join([*lines, "Delete?"]), sure=sure)
+    if doomed:
+        _drop(store, seen.head, doomed)
+    if orphans:
+        _sweep(store, seen.head, unused)
     return Answer(facts=facts | {"deleted": True}, lines=[*lines, "deleted"])
 
 
 def _doomed(
-    store: Store, seen: Inventory, head: Head, wish: Wish
+    store: Store, seen: Inventory, head: Head, keep: int | None, *, verify: bool, earlier_jobs: bool
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
     """Returns the checkpoints to remove; and by key, why a kept one does not count towards `keep`."""
-    if wish.keep is None:
-        return (), {}
-    bad = _uncounted(store, seen, head, wish.keep, read=False)
-    doomed = prunable(head, wish.keep, earlier_jobs=wish.earlier_jobs, damaged=bad)
-    if doomed and wish.verify:
-        bad = _uncounted(store, seen, head, wish.keep, read=True)
-        doomed = prunable(head, wish.keep, earlier_jobs=wish.earlier_jobs, damaged=bad)
+    doomed: tuple[Entry, ...] = ()
+    bad: dict[str, str] = {}
+    if keep is not None:
+        for read in (False, True) if verify else (False,):
+            bad = _uncounted(store, seen, head, keep, read=read)
+            doomed = prunable(head, keep, earlier_jobs=earlier_jobs, damaged=bad)
+            if not doomed:
+                break  # then nothing needs to be read
     return doomed, bad
 
 
@@ -93,11 +93,7 @@ def _uncounted(store: Store, seen: Inventory, head: Head, keep: int, *, read: bo
 
 
 def _drop(store: Store, seen: Head, doomed: Sequence[Entry]) -> None:
-    if not doomed:
-        return
-    walker = Walker(store)
-    keys = frozenset(entry.key for entry in doomed)
-    done = walker.change(Pruning(seen=seen, doomed=keys))
+    done = Walker(store).change(Pruning(seen=seen, doomed=frozenset(entry.key for entry in doomed)))
     assert done is not None, "nothing stops it"
     for key in done.dropped:
         store.delete(store.list(key))
@@ -110,15 +106,13 @@ def _sweep(store: Store, head: Head, orphans: Sequence[str]) -> None:
 
 
 def _lines(seen: Inventory, doomed: Sequence[Entry], orphans: Sequence[str], what: str) -> list[str]:
-    lines = [f"{what}: {_named(e)}, {size(e.bytes)}" for e in doomed]
+    lines = []
+    for entry in doomed:
+        mark = f", {entry.keptAs}" if entry.keptAs else ""
+        lines.append(f"{what}: step {entry.step} ({entry.key}{mark}), {size(entry.bytes)}")
     if orphans:
         lines.append(f"{what}: {counted(len(orphans), 'orphan object')}, {size(seen.bytes(orphans))}")
     return lines or ["nothing to delete"]
-
-
-def _named(entry: Entry) -> str:
-    mark = f", {entry.keptAs}" if entry.keptAs else ""
-    return f"step {entry.step} ({entry.key}{mark})"
 
 
 def _facts(store: Store, seen: Inventory, doomed: Sequence[Entry], orphans: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
 
 from spottrain.checkpoint.head.state import folder_of
@@ -37,32 +36,20 @@ ID_LIMIT: Final = 255
 ASKING: Final = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cooling:
-    days: int = 7
-    storage_class: str = "GLACIER"
-    earlier_jobs: bool = False
-    apply: bool = False
-
-    def check(self) -> None:
-        fewest = FEWEST_DAYS[self.storage_class]
-        if self.days < fewest:
-            raise ConfigurationError(
-                f"--days is {self.days}; S3 moves objects to {self.storage_class} after {fewest} days or more"
-            )
-
-
-def lifecycle(store: Store, cooling: Cooling) -> Answer:
+def lifecycle(store: Store, *, days: int, storage_class: str, earlier_jobs: bool, apply: bool) -> Answer:
     """Shows the rule and what it affects; with `apply`, tags the objects and merges it. S3 only."""
-    cooling.check()
+    if days < (fewest := FEWEST_DAYS[storage_class]):
+        raise ConfigurationError(
+            f"--days is {days}; S3 moves objects to {storage_class} after {fewest} days or more"
+        )
     bucket = _bucket(store)
     seen = look(store)
-    cold = cold_keys(seen, earlier_jobs=cooling.earlier_jobs)
-    rule = rule_for(bucket.key_prefix(CHECKPOINTS_PREFIX), cooling)
+    cold = _cold_keys(seen, earlier_jobs=earlier_jobs)
+    rule = _rule(bucket.key_prefix(CHECKPOINTS_PREFIX), days, storage_class)
     facts: dict[str, Any] = {"uri": store.uri, "rule": rule, "cold": list(cold), "bytes": seen.bytes(cold)}
     sum_ = f"cold: {counted(len(cold), 'object')}, {size(seen.bytes(cold))}"
     lines = [json.dumps(rule, indent=2), sum_]
-    if not cooling.apply:
+    if not apply:
         hint = "nothing was changed; --apply tags these objects and adds the rule to those of the bucket"
         return Answer(facts=facts | {"applied": False}, lines=[*lines, hint])
     warm = [key for key in seen.objects if key not in cold]
@@ -76,7 +63,7 @@ def lifecycle(store: Store, cooling: Cooling) -> Answer:
     return Answer(facts=facts | applied, lines=[*lines, done])
 
 
-def cold_keys(seen: Inventory, *, earlier_jobs: bool = False) -> tuple[str, ...]:
+def _cold_keys(seen: Inventory, *, earlier_jobs: bool) -> tuple[str, ...]:
     """Returns objects that no job reads again: orphans and, on request, those set aside by a fresh start.
 
     Without HEAD there are none: a person may be about to restore HEAD.
@@ -87,7 +74,7 @@ def cold_keys(seen: Inventory, *, earlier_jobs: bool = False) -> tuple[str, ...]
     return (*seen.orphans, *(key for key in seen.objects if folder_of(key) in aside))
 
 
-def rule_for(prefix: str, cooling: Cooling) -> dict[str, Any]:
+def _rule(prefix: str, days: int, storage_class: str) -> dict[str, Any]:
     """Returns the rule for one URI, identified by its ID, so that several URIs can share a bucket."""
     name = f"spottrain-cold:{prefix}"
     if len(name) > ID_LIMIT:
@@ -96,7 +83,7 @@ def rule_for(prefix: str, cooling: Cooling) -> dict[str, Any]:
         "ID": name,
         "Status": "Enabled",
         "Filter": {"And": {"Prefix": prefix, "Tags": [{"Key": TAG, "Value": COLD}]}},
-        "Transitions": [{"Days": cooling.days, "StorageClass": cooling.storage_class}],
+        "Transitions": [{"Days": days, "StorageClass": storage_class}],
     }
 
 

@@ -29,7 +29,11 @@ def verify(store: Store, which: str = ALL) -> Answer:
     """Verifies checkpoints. Raises StoreError if the store does not respond: then the state is unknown."""
     head = head_of(store)
     entries = head.checkpoints if which == ALL else (choose(head, which),)
-    found = [_facts(entry, *problems_of(store, entry)) for entry in entries]
+    found = []
+    for entry in entries:
+        condition, problems = problems_of(store, entry)
+        place = {"step": entry.step, "key": entry.key, "bytes": entry.bytes}
+        found.append(place | {"condition": condition, "problems": problems})
     bad = sum(each["condition"] != OK for each in found)
     lines = [line for each in found for line in _lines(each)]
     total = counted(len(found), "checkpoint")
@@ -80,16 +84,6 @@ def _wrong_size(store: Store, key: str, shard: Shard) -> str | None:
     if stat.bytes != shard.bytes:
         return f"{shard.name} has {stat.bytes} bytes instead of {shard.bytes}"
     return None
-
-
-def _facts(entry: Entry, condition: str, problems: list[str]) -> dict[str, Any]:
-    return {
-        "step": entry.step,
-        "key": entry.key,
-        "bytes": entry.bytes,
-        "condition": condition,
-        "problems": problems,
-    }
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Coordinates one rank's training: claim HEAD, restore, save, agree on a stop with the other ranks, end.
 
-    begin -> [ boundary after each optimizer step, save ] -> finish, or ends.save_and_end
+    begin -> [ boundary after each optimizer step, save ] -> finish, or save_and_end
 
 `checkpoint.kinds` says what a checkpoint consists of, so any training loop can use this module. All ranks
 call the same methods at the same steps.
@@ -16,21 +16,27 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NoReturn
 
 from spottrain.checkpoint.final_weights import FinalWeights, most_bytes
+from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, Transfer
-from spottrain.contract import Env, Outcome
+from spottrain.contract import Env, Outcome, Reason
 from spottrain.core import log
 from spottrain.core.container import memory
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, connect, receive_facts
 from spottrain.distributed.stop_agreement import GO_ON, Orders, StopAgreement, alone, led
-from spottrain.errors import OutOfMemory, PeerLost, RunError
-from spottrain.lifecycle import restart_request
-from spottrain.lifecycle.early_end import EarlyEnd
+from spottrain.errors import OutOfMemory, PeerLost, RunError, StoreError
+from spottrain.lifecycle import endings
+from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.notice_budget import NoticeBudget
-from spottrain.lifecycle.rebalance import RebalanceAdvice
-from spottrain.lifecycle.save_interval import Observed, SaveInterval, auto_seconds
+from spottrain.lifecycle.rank_reports import request_restart
+from spottrain.lifecycle.save_interval import (
+    RebalanceAdvice,
+    SaveInterval,
+    auto_seconds,
+    seconds_between_losses,
+)
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect_all
 from spottrain.storage.base import Cancelled
@@ -41,6 +47,8 @@ LAST_SECONDS: Final = 5.0
 """Seconds for the training thread to notice the loss of a peer before another thread ends the process."""
 ADVISED: Final = "advised"
 """Control message: the ranks of other pods report an advice to save to rank 0."""
+SETTLE_SECONDS: Final = 60.0
+"""Seconds for an upload in progress to finish when the script fails."""
 MEASURED_AFTER: Final = 3
 """Steps of this attempt after which a step no longer includes compilation."""
 
@@ -75,9 +83,8 @@ class Coordinator:
             )
             self.checkpoints.saver.of_first = self.state.of_first
             self.checkpoints.on_durable = self._report_budget
-        self.ends = EarlyEnd(session, self.checkpoints, self.take, self.close)
         session.unfinished = self._save_unfinished
-        session.broken = self._end_broken
+        session.broken = self._end_broken_script
         protect_all()
 
     @property
@@ -90,31 +97,32 @@ class Coordinator:
 
         Before the first step is done, a stop may end the process at any point: no work can be lost.
         """
-        session = self.session
-        self.kind.start(session.world)
+        self.kind.start(self.session.world)
+        claim = self._claim()
+        self.session.preemption.let_end(self._end_before_first_step)
+        restored = claim is not None and self._restore(claim)
+        self._started()
+        return restored
+
+    def _claim(self) -> Claim | None:
         if self.checkpoints is None:
             log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
-            session.preemption.let_end(self.ends.end_before_first_step)
-            self._started()
-            return False
+            return None
         claim = self.checkpoints.claim()
         if claim.done:
-            trained, total = self.checkpoints.trained()
-            self.ends.end_done_already(
-                self.checkpoints.final_uri, trained, total=total, wanted=self.total_steps or 0
-            )
-        session.preemption.let_end(self.ends.end_before_first_step)
-        session.board.update(state="Restoring")
+            self._end_done_before(self.checkpoints)
+        return claim
+
+    def _restore(self, claim: Claim) -> bool:
+        assert self.checkpoints is not None
+        board = self.session.board
+        board.update(state="Restoring")
         found = self.kind.restore(self.checkpoints, claim)
         if found is not None:
             entry = found.entry
             self.state.load(found.shared, found.own, found.new_rank)
-            session.board.update(
-                durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step
-            )
-        session.cache_ready()
-        session.preemption.let_end(self.ends.end_before_first_step)
-        self._started()
+            board.update(durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step)
+        self.session.cache_ready()
         return found is not None
 
     def _started(self) -> None:
@@ -124,7 +132,7 @@ class Coordinator:
         self._interval.started(self.step)
         self._advice.begin()
         if self.agreement.begin(self.step, self.total_steps).stop:
-            self.ends.end_before_first_step()
+            self._end_before_first_step()
 
     def _connect(self) -> None:
         world = self.session.world
@@ -227,9 +235,10 @@ class Coordinator:
         return self.kind.take(self.checkpoints, self.step, best=best)
 
     def _auto_seconds(self) -> float:
-        observed = Observed(trained=self.trained, losses=max(self.session.attempt - 1, 0))
         return auto_seconds(
-            stall=self._stall, upload=self.session.board.facts.save_seconds, observed=observed
+            stall=self._stall,
+            upload=self.session.board.facts.save_seconds,
+            loss_seconds=seconds_between_losses(self.trained, losses=max(self.session.attempt - 1, 0)),
         )
 
     # --- measures -----------------------------------------------------------------------------------
@@ -304,17 +313,17 @@ class Coordinator:
         """Ends the process when a peer is lost or this rank cannot continue: no step can be computed."""
         text, outcome = str(error), error.outcome
         if isinstance(error, OutOfMemory):
-            by_itself = restart_request.ask(self.session.env, text) or Env.JOB_UID in self.session.env
+            by_itself = request_restart(self.session.env) or Env.JOB_UID in self.session.env
             text += "" if by_itself else ": start it again (spottrain run --nproc does that by itself)"
         if isinstance(error, PeerLost):
             if self.checkpoints is not None:
                 self.checkpoints.release()
         else:
-            self.ends.give_up()  # the others wait for this rank, so an upload in progress may finish
+            self.give_up()  # the others wait for this rank, so an upload in progress may finish
         lost = self.session.board.facts.lost_steps > 0  # read after the upload, which may have saved steps
         if outcome is Outcome.INTERRUPTED_LOST and not lost:
             outcome = Outcome.INTERRUPTED
-        self.session.end_now(outcome, text, reason=error.reason)
+        self.session.end_now(Ending(outcome, text, error.reason))
 
     # --- end ----------------------------------------------------------------------------------------
     def finish(
@@ -347,10 +356,7 @@ class Coordinator:
         self.session.note_done()
         self.close()
         log.event("done", step=self.step, digest=digest, output=uri or None)
-        session = self.session
-        session.preemption.let_end(
-            lambda: session.end_now(Outcome.DONE, session.summary(), reason=session.reason_done)
-        )
+        self.session.preemption.let_end(lambda: self.session.end_now(self.session.done))
         return uri, digest
 
     def _wait_for_store(self) -> None:
@@ -381,6 +387,34 @@ class Coordinator:
         else:
             log.event("no-last-checkpoint", step=self.step, why="the library did not write one")
 
+    def close(self) -> None:
+        """Disconnects from the other ranks. Rank 0 waits for them until the notice period is nearly over."""
+        if self.checkpoints is not None:
+            self.checkpoints.saver.close()
+        if self.control is not None:
+            self.control.close(min(10.0, max(self.session.preemption.seconds_left(), 0.1)))
+        self.kind.close(self.session.world)
+
+    # --- early end: by the training thread ----------------------------------------------------------
+    def _end_done_before(self, checkpoints: CheckpointManager) -> NoReturn:
+        """Ends a job that is done already: the script must not continue with untrained weights."""
+        uri = checkpoints.final_uri
+        trained, total = checkpoints.trained()
+        self.session.board.update(
+            state="Done", step=trained, durable_step=trained, total_steps=total or trained, output_uri=uri
+        )
+        self.session.end(endings.done_before(uri, trained, total=total, wanted=self.total_steps or 0))
+
+    def save_and_end(self) -> NoReturn:
+        """Saves the newest step within the notice period, releases HEAD, and leaves through SystemExit."""
+        self.session.end(self._save_and_release())
+
+    def give_up(self) -> None:
+        """Waits a limited time for an upload in progress, then releases HEAD."""
+        if self.checkpoints is not None:
+            self.checkpoints.settle(min(SETTLE_SECONDS, self.session.preemption.seconds_left()))
+            self.checkpoints.release()
+
     def _save_unfinished(self) -> None:
         """Saves for the next attempt when the script has ended without calling `finish`."""
         if self.checkpoints is None:
@@ -391,17 +425,60 @@ class Coordinator:
                 self._save_last(self.checkpoints)
         except Exception as error:  # the end of the script is reported in any case
             log.event("save-failed", step=self.step, error=str(error))
-        self.ends.give_up()
+        self.give_up()
 
-    def _end_broken(self, then: str) -> None:
-        """Ends a script that failed because of a stop; with several ranks it cannot save without this one."""
+    def _end_broken_script(self, then: str) -> None:
+        """Writes the message of a script that a stop broke. With several ranks it cannot save any more."""
         whole = not self.session.world.distributed and self.state.intact()
-        self.ends.end_broken_script(then, whole=whole)
+        try:
+            ending = self._save_and_release() if whole else None
+        except RunError as error:
+            self.give_up()
+            ending = Ending.of(error)
+        except Exception as error:  # of a state_dict() of the script, or a full disk
+            log.unhindered("save-failed", step=self.step, error=str(error))
+            ending = None
+        if ending is None:
+            self.give_up()
+            why = "which could not be saved" if whole else "within the step after it, which cannot be undone"
+            ending = endings.interrupted(self.session.board.facts, why)
+        self.session.conclude(ending.then(then))
 
-    def close(self) -> None:
-        """Disconnects from the other ranks. Rank 0 waits for them until the notice period is nearly over."""
+    # --- early end: by another thread, while the training thread cannot poll --------------------------
+    def _end_before_first_step(self) -> NoReturn:
+        """Ends the process before the first step is done, when no work can be lost."""
         if self.checkpoints is not None:
-            self.checkpoints.saver.close()
-        if self.control is not None:
-            self.control.close(min(10.0, max(self.session.preemption.seconds_left(), 0.1)))
-        self.kind.close(self.session.world)
+            self.checkpoints.release()
+        text = f"Interrupted at step {self.step}, before a step was done; nothing was lost."
+        self.session.end_now(Ending(Outcome.INTERRUPTED, text))
+
+    def save_and_end_now(self) -> NoReturn:
+        """Saves and ends the process while the training thread waits for data at a step boundary."""
+        try:
+            ending = self._save_and_release()
+        except Exception as error:
+            self.give_up()
+            if isinstance(error, RunError):
+                self.session.fail_now(error)
+            ending = Ending(Outcome.FAILED, f"{type(error).__name__}: {error}", Reason.SCRIPT_FAILED)
+        self.session.end_now(ending)
+
+    def _save_and_release(self) -> Ending:
+        """Saves the newest step and releases HEAD. Raises RunError, or an error of the script's state."""
+        board, step = self.session.board, self.step
+        board.update(state="Saving")
+        lost = "there is no checkpoint URI" if self.checkpoints is None else ""
+        if self.checkpoints is not None and board.facts.lost_steps:
+            try:
+                self.checkpoints.save_before_end(self.take, step)
+            except StoreError as error:
+                board.save_failed(str(error))
+                lost = str(error)
+        durable_seconds = time.time() - (self.session.preemption.signalled_at or time.time())
+        self.give_up()
+        self.close()
+        if board.facts.lost_steps:
+            text = f"Interrupted at step {step}; {board.facts.lost_steps} step(s) are lost: {lost}."
+            return Ending(Outcome.INTERRUPTED_LOST, text)
+        text = f"Interrupted at step {step}, which is saved; the same command resumes from there."
+        return Ending(Outcome.INTERRUPTED, text, durable_seconds=durable_seconds)

@@ -4,8 +4,7 @@ The ranks are `spottrain run` again, with RANK set. A single rank has a launcher
 some process must forward its last output however it ended. That rank continues in this program after a fork.
 The launcher needs only the standard library and starts threads only to write or forward output: no handler,
 lock or import of its own may delay the next signal. It must outlive ranks that fail, hang or are killed. If a
-rank requests it, all ranks are started again after all have ended (`restart_request`). See ADR 0004, 0008 and
-0010.
+rank requests it, all ranks are started again after all have ended (`rank_reports`). See ADR 0004, 0008, 0010.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from spottrain.core import log, run_config
 from spottrain.core.preemption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_time
 from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, seconds_for_logs
-from spottrain.lifecycle.restart_request import Again
+from spottrain.lifecycle.rank_reports import RankReports
 from spottrain.lifecycle.topology import Gang, reserve_port, threads_of_each
 
 FORCED_SHARE: Final = 0.95
@@ -63,8 +62,7 @@ class Ended:
     signalled: bool = False
     """Whether it had received SIGTERM from this launcher before."""
     said: Outcome | None = None
-    """The outcome that the rank reported itself (`termination_message.Outcomes`); it counts however the
-    process ended."""
+    """The outcome that the rank reported itself; it counts however the process ended."""
 
     @property
     def outcome(self) -> Outcome:
@@ -122,13 +120,13 @@ class Launcher:
         self._command = command
         self._env = env
         self._born = born
+        self._message_file = Path(env[Env.TERMINATION_MESSAGE]) if env.get(Env.TERMINATION_MESSAGE) else None
         self._grace = run_config.grace_seconds(env)
         self._deadline_file = run_config.deadline_file(env)
         self._signalled_at: float | None = None
         self._lost: TerminationMessage | None = None
         """Termination message of an earlier round that lost steps."""
-        self._outcomes = termination_message.Outcomes()
-        self._again = Again() if gang.workers == 1 and gang.nproc > 1 else None
+        self._reports = RankReports(restarts=gang.workers == 1 and gang.nproc > 1)
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -140,17 +138,14 @@ class Launcher:
         self._deadline = float("inf")
         self._peers_until = float("inf")
         self._killed = False
-        if self._again is not None:
-            self._again.begin()
+        self._reports.clear()
 
     def run(self) -> int | None:
         """Returns the exit code after all ranks ended; None in the forked process that is the single rank."""
         try:
             return self._run()
         finally:
-            if self._again is not None:
-                self._again.close()
-            self._outcomes.close()
+            self._reports.close()
             if self._outputs is not None:
                 self._outputs.finish(seconds_for_logs(self._deadline))
 
@@ -159,7 +154,7 @@ class Launcher:
         signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self._outputs is not None:
-            self._outputs.take_over()
+            self._outputs.redirect()
         while self._round():
             if not self._restarts:
                 return self._conclude()
@@ -194,9 +189,7 @@ class Launcher:
 
         Returns its process ID; 0 in the forked process that is the single rank.
         """
-        env = {**self._env, **self._gang.env_of(local_rank, port), **self._outcomes.env}
-        if self._again is not None:
-            env.update(self._again.env)
+        env = {**self._env, **self._gang.env_of(local_rank, port), **self._reports.env}
         if self._outputs is not None:
             env.update(MARK)
         env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
@@ -210,7 +203,7 @@ class Launcher:
         try:
             self._become_rank(local_rank, launcher)
             if self._alone:
-                os.environ.update(self._outcomes.env)
+                os.environ.update(self._reports.env)
                 return 0
             os.execve(sys.executable, argv, env)
         except BaseException:
@@ -224,7 +217,7 @@ class Launcher:
             os._exit(127)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if self._outputs is not None:
-            self._outputs.give(local_rank)
+            self._outputs.redirect(local_rank)
             self._outputs.leave_to_parent()
         signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # blocked until the rank has its handlers
 
@@ -241,7 +234,7 @@ class Launcher:
                 pid, status = found
                 rank = self._alive.pop(pid, None)
                 if rank is not None:
-                    self._note_end(rank, os.waitstatus_to_exitcode(status), self._outcomes.of(pid))
+                    self._note_end(rank, os.waitstatus_to_exitcode(status), self._reports.outcome_of(pid))
                 elif self._outputs is not None and pid == self._outputs.pid:
                     self._outputs.died()
 
@@ -258,7 +251,7 @@ class Launcher:
             log.unhindered("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
         if end.outcome in (Outcome.DONE, Outcome.UNTRAINED):
             return
-        broken = end.outcome in BROKEN or self._restart_requested
+        broken = end.outcome in BROKEN or self._reports.restart_requested
         if broken and self._stopping_since is None:
             self._peers_until = time.time() + min(PEER_SECONDS, FORCED_SHARE * self._grace)
         self._set_deadline(time.time() + self._grace)
@@ -266,41 +259,34 @@ class Launcher:
 
     # --- once more ------------------------------------------------------------------------------------
     @property
-    def _restart_requested(self) -> bool:
-        return self._again is not None and self._again.asked
-
-    @property
     def _restarts(self) -> bool:
         """Whether to start all ranks again: one has requested it, and nothing asks the pod to end.
 
         It does not matter how its peers ended: NCCL, for example, aborts a process whose peer is gone.
         """
-        undisturbed = self._signalled_at is None and not self._alive
-        return self._restart_requested and undisturbed and not any(end.outcome in LAST for end in self._ended)
+        if self._signalled_at is not None or self._alive or not self._reports.restart_requested:
+            return False
+        return not any(end.outcome in LAST for end in self._ended)
 
     def _reset_round(self) -> None:
         """Clears the last round's state. A signal that arrives now stays pending and ends the next round."""
         log.event("restarted", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended))
-        path = self._env.get(Env.TERMINATION_MESSAGE)
-        if path:
+        if self._message_file is not None:
+            self._keep_losses(self._message_file)
             with contextlib.suppress(OSError):
-                self._keep_losses(Path(path))
-                os.truncate(path, 0)  # else this round's message would outrank those to come
+                os.truncate(self._message_file, 0)  # else its message would outrank those to come
         self._begin_round()
 
-    def _keep_losses(self, path: Path) -> None:
+    def _keep_losses(self, file: Path) -> None:
         """Remembers the steps that this round lost, in case the next round does not repeat them."""
-        found = termination_message.read(path)
-        if found is not None and found.outcome is Outcome.INTERRUPTED_LOST:
-            known = self._lost.step if self._lost is not None else None
-            self._lost = found if (known or 0) <= (found.step or 0) else self._lost
+        found = termination_message.read(file)
+        if found and found.outcome is Outcome.INTERRUPTED_LOST and _step(found) >= _step(self._lost):
+            self._lost = found
 
-    def _losses_remain(self, path: Path) -> bool:
+    def _losses_remain(self, file: Path) -> bool:
         """Whether steps that an earlier round lost were not repeated."""
-        if self._lost is None:
-            return False
-        found = termination_message.read(path)
-        return found is None or (found.step or 0) < (self._lost.step or 0)
+        found = termination_message.read(file)
+        return self._lost is not None and (found is None or _step(found) < _step(self._lost))
 
     # --- the end --------------------------------------------------------------------------------------
     def _note_stop_request(self, deadline: float) -> None:
@@ -342,20 +328,20 @@ class Launcher:
     def _conclude(self) -> int:
         """Writes the pod's termination message from the ranks' ends, and returns the exit code."""
         self._ended += [
-            Ended(rank=rank, status=-signal.SIGKILL, killed=True, said=self._outcomes.of(pid))
+            Ended(rank=rank, status=-signal.SIGKILL, killed=True, said=self._reports.outcome_of(pid))
             for pid, rank in self._alive.items()
         ]
         worst = gravest(self._ended)
-        path = self._env.get(Env.TERMINATION_MESSAGE)
-        if worst.outcome is Outcome.INTERRUPTED and path and self._losses_remain(Path(path)):
+        file = self._message_file
+        if worst.outcome is Outcome.INTERRUPTED and file and self._losses_remain(file):
             worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]), said=None)
-        if path:  # first: writing to the log may block
+        if file is not None:  # first: writing to the log may block
             try:
                 termination_message.revise(
-                    Path(path), lambda found: self._message_of_launcher(worst, found), since=self._born
+                    file, lambda found: self._message_of_launcher(worst, found), since=self._born
                 )
             except OSError as error:
-                log.unhindered("termination-message-not-written", path=path, error=str(error))
+                log.unhindered("termination-message-not-written", path=str(file), error=str(error))
         if not self._alone or worst.status < 0:
             log.unhindered("launcher-end", code=worst.code, why=worst.words)
         return worst.code
@@ -384,6 +370,10 @@ class Launcher:
             basis = replace(basis, step=self._lost.step, durableStep=self._lost.durableStep)
             then += f" Before the ranks were started again: {self._lost.message}"
         return replace(basis, outcome=worst.outcome, reason=reason, message=worst.words + then)
+
+
+def _step(message: TerminationMessage | None) -> int:
+    return (message.step if message else None) or 0
 
 
 def _next_signal(awaited: set[signal.Signals]) -> int | None:

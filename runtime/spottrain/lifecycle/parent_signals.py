@@ -7,6 +7,7 @@ or any other program without a handler, does not forward it.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,6 @@ from spottrain.core import log
 
 AGENT_MARK: Final = "TORCHELASTIC_RUN_ID"
 AGENT_TIMEOUT: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-AGENT_FLAG: Final = "shutdown-timeout"
 AGENT_DEFAULT: Final = 30.0
 """Seconds from torchrun's SIGTERM to its SIGKILL (torch 2.15, torch/distributed/launcher/api.py)."""
 DEAF: Final = ("sh", "bash", "dash", "ash", "busybox", "ksh", "zsh", "accelerate")
@@ -26,56 +26,41 @@ for a program that waits for signals (tini, our launcher), /proc shows neither h
 PROC: Final = Path("/proc")
 
 
-def agent_limit(env: Mapping[str, str], command: list[str]) -> float | None:
-    """Seconds that torchrun gives its children to end; None if it did not start this process.
+def agent_limit(env: Mapping[str, str], command: str | None = None) -> float:
+    """Seconds that torchrun gives its children to end; infinite if it did not start this process.
 
     `command`: of the parent. Precedence as in torch: the flag, PET_SHUTDOWN_TIMEOUT, the environment, 30.
     """
     if AGENT_MARK not in env:
-        return None
-    texts = [*_flag(command), env.get("PET_SHUTDOWN_TIMEOUT", ""), env.get(AGENT_TIMEOUT, "")]
+        return float("inf")
+    command = _command_of(os.getppid()) if command is None else command
+    flags = re.findall(r"(?<= --)shutdown[-_]timeout[= ](\d+)(?= |$)", command)
+    texts = [*flags, env.get("PET_SHUTDOWN_TIMEOUT", ""), env.get(AGENT_TIMEOUT, "")]
     return next((float(text) for text in texts if text.isdecimal()), AGENT_DEFAULT)
 
 
-def _flag(command: list[str]) -> list[str]:
-    """Values of torchrun's flag in a command line, in any of its four spellings."""
-    found: list[str] = []
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("--") and name.replace("_", "-") == AGENT_FLAG:
-            found.append(value if equals else following)
-    return found
-
-
-def command_of(pid: int, proc: Path = PROC) -> list[str]:
+def _command_of(pid: int) -> str:
     """Returns the command line of a process; empty if it cannot be read."""
     try:
-        return (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
     except OSError:
-        return []
+        return ""
 
 
-def grace_within(grace: float, env: Mapping[str, str], command: list[str]) -> float:
-    """Returns the grace period in seconds, limited by torchrun's timeout."""
-    limit = agent_limit(env, command)
-    return grace if limit is None else min(grace, limit)
-
-
-def grace_warning(grace: float, env: Mapping[str, str], command: list[str]) -> str:
+def grace_warning(grace: float, env: Mapping[str, str]) -> str:
     """Returns what to change if torchrun's timeout is shorter than the grace period; else ""."""
-    left = grace_within(grace, env, command)
-    if left == grace:
+    limit = agent_limit(env)
+    if limit >= grace:
         return ""
     return (
-        f"torchrun kills its processes {left:g} s after SIGTERM, although the grace is {grace:g} s: set "
-        f"{AGENT_TIMEOUT}={grace:.0f}, or start torchrun with --{AGENT_FLAG} {grace:.0f}"
+        f"torchrun kills its processes {limit:g} s after SIGTERM, although the grace is {grace:g} s: set "
+        f"{AGENT_TIMEOUT}={grace:.0f}, or start torchrun with --shutdown-timeout {grace:.0f}"
     )
 
 
-def warn_if_init_is_deaf(proc: Path = PROC) -> None:
+def warn_if_init_is_deaf() -> None:
     """Logs a warning if PID 1 of the container has no handler for SIGTERM: then the signal is lost."""
-    name = deaf_init(os.getpid(), proc)
-    if name:
+    if name := deaf_init(os.getpid()):
         log.event(
             "sigterm-will-not-arrive",
             pid1=name,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from spottrain.core.run_config import Interval
@@ -28,17 +28,12 @@ MOST_SECONDS: Final = 1800.0
 """Upper limit in seconds, against errors of the model."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
-    """`trained`: seconds of training of all attempts; `losses`: attempts that ended early."""
+def seconds_between_losses(trained: float, losses: int) -> float:
+    """Mean seconds between losses: the posterior mean for a prior of one loss in PRIOR_SECONDS.
 
-    trained: float
-    losses: int
-
-    @property
-    def mean_time(self) -> float:
-        """Mean seconds between losses: the posterior mean for a prior of one loss in PRIOR_SECONDS."""
-        return (self.trained + PRIOR_SECONDS) / (self.losses + 1)
+    `trained`: seconds of training of all attempts; `losses`: attempts that ended early.
+    """
+    return (trained + PRIOR_SECONDS) / (losses + 1)
 
 
 def young(cost: float, mean_time: float) -> float:
@@ -50,11 +45,11 @@ def young(cost: float, mean_time: float) -> float:
     return root * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
 
 
-def auto_seconds(*, stall: float | None, upload: float | None, observed: Observed) -> float:
+def auto_seconds(*, stall: float | None, upload: float | None, loss_seconds: float) -> float:
     """Seconds of `auto`. `stall`: seconds of pause for the last save; `upload`: until it was durable."""
     if stall is None:
         return FIRST_SECONDS
-    best = young(max(stall, 1e-3), observed.mean_time)
+    best = young(max(stall, 1e-3), loss_seconds)
     return min(max(best, upload or 0.0, LEAST_SECONDS), MOST_SECONDS)
 
 
@@ -100,3 +95,34 @@ class SaveInterval:
         if self._interval.steps is not None:
             return steps < FRESH_SHARE * self._interval.steps
         return seconds < FRESH_SHARE * (self._interval.seconds or self._seconds())
+
+
+class RebalanceAdvice:
+    """Detects advice to save, such as a rebalance recommendation of the cloud: one extra save for each.
+
+    Advice is not a stop: most nodes that receive it continue to run. `read` returns the time in the advice
+    file, in Unix seconds; None if there is none. A new time is a new advice.
+    """
+
+    def __init__(self, read: Callable[[], float | None]) -> None:
+        self._read = read
+        self._seen: float | None = None
+        self._begun = False
+        self._told: deque[float] = deque(maxlen=1)
+
+    def begin(self) -> None:
+        """Ignores advice from before the training began: there was no work to lose."""
+        self._seen, self._begun = self._read(), True
+
+    def tell(self, advised: float) -> None:
+        """Accepts advice from another pod. Thread-safe."""
+        self._told.append(advised)
+
+    def take(self) -> float | None:
+        """Returns the advice that is new since the last call, in Unix seconds; None if there is none."""
+        found = self._read()
+        if self._begun and found is not None and found != self._seen:
+            self._seen = found
+            self._told.clear()
+            return found
+        return self._told.pop() if self._told else None

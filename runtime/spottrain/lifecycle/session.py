@@ -16,15 +16,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 from spottrain.checkpoint.compile_cache.cache import CompileCache
 from spottrain.checkpoint.compile_cache.folders import use_folder
@@ -48,7 +47,8 @@ from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.profile_window import not_made
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.lifecycle import hang_watchdog, parent_signals, termination_message
+from spottrain.lifecycle import endings, hang_watchdog, parent_signals, rank_reports, termination_message
+from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.gpu_faults import fault_behind
 from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, keep, seconds_for_logs
 from spottrain.storage.base import Store
@@ -60,19 +60,12 @@ OUTAGE_LOG_SECONDS: Final = 30.0
 """Seconds between two log lines about a store that does not respond."""
 WAIT_TEXT_LIMIT: Final = 1000
 """Maximum number of characters of the text about it."""
-LOOPS: Final = ("lifecycle.coordinator", "training", "integrations", "data")
-"""Modules of which a script that uses spottrain has imported one before its first step."""
 GROUP_SIGNAL_SECONDS: Final = 0.2
 """Seconds that a failing script waits for a signal to its process group to arrive here too."""
 
 
 class RunEnded(SystemExit):
     """Leaves a script whose run has ended, with the termination message written. It is not an error."""
-
-
-class Closes(Protocol):
-    def close(self, outcome: Outcome, *, within: float) -> None:
-        """Closes a tracker. within: the maximum number of seconds."""
 
 
 class Session:
@@ -92,16 +85,14 @@ class Session:
             log.rank = self.world.rank
         self.born = process_start()
         self.board = progress.ProgressBoard()
-        self.owns_process = False
-        """Whether the process ends with this session."""
         self.completed = False
         """Whether the training reached its end and its weights are stored."""
         self.message: TerminationMessage | None = None
         """The termination message; the first one stays."""
         self.unfinished: Callable[[], None] | None = None
         """Set once a training has begun: saves the state if the script ends too early."""
-        self.at_end: list[Callable[[Outcome], None]] = []
-        """Functions called with the outcome after the termination message is written; they must be quick."""
+        self.at_end: list[Callable[[Outcome, float], None]] = []
+        """Called with the outcome and the seconds left, once the termination message is written."""
         self.broken: Callable[[str], None] | None = None
         """Set with `unfinished`: saves, and writes the message plus the given text, after a stop."""
         self.asked: set[str] = set()
@@ -115,11 +106,14 @@ class Session:
         """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
         self.script = ""
         """The script that `spottrain run` has begun to execute."""
+        self.outputs: CapturedOutputs | None = None
+        """Set in a process that our launcher did not start."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
         self._message_lock = threading.Lock()
-        self._messages_since = self._start_of_messages()
-        self.preemption = preemption or install(env)
+        # Since when (Unix seconds) a message in the file is of this run: of us or a sibling rank.
+        self._messages_since = process_start(os.getppid()) if self.world.local_size > 1 else float("inf")
+        self.preemption = preemption or _install(env)
         self.preemption.forced = self._forced
         self.preemption.let_end(self.end_idle)
 
@@ -127,8 +121,11 @@ class Session:
         """Reads the environment and probes the store: bad settings end the run early. Raises RunError."""
         self.world = World.from_env(self.env)
         self.run = run_config.RunConfig.from_env(self.env, script=script)
-        shown = self._progress_line if self.world.first else None
-        log.console.start_terminal(shown, shared=self.world.distributed)
+
+        def shown(width: int) -> str:
+            return progress.progress_line(self.board.facts, time.time(), width)
+
+        log.console.start_terminal(shown if self.world.first else None, shared=self.world.distributed)
         self.board.update(
             attempt=self.run.attempt or 1,
             job_uid=self.env.get(Env.JOB_UID, ""),
@@ -160,9 +157,6 @@ class Session:
             checkpoints=self.run.checkpoint_uri or "none: an interruption loses the run",
             grace=self.preemption.grace,
         )
-
-    def _progress_line(self, width: int) -> str:
-        return progress.progress_line(self.board.facts, time.time(), width)
 
     # --- a store that does not respond ------------------------------------------------------------------
     def _open_store(self) -> Store:
@@ -198,16 +192,7 @@ class Session:
         """Ends the process to free the node; the next start tries the store again."""
         if self.preemption.stopping or self.completed or self.message is not None:
             return  # it is ending already, in another way
-        facts = self.board.facts
-        lost = (
-            f"{facts.lost_steps} step(s) since the last commit are lost"
-            if facts.lost_steps
-            else "nothing was lost"
-        )
-        text = (
-            f"The checkpoint store did not answer for {silence.seconds:.0f} s: {facts.waiting_for}; {lost}."
-        )
-        self.end_now(Outcome.STORE_UNREACHABLE, text, reason=Reason.STORE_UNAVAILABLE)
+        self.end_now(endings.store_unreachable(self.board.facts, silence.seconds))
 
     # --- the end ----------------------------------------------------------------------------------------
     def _accept_stop_order(self, order: Stop) -> bool:
@@ -220,17 +205,15 @@ class Session:
             self.preemption.stop_by(order.deadline, "operator")
         return meant
 
-    def end(
-        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
-    ) -> NoReturn:
+    def end(self, ending: Ending) -> NoReturn:
         """Ends the run within the grace period, by `RunEnded`: the script's `finally` blocks run."""
-        code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
+        code = self.conclude(ending)
         self.leave_in_time(code)
         raise RunEnded(int(code))
 
     def end_done(self) -> NoReturn:
         """Ends a completed run whose loop would go on."""
-        self.end(Outcome.DONE, self.summary(), reason=self.reason_done)
+        self.end(self.done)
 
     def leave_in_time(self, code: int) -> None:
         """Ends the process before SIGKILL, or after a grace period, if the script does not end by itself."""
@@ -240,18 +223,27 @@ class Session:
             time.sleep(max(0.0, moment - time.time()))
             leave(code)
 
-        if self.owns_process:
+        if self is _current:
             threading.Thread(target=wait, name="spottrain-leave", daemon=True).start()
 
-    def end_now(
-        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
-    ) -> NoReturn:
+    def end_now(self, ending: Ending) -> NoReturn:
         """Ends the process from any thread."""
-        code = self.conclude(outcome, text, reason=reason, durable_seconds=durable_seconds)
-        leave(code)
+        leave(self.conclude(ending))
 
     def fail_now(self, error: RunError) -> NoReturn:
-        self.end_now(error.outcome, str(error), reason=error.reason)
+        self.end_now(Ending.of(error))
+
+    def end_idle(self) -> NoReturn:
+        """Ends the process before a training has begun: no work of ours can be lost."""
+        self.end_now(endings.interrupted_before_training(self.script))
+
+    def _forced(self) -> None:
+        """Ends the process when its time is up."""
+        if self.completed:
+            self.end_now(self.done)
+        if self.unfinished is None and not self.board.facts.lost_steps:
+            self.end_idle()
+        self.end_now(endings.interrupted(self.board.facts, "and the save did not finish in time"))
 
     def broken_by_stop(self, error: BaseException, script: str = "") -> bool:
         """Whether the script raised `error` because of a stop.
@@ -264,7 +256,8 @@ class Session:
         known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
         if known or not self._was_told_to_stop():
             return False
-        self._end_broken(f" After that the script raised {_what_was_raised(error, script or sys.argv[0])}")
+        what = endings.what_was_raised(error, script or sys.argv[0])
+        self._end_broken(f" After that the script raised {what}")
         return True
 
     def _was_told_to_stop(self) -> bool:
@@ -275,13 +268,11 @@ class Session:
         return self.preemption.stopping
 
     def _end_broken(self, then: str) -> None:
-        if self.completed:
-            self.conclude(Outcome.DONE, self.summary() + then, reason=self.reason_done)
-        elif self.broken is not None:
+        if self.broken is not None and not self.completed:
             self.broken(then)
-        else:
-            outcome, text = self._idle_end()
-            self.conclude(outcome, text + then)
+            return
+        ending = self.done if self.completed else endings.interrupted_before_training(self.script)
+        self.conclude(ending.then(then))
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """Writes the termination message of a script that raised `error`."""
@@ -291,70 +282,63 @@ class Session:
 
             error = peer_lost(error, self.world, self.peer_gone) or error
         if isinstance(error, RunError) and not fault:
-            return self.conclude(error.outcome, str(error), reason=error.reason)
-        text = _what_was_raised(error, script)
-        if fault:
-            text = f"a GPU of this node has failed: {fault}; {text}"
-            return self.conclude(Outcome.FAILED, text, reason=Reason.NODE_FAULT)
-        self.broken_by_stop(error, script)  # its message comes first and stays
-        return self.conclude(Outcome.FAILED, text, reason=Reason.SCRIPT_FAILED)
+            return self.conclude(Ending.of(error))
+        if not fault:
+            self.broken_by_stop(error, script)  # its message comes first and stays
+        return self.conclude(endings.raised(error, script, fault))
 
     def end_of_script(self) -> ExitCode:
         """Writes the termination message of a script that ended by itself."""
         if self.completed:
-            return self.conclude(Outcome.DONE, self.summary(), reason=self.reason_done)
+            return self.conclude(self.done)
         if self.unfinished is None:
             return self._end_untrained()
         if self.preemption.stopping:
             self._end_broken(" The script ended itself then.")
         self.unfinished()
-        return self.conclude(
-            Outcome.FAILED,
-            f"The script ended after {self.board.facts.step} step(s) without saying that the training is "
-            "finished, so no final weights were stored: call finish() after the last step.",
-            reason=Reason.SCRIPT_FAILED,
-        )
+        return self.conclude(endings.unfinished(self.board.facts.step))
 
     def _end_untrained(self) -> ExitCode:
         """Returns exit code 0, as without `spottrain run`. In a job checkpoint.managed decides on success."""
         if self.env.get(PROFILE) and PROFILES_MADE:
-            return self.conclude(Outcome.DONE, "The script ended by itself; the profile is made.")
-        return self.conclude(
-            Outcome.UNTRAINED,
-            "The script ended by itself without beginning a training with the spottrain runtime (a Trainer, "
-            "a Run or a callback), so nothing was saved.",
-            reason=Reason.NOT_TRAINED,
-        )
+            return self.conclude(Ending(Outcome.DONE, "The script ended by itself; the profile is made."))
+        return self.conclude(endings.UNTRAINED)
 
     def must_leave(self, code: int) -> bool:
         """Whether the interpreter's shutdown would take too long: it may wait for peers and threads."""
         peerless = self.world.distributed and code != ExitCode.DONE
         return self.preemption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
 
-    def conclude(
-        self, outcome: Outcome, text: str, *, reason: str = "", durable_seconds: float | None = None
-    ) -> ExitCode:
+    def conclude(self, ending: Ending) -> ExitCode:
         """Writes the termination message, unless there is one, and returns the matching exit code."""
         with self._message_lock:
             if self.message is None:
-                if outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
-                    outcome, text, reason = Outcome.FAILED, lack, Reason.SCRIPT_FAILED
-                if self.world.distributed and outcome is Outcome.FAILED:
-                    text = f"Rank {self.world.rank}: {text}"
-                self.message = self.board.message(
-                    outcome,
-                    text,
-                    reason=reason,
-                    signalled_at=self.preemption.signalled_at,
-                    durable_seconds=durable_seconds,
+                if ending.outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
+                    ending = Ending(Outcome.FAILED, lack, Reason.SCRIPT_FAILED)
+                if self.world.distributed and ending.outcome is Outcome.FAILED:
+                    ending = replace(ending, text=f"Rank {self.world.rank}: {ending.text}")
+                self.message = self._message_of(ending)
+                rank_reports.report_outcome(self.env, self.message.outcome)
+                self._write_message(self.message)  # first: writing to the log may block
+                log.unhindered(
+                    "end",
+                    outcome=self.message.outcome,
+                    code=int(EXIT_CODE_OF[self.message.outcome]),
+                    reason=self.message.reason or None,
+                    step=self.message.step,
+                    durable_step=self.message.durableStep,
+                    durable_seconds=self.message.durableSeconds,
+                    message=self.message.message,
                 )
-                termination_message.tell_launcher(self.env, self.message.outcome)
-                self._write_and_log(self.message)
             outcome = self.message.outcome
         for each in self.at_end:
             with contextlib.suppress(Exception):  # the process ends in any case
-                each(outcome)
+                each(outcome, self.preemption.seconds_left())
         return EXIT_CODE_OF[outcome]
+
+    @property
+    def done(self) -> Ending:
+        return endings.done(self.board.facts)
 
     @property
     def outcome(self) -> Outcome:
@@ -363,39 +347,25 @@ class Session:
             return self.message.outcome
         return Outcome.DONE if self.completed else Outcome.FAILED
 
-    def close_at_end(self, trackers: Closes) -> None:
-        """Closes the trackers at the end of the run, whatever the outcome."""
-        left = self.preemption.seconds_left
-        self.at_end.append(lambda outcome: trackers.close(outcome, within=left()))
-
-    def _write_and_log(self, message: TerminationMessage) -> None:
-        """Writes the message, then logs it: writing to the log may block."""
-        self._write_message(message)
-        log.unhindered(
-            "end",
-            outcome=message.outcome,
-            code=int(EXIT_CODE_OF[message.outcome]),
-            reason=message.reason or None,
-            step=message.step,
-            durable_step=message.durableStep,
-            durable_seconds=message.durableSeconds,
-            message=message.message,
-        )
-
     def note_done(self) -> None:
         """Writes the termination message as done, after HEAD was released as done.
 
         It then also holds if the process ends without its final message, such as by os._exit() in the script.
         """
-        self._write_message(self.board.message(Outcome.DONE, self.summary(), reason=self.reason_done))
+        self._write_message(self._message_of(self.done))
+
+    def _message_of(self, ending: Ending) -> TerminationMessage:
+        return self.board.message(
+            ending.outcome,
+            ending.text,
+            reason=ending.reason,
+            signalled_at=self.preemption.signalled_at,
+            durable_seconds=ending.durable_seconds,
+        )
 
     def _write_message(self, message: TerminationMessage) -> None:
         path = self.env.get(Env.TERMINATION_MESSAGE)
-        grave = message.outcome in (
-            Outcome.FAILED,
-            Outcome.BAD_CONFIGURATION,
-            Outcome.STORE_UNREACHABLE,
-        )
+        grave = message.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION, Outcome.STORE_UNREACHABLE)
         grave = grave or message.reason == Reason.OUT_OF_MEMORY  # the cause of the failures of other ranks
         if path and (self.world.first_here or grave):
             try:
@@ -405,12 +375,6 @@ class Session:
             except OSError as error:
                 log.unhindered("termination-message-not-written", path=path, error=str(error))
 
-    def _start_of_messages(self) -> float:
-        """Returns since when (Unix seconds) a message in the file is of this run: of us or a sibling rank."""
-        if self.world.local_size == 1:
-            return float("inf")  # no peers: this process is the only one of the pod
-        return process_start(os.getppid())
-
     def _clear_message_of_last_round(self) -> None:
         """Deletes the message of the last round when torchrun restarts all ranks; not during a stop."""
         path = self.env.get(Env.TERMINATION_MESSAGE)
@@ -419,55 +383,13 @@ class Session:
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
 
-    def summary(self) -> str:
-        """Summary of a completed run."""
-        facts = self.board.facts
-        where = f"are at {facts.output_uri}" if facts.output_uri else "were not stored: no checkpoint URI"
-        early = f" and ended early: {facts.ended_early}" if facts.ended_early else ""
-        short = f" of {facts.total_steps}" if facts.step < facts.total_steps and not early else ""
-        return f"Trained {facts.step}{short} steps{early}; the weights {where}."
-
-    @property
-    def reason_done(self) -> str:
-        """Reason of a completed run; "" if it reached its last step."""
-        return Reason.EARLY_STOPPED if self.board.facts.ended_early else ""
-
-    def end_idle(self) -> NoReturn:
-        """Ends the process before a training has begun: no work of ours can be lost."""
-        self.end_now(*self._idle_end())
-
-    def _idle_end(self) -> tuple[Outcome, str]:
-        if self.script and not uses_spottrain(self.script):
-            return Outcome.INTERRUPTED_LOST, (
-                f"Interrupted, and nothing that {self.script} has done was saved: it does not use spottrain, "
-                "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Run "
-                "to the loop (docs/own-loop.md)."
-            )
-        return Outcome.INTERRUPTED, "Interrupted before the training began; nothing was lost."
-
-    def _forced(self) -> None:
-        facts = self.board.facts
-        if self.completed:
-            self.end_now(Outcome.DONE, self.summary(), reason=self.reason_done)
-        if facts.lost_steps > 0:
-            self.end_now(
-                Outcome.INTERRUPTED_LOST,
-                f"Interrupted at step {facts.step}, and the save did not finish in time; "
-                f"{facts.lost_steps} step(s) since the last commit are lost.",
-            )
-        if self.unfinished is None:
-            self.end_idle()
-        self.end_now(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
-
     def _attempt_after_head(self, store: Store) -> int:
         """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
         found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1
 
     def _warn_of_torchrun_timeout(self) -> None:
-        command = parent_signals.command_of(os.getppid())
-        warning = parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env, command)
-        if warning:
+        if warning := parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env):
             log.event("grace-shortened", why=warning)
             self.board.update(warning=warning)
 
@@ -493,16 +415,13 @@ class Session:
 
 
 _current: Session | None = None
-_outputs: CapturedOutputs | None = None
-"""Set in a process that our launcher did not start."""
 
 
 def current() -> Session:
     """Returns the session of this process, and creates it if there is none. Raises RunError."""
     global _current
     if _current is None:
-        use(Session(os.environ))
-        assert _current is not None
+        _current = use(Session(os.environ))
         see_out(_current)
         _keep_outputs(_current)
         _current.prepare(sys.argv[0])
@@ -516,49 +435,30 @@ def existing() -> Session | None:
 
 
 def _keep_outputs(session: Session) -> None:
-    global _outputs
-    _outputs = keep(session.env, [session.world.rank], sys.argv[0], parent=False)
-    if _outputs is not None:
-        _outputs.take_over()
-        _outputs.watch()
+    session.outputs = keep(session.env, [session.world.rank], sys.argv[0], parent=False)
+    if session.outputs is not None:
+        session.outputs.redirect()
+        session.outputs.watch()
         os.environ.update(MARK)
 
 
 def _finish_outputs() -> None:
     """Stores the remaining output before the process ends, when the log capture process may be killed."""
-    if _outputs is not None and _current is not None:
-        _outputs.finish(seconds_for_logs(_current.preemption.deadline))
+    if _current is not None and _current.outputs is not None:
+        _current.outputs.finish(seconds_for_logs(_current.preemption.deadline))
 
 
-def use(session: Session) -> None:
+def use(session: Session) -> Session:
     """Makes it the session of this process, which then ends with it."""
     global _current
     _current = session
-    session.owns_process = True
+    return session
 
 
-def uses_spottrain(script: str) -> bool:
-    """Whether the script or a module of its own uses spottrain for training."""
-    try:
-        if re.search(r"\bspottrain\b", Path(script).read_text(errors="replace")):
-            return True
-    except OSError:
-        return True  # unknown: then no claim is made about it
-    if any(f"spottrain.{name}" in sys.modules for name in LOOPS):
-        return True
-    package = sys.modules["spottrain"]
-    ours = ("spottrain.", "runpy")
-    others = [module for name, module in list(sys.modules.items()) if not name.startswith(ours)]
-    return any(getattr(module, "__dict__", {}).get("spottrain") is package for module in others)
-
-
-def install(env: Mapping[str, str]) -> Preemption:
+def _install(env: Mapping[str, str]) -> Preemption:
     """Installs the signal handlers, with the grace period limited by the parent process."""
-    grace = parent_signals.grace_within(
-        run_config.grace_seconds(env), env, parent_signals.command_of(os.getppid())
-    )
     preemption = Preemption(
-        grace=grace,
+        grace=min(run_config.grace_seconds(env), parent_signals.agent_limit(env)),
         deadline_file=run_config.deadline_file(env),
         save_advised_file=run_config.save_advised_file(env),
     )
@@ -617,30 +517,13 @@ def see_out(session: Session) -> None:
         session.leave_in_time(session.fail(error, sys.argv[0]))
 
     def end_process() -> None:
-        if session.message is None and session.completed:
-            if code := session.conclude(Outcome.DONE, session.summary(), reason=session.reason_done):
-                leave(code)
-        elif session.message is None and session.unfinished is not None:
-            leave(session.end_of_script())
-        elif session.message is not None:
+        if session.message is not None:
             code = EXIT_CODE_OF[session.message.outcome]
             if session.must_leave(code) or code == ExitCode.BAD_CONFIGURATION:
                 leave(code)
+        elif (session.completed or session.unfinished is not None) and (code := session.end_of_script()):
+            leave(code)
         _finish_outputs()
 
     sys.excepthook = report_exception
     atexit.register(end_process)
-
-
-def _what_was_raised(error: BaseException, script: str) -> str:
-    what = traceback.format_exception_only(error)[-1].strip()
-    return f"{what} ({_place(error, script)})"
-
-
-def _place(error: BaseException, script: str) -> str:
-    """Returns file:line of the innermost frame in the script itself, else of the innermost frame of all."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == script] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else script

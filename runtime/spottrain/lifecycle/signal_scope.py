@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from spottrain.contract import Env, Outcome
 from spottrain.errors import RunError
+from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.session import Session, current, existing, see_out
 
 
@@ -46,7 +47,7 @@ def interruptible() -> Iterator[Session | None]:
 
 
 def _end(session: Session) -> NoReturn:
-    session.end_now(Outcome.INTERRUPTED, "Interrupted while data were downloaded (spottrain.cached).")
+    session.end_now(Ending(Outcome.INTERRUPTED, "Interrupted while data were downloaded (spottrain.cached)."))
 
 
 def _nobody_hears_signals() -> bool:

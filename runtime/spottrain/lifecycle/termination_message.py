@@ -2,10 +2,6 @@
 
 Each rank reports its own end; the launcher reports how the ranks' processes ended. The kubelet mounts the
 file itself, so nothing can be renamed over it: a lock on the file orders the writers.
-
-A second file, private to the launcher, holds the outcome that each rank has reported (`Outcomes`). The
-interpreter needs seconds to shut torch down. A signal or a crash in these seconds does not change the
-outcome.
 """
 
 from __future__ import annotations
@@ -13,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from spottrain.contract import OUTCOMES_FILE, Outcome, Reason, TerminationMessage
-from spottrain.core import log
+from spottrain.contract import Outcome, Reason, TerminationMessage
 
 GRAVEST_FIRST: Final = (
     Outcome.BAD_CONFIGURATION,
@@ -79,52 +73,6 @@ def outranking(message: TerminationMessage) -> Change:
         return message if same and message.reason == Reason.NODE_FAULT != found.reason else None
 
     return change
-
-
-class Outcomes:
-    """The outcomes that the ranks of a launcher have reported.
-
-    Without a writable folder for the file there are none, and only the exit codes count.
-    """
-
-    def __init__(self) -> None:
-        self._file, self._path, self._owner = -1, "", os.getpid()
-        try:
-            self._file, self._path = tempfile.mkstemp(prefix="spottrain-outcomes-")
-        except OSError as error:
-            log.event("outcome-not-recorded", why=error)
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment variables for the ranks."""
-        return {OUTCOMES_FILE: self._path} if self._path else {}
-
-    def of(self, pid: int) -> Outcome | None:
-        """Returns the outcome of the rank with this process ID; None if it has reported none."""
-        if self._file < 0:
-            return None
-        lines = os.pread(self._file, 2**16, 0).decode(errors="replace").splitlines()
-        told = (line.partition(" ") for line in lines)
-        return next(
-            (Outcome(word) for who, _, word in told if who == str(pid) and word in set(Outcome)), None
-        )
-
-    def close(self) -> None:
-        """Closes and deletes the file. Does nothing in a forked child."""
-        if self._file >= 0 and self._owner == os.getpid():
-            os.close(self._file)
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
-
-
-def tell_launcher(env: Mapping[str, str], outcome: Outcome) -> None:
-    """Reports this rank's outcome to the launcher."""
-    if path := env.get(OUTCOMES_FILE):
-        try:
-            with open(path, "a") as file:
-                file.write(f"{os.getpid()} {outcome}\n")
-        except OSError as error:
-            log.event("outcome-not-recorded", path=path, error=str(error))
 
 
 def _lock(file: int) -> None:

@@ -63,7 +63,7 @@ class Engine:
     def close_at_end(self, trackers: Trackers) -> None:
         """Closes the trackers with the training, or with the process if it ends earlier."""
         self._trackers.append(trackers)
-        self.session.close_at_end(trackers)
+        self.session.at_end.append(lambda outcome, left: trackers.close(outcome, within=left))
 
     def begin(self, kind: CheckpointKind, *, total_steps: int | None) -> bool:
         """Claims the checkpoint URI and restores the last checkpoint. Returns whether there was one.
@@ -156,7 +156,7 @@ class Engine:
         """Saves the newest step within the notice, releases HEAD, and leaves through SystemExit."""
         self.ended = True
         with closing(self), self.failures():  # closed last: notice is short, and the checkpoint comes first
-            self.coordinator.ends.save_and_end()
+            self.coordinator.save_and_end()
 
     def finish(
         self,
@@ -178,7 +178,7 @@ class Engine:
     def give_up(self) -> None:
         """Ends without a result: waits for an upload in progress, then releases HEAD."""
         self.ended = True
-        self.coordinator.ends.give_up()
+        self.coordinator.give_up()
         self.close()
 
     @contextmanager

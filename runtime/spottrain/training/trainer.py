@@ -422,7 +422,7 @@ class Trainer:
         if not self.batches.num_workers or not self._engine.metrics.began or self.session.world.distributed:
             return get()
         stopping = self.session.preemption
-        stopping.let_end(self._engine.coordinator.ends.save_and_end_now, after=POLL_SHARE)
+        stopping.let_end(self._engine.coordinator.save_and_end_now, after=POLL_SHARE)
         # A stream is read under its own random state, so the training's is kept for a save meanwhile.
         self.waiting = None if isinstance(self.batches, Batches) else devices.random_state()
         found = get()

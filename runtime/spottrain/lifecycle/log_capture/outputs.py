@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from spottrain.contract import Env
@@ -42,14 +41,6 @@ MARK: Final[dict[str, str]] = {Env.LOGS: "off"}
 """Environment variables for the ranks: their output is captured already."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pipes:
-    """Writing ends of one rank's pipes; the same one if both outputs went to the same place."""
-
-    out: int
-    err: int
-
-
 class CapturedOutputs:
     """Captures the ranks' output. `where`: arguments of `open_store`. `attempt`: None without a number."""
 
@@ -59,7 +50,9 @@ class CapturedOutputs:
         self._attempt = attempt
         self._usual = (_copy(STDOUT), _copy(STDERR))
         self._streams: list[tuple[int, int, int]] = []
-        self._pipes = [self._make(rank) for rank in ranks]
+        """Rank, reading end of the pipe, and standard output or error."""
+        self._ends = [self._make_pipes(rank) for rank in ranks]
+        """Writing ends of each rank's pipes, for both outputs."""
         self._owner = os.getpid()
         self._finishing = threading.Lock()
         self._finished = False
@@ -68,22 +61,23 @@ class CapturedOutputs:
         """Replaces the log capture process if none is left."""
         self._start()
 
-    def take_over(self) -> None:
-        """Makes the first rank's output that of this process and its children."""
-        self.give(0)
-
-    def give(self, number: int) -> None:
-        """Redirects the output to the `number`th rank's pipes, in the process that becomes this rank."""
+    def redirect(self, number: int = 0) -> None:
+        """Sends the output of this process and its children to the `number`th rank's pipes."""
         _flush()
-        os.dup2(self._pipes[number].out, STDOUT)
-        os.dup2(self._pipes[number].err, STDERR)
+        for end, fd in zip(self._ends[number], (STDOUT, STDERR), strict=True):
+            os.dup2(end, fd)
 
     def leave_to_parent(self) -> None:
         """Closes everything in a forked child except its own output."""
         self._process.returncode = 0  # else it is reported as a forgotten child
         self._link.socket.close()
-        for fd in self._fds():
+        self._close_ends()
+        for fd in (*(source for _, source, _ in self._streams), *self._usual):
             os.close(fd)
+
+    def _close_ends(self) -> None:
+        for end in {end for ends in self._ends for end in ends}:
+            os.close(end)
 
     @property
     def pid(self) -> int:
@@ -111,10 +105,10 @@ class CapturedOutputs:
             self._start()
             log.event("log-capture-died", deaths=self._deaths, next="another one is started")
         except OSError as error:
-            self._pass_on_here()
+            self._relay_here()
             log.event("logs-not-kept", why=str(error), next="the output is forwarded, but no longer stored")
 
-    def _pass_on_here(self) -> None:
+    def _relay_here(self) -> None:
         streams = [
             Stream(rank=rank, source=source, target=self._usual[target - 1])
             for rank, source, target in self._streams
@@ -136,8 +130,7 @@ class CapturedOutputs:
         _flush()
         for usual, fd in zip(self._usual, (STDOUT, STDERR), strict=True):
             os.dup2(usual, fd)
-        for end in {end for pipes in self._pipes for end in (pipes.out, pipes.err)}:
-            os.close(end)
+        self._close_ends()
 
     def _finish(self, seconds: float) -> None:
         if self._relay is not None:
@@ -152,12 +145,10 @@ class CapturedOutputs:
             self._process.wait(max(0.0, until - time.monotonic()))
 
     # --- inside -------------------------------------------------------------------------------------
-    def _make(self, rank: int) -> _Pipes:
+    def _make_pipes(self, rank: int) -> tuple[int, int]:
         """Creates one rank's pipes: a single one if both outputs had one destination, to keep their order."""
-        ends = [self._pipe(rank, STDOUT)]
-        if not os.path.sameopenfile(STDOUT, STDERR):
-            ends.append(self._pipe(rank, STDERR))
-        return _Pipes(out=ends[0], err=ends[-1])
+        out = self._pipe(rank, STDOUT)
+        return out, out if os.path.sameopenfile(STDOUT, STDERR) else self._pipe(rank, STDERR)
 
     def _pipe(self, rank: int, target: int) -> int:
         source, end = os.pipe()
@@ -175,10 +166,6 @@ class CapturedOutputs:
         )
         plan = {"streams": self._streams, "store": self._where, "attempt": self._attempt}
         self._link.send("plan", json.dumps(plan).encode())
-
-    def _fds(self) -> set[int]:
-        ends = {fd for pipes in self._pipes for fd in (pipes.out, pipes.err)}
-        return ends | {source for _, source, _ in self._streams} | set(self._usual)
 
 
 def keep(

@@ -18,14 +18,14 @@ from spottrain.lifecycle.log_capture.parts import Limits, LogPart, RankLog
 from spottrain.storage.base import AlreadyExists, Store
 
 LOOK_SECONDS: Final = 0.5
-"""Seconds between two checks for parts to send."""
+"""Seconds between two checks for a part to store."""
 
 
 class LogUploader:
-    """Uploads parts in threads. `open_store` is called in a thread, when there is something to store.
+    """Stores parts in one thread per rank, so that a blocked upload does not delay other ranks.
 
-    `say` prints a line to the log. `attempt`: None if it has no number; then it is one more than the last
-    attempt with logs.
+    `open_store` is called in such a thread, when there is something to store. `say` prints a line to the log.
+    `attempt`: None if it has no number; then it is one more than the last attempt with logs.
     """
 
     def __init__(
@@ -42,115 +42,88 @@ class LogUploader:
         self._attempt = attempt
         self._say = say
         self._clock = clock
-        self._books = {rank: RankLog(_gap, _full(rank), limits) for rank in ranks}
+        self._logs = {rank: RankLog(rank, limits or Limits()) for rank in ranks}
+        self._threads: dict[int, threading.Thread] = {}
+        self._finishing = threading.Event()
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Store | None = None
         self._failing = False
-        self._sending: set[threading.Thread] = set()
-        """Threads that are storing a part."""
 
     def add(self, rank: int, data: bytes) -> None:
         with self._turn:
-            line = self._books[rank].add(data, self._clock())
+            line = self._logs[rank].add(data, self._clock())
         if line:
             self._say(line)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="log-uploader", daemon=True).start()
+        for rank in self._logs:
+            self._threads[rank] = _thread(self._run, rank)
+
+    def _run(self, rank: int) -> None:
+        while not self._finishing.is_set():
+            if not self.send_next(rank):
+                self._finishing.wait(LOOK_SECONDS)
+        self._send_rest(rank)
 
     def hurry(self) -> None:
-        """Sends everything available, however little."""
+        """Makes everything available due, however little."""
         with self._turn:
-            for book in self._books.values():
-                book.turn(self._clock(), hurry=True)
-        self.look()
+            for each in self._logs.values():
+                each.close_parts(self._clock(), all_=True)
 
     def finish(self, seconds: float) -> None:
         """Sends all that is left, in order per rank. Reports what is not stored in time."""
         began = self._clock()
-        with self._turn:
-            sending = list(self._sending)
-        self._join(sending, began + seconds / 2)
-        with self._turn:
-            rests = {rank: book.rest() for rank, book in self._books.items()}
-        last = [self._send_aside(rank, *parts) for rank, parts in rests.items() if parts]
-        self._join([*sending, *last], began + seconds)
-        with self._turn:
-            left = {rank: book.unstored for rank, book in self._books.items()}
-        for rank, size in left.items():
-            if size:
-                self._say(_late(rank, size))
+        self._finishing.set()
+        self._join(self._threads.values(), began + seconds / 2)
+        busy = [rank for rank in self._logs if rank not in self._threads or self._threads[rank].is_alive()]
+        last = [_thread(self._send_rest, rank) for rank in busy]
+        self._join([*self._threads.values(), *last], began + seconds)
+        for rank, each in self._logs.items():
+            with self._turn:
+                missing = each.unstored
+            if missing:
+                why = "the store did not take it in time"
+                self._say(log.text("logs-missing", of=rank, bytes=missing, why=why))
 
     def _join(self, threads: Iterable[threading.Thread], until: float) -> None:
         for thread in threads:
             thread.join(max(0.0, until - self._clock()))
 
     # --- inside -------------------------------------------------------------------------------------
-    def _run(self) -> None:
-        while True:
-            self.look()
-            time.sleep(LOOK_SECONDS)
-
-    def look(self) -> list[threading.Thread]:
-        """Sends what is due, and returns the threads that send it."""
-        sending = []
-        for rank, book in self._books.items():
-            with self._turn:
-                now = self._clock()
-                book.turn(now)
-                part = book.take(now)
-            if part is not None:
-                sending.append(self._send_aside(rank, part))
-        return sending
-
-    def _send_aside(self, rank: int, *parts: LogPart) -> threading.Thread:
-        """Sends parts in a new thread, so that a blocked upload does not delay other ranks."""
-        thread = threading.Thread(target=self._send_all, args=[rank, parts], name="log-send", daemon=True)
+    def send_next(self, rank: int) -> bool:
+        """Tries to store the rank's part that is due. Returns False if there is none."""
         with self._turn:
-            self._sending.add(thread)
-        thread.start()
-        return thread
+            part = self._logs[rank].take(self._clock())
+        if part is not None:
+            self._send(rank, part)
+        return part is not None
 
-    def _send_all(self, rank: int, parts: Iterable[LogPart]) -> None:
-        try:
-            for part in parts:
-                self._send(rank, part)
-        finally:
-            with self._turn:
-                self._sending.discard(threading.current_thread())
+    def _send_rest(self, rank: int) -> None:
+        with self._turn:
+            parts = self._logs[rank].rest()
+        for part in parts:
+            self._send(rank, part)
 
     def _send(self, rank: int, part: LogPart) -> None:
-        book = self._books[rank]
         try:
-            self._put(rank, part)
-        except Exception as error:  # of any kind: it must not disturb the training
+            store, attempt = self._opened()
+            while not _is_stored(store, log_key(attempt, rank, part.number), part):
+                newest = _newest(store, attempt, rank)
+                with self._turn:
+                    part = self._logs[rank].renumbered(part, newest)
+        except Exception as error:  # of any kind, also of an SDK: it must not disturb the training
             with self._turn:
-                book.failed(self._clock())
+                self._logs[rank].failed(part, self._clock())
                 told, self._failing = self._failing, True
             if not told:
                 why = f"{type(error).__name__}: {error}"
                 self._say(log.text("logs-failed", error=why, next="later parts are tried without a message"))
         else:
             with self._turn:
+                self._logs[rank].stored(part)
                 self._failing = False
-
-    def _put(self, rank: int, part: LogPart) -> None:
-        """Stores a part. Raises StoreError, or other exceptions of an SDK."""
-        book = self._books[rank]
-        store, attempt = self._opened()
-        while True:
-            try:
-                store.put_if_absent(log_key(attempt, rank, part.number), part.body)
-            except AlreadyExists:
-                if not (part.tries and _is_there(store, log_key(attempt, rank, part.number), part)):
-                    newest = _newest(store, attempt, rank)
-                    with self._turn:
-                        part = book.taken(part, newest)
-                    continue
-            with self._turn:
-                book.stored(part)
-            return
 
     def _opened(self) -> tuple[Store, int]:
         with self._opening:
@@ -162,10 +135,22 @@ class LogUploader:
             return self._store, self._attempt
 
 
-def _is_there(store: Store, key: str, part: LogPart) -> bool:
-    """Whether an earlier try whose response was lost has stored the part."""
-    found = store.get(key)
-    return found is not None and found.body == part.body
+def _thread(target: Callable[[int], None], rank: int) -> threading.Thread:
+    thread = threading.Thread(target=target, args=[rank], name=f"log-uploader-{rank}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _is_stored(store: Store, key: str, part: LogPart) -> bool:
+    """Stores the part. Returns False if another writer has taken its name. Raises StoreError."""
+    try:
+        store.put_if_absent(key, part.body)
+    except AlreadyExists:
+        if not part.tries:
+            return False
+        found = store.get(key)  # an earlier try whose response was lost may have stored it
+        return found is not None and found.body == part.body
+    return True
 
 
 def _newest(store: Store, attempt: int, rank: int) -> int:
@@ -173,19 +158,3 @@ def _newest(store: Store, attempt: int, rank: int) -> int:
     folder = log_key(attempt, rank, 0).rpartition("/")[0] + "/"
     found = [part_of_log(key) for key in store.list(folder)]
     return max((part[2] for part in found if part), default=0)
-
-
-def _gap(missing: int) -> str:
-    return log.text("logs-missing", bytes=missing, why="the store did not respond for too long")
-
-
-def _late(rank: int, missing: int) -> str:
-    return log.text("logs-missing", of=rank, bytes=missing, why="the store did not take it in time")
-
-
-def _full(rank: int) -> Callable[[int], str]:
-    def line(most: int) -> str:
-        why = "so much is kept of a rank in one attempt; what follows is not stored"
-        return log.text("logs-full", of=rank, bytes=most, why=why)
-
-    return line

@@ -19,7 +19,7 @@ if not child:
     time.sleep(30)
     os._exit(0)
 _, status = os.waitpid(child, 0)
-time.sleep(1.0)  # longer than the watcher takes to hear
+time.sleep(0.6)  # longer than the watcher takes to hear
 print(os.WIFSIGNALED(status) and os.WTERMSIG(status), interruption.stopping)
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == before)
 os.kill(os.getpid(), signal.SIGTERM)

@@ -32,14 +32,9 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("text", FAULTS)
-def test_a_drivers_word_for_hardware_is_a_fault_of_the_node(text: str) -> None:
-    assert gpu_fault(text) in text.splitlines()
-
-
-@pytest.mark.parametrize("text", OTHERS)
-def test_what_a_script_can_cause_is_none(text: str) -> None:
-    assert gpu_fault(text) == ""
+def test_a_drivers_word_for_hardware_is_a_fault_of_the_node_and_what_a_script_can_cause_is_none() -> None:
+    assert all(gpu_fault(text) in text.splitlines() for text in FAULTS)
+    assert [gpu_fault(text) for text in OTHERS] == [""] * len(OTHERS)
 
 
 class Nvml:
@@ -78,12 +73,14 @@ def test_a_driver_that_does_not_answer_holds_up_no_last_words() -> None:
     over.set()
 
 
-def test_a_launch_failure_of_a_gpu_that_is_lost_is_a_fault_of_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("lost", "reason"), [(True, Reason.NODE_FAULT), (False, Reason.SCRIPT_FAILED)])
+def test_a_launch_failure_is_a_fault_of_the_node_if_a_gpu_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, reason: Reason
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(RuntimeError("GPU is lost")))
+    monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch"))  # without it there is no GPU to ask
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(RuntimeError("GPU is lost") if lost else None))
     found = last_words(tmp_path, RuntimeError(OTHERS[0]))
-    assert found.reason == Reason.NODE_FAULT and "NVML: GPU is lost" in found.message
+    assert found.reason == reason and ("NVML: GPU is lost" in found.message) is lost
 
 
 def last_words(tmp_path: Path, error: BaseException) -> TerminationMessage:
@@ -95,28 +92,16 @@ def last_words(tmp_path: Path, error: BaseException) -> TerminationMessage:
     return found
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_the_last_words_name_the_fault_also_where_a_library_has_wrapped_it(
-    tmp_path: Path, wrapped: bool
+@pytest.mark.parametrize("outer", [None, ValueError("the step failed"), PeerLost("another rank is gone")])
+def test_the_last_words_name_the_fault_whatever_error_hides_it(
+    tmp_path: Path, outer: Exception | None
 ) -> None:
     error: Exception = RuntimeError(FAULTS[0])
-    if wrapped:
-        outer = ValueError("the step failed")
+    if outer is not None:
         outer.__cause__ = error
-        error = outer
-    found = last_words(tmp_path, error)
+    found = last_words(tmp_path, outer or error)
     assert (found.outcome, found.reason) == (Outcome.FAILED, Reason.NODE_FAULT)
-    assert "uncorrectable ECC error" in found.message and type(error).__name__ in found.message
-
-
-def test_a_peer_that_is_gone_because_of_it_hides_nothing(tmp_path: Path) -> None:
-    error = PeerLost("another rank is gone")
-    error.__cause__ = RuntimeError(FAULTS[2])
-    assert last_words(tmp_path, error).reason == Reason.NODE_FAULT
-
-
-def test_an_error_of_the_script_stays_one(tmp_path: Path) -> None:
-    assert last_words(tmp_path, RuntimeError(OTHERS[0])).reason == Reason.SCRIPT_FAILED
+    assert "uncorrectable ECC error" in found.message and type(outer or error).__name__ in found.message
 
 
 def test_the_rank_whose_gpu_has_failed_speaks_for_those_that_failed_with_it(tmp_path: Path) -> None:

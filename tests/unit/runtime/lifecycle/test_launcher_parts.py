@@ -1,7 +1,8 @@
-"""The small decisions behind the launcher: how many processes, what a parent does, whose words stay."""
+"""The small decisions of a launcher and a run: how many processes, what a parent does, whose words stay."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import Outcome, TerminationMessage
+from spottrain.lifecycle.endings import done_before
 from spottrain.lifecycle.log_capture.outputs import seconds_for_logs
 from spottrain.lifecycle.parent_signals import agent_limit, deaf_init
 from spottrain.lifecycle.termination_message import outranking, revise
@@ -60,7 +62,7 @@ def test_the_cores_of_the_container_are_shared_out(
 @pytest.mark.parametrize(
     ("env", "command", "limit"),
     [
-        ({}, "torchrun --shutdown-timeout 90 train.py", None),
+        ({}, "torchrun --shutdown-timeout 90 train.py", math.inf),
         ({"TORCHELASTIC_RUN_ID": "x"}, "python torchrun train.py", 30),
         ({"TORCHELASTIC_RUN_ID": "x"}, "python torchrun --shutdown-timeout 90 train.py", 90),
         ({"TORCHELASTIC_RUN_ID": "x"}, "python torchrun --shutdown_timeout=90 train.py", 90),
@@ -77,9 +79,9 @@ def test_the_cores_of_the_container_are_shared_out(
     ],
 )
 def test_torchruns_own_limit_is_read_where_torchrun_reads_it(
-    env: dict[str, str], command: str, limit: float | None
+    env: dict[str, str], command: str, limit: float
 ) -> None:
-    assert agent_limit(env, command.split()) == limit
+    assert agent_limit(env, command) == limit
 
 
 def status(proc: Path, pid: int, parent: int, *, name: str, caught: int = 0) -> None:
@@ -135,3 +137,19 @@ def test_words_of_an_earlier_run_or_of_somebody_else_are_replaced(tmp_path: Path
 )
 def test_the_last_parts_of_a_log_leave_a_second_of_the_notice(left: float, seconds: float) -> None:
     assert seconds_for_logs(time.time() + left) == pytest.approx(seconds, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("trained", "total", "wanted", "says"),
+    [
+        (24, 24, 24, "24 steps were trained"),
+        (24, 24, 0, "another checkpoint URI."),
+        (14, 24, 24, "another checkpoint URI."),  # early stopping has ended it
+        (24, 24, 40, "40 steps are requested now"),
+        (24, 24, 40, "onExisting: Resume"),
+    ],
+)
+def test_a_job_that_is_done_says_how_many_steps_were_trained_and_how_to_train_more(
+    trained: int, total: int, wanted: int, says: str
+) -> None:
+    assert says in done_before("u", trained, total=total, wanted=wanted).text

@@ -53,6 +53,7 @@ class Faulty(FolderStore):
 class Scene:
     def __init__(self, folder: Path, *, ranks: tuple[int, ...] = (0,), attempt: int | None = 2) -> None:
         self.folder = folder
+        self.ranks = ranks
         self.store = Faulty(folder)
         self.clock = Clock()
         self.said: list[str] = []
@@ -68,10 +69,15 @@ class Scene:
     def after(self, seconds: float) -> None:
         """What is due then is sent."""
         self.clock.now += seconds
-        while threads := self.shelf.look():
-            for thread in threads:
-                thread.join(10)
-                assert not thread.is_alive(), "a part is still on its way"
+        for rank in self.ranks:
+            while self.shelf.send_next(rank):
+                pass
+
+    def prints(self, *texts: str) -> None:
+        """Each half a minute after the one before."""
+        for text in texts:
+            self.shelf.add(0, text.encode())
+            self.after(30)
 
     def stored(self, rank: int = 0, attempt: int = 2) -> dict[int, str]:
         folder = self.folder / log_key(attempt, rank, 1).rpartition("/")[0]
@@ -87,6 +93,10 @@ def no_answer(key: str) -> None:
     raise StoreUnavailable(f"no answer for {key}")
 
 
+def answers(key: str) -> None:
+    pass
+
+
 def test_each_rank_has_parts_of_its_own_and_nothing_is_read_or_listed_for_it(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "store", ranks=(0, 3))
     scene.shelf.add(0, b"zero\n")
@@ -100,27 +110,22 @@ def test_each_rank_has_parts_of_its_own_and_nothing_is_read_or_listed_for_it(tmp
 
 def test_a_store_that_fails_is_told_once_and_tried_again_with_the_next_part(scene: Scene) -> None:
     scene.store.before = no_answer
-    for text in (b"a\n", b"b\n", b"c\n"):
-        scene.shelf.add(0, text)
-        scene.after(30)
+    scene.prints("a\n", "b\n", "c\n")
     assert len(scene.said) == 1 and "event=logs-failed" in scene.said[0]
     assert "StoreUnavailable: no answer for logs/attempt-000002" in scene.said[0]
-    scene.store.before = lambda key: None
+    scene.store.before = answers
     scene.after(30)
     assert "".join(scene.stored().values()) == "a\nb\nc\n"
     scene.store.before = no_answer
-    scene.shelf.add(0, b"d\n")
-    scene.after(30)
+    scene.prints("d\n")
     assert len(scene.said) == 2, "another outage is another line"
 
 
 def test_a_part_whose_answer_was_lost_is_not_stored_a_second_time(scene: Scene) -> None:
     scene.store.after = no_answer
-    scene.shelf.add(0, b"a\n")
-    scene.after(30)
-    scene.store.after = lambda key: None
-    scene.shelf.add(0, b"b\n")
-    scene.after(30)
+    scene.prints("a\n")
+    scene.store.after = answers
+    scene.prints("b\n")
     assert scene.stored() == {1: "a\n", 2: "b\n"}
     assert scene.store.listed == []
 
@@ -129,11 +134,9 @@ def test_parts_of_somebody_else_are_left_and_ours_follow_them(scene: Scene) -> N
     other = FolderStore(scene.folder)
     for number in (1, 2, 3):
         other.put(log_key(2, 0, number), b"theirs\n")
-    scene.shelf.add(0, b"a\n")
-    scene.after(30)
+    scene.prints("a\n")
     other.put(log_key(2, 0, 5), b"theirs\n")
-    scene.shelf.add(0, b"b\n")
-    scene.after(30)
+    scene.prints("b\n")
     assert scene.stored() == dict.fromkeys((1, 2, 3, 5), "theirs\n") | {4: "a\n", 6: "b\n"}
 
 
@@ -142,10 +145,9 @@ def test_another_s_part_that_came_after_a_failed_try_is_not_taken_for_ours(scene
         raise StoreDenied("403")
 
     scene.store.before = denied
-    scene.shelf.add(0, b"a\n")
-    scene.after(30)
+    scene.prints("a\n")
     FolderStore(scene.folder).put(log_key(2, 0, 1), b"theirs\n")
-    scene.store.before = lambda key: None
+    scene.store.before = answers
     scene.after(30)
     assert scene.stored() == {1: "theirs\n", 2: "a\n"}
 
@@ -153,88 +155,62 @@ def test_another_s_part_that_came_after_a_failed_try_is_not_taken_for_ours(scene
 def test_an_attempt_that_nobody_has_numbered_is_the_one_after_the_last_with_logs(tmp_path: Path) -> None:
     FolderStore(tmp_path / "store").put(log_key(6, 0, 1), b"earlier\n")
     scene = Scene(tmp_path / "store", attempt=None)
-    scene.shelf.add(0, b"a\n")
-    scene.after(30)
-    scene.shelf.add(0, b"b\n")
-    scene.after(30)
+    scene.prints("a\n")
+    scene.prints("b\n")
     assert scene.stored(attempt=7) == {1: "a\n", 2: "b\n"} and scene.store.listed == ["logs/"]
+
+
+class Gate:
+    """Holds the first part until it is opened, and then lets it fail or not."""
+
+    def __init__(self, scene: Scene, error: Exception | None = None) -> None:
+        self.began, self.open = threading.Event(), threading.Event()
+        self.order: list[str] = []
+        self._error = error
+        scene.store.before = self
+        scene.shelf.add(0, b"first\n")
+        scene.clock.now += 30
+        scene.shelf.start()
+        assert self.began.wait(10)
+        scene.shelf.add(0, b"last\n")
+
+    def __call__(self, key: str) -> None:
+        if key == log_key(2, 0, 1) and not self.open.is_set():
+            self.began.set()
+            assert self.open.wait(10)
+            if self._error is not None:
+                raise self._error
+        self.order.append(key)
 
 
 def test_at_the_end_the_rest_is_stored_beside_a_part_that_hangs(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "store", ranks=(0, 1))
-    gate = threading.Event()
-
-    def hangs(key: str) -> None:
-        if key == log_key(2, 0, 1):
-            assert gate.wait(10)
-
-    scene.store.before = hangs
-    scene.shelf.add(0, b"a\n")
-    scene.clock.now += 30
-    (hanging,) = scene.shelf.look()
-    scene.shelf.add(0, b"last of 0\n")
+    gate = Gate(scene)
     scene.shelf.add(1, b"last of 1\n")
-    scene.shelf.finish(2.0)
-    assert scene.stored(0) == {2: "last of 0\n"} and scene.stored(1) == {1: "last of 1\n"}
+    scene.shelf.finish(0.4)
+    assert scene.stored(0) == {2: "last\n"} and scene.stored(1) == {1: "last of 1\n"}
     assert len(scene.said) == 1, "what is not stored is said"
-    assert "event=logs-missing of=0 bytes=2" in scene.said[0]
-    gate.set()
-    hanging.join(10)
+    assert "event=logs-missing of=0 bytes=6" in scene.said[0]
+    gate.open.set()
 
 
-def test_at_the_end_a_part_that_is_on_its_way_is_waited_for_and_comes_first(scene: Scene) -> None:
-    began, gate, order = threading.Event(), threading.Event(), []
-
-    def slow(key: str) -> None:
-        if key == log_key(2, 0, 1):
-            began.set()
-            assert gate.wait(10)
-        order.append(key)
-
-    scene.store.before = slow
-    scene.shelf.add(0, b"first\n")
-    scene.clock.now += 30
-    scene.shelf.look()
-    assert began.wait(10)
-    scene.shelf.add(0, b"last\n")
-    threading.Timer(0.3, gate.set).start()
-    scene.shelf.finish(20.0)
-    assert scene.stored() == {1: "first\n", 2: "last\n"} and scene.said == []
-    assert order == [log_key(2, 0, 1), log_key(2, 0, 2)]
-
-
-def test_at_the_end_a_part_that_fails_is_tried_once_more_before_the_rest(scene: Scene) -> None:
-    began, gate = threading.Event(), threading.Event()
-
-    def fails(key: str) -> None:
-        began.set()
-        assert gate.wait(10)
-        scene.store.before = lambda key: None
-        raise StoreUnavailable("503")
-
-    scene.store.before = fails
-    scene.shelf.add(0, b"first\n")
-    scene.clock.now += 30
-    scene.shelf.look()
-    assert began.wait(10)
-    scene.shelf.add(0, b"last\n")
-    threading.Timer(0.3, gate.set).start()
+@pytest.mark.parametrize("error", [None, StoreUnavailable("503")])
+def test_at_the_end_a_part_that_is_on_its_way_is_waited_for_and_comes_first_however_it_ends(
+    scene: Scene, error: Exception | None
+) -> None:
+    gate = Gate(scene, error)
+    threading.Timer(0.2, gate.open.set).start()
     scene.shelf.finish(20.0)
     assert scene.stored() == {1: "first\n", 2: "last\n"}
+    assert gate.order == [log_key(2, 0, 1), log_key(2, 0, 2)]
     assert [line for line in scene.said if "logs-missing" in line] == []
 
 
 def test_at_the_end_a_store_that_hangs_is_not_waited_for(scene: Scene) -> None:
-    gate = threading.Event()
-
-    def hangs(key: str) -> None:
-        gate.wait(10)
-
-    scene.store.before = hangs
-    scene.shelf.add(0, b"a\n")
+    gate = Gate(scene)
     scene.shelf.finish(0.0)
     assert scene.stored() == {}
-    gate.set()
+    gate.open.set()
 
 
 # --- reading them back ----------------------------------------------------------------------------------

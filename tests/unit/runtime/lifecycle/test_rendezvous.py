@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -42,11 +43,26 @@ def come(stop: threading.Event, port: int) -> Iterator[Come]:
         stop.set()
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def waits(pod: Future[bool]) -> None:
+    with pytest.raises(TimeoutError):
+        pod.result(timeout=0.1)
+
+
+def dial(port: int) -> socket.socket:
+    """Connects to pod 0 as soon as it listens."""
+    give_up = time.monotonic() + SECONDS
+    while True:
+        try:
+            return socket.create_connection((LOOPBACK, port + 1), timeout=SECONDS)
+        except ConnectionRefusedError:
+            assert time.monotonic() < give_up, "nobody listens"
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_all_go_when_the_last_has_come(come: Come, order: tuple[int, ...]) -> None:
     early = [come(index) for index in order[:2]]
-    with pytest.raises(TimeoutError):
-        early[0].result(timeout=0.3)
+    waits(early[0])
     last = come(order[2])
     assert all(each.result(timeout=SECONDS) for each in (*early, last))
 
@@ -57,39 +73,30 @@ def test_whoever_is_told_to_stop_goes_on_at_once(come: Come, stop: threading.Eve
     assert [each.result(timeout=SECONDS) for each in waiting] == [False, False]
 
 
-def test_a_pod_of_another_attempt_is_not_one_of_them(come: Come) -> None:
-    leader, follower = come(0, workers=2), come(1, workers=2, env=ENV | {"SPOTTRAIN_ATTEMPT": "1"})
-    with pytest.raises(TimeoutError):
-        leader.result(timeout=0.5)
-    assert not follower.done()
+def test_a_pod_of_another_attempt_is_not_one_of_them(come: Come, port: int) -> None:
+    leader = come(0, workers=2)
+    dial(port).close()
+    follower = come(1, workers=2, env=ENV | {"SPOTTRAIN_ATTEMPT": "1"})
+    waits(leader)
+    waits(follower)
     assert come(1, workers=2).result(timeout=SECONDS) and leader.result(timeout=SECONDS)
 
 
 def test_a_pod_that_went_before_all_had_come_is_waited_for_again(come: Come, port: int) -> None:
     leader = come(0)
-    with pytest.raises(TimeoutError):
-        leader.result(timeout=0.5)  # it listens
-    with socket.create_connection((LOOPBACK, port + 1), timeout=SECONDS) as brief:
-        until = time.monotonic() + 0.5
+    with dial(port) as brief:
+        until = time.monotonic() + 0.3
         assert join(brief, b"spottrain uid 2", 1, lambda: time.monotonic() < until) is None
-        with pytest.raises(TimeoutError):
-            leader.result(timeout=0.5)
-    with pytest.raises(TimeoutError):
-        leader.result(timeout=0.3)
     second = come(2)
-    with pytest.raises(TimeoutError):
-        leader.result(timeout=0.3)
+    waits(leader)
     first = come(1)
     assert all(each.result(timeout=SECONDS) for each in (leader, first, second))
 
 
-@pytest.mark.parametrize(
-    "words", [b"GET / HTTP/1.1\r\n\r\n", b"\n", b"spottrain uid 2 1\n", b"x" * 5000, b""]
-)
-def test_a_stranger_at_the_port_disturbs_nobody(come: Come, port: int, words: bytes) -> None:
+def test_strangers_at_the_port_disturb_nobody(come: Come, port: int) -> None:
     leader = come(0, workers=2)
-    with pytest.raises(TimeoutError):
-        leader.result(timeout=0.5)
-    with socket.create_connection((LOOPBACK, port + 1), timeout=SECONDS) as stranger:
-        stranger.sendall(words)
+    with contextlib.ExitStack() as open_ones:
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\n", b"spottrain uid 2 1\n", b"x" * 5000, b""):
+            open_ones.enter_context(dial(port)).sendall(words)
+        waits(leader)
         assert come(1, workers=2).result(timeout=SECONDS) and leader.result(timeout=SECONDS)

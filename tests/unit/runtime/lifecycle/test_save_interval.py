@@ -1,73 +1,72 @@
-"""When a periodic save is due, and what `auto` makes of what was measured."""
+"""When a save is due, periodic or advised, and what one at a notice is reckoned to take."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import Interval
+from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, FULL_SHARE, MARGIN, NoticeBudget
 from spottrain.lifecycle.save_interval import (
     AGAIN_SECONDS,
     FIRST_SECONDS,
     LEAST_SECONDS,
     MOST_SECONDS,
     PRIOR_SECONDS,
-    Observed,
+    RebalanceAdvice,
     SaveInterval,
     auto_seconds,
+    seconds_between_losses,
     young,
 )
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_save_that_was_not_started_is_due_until_it_is() -> None:
-    cadence = SaveInterval(Interval.parse("5steps"))
-    assert not cadence.due(4)
-    assert cadence.due(5) and cadence.due(6)
-    cadence.started(6)
-    assert not cadence.due(10) and cadence.due(11)
-
-
-def test_a_save_that_failed_is_tried_again_long_before_a_long_interval() -> None:
-    clock = Clock()
-    cadence = SaveInterval(Interval.parse("1h"), clock=clock)
-    cadence.started(7)
-    clock.now += AGAIN_SECONDS - 1
-    assert not cadence.due(8, failed=True)
-    clock.now += 1
-    assert cadence.due(8, failed=True) and not cadence.due(8)
-
-
-def test_an_interval_of_steps_tells_the_next_step_and_one_of_time_does_not() -> None:
-    cadence = SaveInterval(Interval.parse("5steps"))
-    assert cadence.next_step == 5
-    cadence.started(7)
-    assert cadence.next_step == 12
-    assert SaveInterval(Interval.parse("10m")).next_step is None
-    assert SaveInterval(Interval.parse("auto")).next_step is None
+@pytest.mark.parametrize(
+    ("interval", "last", "seconds", "step", "failed", "due"),
+    [
+        ("5steps", 0, 0, 4, False, False),
+        ("5steps", 0, 0, 5, False, True),
+        ("5steps", 0, 0, 6, False, True),  # it stays due until it is started
+        ("5steps", 6, 0, 10, False, False),
+        ("5steps", 6, 0, 11, False, True),
+        ("1h", 7, AGAIN_SECONDS - 1, 8, True, False),
+        ("1h", 7, AGAIN_SECONDS, 8, True, True),  # a failed save is tried again long before
+        ("1h", 7, AGAIN_SECONDS, 8, False, False),
+        ("auto", 7, 100, 7, False, False),  # there is nothing new to save
+        ("auto", 7, 100, 8, False, True),
+        ("auto", 7, 99, 8, False, False),
+    ],
+)
+def test_a_save_is_due_an_interval_after_the_last(
+    interval: str, last: int, seconds: float, step: int, failed: bool, due: bool
+) -> None:
+    times = deque([0.0, 0.0, seconds])
+    it = SaveInterval(Interval.parse(interval), lambda: 100.0, times.popleft)
+    it.started(last)
+    assert it.due(step, failed=failed) is due
 
 
-def test_auto_asks_for_its_seconds_each_time_and_needs_a_step_to_save() -> None:
-    clock, seconds = Clock(), [60.0]
-    cadence = SaveInterval(Interval.parse("auto"), lambda: seconds[0], clock)
-    cadence.started(7)
-    clock.now += 60
-    assert not cadence.due(7), "there is nothing new to save"
-    assert cadence.due(8)
-    seconds[0] = 61.0
-    assert not cadence.due(8)
-    clock.now += 1
-    assert cadence.due(8)
+@pytest.mark.parametrize(("interval", "following"), [("5steps", 12), ("10m", None), ("auto", None)])
+def test_an_interval_of_steps_tells_the_next_step_and_one_of_time_does_not(
+    interval: str, following: int | None
+) -> None:
+    it = SaveInterval(Interval.parse(interval))
+    it.started(7)
+    assert it.next_step == following
 
 
+def test_auto_asks_for_its_seconds_each_time() -> None:
+    seconds = deque([1e9, 0.0])
+    it = SaveInterval(Interval.parse("auto"), seconds.popleft)
+    assert [it.due(8), it.due(8)] == [False, True]
+
+
+# --- auto -----------------------------------------------------------------------------------------------
 def wasted(interval: float, cost: float, mean_time: float) -> float:
     """Seconds per second of work, with losses at random: Daly 2006, equation 20, without the restart."""
     return mean_time * math.expm1((interval + cost) / mean_time) / interval - 1
@@ -76,7 +75,7 @@ def wasted(interval: float, cost: float, mean_time: float) -> float:
 def exact(cost: float, mean_time: float) -> float:
     """The best interval, by golden section: `wasted` falls and then rises."""
     low, high, ratio = 1e-6 * mean_time, 20 * mean_time, (math.sqrt(5) - 1) / 2
-    for _ in range(200):
+    for _ in range(80):
         a, b = high - ratio * (high - low), low + ratio * (high - low)
         if wasted(a, cost, mean_time) < wasted(b, cost, mean_time):
             high = b
@@ -85,6 +84,7 @@ def exact(cost: float, mean_time: float) -> float:
     return (low + high) / 2
 
 
+@settings(max_examples=50)
 @given(st.floats(1e-3, 1e3), st.floats(1.0, 1e6))
 def test_what_young_s_interval_wastes_is_within_1_percent_of_the_least_that_can_be(
     cost: float, mean_time: float
@@ -100,24 +100,103 @@ def test_where_a_save_costs_more_than_is_lost_it_is_not_made_more_often_than_thi
     assert young(100, 50) == young(1e9, 50) == 50
 
 
+@settings(max_examples=50)
 @given(st.floats(0, 1e6), st.none() | st.floats(0, 1e5), st.floats(0, 1e8), st.integers(0, 1000))
 def test_auto_stays_within_its_bounds(
     stall: float, upload: float | None, trained: float, losses: int
 ) -> None:
-    seconds = auto_seconds(stall=stall, upload=upload, observed=Observed(trained=trained, losses=losses))
+    apart = seconds_between_losses(trained, losses)
+    seconds = auto_seconds(stall=stall, upload=upload, loss_seconds=apart)
     assert LEAST_SECONDS <= seconds <= MOST_SECONDS
     assert seconds >= min(upload or 0, MOST_SECONDS), "uploads do not overlap"
 
 
 def test_before_the_first_save_auto_knows_no_cost() -> None:
-    observed = Observed(trained=1e6, losses=0)
-    assert auto_seconds(stall=None, upload=None, observed=observed) == FIRST_SECONDS
+    assert auto_seconds(stall=None, upload=None, loss_seconds=1e6) == FIRST_SECONDS
 
 
 def test_each_loss_makes_auto_save_more_often_and_each_hour_without_one_more_seldom() -> None:
     def at(trained: float, losses: int) -> float:
-        return auto_seconds(stall=1.0, upload=1.0, observed=Observed(trained=trained, losses=losses))
+        return auto_seconds(stall=1.0, upload=1.0, loss_seconds=seconds_between_losses(trained, losses))
 
-    assert Observed(trained=0, losses=0).mean_time == PRIOR_SECONDS
+    assert seconds_between_losses(0, 0) == PRIOR_SECONDS
     assert at(0, 9) < at(0, 1) < at(0, 0) < at(7200, 0)
     assert at(1e5, 100) == pytest.approx(young(1.0, 1e5 / 100), rel=0.03), "observations outweigh the guess"
+
+
+# --- an advice to save ----------------------------------------------------------------------------------
+def test_each_advice_is_taken_once_on_which_pod_soever_it_comes() -> None:
+    file: list[float | None] = [None, 5.0]
+    advice = RebalanceAdvice(lambda: file[-1])
+    assert advice.take() is None, "nothing was trained yet"
+    advice.begin()
+    assert advice.take() is None, "it stood there when the training began"
+    for new in (6.0, 4.0):
+        file.append(new)
+        assert [advice.take(), advice.take()] == [new, None], "another time, be it an earlier one"
+    advice.tell(7.0)
+    assert [advice.take(), advice.take()] == [7.0, None], "what another pod was advised"
+    advice.tell(7.0)
+    file.append(8.0)
+    assert [advice.take(), advice.take()] == [8.0, None], "two pods at once make one save"
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps", "seconds", "fresh"),
+    [
+        ("500steps", 49, 1e6, True),
+        ("500steps", 50, 0.0, False),
+        ("10m", 1, 59.9, True),
+        ("10m", 1, 60.0, False),
+        ("10m", 0, 1e6, True),
+        ("auto", 1, 9.9, True),
+        ("auto", 1, 10.0, False),
+    ],
+)
+def test_a_save_younger_than_a_tenth_of_the_interval_makes_another_one_needless(
+    interval: str, steps: int, seconds: float, fresh: bool
+) -> None:
+    it = SaveInterval(Interval.parse(interval), seconds=lambda: 100.0)
+    assert it.fresh(steps=steps, seconds=seconds) is fresh
+
+
+def test_what_is_no_time_is_no_advice(tmp_path: Path) -> None:
+    file = tmp_path / "save-advised"
+    preemption = Preemption(grace=30.0, save_advised_file=file)
+    noon = 1772366400.0
+    for text, advised in (("", None), ("soon", None), ("2026-03-0", None), ("2026-03-01T12:00:00Z\n", noon)):
+        file.write_text(text)
+        preemption._read_files()
+        assert preemption.advised == advised
+    file.unlink()
+    preemption._read_files()
+    assert preemption.advised == noon and not preemption.stopping
+
+
+# --- a save at a notice ---------------------------------------------------------------------------------
+def budget(**more: float) -> NoticeBudget:
+    basis = {"bytes": 10**9, "bandwidth": 1e8, "step_seconds": 0.5, "copy_seconds": 0.25, "grace": 30.0}
+    return NoticeBudget(**{**basis, **more})  # type: ignore[arg-type]
+
+
+def test_the_budget_is_a_step_a_copy_an_upload_with_a_margin_and_a_commit() -> None:
+    assert budget().seconds == pytest.approx(0.5 + 0.25 + MARGIN * 10 + COMMIT_SECONDS)
+    assert budget().share == pytest.approx(14.75 / 30)
+
+
+def test_above_its_share_of_the_notice_it_warns_with_every_part_and_what_to_do() -> None:
+    assert budget(grace=14.75 / FULL_SHARE + 0.01).warning == ""
+    words = budget(grace=15.0, step_seconds=0.54).warning
+    assert words.startswith(
+        "a save at a notice is reckoned to take 15 s (a step 0.5 s, 1.00 GB at 100 MB/s) of 15 s of notice"
+    )
+    assert "Use nodes with a longer notice" in words and "a shorter interval of saves" in words
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**13), st.floats(1e3, 1e11), st.floats(0, 1e3), st.floats(0, 100), st.floats(1, 1e4))
+def test_it_warns_exactly_above_that_share(
+    size: int, bandwidth: float, step: float, copy: float, grace: float
+) -> None:
+    it = budget(bytes=size, bandwidth=bandwidth, step_seconds=step, copy_seconds=copy, grace=grace)
+    assert bool(it.warning) == (it.seconds > FULL_SHARE * grace) == (it.share > FULL_SHARE)

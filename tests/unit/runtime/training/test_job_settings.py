@@ -59,14 +59,12 @@ SHOWN = ("if stop:", "checkpointing=s", "spottrain profile", "lambda batch", "dr
 
 def session(manifest: dict[str, Any], ranks: int = 1) -> Any:
     run = SimpleNamespace(training=Training.from_json(json.dumps(manifest)), job_uid="uid")
-    closing: list[Any] = []
     return SimpleNamespace(
         run=run,
         world=World(size=ranks, local_size=ranks),
         asked=set(),
         env={},
-        closing=closing,
-        close_at_end=closing.append,
+        at_end=[],
     )
 
 
@@ -330,8 +328,8 @@ def test_what_are_no_trackers_is_one_sentence() -> None:
         "max_steps": 2,
         "session": SimpleNamespace(store=None, **vars(session({}))),
     }
-    made = spottrain.Trainer(**trained | {"trackers": None})
-    assert trained["session"].closing == [made.trackers], "however the run ends, they are told"
+    spottrain.Trainer(**trained | {"trackers": None})
+    assert len(trained["session"].at_end) == 1, "however the run ends, they are told"
     with pytest.raises(ConfigurationError, match=r"^Trainer\(trackers=...\) is 'wandb': pass a list of"):
         spottrain.Trainer(**trained | {"trackers": "wandb"})
 

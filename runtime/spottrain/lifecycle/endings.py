@@ -1,0 +1,140 @@
+"""The ways in which a run ends, in the words of its termination message."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from spottrain.contract import Outcome, Reason
+from spottrain.core.progress import ProgressFacts
+from spottrain.errors import RunError
+
+LOOPS: Final = ("lifecycle.coordinator", "training", "integrations", "data")
+"""Modules of which a script that uses spottrain has imported one before its first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    outcome: Outcome
+    text: str
+    reason: str = ""
+    durable_seconds: float | None = None
+    """Seconds from the stop request to the end of the last save."""
+
+    @classmethod
+    def of(cls, error: RunError) -> Ending:
+        return cls(error.outcome, str(error), error.reason)
+
+    def then(self, more: str) -> Ending:
+        return replace(self, text=self.text + more)
+
+
+# --- done -----------------------------------------------------------------------------------------------
+def done(facts: ProgressFacts) -> Ending:
+    where = f"are at {facts.output_uri}" if facts.output_uri else "were not stored: no checkpoint URI"
+    early = f" and ended early: {facts.ended_early}" if facts.ended_early else ""
+    short = f" of {facts.total_steps}" if facts.step < facts.total_steps and not early else ""
+    text = f"Trained {facts.step}{short} steps{early}; the weights {where}."
+    return Ending(Outcome.DONE, text, Reason.EARLY_STOPPED if early else "")
+
+
+def done_before(uri: str, trained: int, *, total: int, wanted: int) -> Ending:
+    """The job was done before this attempt.
+
+    total: the job's configured last step, which early stopping may have cut short; 0: none configured.
+    wanted: the last step that this attempt asks for; 0: none.
+    """
+    text = f"The job is done already: {trained} steps were trained, and its weights are at {uri}."
+    if wanted <= max(total, trained):
+        return Ending(Outcome.DONE, f"{text} To train anew use another checkpoint URI.")
+    return Ending(
+        Outcome.DONE,
+        f"{text} {wanted} steps are requested now, but a job that is done does not train again. To continue "
+        "from its last checkpoint create a new job on this URI with checkpoint.onExisting: Resume; without "
+        "Kubernetes use spottrain checkpoints copy URI --to NEW, then start with --checkpoint NEW "
+        "--on-existing resume.",
+    )
+
+
+# --- interrupted ----------------------------------------------------------------------------------------
+def interrupted(facts: ProgressFacts, why_lost: str) -> Ending:
+    """A stop without a save. `why_lost`: why the steps since the last commit, if any, were not saved."""
+    if not facts.lost_steps:
+        return Ending(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
+    lost = f"{facts.lost_steps} step(s) since the last commit are lost"
+    return Ending(Outcome.INTERRUPTED_LOST, f"Interrupted at step {facts.step}, {why_lost}; {lost}.")
+
+
+def interrupted_before_training(script: str) -> Ending:
+    """`script`: the one that `spottrain run` has begun to execute, if any."""
+    if not script or _uses_spottrain(script):
+        return Ending(Outcome.INTERRUPTED, "Interrupted before the training began; nothing was lost.")
+    return Ending(
+        Outcome.INTERRUPTED_LOST,
+        f"Interrupted, and nothing that {script} has done was saved: it does not use spottrain, "
+        "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Run "
+        "to the loop (docs/own-loop.md).",
+    )
+
+
+def _uses_spottrain(script: str) -> bool:
+    """Whether the script or a module of its own uses spottrain for training."""
+    try:
+        if re.search(r"\bspottrain\b", Path(script).read_text(errors="replace")):
+            return True
+    except OSError:
+        return True  # unknown: then no claim is made about it
+    if any(f"spottrain.{name}" in sys.modules for name in LOOPS):
+        return True
+    package = sys.modules["spottrain"]
+    ours = ("spottrain.", "runpy")
+    others = [module for name, module in list(sys.modules.items()) if not name.startswith(ours)]
+    return any(getattr(module, "__dict__", {}).get("spottrain") is package for module in others)
+
+
+# --- failed ---------------------------------------------------------------------------------------------
+def raised(error: BaseException, script: str, gpu_fault: str = "") -> Ending:
+    """The script raised `error`. `gpu_fault`: the evidence that a failed GPU caused it, if any."""
+    text = what_was_raised(error, script)
+    if gpu_fault:
+        text = f"a GPU of this node has failed: {gpu_fault}; {text}"
+    return Ending(Outcome.FAILED, text, Reason.NODE_FAULT if gpu_fault else Reason.SCRIPT_FAILED)
+
+
+def what_was_raised(error: BaseException, script: str) -> str:
+    """Returns the error with file:line of its innermost frame in the script, else of the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == script] or frames
+    place = f"{own[-1].filename}:{own[-1].lineno}" if own else script
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+    return f"{traceback.format_exception_only(error)[-1].strip()} ({place})"
+
+
+def store_unreachable(facts: ProgressFacts, seconds: float) -> Ending:
+    lost = "nothing was lost"
+    if facts.lost_steps:
+        lost = f"{facts.lost_steps} step(s) since the last commit are lost"
+    text = f"The checkpoint store did not answer for {seconds:.0f} s: {facts.waiting_for}; {lost}."
+    return Ending(Outcome.STORE_UNREACHABLE, text, Reason.STORE_UNAVAILABLE)
+
+
+def unfinished(step: int) -> Ending:
+    return Ending(
+        Outcome.FAILED,
+        f"The script ended after {step} step(s) without saying that the training is "
+        "finished, so no final weights were stored: call finish() after the last step.",
+        Reason.SCRIPT_FAILED,
+    )
+
+
+UNTRAINED: Final = Ending(
+    Outcome.UNTRAINED,
+    "The script ended by itself without beginning a training with the spottrain runtime (a Trainer, "
+    "a Run or a callback), so nothing was saved.",
+    Reason.NOT_TRAINED,
+)
