@@ -31,7 +31,7 @@ from spottrain.core.startup_signals import hold_signals, release_signals
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.launcher import Launcher
-from spottrain.lifecycle.log_capture.outputs import MARK, keep
+from spottrain.lifecycle.log_capture.outputs import MARK, capture
 from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.session import Session, leave, show, use
 from spottrain.lifecycle.topology import Gang, count_gpus
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     if gang.workers > 1:
         meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     ranks = [gang.rank(number) for number in range(gang.nproc)]
-    outputs = keep(os.environ, ranks, command.script, parent=True)
+    outputs = capture(os.environ, ranks, command.script, parent=True)
     if gang.nproc > 1 or outputs is not None:
         launcher = Launcher(gang, command.words, os.environ, born=process_start(), outputs=outputs)
         code = launcher.run()

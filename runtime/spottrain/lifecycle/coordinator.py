@@ -67,7 +67,6 @@ class Coordinator:
         """Seconds of training of all attempts so far."""
         self._interval = SaveInterval(session.run.interval, self._auto_seconds)
         self._advice = RebalanceAdvice(lambda: session.preemption.advised)
-        self._stall: float | None = None
         self._steps_here = 0
         self._step_seconds = 0.0
         self._stepped: float | None = None
@@ -221,10 +220,10 @@ class Coordinator:
         self.checkpoints.settle()  # on other ranks than 0 a save may be in progress
         save = self.take(best=best)
         self.checkpoints.start(save)
-        self._stall = time.perf_counter() - began
+        stall = time.perf_counter() - began
         if self.session.world.first:
-            log.event("saving", step=self.step, stall=self._stall, best=best or None)
-        self.session.board.update(stall_seconds=self._stall)
+            log.event("saving", step=self.step, stall=stall, best=best or None)
+        self.session.board.update(stall_seconds=stall)
         self.session.board.heartbeat.beat()
         self._stepped = time.perf_counter()
         return save
@@ -236,7 +235,7 @@ class Coordinator:
 
     def _auto_seconds(self) -> float:
         return auto_seconds(
-            stall=self._stall,
+            stall=self.session.board.facts.stall_seconds,
             upload=self.session.board.facts.save_seconds,
             loss_seconds=seconds_between_losses(self.trained, losses=max(self.session.attempt - 1, 0)),
         )

@@ -50,7 +50,7 @@ from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle import endings, hang_watchdog, parent_signals, rank_reports, termination_message
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.gpu_faults import fault_behind
-from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, keep, seconds_for_logs
+from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, capture, seconds_for_logs
 from spottrain.storage.base import Store
 from spottrain.storage.open import open_store
 from spottrain.storage.outage import Outage, PatientStore, Silence, watch
@@ -423,7 +423,7 @@ def current() -> Session:
     if _current is None:
         _current = use(Session(os.environ))
         see_out(_current)
-        _keep_outputs(_current)
+        _capture_outputs(_current)
         _current.prepare(sys.argv[0])
     _current.preemption.take_back(_current.end_idle)
     return _current
@@ -434,8 +434,8 @@ def existing() -> Session | None:
     return _current
 
 
-def _keep_outputs(session: Session) -> None:
-    session.outputs = keep(session.env, [session.world.rank], sys.argv[0], parent=False)
+def _capture_outputs(session: Session) -> None:
+    session.outputs = capture(session.env, [session.world.rank], sys.argv[0], parent=False)
     if session.outputs is not None:
         session.outputs.redirect()
         session.outputs.watch()

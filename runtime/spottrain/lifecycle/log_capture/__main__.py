@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from spottrain.distributed.channel import to_parent
 from spottrain.lifecycle.log_capture.relay import Relay, Stream
@@ -43,9 +44,11 @@ def main(fd: int) -> None:
     messages = iter(link)
     plan = json.loads(next(messages)[1])
     streams = [Stream(rank=rank, source=pipe, target=target) for rank, pipe, target in plan["streams"]]
-    shelf = _shelf(plan, streams)
-    relay = Relay(streams, shelf.add)
-    shelf.start()
+    ranks = sorted({stream.rank for stream in streams})
+    store = partial(open_store, **plan["store"])
+    uploader = LogUploader(store, ranks, attempt=plan["attempt"], say=_say)
+    relay = Relay(streams, uploader.add)
+    uploader.start()
     threading.Thread(target=_run, args=[relay], name="log-relay", daemon=True).start()
     if finish := next(messages, None):
         seconds = float(json.loads(finish[1]))
@@ -56,11 +59,11 @@ def main(fd: int) -> None:
     else:
         until = float("inf")
         if not relay.done.wait(DRAIN_SECONDS):  # a child of a dead writer still writes
-            shelf.hurry()
+            uploader.hurry()
         relay.done.wait()
     with contextlib.suppress(OSError):
         link.send("done")
-    shelf.finish(max(0.0, min(LAST_SECONDS, until - time.monotonic())))
+    uploader.finish(max(0.0, min(LAST_SECONDS, until - time.monotonic())))
     os._exit(0)
 
 
@@ -73,14 +76,9 @@ def _run(relay: Relay) -> None:
         os._exit(1)
 
 
-def _shelf(plan: dict[str, Any], streams: list[Stream]) -> LogUploader:
-    ranks = sorted({stream.rank for stream in streams})
-
-    def say(line: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(STDOUT, line.encode())
-
-    return LogUploader(lambda: open_store(**plan["store"]), ranks, attempt=plan["attempt"], say=say)
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(STDOUT, line.encode())
 
 
 if __name__ == "__main__":

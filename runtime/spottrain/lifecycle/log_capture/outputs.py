@@ -168,7 +168,7 @@ class CapturedOutputs:
         self._link.send("plan", json.dumps(plan).encode())
 
 
-def keep(
+def capture(
     env: Mapping[str, str], ranks: Sequence[int], script: str, *, parent: bool
 ) -> CapturedOutputs | None:
     """Starts log capture. Returns None if it is disabled or impossible; `prepare` reports a bad environment.

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,47 +15,41 @@ from spottrain.lifecycle.log_capture.relay import UNBROKEN_BYTES, Relay, Stream,
 class Scene:
     """Ranks 0 and 1, both of which print to one output."""
 
-    def __init__(self, *, read: bool = True) -> None:
-        self.output, target = os.pipe()
-        self.ends: list[int] = []
-        streams = []
-        for rank in (0, 1):
-            source, end = os.pipe()
-            self.ends.append(end)
-            streams.append(Stream(rank=rank, source=source, target=target))
-        self.target = target
+    def __init__(self) -> None:
+        self.output, self.target = os.pipe()
+        pipes = [os.pipe(), os.pipe()]
+        self.ends = {rank: end for rank, (_, end) in enumerate(pipes)}
+        self._sources = [source for source, _ in pipes]
         self.kept = {0: b"", 1: b""}
+        streams = [Stream(rank=rank, source=s, target=self.target) for rank, s in enumerate(self._sources)]
         self.relay = Relay(streams, self._keep)
-        self._sources = [stream.source for stream in streams]
         self._thread = threading.Thread(target=self.relay.run, daemon=True)
+        self.start = self._thread.start
 
     def _keep(self, rank: int, data: bytes) -> None:
         self.kept[rank] += data
 
-    def start(self) -> None:
-        self._thread.start()
-
     def print(self, rank: int, data: bytes) -> None:
         os.write(self.ends[rank], data)
 
-    def out(self, size: int, seconds: float = 10.0) -> bytes:
+    def out(self, size: int) -> bytes:
         """The next so many bytes that people see."""
-        found, give_up = b"", time.monotonic() + seconds
+        found = b""
         while len(found) < size:
-            assert select.select([self.output], [], [], max(0.0, give_up - time.monotonic()))[0], found
+            assert select.select([self.output], [], [], 10.0)[0], found
             found += os.read(self.output, size - len(found))
         return found
 
-    def end(self, rank: int) -> None:
-        os.close(self.ends[rank])
-        self.ends[rank] = -1
+    def end(self, *ranks: int) -> None:
+        for rank in ranks:
+            os.close(self.ends.pop(rank))
 
     def join(self) -> None:
         self._thread.join(10)
         assert not self._thread.is_alive(), "the relay goes on"
 
     def close(self) -> None:
-        for fd in [self.output, self.target, *self._sources, *(end for end in self.ends if end >= 0)]:
+        for fd in (self.output, self.target, *self._sources, *self.ends.values()):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -74,8 +67,7 @@ def test_lines_go_on_at_once_and_are_kept_by_rank(scene: Scene) -> None:
     assert scene.out(5) == b"zero\n"
     scene.print(1, b"one\n")
     assert scene.out(4) == b"one\n"
-    scene.end(0)
-    scene.end(1)
+    scene.end(0, 1)
     scene.join()
     assert scene.kept == {0: b"zero\n", 1: b"one\n"} and scene.relay.done.is_set()
 
@@ -113,8 +105,7 @@ def test_where_nobody_reads_any_more_the_copy_is_kept_all_the_same(scene: Scene)
     os.close(scene.output)
     scene.start()
     scene.print(0, b"a\n")
-    scene.end(0)
-    scene.end(1)
+    scene.end(0, 1)
     scene.join()
     assert scene.kept[0] == b"a\n"
 
