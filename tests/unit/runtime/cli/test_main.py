@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import json.tool
 import os
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from spottrain.cli.main import _read_command
+from spottrain.cli.profile import settings
 from spottrain.contract import Env, OnExisting
 from spottrain.core.run_config import RunConfig
 from spottrain.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flags end up in it."""
     monkeypatch.setattr(os, "environ", {"COLUMNS": "200"})
-    yield
 
 
-def refusal(*words: str) -> str:
-    with pytest.raises(ConfigurationError) as refused:
-        _read_command(list(words))
-    return str(refused.value)
+def on_existing() -> OnExisting:
+    return RunConfig.from_env(os.environ, script="train.py").on_existing
 
 
 @pytest.mark.parametrize("value", OnExisting)
 def test_what_to_do_with_checkpoints_of_another_job_can_be_said_on_a_laptop(value: OnExisting) -> None:
     assert _read_command(["run", "--on-existing", value.lower(), "train.py"]).words == ["train.py"]
-    assert RunConfig.from_env(os.environ, script="train.py").on_existing is value
+    assert on_existing() is value
+
+
+def test_without_the_flag_the_operators_word_stays() -> None:
+    os.environ[Env.CHECKPOINT_ON_EXISTING] = "fresh"
+    _read_command(["run", "train.py", "--on-existing", "its own"])
+    assert on_existing() is OnExisting.FRESH
 
 
 def test_what_comes_after_the_module_is_the_modules() -> None:
@@ -39,36 +44,64 @@ def test_what_comes_after_the_module_is_the_modules() -> None:
     assert _read_command(["run", "train.py", "-m", "json.tool"]).words == ["train.py", "-m", "json.tool"]
 
 
-def test_without_the_flag_the_operators_word_stays() -> None:
-    os.environ[Env.CHECKPOINT_ON_EXISTING] = "fresh"
-    _read_command(["run", "train.py", "--on-existing", "its own"])
-    assert RunConfig.from_env(os.environ, script="train.py").on_existing is OnExisting.FRESH
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["run", "--on-existing", "overwrite", "train.py"],
+            [
+                "--on-existing",
+                "'overwrite'",
+                "(choose from 'fail', 'resume', 'fresh'); see spottrain run --help",
+            ],
+        ),
+        (["trian", "train.py"], ["'trian'", "run", "profile", "checkpoints", "; see spottrain --help"]),
+        ([], ["required: command; see spottrain --help"]),
+    ],
+)
+def test_a_word_that_is_not_known_is_refused_with_those_that_are(words: list[str], said: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        _read_command(words)
+    assert all(each in str(refused.value) for each in said) and str(refused.value).endswith(said[-1])
 
 
-def test_another_word_is_refused_with_those_that_are_known() -> None:
-    said = refusal("run", "--on-existing", "overwrite", "train.py")
-    assert "--on-existing" in said and "'overwrite'" in said and "see spottrain run --help" in said
-    assert "(choose from 'fail', 'resume', 'fresh')" in said
-
-
-def test_an_unknown_command_is_answered_with_those_that_are_known() -> None:
-    said = refusal("trian", "train.py")
-    assert "'trian'" in said and said.endswith("; see spottrain --help")
-    assert all(each in said for each in ("run", "profile", "checkpoints"))
-    assert refusal().endswith("required: command; see spottrain --help")
-
-
-def test_the_help_shows_all_three_commands(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            [],
+            [
+                "run a training script and profile",
+                "run a training script\n",
+                "inspect and manage checkpoints",
+            ],
+        ),
+        (["run"], ["--on-existing {fail,resume,fresh}"]),
+    ],
+)
+def test_the_help_shows_all_commands_and_a_commands_flags(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: list[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
-        _read_command(["--help"])
-    assert left.value.code == 0
+        _read_command([*words, "--help"])
     out = capsys.readouterr().out
-    assert "run a training script" in out
-    assert "run a training script and profile" in out
-    assert "inspect and manage checkpoints" in out
+    assert left.value.code == 0 and all(each in out for each in said)
 
 
-def test_the_help_of_run_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        _read_command(["run", "--help"])
-    assert "--on-existing {fail,resume,fresh}" in capsys.readouterr().out
+# --- profile --------------------------------------------------------------------------------------------
+FLAGS = {"wait": "1", "warmup": "2", "active": "3", "script": "train.py"}
+
+
+@pytest.mark.parametrize(
+    "training", [{}, {"warmupFraction": 0.5}, {"warmupSteps": 100}, {"precision": "bf16"}]
+)
+def test_the_short_run_of_a_profile_has_no_warm_up_which_would_not_end_in_it(
+    training: dict[str, Any],
+) -> None:
+    made = json.loads(settings(FLAGS, {Env.TRAINING: json.dumps(training)}, 0.0)[Env.TRAINING])
+    assert (made["maxSteps"], made["warmupSteps"]) == (6, 0) and "warmupFraction" not in made
+    assert made.get("precision") == training.get("precision")
+
+
+def test_a_profile_of_a_run_with_checkpoints_of_its_own_leaves_it_as_it_is() -> None:
+    assert Env.TRAINING not in settings(FLAGS, {Env.CHECKPOINT_URI: "s3://b/p"}, 0.0)
