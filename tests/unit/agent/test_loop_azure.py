@@ -18,7 +18,6 @@ from tests.unit.agent.fakes import DEADLINE_TEXT, SEEN, TAINT, FakeApi, events, 
 
 NOT_BEFORE = "Sat, 21 Nov 2026 10:02:00 GMT"
 ADVISED = names.SAVE_ADVISED_ANNOTATION
-PLANNED = ["Terminate", "Redeploy", "Reboot"]
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ async def asked_more(azure: FakeAzure, times: int = 20) -> None:
     await until(lambda: azure.gets > before + times, "the service was asked again")
 
 
-@pytest.mark.parametrize("kind", ["Preempt", *PLANNED])
+@pytest.mark.parametrize("kind", ["Preempt", "Reboot"])
 async def test_an_event_that_ends_this_vm_reaches_pods_and_node(
     azure: FakeAzure, api: FakeApi, kind: str
 ) -> None:
@@ -53,10 +52,9 @@ async def test_an_event_that_ends_this_vm_reaches_pods_and_node(
     }
 
 
-@pytest.mark.parametrize("kind", PLANNED)
-async def test_planned_work_waits_for_its_last_two_minutes(azure: FakeAzure, api: FakeApi, kind: str) -> None:
+async def test_planned_work_waits_for_its_last_two_minutes(azure: FakeAzure, api: FakeApi) -> None:
     clock = [SEEN - timedelta(minutes=13)]
-    azure.schedule(event(kind, NOT_BEFORE))
+    azure.schedule(event("Reboot", NOT_BEFORE))
     async with on_azure(azure, api, now=lambda: clock[0], acknowledge=False):
         await until(lambda: ADVISED in api.annotations(), "the node was annotated")
         assert not api.taints()
@@ -142,7 +140,7 @@ async def test_an_event_of_a_kind_to_come_is_said_and_does_nothing(
 
 
 # --- acknowledging -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["Preempt", *PLANNED])
+@pytest.mark.parametrize("kind", ["Preempt", "Reboot"])
 async def test_an_event_is_acknowledged_once_and_only_when_the_last_trainer_has_ended(
     azure: FakeAzure, api: FakeApi, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -185,31 +183,20 @@ async def test_nothing_is_acknowledged_before_the_node_is_marked(azure: FakeAzur
         await until(lambda: azure.started == [EVENT], "the event was acknowledged")
 
 
-async def test_pods_that_cannot_be_listed_are_taken_for_there(azure: FakeAzure, api: FakeApi) -> None:
-    azure.schedule(event("Preempt", NOT_BEFORE))
-    api.refused = "GET /api/v1/pods"
-    async with on_azure(azure, api):
+@pytest.mark.parametrize(
+    ("resources", "refused", "acknowledge"),
+    [([VM], "GET /api/v1/pods", True), ([VM, "aks-gpu-31337-vmss_3"], "", True), ([VM], "", False)],
+    ids=["pods that cannot be listed are taken for there", "it also takes a neighbour", "switched off"],
+)
+async def test_an_event_is_left_to_its_time(
+    azure: FakeAzure, api: FakeApi, resources: list[str], refused: str, acknowledge: bool
+) -> None:
+    azure.schedule(event("Preempt", NOT_BEFORE, Resources=resources))
+    api.refused = refused
+    async with on_azure(azure, api, acknowledge=acknowledge):
         await until(lambda: bool(api.taints()), "the node was tainted")
         await asked_more(azure)
         assert azure.started == []
-
-
-async def test_an_event_that_also_takes_a_neighbour_is_left_to_its_time(
-    azure: FakeAzure, api: FakeApi
-) -> None:
-    azure.schedule(event("Preempt", NOT_BEFORE, Resources=[VM, "aks-gpu-31337-vmss_3"]))
-    async with on_azure(azure, api):
-        await until(lambda: bool(api.taints()), "the node was tainted")
-        await asked_more(azure)
-    assert azure.started == []
-
-
-async def test_acknowledging_can_be_switched_off(azure: FakeAzure, api: FakeApi) -> None:
-    azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, acknowledge=False):
-        await until(lambda: bool(api.taints()), "the node was tainted")
-        await asked_more(azure)
-    assert azure.started == []
 
 
 async def test_an_acknowledgement_that_fails_is_a_log_line_and_nothing_else(

@@ -406,25 +406,12 @@ def test_a_folder_that_outlives_its_node_will_do_for_spot(volume: Json) -> None:
     assert _with_folder("file:///data/run", volume) == ""
 
 
-@pytest.mark.parametrize(
-    "volume",
-    [
-        {"emptyDir": {}},
-        {},
-        {"hostPath": {"path": "/mnt"}},
-        {"ephemeral": {"volumeClaimTemplate": {}}},
-        {"csi": {"driver": "d"}},
-        {"configMap": {"name": "x"}},
-    ],
-    ids=lambda v: next(iter(v), "no source"),
-)
-def test_a_folder_that_is_lost_with_its_node_is_refused_for_spot(volume: Json) -> None:
+@pytest.mark.parametrize("kind", ["emptyDir", "", "hostPath", "ephemeral", "csi", "configMap"])
+def test_a_folder_that_is_lost_with_its_node_is_refused_for_spot(kind: str) -> None:
+    volume: Json = {kind: {}} if kind else {}
     words = _with_folder("file:///data/run", volume)
-    kind = next(iter(volume), "emptyDir")
-    assert words.startswith(
-        f"spec.checkpoint.uri file:///data/run is on volume data ({kind}), which does not"
-    )
-    assert "persistentVolumeClaim" in words
+    what = f"spec.checkpoint.uri file:///data/run is on volume data ({kind or 'emptyDir'})"
+    assert words.startswith(f"{what}, which does not") and "persistentVolumeClaim" in words
     assert _with_folder("file:///data/run", volume, kind="OnDemand") == "", "that is the user's choice"
 
 
@@ -432,17 +419,15 @@ def test_a_folder_on_no_volume_is_refused_for_spot() -> None:
     assert "is on no volume of spec.template.spec.containers[0]" in _with_folder("file:///data/run", None)
     assert "is on no volume" in _with_folder("file:///database/run", CLAIM), "/data is not above it"
     assert "is on no volume" in _with_folder("file:///data/../var/run", CLAIM)
-    assert "volumes does not have" in _with_folder(
-        "file:///data/x/run", CLAIM, mounts=[{"name": "other", "mountPath": "/data/x"}]
-    )
+    other = [{"name": "other", "mountPath": "/data/x"}]
+    assert "volumes does not have" in _with_folder("file:///data/x/run", CLAIM, mounts=other)
 
 
 @pytest.mark.parametrize(
     "uri", ["file:///data", "file:///data/a%20b/run", "file:////data//run", "file:///data/"]
 )
 def test_a_folder_is_found_however_it_is_written(uri: str) -> None:
-    assert _with_folder(uri, CLAIM) == "" and _with_folder(uri, CLAIM, at="/data/") == ""
-    assert _with_folder(uri, CLAIM, at="/") == ""
+    assert [_with_folder(uri, CLAIM, at=at) for at in ("/data", "/data/", "/")] == [""] * 3
 
 
 def test_the_escapes_of_a_uri_are_the_characters_of_its_path() -> None:
@@ -451,12 +436,11 @@ def test_the_escapes_of_a_uri_are_the_characters_of_its_path() -> None:
 
 
 def test_the_mount_nearest_to_the_folder_decides() -> None:
-    scratch: Json = {"volumes": [{"name": "fast", "emptyDir": {}}]}
-    scratch |= {"mounts": [{"name": "fast", "mountPath": "/data/fast"}]}
-    assert "volume fast (emptyDir)" in _with_folder("file:///data/fast/run", CLAIM, **scratch)
-    scratch = {"volumes": [{"name": "fast", "emptyDir": {}}]}
-    scratch |= {"mounts": [{"name": "fast", "mountPath": "/data/fast"}]}
-    assert _with_folder("file:///data/run", CLAIM, **scratch) == ""
+    def words(uri: str) -> str:
+        mounts, volumes = [{"name": "fast", "mountPath": "/data/fast"}], [{"name": "fast", "emptyDir": {}}]
+        return _with_folder(uri, CLAIM, mounts=mounts, volumes=volumes)
+
+    assert "volume fast (emptyDir)" in words("file:///data/fast/run") and words("file:///data/run") == ""
 
 
 def test_a_place_that_the_operator_adds_covers_what_lies_below() -> None:
