@@ -104,7 +104,7 @@ class LearningRateScaling:
     """
 
     rule: Annotated[str, _one_of("none", "linear", "sqrt")]
-    baseBatchSize: _FromOne
+    baseBatchSize: Annotated[int, _whole(1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,9 +141,9 @@ class Profile:
         active: Steps to record.
     """
 
-    wait: _FromZero = 10
-    warmup: _FromZero = 2
-    active: _FromOne = 3
+    wait: Annotated[int, _whole(0)] = 10
+    warmup: Annotated[int, _whole(0)] = 2
+    active: Annotated[int, _whole(1)] = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,6 +237,7 @@ def _rules(kind: Any) -> Mapping[str, Any]:
 
 
 def _rule_in(hint: Any) -> Any:
+    """Returns what an annotation holds: a rule, or a class with fields of its own."""
     if isinstance(hint, _Rule) or is_dataclass(hint):
         return hint
     return next(filter(None, map(_rule_in, get_args(hint))), None)

@@ -95,10 +95,9 @@ class ControlChannel:
         key = (name, 0)
         with self._came:
             self._wait(lambda: key in self._inbox or 0 not in self._open, timeout, name)
-            if key in self._inbox:
-                return self._pop(key)
-            if 0 in self._open:
-                return None
+            body = self._pop(key)
+            if body is not None or 0 in self._open:
+                return body
         raise self.lost or _ended()
 
     def has_message(self, name: str) -> bool:
@@ -129,7 +128,7 @@ class ControlChannel:
 
         with self._came:
             self._wait(complete, timeout, name)
-            return [self._pop((name, r)) if (name, r) in self._inbox else None for r in ranks]
+            return [self._pop((name, rank)) for rank in ranks]
 
     def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:
         """Passes each message of this name to `handler` with its rank, in order of arrival, one at a time.
@@ -186,8 +185,10 @@ class ControlChannel:
                 log.unhindered("waiting-for-rank", rank=self.world.rank, what=name, seconds=waited)
             self._came.wait(min(LOOK_SECONDS, timeout - waited))
 
-    def _pop(self, key: tuple[str, int]) -> bytes:
-        queue = self._inbox[key]
+    def _pop(self, key: tuple[str, int]) -> bytes | None:
+        queue = self._inbox.get(key)
+        if queue is None:
+            return None
         body = queue.popleft()
         if not queue:
             del self._inbox[key]

@@ -27,6 +27,7 @@ from spottrain.errors import ConfigurationError, PeerLost
 
 from tests.support.gang import STEP_SECONDS, FakeLine, Gang
 
+FEW = settings(max_examples=50, deadline=None)
 NEVER = lambda: False  # noqa: E731
 ALWAYS = lambda: True  # noqa: E731
 
@@ -41,6 +42,7 @@ def test_an_order_reaches_a_quarter_of_a_second(last: Order | None, step_seconds
     assert reach(last=last, at=8, step_seconds=step_seconds, size=2) == steps
 
 
+@FEW
 @given(span=st.integers(1, 3000), seconds=st.floats(1e-9, 1e3), size=st.integers(2, 2000))
 def test_an_order_reaches_at_most_twice_as_far_as_the_last(span: int, seconds: float, size: int) -> None:
     steps = reach(last=Order(at=5, until=5 + span), at=5 + span, step_seconds=seconds, size=size)
@@ -56,6 +58,7 @@ def test_a_stop_ends_the_orders_at_this_boundary_and_carries_the_deadline() -> N
     assert (order.deadline, order.reason) == (99.0, "rank 3: SIGTERM")
 
 
+@FEW
 @given(
     at=st.integers(0, 50),
     steps=st.integers(0, 90),
@@ -71,11 +74,13 @@ def test_an_order_goes_on_but_not_past_the_end_or_the_horizon(
         assert bound is None or bound <= at or order.until <= bound
 
 
+@FEW
 @given(st.builds(Order, at=st.integers(), until=st.integers(), save=st.booleans()))
 def test_an_order_is_read_as_it_was_written(order: Order) -> None:
     assert Order.from_bytes(order.to_bytes()) == order
 
 
+@FEW
 @given(st.lists(st.floats(0, 1e10), min_size=1))
 def test_the_least_deadline_counts_and_the_first_reason(deadlines: list[float]) -> None:
     joined: StopRequest | None = None
