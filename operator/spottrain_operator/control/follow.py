@@ -75,12 +75,12 @@ def settled(o: Observed, status: Status) -> Status:
     """Returns the status with all facts from pods and progress; progress alone is written at intervals."""
     if o.job.deleting or _being_checked(o, status):
         return status
-    settled = _with_facts(o, with_unknown_progress(status, o))
+    quiet = _with_facts(o, with_unknown_progress(status, o))
     sample = o.sample
     if sample is None or status.terminal or sample.progress.attempt != status.attempt:
-        return settled
-    if settled == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
-        return settled
+        return quiet
+    if quiet == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
+        return quiet
     return _with_facts(o, with_progress(status, o, sample))
 
 

@@ -299,6 +299,7 @@ async def test_a_question_that_never_comes_back_stops_the_heartbeat(
         await asyncio.gather(work, return_exceptions=True)
 
 
+# --- several questions ----------------------------------------------------------------------------------
 ADVISED = names.SAVE_ADVISED_ANNOTATION
 
 

@@ -175,6 +175,7 @@ async def test_a_loop_that_stands_still_ends_the_process_and_shows_where(tmp_pat
     assert "Timeout (" in errors and "File " in errors
 
 
+# --- /readyz --------------------------------------------------------------------------------------------
 @pytest.fixture
 def port() -> Iterator[int]:
     """One that is free."""

@@ -1,4 +1,4 @@
-"""An API server in memory, a kubelet, and a crash at a chosen write. Used by the crash and property tests.
+"""An API server in memory, a kubelet, a crash at a chosen write; and beside them the operator's process.
 
 The rules that the operator leans on: unique names, resourceVersion and uid preconditions, finalizers that
 hold a deleted object, the CEL rules of the status. Every write is counted; the `crash_at`-th is carried

@@ -135,6 +135,7 @@ async def test_no_pod_is_made_without_the_object_that_it_needs(error: ApiError) 
         assert w.memory.refusals[KEY].reason is Reason.INVALID_TEMPLATE
 
 
+# --- one refused or slow action stops no other ----------------------------------------------------------
 NO = ApiError(500, 'failed calling webhook "pods.example.com": connection refused')
 GANG: dict[str, object] = {"workers": 3}
 

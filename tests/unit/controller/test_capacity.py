@@ -307,6 +307,7 @@ def test_a_move_back_to_spot_forgets_the_reclaims_before_it() -> None:
     assert moved.spot_reclaims == ()
 
 
+# --- labels and clouds that are found from nodes --------------------------------------------------------
 AUTO = Pool(name="default", platform=Platform.AUTO)
 KARPENTER = "karpenter.sh/capacity-type"
 EKS = "eks.amazonaws.com/capacityType"

@@ -316,6 +316,7 @@ async def test_a_claim_that_comes_between_look_and_write_is_looked_at_anew() -> 
     assert found.reason == Reason.WAITING_FOR_CLAIM and not w.cluster.pods
 
 
+# --- pods that wait for a volume, and claims that go or cannot be read ----------------------------------
 POOLS = [{"name": "spot", "platform": "AWS"}, {"name": "od", "platform": "AWS", "type": "OnDemand"}]
 SPOT_FIRST = {"type": "SpotFirst", "pools": POOLS}
 IMMEDIATE = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."

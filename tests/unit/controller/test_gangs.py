@@ -535,6 +535,7 @@ def _peer_lost() -> tuple[PodView, Status]:
 
 
 Json = dict[str, Any]
+# --- where Karpenter adds the nodes ---------------------------------------------------------------------
 HOST = "kubernetes.io/hostname"
 DOOMED = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2])
 KARPENTER = {"pools": [{"name": "default", "preset": "Karpenter"}]}

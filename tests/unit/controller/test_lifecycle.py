@@ -239,6 +239,7 @@ def test_a_trainer_that_never_answers_hangs_where_a_person_has_set_the_time() ->
     assert not removed(plan(replace(own, watched_since=after(-9999)))), "an image of its own need not answer"
 
 
+# --- deletionPolicy Delete ------------------------------------------------------------------------------
 FINALIZER = ["spottrain.io/checkpoints"]
 
 

@@ -152,6 +152,7 @@ async def test_a_new_spec_that_is_refused_beside_a_running_attempt_does_not_spin
     assert again != AT_ONCE and api.asked == 1 and _accepted(w)[0] == "False" and w.status.attempt == 1
 
 
+# --- each job has a status at once ----------------------------------------------------------------------
 def _new(pools: dict[str, Pool] | None = None, **spec: Any) -> Observed:
     return replace(make_observed(job=make_job(raw_spec(**spec)), admitted=False), pools=pools or {})
 

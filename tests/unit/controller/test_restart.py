@@ -216,6 +216,7 @@ def test_of_an_image_that_keeps_its_own_checkpoints_no_lack_of_progress_is_known
     assert status.interruptions == 40 and status.no_progress == 0
 
 
+# --- a store that does not answer -----------------------------------------------------------------------
 SILENT = "s3://bucket/run at http://minio:9000 does not answer since 11:55:00Z: connection refused"
 
 

@@ -147,6 +147,7 @@ async def _running(spec: dict[str, object] | None = None) -> World:
     return w
 
 
+# --- pods that look like our own ------------------------------------------------------------------------
 def _copy(w: World, name: str, *, owner: bool) -> dict[str, Any]:
     """What `kubectl get -o yaml`, an edit and `kubectl create` make of a pod of ours."""
     raw = copy.deepcopy(w.cluster.pods[w.pod(1)])
@@ -217,6 +218,7 @@ async def test_a_pod_that_no_scheduler_takes_is_said_to_wait_for_it() -> None:
     assert scheduled.message == f"pod {w.pod(1)} waits for the scheduler"
 
 
+# --- a job made again under the name of a deleted one ---------------------------------------------------
 OLD = replace(KEY, uid="uid-0")
 NEW = replace(KEY, uid="uid-2")
 

@@ -336,6 +336,7 @@ def test_a_restricted_namespaces_refusal_says_which_field_to_set() -> None:
         assert admission_words(other) == other
 
 
+# --- spec.checkpoint ------------------------------------------------------------------------------------
 CA = {"uri": "s3://b/p", "caBundle": {"configMapKeyRef": {"name": "authority", "key": "ca.pem"}}}
 
 

@@ -145,6 +145,7 @@ def test_an_edit_of_a_job_that_has_ended_is_answered(end: Outcome) -> None:
     assert again.status is None and not again.events
 
 
+# --- what a trainer warns of ----------------------------------------------------------------------------
 TIGHT = "a save takes 105 s of the 110 s of grace: raise terminationGracePeriodSeconds"
 FITS: dict[str, Any] = {"emergencySeconds": 20.0, "graceSeconds": 110.0}
 SHORT: dict[str, Any] = {"emergencySeconds": 105.0, "graceSeconds": 110.0, "warning": TIGHT}
