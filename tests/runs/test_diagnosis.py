@@ -8,7 +8,7 @@ import pytest
 import torch
 from spottrain.diagnostics.bottleneck import Name
 from spottrain.diagnostics.flops import counted
-from spottrain.techniques.recompilations import compilations
+from spottrain.techniques.compilation import compilations
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.support.hooked import gradients

@@ -105,8 +105,8 @@ one, first = build(), batches(world.rank)[:2]
 big = [batch for rank in (0, 1) for batch in batches(rank)[:2]]
 mean_loss(one, tuple(torch.cat(each) for each in zip(*big))).backward()
 other = DDP(build())
-reweighed = accumulation.Reweighed(counted, world)
-for number, (batch, share) in enumerate(reweighed([(batch, 0.25) for batch in first]), 1):
+reweighed = accumulation.Reweighed(counted, world)([(batch, 0.25) for batch in first])
+for number, (batch, share) in enumerate(reweighed, 1):
     with accumulation.sync(other, last=number == 2):
         (mean_loss(other, batch) * share * world.size).backward()
 pairs = zip(other.module.parameters(), one.parameters())
@@ -115,7 +115,7 @@ say(
     exchanges=exchanges,
     seen=seen,
     off=off,
-    weights=accumulation.weights([counted(batch) for batch in first], world),
+    weights=[share * world.size for _, share in reweighed],
     reweighed_off=max(float((a.grad - b.grad).abs().max()) for a, b in pairs),
 )
 """

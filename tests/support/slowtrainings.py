@@ -28,7 +28,7 @@ from spottrain.diagnostics.hardware import machine
 from spottrain.diagnostics.rank_times import gathered
 from spottrain.diagnostics.step_timer import Shares, StepTimer
 from spottrain.distributed.world import World
-from spottrain.techniques.recompilations import compilations
+from spottrain.techniques.compilation import compilations
 
 CPU: Final = torch.device("cpu")
 WARM: Final = 3

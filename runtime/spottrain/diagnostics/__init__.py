@@ -2,7 +2,7 @@
 
     step_timer (marks around the phases of a step) -> Shares ------+
     flops (one counted step) -> Work -> hardware -> Roofline ------+-> bottleneck.diagnose -> Verdict
-    gpu_monitor, rank_times, techniques.recompilations ------------+
+    gpu_monitor, rank_times, techniques.compilation ---------------+
     loop_watch: all of that for one loop
     profiler: a torch.profiler trace of some steps, if requested
 

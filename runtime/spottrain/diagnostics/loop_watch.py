@@ -38,7 +38,7 @@ from spottrain.diagnostics.rank_times import gathered
 from spottrain.diagnostics.recommendations import too_many_workers
 from spottrain.diagnostics.step_timer import Shares, StepTimer
 from spottrain.distributed.world import World
-from spottrain.techniques.recompilations import compilations
+from spottrain.techniques.compilation import compilations
 
 SETTLED: Final = 3
 """First steps of an attempt that are left out: compilation, allocations. The next one is counted."""

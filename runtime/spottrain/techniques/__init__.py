@@ -32,12 +32,12 @@ if TYPE_CHECKING:
         trackers,
     )
     from spottrain.techniques.activation_checkpointing import Policy
-    from spottrain.techniques.batch_size_finder import find_batch_size
     from spottrain.techniques.batch_size_trials import Trial
     from spottrain.techniques.compilation import compiled, warm_up
     from spottrain.techniques.dry_run import rehearsal
     from spottrain.techniques.early_stopping import EarlyStopping
     from spottrain.techniques.ema import EMA
+    from spottrain.techniques.memory_fit import find_batch_size
     from spottrain.techniques.precision import Amp, Precision
     from spottrain.techniques.schedules import lr_schedule
     from spottrain.techniques.trackers import Trackers
@@ -80,7 +80,7 @@ _HOME: Final = {
     "Trackers": "spottrain.techniques.trackers",
     "Trial": "spottrain.techniques.batch_size_trials",
     "compiled": "spottrain.techniques.compilation",
-    "find_batch_size": "spottrain.techniques.batch_size_finder",
+    "find_batch_size": "spottrain.techniques.memory_fit",
     "lr_schedule": "spottrain.techniques.schedules",
     "rehearsal": "spottrain.techniques.dry_run",
     "warm_up": "spottrain.techniques.compilation",

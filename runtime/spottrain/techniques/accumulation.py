@@ -47,8 +47,6 @@ from spottrain.errors import ConfigurationError
 Batch = TypeVar("Batch")
 Count = Callable[[Any], float]
 """Batch -> the number of items (samples, tokens that are not ignored) that its loss is the mean over."""
-
-
 WHOLE: Final = (SequentialSampler, RandomSampler, DistributedSampler)
 """torch's samplers that yield all samples of a dataset."""
 
@@ -65,47 +63,6 @@ class MicroBatch(Generic[Batch]):
     """Context for forward and backward: ranks exchange gradients only in the last one. Enter it once."""
     last: bool
     """Whether the optimizer steps after this micro-batch."""
-
-
-def weights(counts: Sequence[float], world: World | None = None, *, device: Any = "cpu") -> list[float]:
-    """Computes factors for the mean losses of this rank's micro-batches. All ranks must call it.
-
-    Args:
-        counts: for each micro-batch of the optimizer step, the number of items its loss is the mean over.
-        world: rank and number of ranks; None: those of torch's process group.
-        device: where the sum over ranks is computed; a GPU if the process group has only NCCL.
-
-    Returns:
-        One factor per micro-batch.
-
-    Raises:
-        ConfigurationError: a count is negative, NaN or infinite.
-    """
-    world = world or joined()
-    return [share * world.size for share in shares_by_count(counts, world, device=device)]
-
-
-def shares_by_count(
-    counts: Sequence[float], world: World | None = None, *, device: Any = "cpu"
-) -> list[float]:
-    """Computes shares by count, in place of `Step.shares`. All ranks must call it.
-
-    Multiply the loss of a micro-batch by its share and by the number of ranks.
-
-    Args:
-        counts: for each micro-batch of the optimizer step, the number of items its loss is the mean over.
-        world: rank and number of ranks; None: those of torch's process group.
-        device: where the sum over ranks is computed; a GPU if the process group has only NCCL.
-
-    Returns:
-        One share per micro-batch. Over all ranks they add up to 1, or all are 0.
-
-    Raises:
-        ConfigurationError: a count is negative, NaN or infinite.
-    """
-    _require_counts(counts)
-    whole = sum(row[0] for row in _gathered([float(sum(counts))], world or joined(), device))
-    return [count / whole if whole else 0.0 for count in counts]
 
 
 class Reweighed(Generic[Batch]):
@@ -142,16 +99,16 @@ class Reweighed(Generic[Batch]):
     def __call__(self, micro_batches: Iterable[tuple[Batch, float]]) -> list[tuple[Batch, float]]:
         """Returns the micro-batches of one step with shares by count. All ranks must call it.
 
-        Raises ConfigurationError if this rank needs a filler, and has none.
+        Over all ranks the shares add up to 1, or all are 0. Raises ConfigurationError if a count is negative,
+        NaN or infinite, or if this rank needs a filler and has none.
         """
         held = list(micro_batches)
-        counts = [float(self._count(batch)) if share else 0.0 for batch, share in held]
-        shares = shares_by_count(counts, self._world, device=self._device)
-        first = [given for given, each in zip(held, counts, strict=True) if each][:1]
-        self._fillers.seen(first)
+        counts = [_checked(self._count(batch)) if share else 0.0 for batch, share in held]
+        whole = sum(row[0] for row in _gathered([sum(counts)], self._world, self._device))
+        filler = self._fillers.of([batch for (batch, _), each in zip(held, counts, strict=True) if each][:1])
         return [
-            (batch if share else self._fillers.of(first), share)
-            for (batch, _), share in zip(held, shares, strict=True)
+            (batch, each / whole) if each else (filler, 0.0)
+            for (batch, _), each in zip(held, counts, strict=True)
         ]
 
 
@@ -200,12 +157,11 @@ def parts(
     stream, fillers = iter(loader), _Fillers(spare or _first_of(loader, count))
     while True:
         given = list(islice(stream, size))
-        counted = [(batch, 1.0 if count is None else float(count(batch))) for batch in given]
+        counted = [(batch, 1.0 if count is None else _checked(count(batch))) for batch in given]
         window = [(batch, each) for batch, each in counted if each]
-        counts = [each for _, each in window]
-        _require_counts(counts)
+        total = sum(each for _, each in window)
         totals, fetched, counting = zip(
-            *_gathered([sum(counts), len(given), len(counts)], world, device), strict=True
+            *_gathered([total, len(given), len(window)], world, device), strict=True
         )
         if not any(fetched):
             return
@@ -215,11 +171,9 @@ def parts(
             continue
         if not most:
             log.event("empty-step", why="all its micro-batches count 0 items, so its gradients are zero")
-        filled = [(batch, each / sum(totals) * world.size) for batch, each in window]
-        missing = max(0, (max(1, most) if _gathers(model) else 1) - len(filled))
-        fillers.seen(window)
-        filler = fillers.of(window) if missing else None
-        micro_batches: list[tuple[Any, float]] = filled + [(filler, 0.0)] * missing
+        filler = fillers.of([batch for batch, _ in window])
+        micro_batches = [(batch, each / sum(totals) * world.size) for batch, each in window]
+        micro_batches += [(filler, 0.0)] * ((max(1, most) if _gathers(model) else 1) - len(window))
         for number, (batch, weight) in enumerate(micro_batches, 1):
             final = number == len(micro_batches)
             yield MicroBatch(batch=batch, weight=weight, sync=sync(model, last=final), last=final)
@@ -230,20 +184,19 @@ class _Fillers:
 
     def __init__(self, make: Callable[[], Any] | None) -> None:
         self._make = make
+        self.repeatable = make is not None
+        """Whether a later attempt chooses the same filler."""
         self._known: Any = None
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether a later attempt chooses the same filler."""
-        return self._make is not None
-
-    def of(self, window: Sequence[tuple[Any, float]]) -> Any:
+    def of(self, counting: Sequence[Any]) -> Any:
         """Returns the filler for a step. Raises ConfigurationError if there is none.
 
-        window: this rank's micro-batches in the step that count.
+        counting: this rank's micro-batches in the step that count.
         """
-        if window:
-            return window[-1][0]
+        if counting:
+            if self._make is None:
+                self._known = counting[-1]
+            return counting[-1]
         if self._known is None and self._make is not None:
             self._known = self._make()
         if self._known is None:
@@ -253,11 +206,6 @@ class _Fillers:
                 "parts(spare=...)"
             )
         return self._known
-
-    def seen(self, window: Sequence[tuple[Any, float]]) -> None:
-        """Remembers the last micro-batch that counted, if nothing makes a filler."""
-        if self._make is None and window:
-            self._known = window[-1][0]
 
 
 def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
@@ -289,9 +237,7 @@ def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
 def sync(model: torch.nn.Module | None, *, last: bool) -> AbstractContextManager[Any]:
     """Returns the context for forward and backward of a micro-batch: only the last exchanges gradients.
 
-    Args:
-        model: the model as it is called, wrapped or not.
-        last: whether it is the last micro-batch of the optimizer step.
+    model: the model as it is called, wrapped or not.
     """
     inner = getattr(model, "_orig_mod", model)
     if _gathers(inner):
@@ -306,15 +252,12 @@ def _gathers(model: torch.nn.Module | None) -> bool:
     return hasattr(getattr(model, "_orig_mod", model), "set_requires_gradient_sync")
 
 
-def _require_counts(counts: Sequence[float]) -> None:
-    for count in counts:
-        if not 0 <= count < float("inf"):
-            raise ConfigurationError(
-                f"count(batch) returned {count}: it must return a finite number, at least 0"
-            )
+def _checked(count: float) -> float:
+    if not 0 <= count < float("inf"):
+        raise ConfigurationError(f"count(batch) returned {count}: it must return a finite number, at least 0")
+    return float(count)
 
 
-# --- ranks ------------------------------------------------------------------------------------------
 def joined() -> World:
     """Returns the rank and size of torch's process group; a single rank without one."""
     if not (dist.is_available() and dist.is_initialized()):
@@ -325,8 +268,9 @@ def joined() -> World:
 def _gathered(values: Sequence[float], world: World, device: Any) -> list[list[float]]:
     """Gathers the values of all ranks by one collective: one row per rank."""
     if not world.distributed:
-        return [[float(value) for value in values]]
+        return [list(values)]
     rows = torch.zeros(world.size, len(values), dtype=torch.float64, device=device)
     rows[world.rank] = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(rows)
-    return [[float(value) for value in row] for row in rows.tolist()]
+    rank_rows: list[list[float]] = rows.tolist()
+    return rank_rows

@@ -55,9 +55,6 @@ class Policy:
         Args:
             wanted: none, all, every-K, auto, or class names, as a list or separated by commas.
 
-        Returns:
-            The policy.
-
         Raises:
             ConfigurationError: `wanted` is none of these.
         """
@@ -104,11 +101,9 @@ class Applied:
 class Recomputed:
     """Replaces the `forward` of a block, as an attribute of the instance.
 
-    There is no wrapper module, so state names and `isinstance` stay the same. FSDP2, which replaces the
-    class, and hooks, which run outside of `forward`, keep working; FSDP2 also gathers the weights for the
-    recomputation. It is an object, not a closure, so that it is pickled and deep-copied with its block. The
-    recomputation uses the random state of the first pass, so dropout is the same. It leaves the running
-    statistics of batch norm unchanged.
+    There is no wrapper module, so state names, `isinstance`, hooks and FSDP2, which replaces the class, keep
+    working. It is an object, not a closure, so that it is pickled and deep-copied with its block. The
+    recomputation uses the random state of the first pass, and leaves running statistics unchanged.
     """
 
     def __init__(self, block: torch.nn.Module, inner: Callable[..., Any] | None) -> None:
@@ -120,26 +115,19 @@ class Recomputed:
         forward = self.inner or type(self.block).forward.__get__(self.block)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, **_once(self.block), **kwargs)
-
-
-# --- running statistics -----------------------------------------------------------------------------------
-def _once(module: torch.nn.Module) -> dict[str, Any]:
-    """Returns options of torch's `checkpoint` that update the running statistics in `module` once per step.
-
-    Under torch.compile they are left out: its graph updates a buffer once, and with a `context_fn` it would
-    not recompute (torch 2.15).
-    """
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    if torch.compiler.is_compiling():
-        return options
-    # Contexts of the forward pass and of its recomputation.
-    return options | {"context_fn": lambda: (nullcontext(), _statistics_kept(module))}
+        options: dict[str, Any] = {"use_reentrant": False}
+        if not torch.compiler.is_compiling():  # with a context_fn it would not recompute (torch 2.15)
+            # Contexts of the forward pass and of its recomputation.
+            options["context_fn"] = lambda: (nullcontext(), _statistics_kept(self.block))
+        return checkpoint(forward, *args, **options, **kwargs)
 
 
 @contextmanager
 def _statistics_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Sends updates to copies. Autograd would notice if old values were written back in place."""
+    """Sends updates of running statistics to copies, so that they are updated once per step.
+
+    Autograd would notice if old values were written back in place.
+    """
     tracking = [each for each in module.modules() if each.training and _tracks(each)]
     held = [(each, dict(each._buffers)) for each in tracking]
     for each, buffers in held:
@@ -163,10 +151,7 @@ def blocks(model: torch.nn.Module, classes: Iterable[str] = ()) -> dict[str, tor
     Without `classes`, it takes the classes that occur at least twice in one ModuleList or Sequential, and
     chooses the one with the most parameters. Its instances in all such containers are the blocks, so a
     ResNet's stages count together. Plain torch.nn layers do not count: a Linear keeps its input anyway.
-
-    Args:
-        model: wrapped or not.
-        classes: class names; all their instances are blocks, except those inside another block.
+    With `classes`, all instances of classes of these names are blocks, except those inside another block.
 
     Returns:
         The blocks by name, in the order of registration.
@@ -249,13 +234,8 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
     else:
         applied = _patch(inner, policy)
     if policy.every:
-        log.event(
-            "activation-checkpointing",
-            policy=policy,
-            blocks=len(applied.modules),
-            of=applied.of,
-            by=applied.by,
-        )
+        words = {"blocks": len(applied.modules), "of": applied.of, "by": applied.by}
+        log.event("activation-checkpointing", policy=policy, **words)
     if policy.every and not applied.of:
         log.event(
             "advice",
@@ -321,14 +301,9 @@ def _switch(model: torch.nn.Module, policy: Policy) -> Applied:
 
 # --- cost and benefit ---------------------------------------------------------------------------------------
 def least(fits: Callable[[Policy], bool], steps: Iterable[Policy] = STEPS) -> Policy | None:
-    """Chooses the policy for `auto`: the first of none, every-3, every-2 and all that fits.
+    """Chooses the policy for `auto`: the first of `steps` that fits; None if none does.
 
-    Args:
-        fits: applies a policy, tries a step, and returns whether it fits into memory.
-        steps: policies in the order of trial.
-
-    Returns:
-        The policy, which the caller applies; None if none fits.
+    fits: applies a policy, tries a step, and returns whether it fits into memory.
     """
     for policy in steps:
         if fits(policy):
@@ -340,14 +315,7 @@ def least(fits: Callable[[Policy], bool], steps: Iterable[Policy] = STEPS) -> Po
 def needless(*, peak: int, limit: int) -> str | None:
     """Returns why checkpointing that is on does not pay, as a sentence; None if it may pay.
 
-    It runs no step without checkpointing, which might not fit.
-
-    Args:
-        peak: peak memory in bytes, with checkpointing.
-        limit: memory of the device in bytes.
-
-    Returns:
-        The sentence, or None.
+    peak: peak memory in bytes, with checkpointing. limit: memory of the device in bytes.
     """
     if MORE * peak >= ROOMY * limit:
         return None

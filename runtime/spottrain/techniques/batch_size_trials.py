@@ -5,7 +5,7 @@
 
     memory = memory_of(device)
     trial = Trial(model, optimizer, loss_of=loss_of, batch_of=batch_of, share=64, memory=memory)
-    size = agreed(find(trial, 64, clear=trial.clear), world, device)
+    size = agreed(find(trial, 64), world, device)
 
 The global batch stays the same, and so does the training: only the number of micro-batches changes. With
 FSDP2 all ranks try at once, with `memory=MemoryOfAllRanks(memory, world)`.
@@ -16,8 +16,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -76,13 +75,7 @@ def divisors(share: int) -> list[int]:
     return [size for size in range(1, share + 1) if share % size == 0]
 
 
-def find(
-    trial: Callable[[int], None],
-    share: int,
-    *,
-    largest: int | None = None,
-    clear: Callable[[], None] = lambda: None,
-) -> int:
+def find(trial: Callable[[int], None], share: int, *, largest: int | None = None) -> int:
     """Finds the largest divisor of `share` that `trial` can run without running out of memory.
 
     The search goes up from 1 over the divisors in growing strides, then bisects. So there are few trials that
@@ -92,7 +85,6 @@ def find(
         trial: runs a step with micro-batches of the given size. Errors other than out of memory propagate.
         share: samples of one optimizer step on this rank.
         largest: upper limit of the sizes; None: `share`.
-        clear: called after a failed trial, when its tensors are no longer referenced.
 
     Returns:
         The micro-batch size in samples.
@@ -106,38 +98,32 @@ def find(
             "batch size, or use fewer ranks"
         )
     sizes = [size for size in divisors(share) if largest is None or size <= largest]
-    good, fitted = _first_that_runs(trial, sizes, clear)
+    good, fitted = _first_that_runs(trial, sizes)
     if not fitted:
         least = "one sample" if sizes[good] == 1 else f"{sizes[good]} samples"
         raise ConfigurationError(f"a micro-batch of {least} does not fit into memory: {SMALLER_WAYS}")
     tried = [str(sizes[good])]
-
-    def tried_well(at: int) -> bool:
-        good = fits(trial, sizes[at], clear)
-        tried.append(f"{sizes[at]}{'' if good else ' too large'}")
-        return good
-
     bad, stride = len(sizes), 2
     while good + 1 < bad:
         at = min(good + stride, len(sizes) - 1) if bad == len(sizes) else (good + bad) // 2
-        if tried_well(at):
+        if fits(trial, sizes[at]):
             good, stride = at, stride * 2
+            tried.append(str(sizes[at]))
         else:
             bad = at
+            tried.append(f"{sizes[at]} too large")
     log.event("batch-size", micro_batch_size=sizes[good], share=share, tried=", ".join(tried))
     return sizes[good]
 
 
-def _first_that_runs(
-    trial: Callable[[int], None], sizes: list[int], clear: Callable[[], None]
-) -> tuple[int, bool]:
+def _first_that_runs(trial: Callable[[int], None], sizes: list[int]) -> tuple[int, bool]:
     """Returns the index of the first size that the model supports, and whether it fits into memory.
 
     For example, batch norm fails with one sample. If no size works, the error of the last one is raised.
     """
     for at, size in enumerate(sizes):
         try:
-            return at, fits(trial, size, clear)
+            return at, fits(trial, size)
         except Exception as error:
             if size == sizes[-1] or isinstance(error, RunError | OutOfMemoryTogether):
                 raise
@@ -145,23 +131,20 @@ def _first_that_runs(
     raise AssertionError("the size 1 is always tried")
 
 
-def fits(trial: Callable[[int], None], size: int, clear: Callable[[], None]) -> bool:
-    """Whether a trial of `size` runs without running out of memory; calls `clear` if it does not."""
+def fits(trial: Callable[[int], None], size: int) -> bool:
+    """Whether a trial of `size` runs without running out of memory; frees its memory if it does not."""
     try:
         trial(size)
         return True
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    clear()  # outside of `except`: the traceback and the tensors of its frames are gone
+    release()  # outside of `except`: the traceback and the tensors of its frames are gone
     return False
 
 
 def smaller(size: int, share: int) -> int:
-    """Returns the next smaller micro-batch size that divides `share`, for use after running out of memory.
-
-    Raises ConfigurationError if there is none.
-    """
+    """Returns the next smaller divisor of `share`; raises ConfigurationError if there is none."""
     below = [each for each in divisors(share) if each < size]
     if not below:
         raise ConfigurationError(
@@ -172,14 +155,19 @@ def smaller(size: int, share: int) -> int:
 
 
 def agreed(size: int, world: World, device: torch.device) -> int:
-    """Returns the smallest size of all ranks: their GPUs may differ, or be shared. All ranks must call it.
-
-    All sizes divide the same share, so the smallest does too.
-    """
+    """Returns the smallest number of all ranks: their GPUs may differ, or be shared. All must call it."""
     return round(process_group.earliest(float(size), world, device))
 
 
-@dataclass(slots=True)
+class _Peaks(NamedTuple):
+    """Peaks of one trial, in bytes."""
+
+    growing: int
+    """During the passes; it grows with the size."""
+    whole: int
+    """Including the optimizer's step."""
+
+
 class MemoryOfAllRanks:
     """Memory of all ranks: the smallest limit and the largest peak, so that all ranks judge a trial alike.
 
@@ -188,21 +176,17 @@ class MemoryOfAllRanks:
     collectives: all ranks must call them in the same order.
     """
 
-    own: StepMemory
-    world: World
-    device: torch.device = field(init=False)
-    limit: int = field(init=False)
-    fails_softly: bool = field(default=False, init=False)
+    fails_softly = False
 
-    def __post_init__(self) -> None:
-        self.device = self.own.device
-        self.limit = agreed(self.own.limit, self.world, self.device)
+    def __init__(self, own: StepMemory, world: World) -> None:
+        self._own, self._world, self.device = own, world, own.device
+        self.limit = agreed(own.limit, world, own.device)
 
     def begin(self) -> None:
-        self.own.begin()
+        self._own.begin()
 
     def peak(self) -> int:
-        return -agreed(-self.own.peak(), self.world, self.device)
+        return -agreed(-self._own.peak(), self._world, self.device)
 
 
 class Trial:
@@ -225,7 +209,6 @@ class Trial:
             while the gradients of the first exist.
         memory: measures the peak, and knows the limit.
         precision: number format of the passes; None: fp32.
-        head_room: share of the memory that must stay free, 0 to 1.
 
     Raises:
         ConfigurationError: the model is sharded by FSDP2, and `memory` is not `MemoryOfAllRanks`.
@@ -241,7 +224,6 @@ class Trial:
         share: int,
         memory: StepMemory,
         precision: Precision | None = None,
-        head_room: float = HEAD_ROOM,
     ) -> None:
         self._together = isinstance(memory, MemoryOfAllRanks)
         if not self._together and any_sharded(model):
@@ -252,17 +234,15 @@ class Trial:
             )
         self.model, self.optimizer = model, optimizer
         self.loss_of, self.batch_of = loss_of, batch_of
-        self.share, self.memory, self.head_room = share, memory, head_room
+        self.share, self.memory = share, memory
         self.precision = precision or Precision(name="fp32")
         self._state = state_bytes(optimizer)
+        self._allowed = int(memory.limit * (1 - HEAD_ROOM))
         self._peaks: dict[int, dict[int, _Peaks]] = {1: {}, 2: {}}
         """By number of passes (a second pass runs beside gradients), then by micro-batch size."""
 
     def __call__(self, size: int) -> None:
         """Tries a step with micro-batches of `size` samples.
-
-        Args:
-            size: samples of a micro-batch.
 
         Raises:
             MemoryExceeded: it used more memory than allowed, or is predicted to.
@@ -279,10 +259,6 @@ class Trial:
     def peak(self, size: int) -> int:
         """Returns the peak in bytes of a size that was tried, including all that the process held."""
         return self._peaks[self._passes(size)][size].whole
-
-    def clear(self) -> None:
-        """Frees the memory of a failed trial, for `find(..., clear=trial.clear)`."""
-        release(self.memory.device)
 
     def _passes(self, size: int) -> int:
         return 1 if size == self.share else 2
@@ -315,7 +291,7 @@ class Trial:
 
     def _step(self, size: int, passes: int) -> _Peaks:
         device = self.memory.device
-        state = touched(self._state, device)
+        state = _touched(self._state, device)
         for number in range(1, passes + 1):
             with accumulation.sync(self.model, last=number == passes):
                 with self.precision.autocast(device):
@@ -325,14 +301,10 @@ class Trial:
         growing = self.memory.peak()
         del state
         # During the optimizer's step its state exists, but no activations. Either peak may be the larger.
-        held = touched(self._state + weight_bytes(self.optimizer), device)
+        held = _touched(self._state + weight_bytes(self.optimizer), device)
         whole = self.memory.peak()
         del held
         return _Peaks(growing=growing, whole=whole)
-
-    @property
-    def _allowed(self) -> int:
-        return int(self.memory.limit * (1 - self.head_room))
 
     def _require(self, size: int, known: dict[int, _Peaks]) -> None:
         if (peak := known[size].whole) > self._allowed:
@@ -345,16 +317,6 @@ class Trial:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Peaks:
-    """Peaks of one trial, in bytes."""
-
-    growing: int
-    """During the passes; it grows with the size."""
-    whole: int
-    """Including the optimizer's step."""
-
-
 def _foreseen(size: int, known: dict[int, _Peaks]) -> int:
     """Predicts the peak in bytes by a line through the two largest tried sizes; 0 with fewer than two."""
     tried = sorted(known)[-2:]
@@ -365,7 +327,7 @@ def _foreseen(size: int, known: dict[int, _Peaks]) -> int:
     return max(more + (more - less) * (size - high) // (high - low), known[high].whole)
 
 
-def touched(size: int, device: torch.device) -> torch.Tensor:
+def _touched(size: int, device: torch.device) -> torch.Tensor:
     """Allocates `size` bytes and writes them: on a CPU untouched memory is not resident."""
     return torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
 

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,7 +20,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
 from spottrain.techniques.dry_run import rehearsal
-from spottrain.techniques.recompilations import compilations
 
 MODES: Final = ("default", "reduce-overhead", "max-autotune")
 DATA_BOUND: Final = 0.2
@@ -39,9 +40,6 @@ def compiled(
             The latter two are for GPUs.
         dynamic: True if shapes change with each batch; None: torch finds out, at the cost of a recompilation.
         fullgraph: raise an error if the model cannot be compiled as one graph.
-
-    Returns:
-        The compiled model.
 
     Raises:
         ConfigurationError: the mode is not known, or the model is a torch.nn.DataParallel.
@@ -89,6 +87,7 @@ def warm_up(step: Callable[[], Any], model: torch.nn.Module) -> int:
 
 @contextmanager
 def _alone(model: torch.nn.Module) -> Iterator[None]:
+    """Keeps DDP from exchanging gradients and buffers."""
     ddp = getattr(model, "_orig_mod", model)
     if not isinstance(ddp, DistributedDataParallel):
         yield
@@ -102,24 +101,36 @@ def _alone(model: torch.nn.Module) -> Iterator[None]:
         ddp.require_forward_param_sync = before
 
 
-def recompiles() -> int:
-    """Returns how many recompilations this process has done since its start.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compilations:
+    """Number and seconds of compilations in this process so far."""
 
-    A few at the start are usual, as for a smaller last batch or for evaluation. A number that grows with the
-    steps is a fault: after 8 recompilations of one piece of code torch runs it uncompiled.
-    TORCH_LOGS=recompiles shows the reason, where `0/1` is the second compilation of code 0. The numbers are
-    torch's own, one per code object (torch 2.15).
+    count: int = 0
+    seconds: float = 0.0
+
+    def since(self, before: Compilations) -> Compilations:
+        return Compilations(count=self.count - before.count, seconds=self.seconds - before.seconds)
+
+
+def compilations() -> Compilations:
+    """Reads Dynamo's counters (torch 2.15), at the cost of a dictionary look-up.
+
+    The first change of a shape compiles once more; then Dynamo treats that size as dynamic. With
+    `dynamic=False`, or a guard on a Python number, each new value compiles again, up to eight times
+    (`torch._dynamo.config.recompile_limit`). After that the code silently runs uncompiled.
+    TORCH_LOGS=recompiles shows the reasons.
     """
-    from torch._dynamo import convert_frame
-
-    return sum(count - 1 for count in convert_frame.FRAME_COMPILE_COUNTER.values() if count > 1)
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:  # nothing was compiled yet
+        return Compilations()
+    seconds = utils.compilation_time_metrics.get("_compile.compile_inner", [])
+    return Compilations(count=int(utils.counters["stats"]["unique_graphs"]), seconds=float(sum(seconds)))
 
 
 def doubt(data_wait: float) -> str | None:
     """Returns why compiling does not pay, as a sentence without full stop; None if it may pay.
 
-    Args:
-        data_wait: share of a step's time spent waiting for data, 0 to 1.
+    data_wait: share of a step's time spent waiting for data, 0 to 1.
     """
     if data_wait < DATA_BOUND:
         return None

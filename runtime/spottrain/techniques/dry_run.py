@@ -18,7 +18,6 @@ from spottrain.errors import ConfigurationError
 MOST_FROZEN: Final = 4
 """Frozen weights are copied if they take at most this multiple of the trained weights' bytes. A teacher that
 a forward pass updates is as large as its student; an adapter's frozen base is larger, and never written."""
-
 SAMPLE: Final = 64
 """Elements that are compared per weight, at least, if it has as many."""
 
@@ -32,9 +31,6 @@ def rehearsal(model: torch.nn.Module) -> Iterator[None]:
     `optimizer.step()`. Frozen weights, such as a teacher's that the forward pass updates (MoCo, BYOL), are
     restored from a copy on the CPU. They are not copied if they are many times larger than the trained ones,
     as under an adapter. Take data from `dataset[i]`: the training's loader would move its position.
-
-    Args:
-        model: wrapped or not.
 
     Raises:
         ConfigurationError: a pass changed weights that were not copied, as far as a sample of each shows.
@@ -118,11 +114,10 @@ def _reshard(model: torch.nn.Module) -> None:
             module.reset_iter_state()
 
 
-def release(device: torch.device) -> None:
+def release() -> None:
     """Frees unreferenced memory after a step that did not fit. Call it outside of the `except` block.
 
     Inside, the traceback still references the frames and their tensors.
     """
     gc.collect()  # autograd graphs and modules have cycles
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing without a GPU

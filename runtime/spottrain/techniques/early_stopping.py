@@ -57,7 +57,6 @@ class EarlyStopping:
     _noted: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError."""
         if self.mode not in MODES:
             raise self._bad(f"mode={self.mode!r}", "must be min or max")
         if self.patience is not None and self.patience < 1:
@@ -69,19 +68,15 @@ class EarlyStopping:
         if self.min_steps < 0:
             raise self._bad(f"min_steps={self.min_steps}", "must be at least 0")
         if self.patience is None and self.target is None and not self.stop_on_nan:
-            raise self._bad(
-                "patience=None, target=None, stop_on_nan=False", "would never stop: set one of them"
-            )
+            nothing = "patience=None, target=None, stop_on_nan=False"
+            raise self._bad(nothing, "would never stop: set one of them")
 
     def require(self, *, evaluates: bool, metrics: Iterable[str] | None = None) -> None:
-        """Checks, before the first step, that the metric will be there.
+        """Raises ConfigurationError, before the first step, if the metric will not be there.
 
         Args:
             evaluates: whether the run evaluates.
             metrics: names that an evaluation returns; None: not known yet.
-
-        Raises:
-            ConfigurationError: there is no evaluation, or no such metric.
         """
         if not evaluates:
             raise ConfigurationError(
@@ -92,12 +87,7 @@ class EarlyStopping:
             self._require_known(metrics)
 
     def doubt(self, *, evaluations: int, total_steps: int) -> str | None:
-        """Returns why it cannot stop this run, as a sentence; None if it can.
-
-        Args:
-            evaluations: number of evaluations in the run.
-            total_steps: optimizer steps of the run.
-        """
+        """Returns why it cannot stop a run of so many evaluations and steps; None if it can."""
         if self.min_steps >= total_steps:
             return (
                 f"early stopping has no effect: it begins at step {self.min_steps}, and the run has "
@@ -137,8 +127,7 @@ class EarlyStopping:
 
     def _reason(self, step: int, value: float) -> str | None:
         if not math.isfinite(value) and self.stop_on_nan:
-            known = self.best is not None
-            best = f"; the best is {self.best:.9g} of step {self.best_step}" if known else ""
+            best = self._best and f"; {self._best}"
             return f"{self.metric} is {value} at step {step}, so further training is useless{best}"
         if math.isfinite(value) and (self.best is None or self._gain(value, self.best) > self.min_delta):
             self.best, self.best_step, self.bad = value, step, 0
@@ -149,21 +138,18 @@ class EarlyStopping:
         if math.isfinite(value) and self.target is not None and self._gain(value, self.target) >= 0:
             return f"{self.metric} is {value:.9g} at step {step}, which reaches the target {self.target:.9g}"
         if self.patience is not None and self.bad >= self.patience:
-            return self._stale(step)
+            by = f" by more than {self.min_delta:.9g}" if self.min_delta else ""
+            best = self._best or "every value was NaN or infinite"
+            return f"{self.metric} did not improve{by} in {self.bad} evaluation(s) up to step {step}; {best}"
         return None
+
+    @property
+    def _best(self) -> str:
+        return "" if self.best is None else f"the best is {self.best:.9g} of step {self.best_step}"
 
     def _gain(self, value: float, other: float) -> float:
         """Returns by how much `value` is better than `other`."""
         return other - value if self.mode == "min" else value - other
-
-    def _stale(self, step: int) -> str:
-        best = (
-            "every value was NaN or infinite"
-            if self.best is None
-            else f"the best is {self.best:.9g} of step {self.best_step}"
-        )
-        by = f" by more than {self.min_delta:.9g}" if self.min_delta else ""
-        return f"{self.metric} did not improve{by} in {self.bad} evaluation(s) up to step {step}; {best}"
 
     def _require_known(self, names: Iterable[str]) -> None:
         there = sorted(names)
@@ -190,11 +176,8 @@ class EarlyStopping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state. A state for another metric or mode is ignored, and `event=override` logged."""
-        if (state["metric"], state["mode"]) != (self.metric, self.mode):
-            was, now = (
-                f"{metric}/{mode}"
-                for metric, mode in ((state["metric"], state["mode"]), (self.metric, self.mode))
-            )
+        was, now = f"{state['metric']}/{state['mode']}", f"{self.metric}/{self.mode}"
+        if was != now:
             log.event("override", setting="early-stopping", checkpoint=was, script=now)
             return
         self.best, self.best_step, self.bad = state["best"], state["best_step"], state["bad"]

@@ -85,7 +85,15 @@ class EMA:
             return
         self._updated = step
         decay = min(self.decay, (1 + step) / (10 + step)) if self.warm_up else self.decay
-        lerp(self._locals(self._average), self._locals(self._weights), 1 - decay**self.every)
+        means: list[torch.Tensor] = []
+        weights: list[torch.Tensor] = []
+        for name, average in self._average.items():
+            mean = local(average)
+            if mean.numel():  # a rank may hold no part of a small tensor
+                means.append(mean)
+                weights.append(local(self._weights[name].detach()).to(mean.dtype))
+        if means:
+            torch._foreach_lerp_(means, weights, 1 - decay**self.every)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -118,10 +126,7 @@ class EMA:
         return {id(weight): self._average[name] for name, weight in self._weights.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the average.
-
-        Args:
-            state: a state of `state_dict`; its tensors are whole ones, this rank's parts, or DTensors.
+        """Restores a state, whose tensors are whole ones, this rank's parts, or DTensors.
 
         Raises:
             ValueError: names or shapes differ.
@@ -135,11 +140,7 @@ class EMA:
         self._updated = int(state["updated"])
 
     def copy_to(self, model: torch.nn.Module) -> None:
-        """Writes the average into another model.
-
-        Args:
-            model: a model with the same parameter names, shapes and layout.
-        """
+        """Writes the average into another model with the same parameter names, shapes and layout."""
         self._require_own()
         theirs = dict(plain_state.plain(model).named_parameters())
         with torch.no_grad():
@@ -147,22 +148,9 @@ class EMA:
                 if (average := self._average.get(plain_state.clean(name))) is not None:
                     local(weight).copy_(local(average))
 
-    @staticmethod
-    def _locals(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        return [local(tensor.detach()) for tensor in tensors.values()]
-
     def _require_own(self) -> None:
         if self._applied:
             raise RuntimeError("the model holds its averaged weights; leave `with ema.applied()` first")
-
-
-@torch.no_grad()
-def lerp(average: list[torch.Tensor], weights: list[torch.Tensor], share: float) -> None:
-    """Computes average += share * (weights - average) in place, with one kernel per device and dtype."""
-    alike = [weight.to(mean.dtype) for mean, weight in zip(average, weights, strict=True)]
-    full = [n for n, mean in enumerate(average) if mean.numel()]  # a rank may hold no part of a small tensor
-    if full:
-        torch._foreach_lerp_([average[n] for n in full], [alike[n] for n in full], share)
 
 
 def _copy(weight: torch.Tensor) -> torch.Tensor:

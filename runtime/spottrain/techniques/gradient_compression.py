@@ -8,25 +8,24 @@ arXiv:1905.13727: approximates each matrix by two thin ones, and adds the error 
 It pays only if the exchange is the bottleneck, as with slow links between nodes; hardly ever with NVLink.
 
 Facts of torch 2.15 behind the design of this module:
-- PowerSGDState stores errors and Qs by bucket number. DDP rebuilds its buckets after the first backward pass,
-  in the order in which gradients arrived. A state loaded into a new process would apply to other parameters,
-  or not fit. So this module stores it by parameter name, and lays it out for the current buckets.
-- The hook draws the first Qs in the order of the buckets. This module draws them by name. So they are the
-  same in a run that starts to compress right after a resume. The hook's `rng` is then not used.
+- PowerSGDState stores errors and Qs by bucket number, and DDP rebuilds its buckets after the first backward
+  pass, in the order in which gradients arrived. So this module stores them by parameter name, and lays them
+  out for the current buckets. It also draws the first Qs by name, so a run that starts to compress right
+  after a resume has the same ones.
 - An infinite gradient stays in the error forever. fp16 with a loss scale is refused, because there infinite
   gradients are expected, and the scale of old errors changes.
 - torch's own state must not compress the first two iterations of a process (`start_powerSGD_iter`). A state
   by name may, so a resumed run compresses from its first step.
-- The hook starts its second and third collective in the callback of the previous one. NCCL runs callbacks
-  at once, in the order of the buckets. gloo runs them on its own threads. With several buckets, ranks then
-  start collectives in different orders, which ended a process by gloo::EnforceNotMet ("Received data size
-  doesn't match"). So with gloo it waits for each bucket.
+- The hook starts its second and third collective in the callback of the previous one. gloo runs callbacks on
+  its own threads, so with several buckets ranks start collectives in different orders, which ended a process
+  by gloo::EnforceNotMet. So with gloo it waits for each bucket.
 - Sums over three or more ranks depend on the bucket layout. Bit-exact resume then needs
   find_unused_parameters=True, which `training.data_parallel.Replica` sets in deterministic mode.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -51,7 +50,8 @@ class Compression:
     If ranks differ in the first part, they deadlock. So a new rank must load it too.
     """
 
-    kind = "none"
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the part that is the same on all ranks: tensors and plain values. Call between steps."""
@@ -72,20 +72,15 @@ class Compression:
             log.event("override", setting="compression", checkpoint=state["kind"], script=self.kind)
 
 
-class BF16(Compression):
-    kind = "bf16"
-
-
 class PowerSGD(Compression):
     """torch's powerSGD hook, with its state stored by parameter name."""
-
-    kind = "powerSGD"
 
     def __init__(
         self, names: Mapping[int, str], *, matrix_rank: int, start_step: int, min_compression_rate: float
     ) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks  # imports numpy
 
+        super().__init__("powerSGD")
         self._run = hooks.powerSGD_hook
         self._torch = hooks.PowerSGDState(
             process_group=None,
@@ -101,11 +96,6 @@ class PowerSGD(Compression):
         self._errors: dict[str, torch.Tensor] = {}
         """Errors not laid out in buckets: 1-D tensors by parameter name."""
         self._qs: dict[str, torch.Tensor] = {}
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps whose gradients the hook has handled."""
-        return int(self._torch.iter)
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """The communication hook for DDP: reduces the gradients of one bucket."""
@@ -124,35 +114,28 @@ class PowerSGD(Compression):
             return
         if known is not None:  # DDP has rebuilt its buckets: the layout is of the old ones
             self._take_up()
-        like = bucket.buffer()
-        errors = [self._error(p, like) for p in parameters]
-        self._torch.error_dict[number] = torch.cat(errors)
-        qs = [self._q(p, like) for p in self._compressed(parameters)]
+        like, inside = bucket.buffer(), self._compressed(parameters)
+        self._torch.error_dict[number] = torch.cat([self._error(p, like) for p in parameters])
+        qs = [self._q(p, like) for p in inside]
         self._torch.q_memory_dict[number] = torch.cat(qs) if qs else like.new_empty(0)
-        self._torch.p_memory_dict[number] = like.new_empty(
-            sum(map(self._p_size, self._compressed(parameters)))
-        )
+        self._torch.p_memory_dict[number] = like.new_empty(sum(self._thin(p)[0] for p in inside))
         self._layout[number] = list(parameters)
 
     def _take_up(self) -> None:
         """Moves the state from torch's dictionaries into ours, by name."""
+        laid = self._torch
         for number, parameters in self._layout.items():
-            self._errors |= self._split(self._torch.error_dict[number], parameters, torch.Tensor.numel)
             inside = self._compressed(parameters)
-            self._qs |= self._split(self._torch.q_memory_dict[number], inside, self._q_size)
-        for laid in (
-            self._torch.error_dict,
-            self._torch.q_memory_dict,
-            self._torch.p_memory_dict,
-            self._layout,
-        ):
-            laid.clear()
+            self._errors |= self._split(laid.error_dict[number], parameters, [p.numel() for p in parameters])
+            self._qs |= self._split(laid.q_memory_dict[number], inside, [self._thin(p)[1] for p in inside])
+        for each in (laid.error_dict, laid.q_memory_dict, laid.p_memory_dict, self._layout):
+            each.clear()
 
     def _split(
-        self, flat: torch.Tensor, parameters: list[torch.Tensor], size: Any
+        self, flat: torch.Tensor, parameters: list[torch.Tensor], sizes: list[int]
     ) -> dict[str, torch.Tensor]:
-        pieces = torch.split(flat, [size(p) for p in parameters])
-        return {self._names[id(p)]: piece.clone() for p, piece in zip(parameters, pieces, strict=True)}
+        pieces = zip(parameters, torch.split(flat, sizes), strict=True)
+        return {self._names[id(p)]: piece.clone() for p, piece in pieces}
 
     def _error(self, parameter: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         kept = self._errors.pop(self._names[id(parameter)], None)
@@ -164,50 +147,43 @@ class PowerSGD(Compression):
         kept = self._qs.pop(name, None)
         if kept is None:
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            kept = torch.randn(self._q_size(parameter), generator=generator)
+            kept = torch.randn(self._thin(parameter)[1], generator=generator)
         return kept.to(like)
 
     def _compressed(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the parameters that torch's hook compresses, in the order of its Qs: grouped by shape."""
         by_shape: dict[tuple[int, int], list[torch.Tensor]] = {}
         for parameter in parameters:
-            n, m = _matrix(parameter)
-            rank = min(n, m, self._matrix_rank)
-            if (n + m) * rank * self._torch.min_compression_rate < n * m:
-                by_shape.setdefault((n, m), []).append(parameter)
+            shape = _matrix(parameter)
+            if sum(self._thin(parameter)) * self._torch.min_compression_rate < math.prod(shape):
+                by_shape.setdefault(shape, []).append(parameter)
         return [parameter for alike in by_shape.values() for parameter in alike]
 
-    def _q_size(self, parameter: torch.Tensor) -> int:
+    def _thin(self, parameter: torch.Tensor) -> tuple[int, int]:
+        """Returns the elements of P and Q, the two thin matrices."""
         n, m = _matrix(parameter)
-        return m * min(n, m, self._matrix_rank)
-
-    def _p_size(self, parameter: torch.Tensor) -> int:
-        n, m = _matrix(parameter)
-        return n * min(n, m, self._matrix_rank)
+        rank = min(n, m, self._matrix_rank)
+        return n * rank, m * rank
 
     # --- state --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         self._take_up()
-        return {
-            "kind": self.kind,
-            "step": self.step,
-            "matrix_rank": self._matrix_rank,
-            "qs": dict(self._qs),
-        }
+        step, qs = int(self._torch.iter), dict(self._qs)
+        return {"kind": self.kind, "step": step, "matrix_rank": self._matrix_rank, "qs": qs}
 
     def own_state_dict(self) -> dict[str, Any]:
         self._take_up()
         return {"errors": dict(self._errors)}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """Restores the state. A new rank starts without errors; errors of removed ranks are lost. Qs of
-        another matrix rank are drawn again."""
+        """A new rank starts without errors; errors of removed ranks are lost. Qs of another matrix rank are
+        drawn again."""
         if state["kind"] != self.kind:
             return super().load_state_dict(state, own)
         self._take_up()
         self._torch.iter = int(state["step"])
         self._errors = _clones(own["errors"]) if own else {}
-        if own is None and self.step > self._torch.start_powerSGD_iter:
+        if own is None and self._torch.iter > self._torch.start_powerSGD_iter:
             log.event("new-rank", why="the checkpoint has no error feedback of this rank; it starts at zero")
         same = state["matrix_rank"] == self._matrix_rank
         self._qs = _clones(state["qs"]) if same else {}
@@ -223,9 +199,7 @@ def _clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def start(total_steps: int, warmup_steps: int = 0) -> int:
     """Returns the optimizer step at which powerSGD starts: torch's default, or earlier in a short run.
 
-    Args:
-        total_steps: optimizer steps of the run.
-        warmup_steps: optimizer steps of the learning rate's warm-up.
+    warmup_steps: optimizer steps of the learning rate's warm-up.
     """
     return max(2, warmup_steps, min(START_STEP, total_steps // 10))
 
@@ -264,32 +238,33 @@ def attach(
     if kind not in KINDS:
         raise ConfigurationError(f"the gradient compression {kind!r} is not known: use {', '.join(KINDS)}")
     if kind == "none":
-        return Compression()
-    _require_sense(kind, matrix_rank, start_step, min_compression_rate, precision)
+        return Compression("none")
+    _require_valid(kind, matrix_rank, start_step, min_compression_rate, precision)
     ddp: Any = getattr(model, "_orig_mod", model)
     if not _useful(ddp, kind):
-        return Compression()
-    if kind == "powerSGD" and precision is None:
+        return Compression("none")
+    if kind == "bf16":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        ddp.register_comm_hook(None, around(bf16_compress_hook))
+        log.event("compression", kind=kind)
+        return Compression("bf16")
+    if precision is None:
         text = (
             "powerSGD does not work with fp16, which precision auto may choose: pass "
             "attach(precision=amp.precision.name)"
         )
         log.event("advice", about="compression", text=text)
-    if kind == "bf16":
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-        ddp.register_comm_hook(None, around(bf16_compress_hook))
-        found: Compression = BF16()
-    else:
-        names = {id(p): plain_state.clean(name) for name, p in ddp.module.named_parameters()}
-        power = PowerSGD(
-            names, matrix_rank=matrix_rank, start_step=start_step, min_compression_rate=min_compression_rate
-        )
-        # A lambda: torch checks annotations of a hook, and here they would be strings.
-        ddp.register_comm_hook(None, around(lambda _, bucket: power.hook(bucket)))
-        found = power
-    log.event("compression", kind=kind, **({"from_step": start_step} if kind == "powerSGD" else {}))
-    return found
+    power = PowerSGD(
+        {id(p): plain_state.clean(name) for name, p in ddp.module.named_parameters()},
+        matrix_rank=matrix_rank,
+        start_step=start_step,
+        min_compression_rate=min_compression_rate,
+    )
+    # A lambda: torch checks annotations of a hook, and here they would be strings.
+    ddp.register_comm_hook(None, around(lambda _, bucket: power.hook(bucket)))
+    log.event("compression", kind=kind, from_step=start_step)
+    return power
 
 
 def _useful(model: torch.nn.Module, kind: str) -> bool:
@@ -313,7 +288,7 @@ def _useful(model: torch.nn.Module, kind: str) -> bool:
     return False
 
 
-def _require_sense(kind: str, matrix_rank: int, start_step: int, rate: float, precision: str | None) -> None:
+def _require_valid(kind: str, matrix_rank: int, start_step: int, rate: float, precision: str | None) -> None:
     if kind == "powerSGD" and precision == "fp16":
         raise ConfigurationError(POWER_SGD_FP16)
     for name, value, least in (("matrix_rank", matrix_rank, 1), ("start_step", start_step, 2)):

@@ -46,9 +46,6 @@ def scaled(
         base_batch_size: the same for which `learning_rate` was tuned.
         rule: "none", "linear" or "sqrt".
 
-    Returns:
-        The learning rate for `global_batch_size`.
-
     Raises:
         ConfigurationError: an argument is not valid.
     """
@@ -66,47 +63,34 @@ def scaled(
     log.event(
         "learning-rate", rule=rule, base=f"{learning_rate:.6g}", scaled=f"{found:.6g}", ratio=f"{ratio:.6g}"
     )
-    _advise(rule, global_batch_size)
-    return found
-
-
-def _advise(rule: str, global_batch_size: int) -> None:
     limit, source = TESTED[rule]
     if global_batch_size > limit:
-        why = (
+        _advise(
             f"a global batch of {global_batch_size} is larger than {limit}, the largest that {rule} was "
-            f"tested with ({source})"
-        )
-        log.event(
-            "advice",
-            about="learning-rate",
-            why=why,
+            f"tested with ({source})",
             fix="tune the learning rate at this batch size, or use a smaller batch",
         )
+    return found
 
 
 def advise_on_rule(rule: str, optimizer: str, *, warms_up: bool) -> None:
     """Logs an advice if a rule is used in another way than in its source.
 
-    Args:
-        rule: "none", "linear" or "sqrt".
-        optimizer: name of the optimizer's class.
-        warms_up: whether the schedule has a warm-up.
+    optimizer: name of the optimizer's class. warms_up: whether the schedule has a warm-up.
     """
     if rule == "linear" and "adam" in optimizer.lower():
-        log.event(
-            "advice",
-            about="learning-rate",
-            why=f"the linear rule was derived for SGD, and the optimizer is {optimizer}",
-            fix="use the rule sqrt",
+        _advise(
+            f"the linear rule was derived for SGD, and the optimizer is {optimizer}", fix="use the rule sqrt"
         )
     if rule != "none" and not warms_up:
-        log.event(
-            "advice",
-            about="learning-rate",
-            why="the learning rate is scaled without a warm-up, and large batches then diverge early",
+        _advise(
+            "the learning rate is scaled without a warm-up, and large batches then diverge early",
             fix="add a warm-up, such as 5 epochs (Goyal et al. 2017)",
         )
+
+
+def _advise(why: str, *, fix: str) -> None:
+    log.event("advice", about="learning-rate", why=why, fix=fix)
 
 
 def forget_scheduler(optimizer: torch.optim.Optimizer) -> None:

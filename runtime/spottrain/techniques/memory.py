@@ -44,11 +44,6 @@ class CudaMemory:
     limit: int
     fails_softly: bool = True
 
-    @classmethod
-    def of(cls, device: torch.device) -> CudaMemory:
-        free, _ = torch.cuda.mem_get_info(device)
-        return cls(device, free + torch.cuda.memory_reserved(device))
-
     def begin(self) -> None:
         torch.cuda.empty_cache()  # the peak is of reserved memory, which includes cached blocks
         torch.cuda.reset_peak_memory_stats(device=self.device)
@@ -67,11 +62,10 @@ class HostMemory:
     fails_softly: bool = False
 
     def begin(self) -> None:
-        """Resets the peak by writing 5 to clear_refs. If that fails, it logs this, and the earlier peak
-        counts too, which only makes batch sizes smaller."""
+        """Resets the peak. If that fails, the earlier one counts too, which only makes sizes smaller."""
         try:
-            # The allocator keeps freed blocks of up to 32 MiB each, so after a large trial a smaller one
-            # would seem as large. This returns them to the system; only glibc has it.
+            # Returns freed blocks to the system, else a smaller trial would seem as large as the one before.
+            # Only glibc has it.
             ctypes.CDLL(None).malloc_trim(0)
             (self.process / "clear_refs").write_text("5")
         except (OSError, AttributeError) as error:
@@ -85,19 +79,13 @@ class HostMemory:
 def memory_of(
     device: torch.device, *, ranks: int = 1, cgroups: Path = CGROUPS, process: Path = SELF
 ) -> StepMemory:
-    """Returns the memory of `device`.
+    """Returns the memory of a GPU, limited by what is free; or of a CPU, limited by the container or machine.
 
-    Args:
-        device: a GPU: the limit is its free memory. A CPU: the limit is the container's, else the machine's.
-        ranks: ranks in this container (`World.local_size`). On a CPU they share the limit.
-        cgroups: root of the cgroup file system.
-        process: the process's folder under /proc.
-
-    Returns:
-        Limit and peak of the device, in bytes.
+    ranks: ranks in this container (`World.local_size`), which share the limit of a CPU.
     """
     if device.type == "cuda":
-        return CudaMemory.of(device)
+        free, _ = torch.cuda.mem_get_info(device)
+        return CudaMemory(device, free + torch.cuda.memory_reserved(device))
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit(cgroups, process / "cgroup")
     return HostMemory(min(limit or physical, physical) // ranks, process)

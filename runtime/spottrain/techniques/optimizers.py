@@ -30,31 +30,20 @@ MANIFEST_KEY: Final = "said"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A torch optimizer, and torch's names of our hyperparameters."""
+    """A torch optimizer, and which of our hyperparameters it has."""
 
     make: type[torch.optim.Optimizer]
-    words: Mapping[str, str]
-    fuses: bool
+    settings: tuple[str, ...]
+    fuses: bool = True
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "adamw": Kind(
-        make=torch.optim.AdamW,
-        words={"weight_decay": "weight_decay", "betas": "betas", "epsilon": "eps"},
-        fuses=True,
-    ),
-    "sgd": Kind(
-        make=torch.optim.SGD,
-        words={"weight_decay": "weight_decay", "momentum": "momentum", "nesterov": "nesterov"},
-        fuses=True,
-    ),
-    "adafactor": Kind(
-        make=torch.optim.Adafactor,
-        words={"weight_decay": "weight_decay", "beta2_decay": "beta2_decay"},
-        fuses=False,
-    ),
+    "adamw": Kind(make=torch.optim.AdamW, settings=("weight_decay", "betas", "epsilon")),
+    "sgd": Kind(make=torch.optim.SGD, settings=("weight_decay", "momentum", "nesterov")),
+    "adafactor": Kind(make=torch.optim.Adafactor, settings=("weight_decay", "beta2_decay"), fuses=False),
 }
-
+TORCH_NAMES: Final = {"epsilon": "eps"}
+"""torch's names of our hyperparameters, if they differ."""
 UNFUSED: Final = ("foreach", "differentiable")
 """Options that torch refuses together with fused kernels."""
 
@@ -89,21 +78,20 @@ def make(
         beta2_decay: for adafactor.
         fused: True: required; None: if torch supports it; False: no, for the same bits as unfused runs.
 
-    Returns:
-        The torch optimizer.
-
     Raises:
         ConfigurationError: the name is not known, the optimizer lacks a hyperparameter, or torch refuses one.
     """
-    given = {
-        "weight_decay": weight_decay,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "betas": betas,
-        "epsilon": epsilon,
-        "beta2_decay": beta2_decay,
-    }
-    words = _translated(name, {key: value for key, value in given.items() if value is not None})
+    words = _translated(
+        name,
+        {
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "betas": betas,
+            "epsilon": epsilon,
+            "beta2_decay": beta2_decay,
+        },
+    )
     return _made(name, _groups(name, parameters), learning_rate, words, fused=fused)
 
 
@@ -122,10 +110,9 @@ def _made(
     if kind.fuses:
         words = words | {"fused": takes}
     try:
-        made = kind.make(groups, lr=learning_rate, **words)  # type: ignore[call-arg]
+        return kind.make(groups, lr=learning_rate, **words)  # type: ignore[call-arg]
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the optimizer {name} cannot be made: {error}") from error
-    return made
 
 
 def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.optim.Optimizer:
@@ -140,11 +127,7 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     Args:
         optimizer: the script's optimizer, before its first step.
         name: "adamw", "sgd" or "adafactor".
-        hyper: hyperparameters as of `make`. learning_rate is required if the kind changes, because a rate of
-            AdamW does not suit SGD.
-
-    Returns:
-        The new optimizer.
+        hyper: as of `make`. learning_rate is required if the kind changes: a rate of AdamW does not suit SGD.
 
     Raises:
         ConfigurationError: as of `make`; or the script's optimizer has made a step or has a torch schedule.
@@ -153,7 +136,7 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
     same = type(optimizer) is kind.make
     _require_fresh(optimizer, name)
     rate, fused = hyper.pop("learning_rate", None), hyper.pop("fused", None)
-    given = _translated(name, {key: value for key, value in hyper.items() if value is not None})
+    given = _translated(name, hyper)
     if rate is None:
         if not same:
             raise ConfigurationError(
@@ -179,9 +162,7 @@ def override_checkpoint(optimizer: torch.optim.Optimizer, names: Collection[str]
     overridden, because a schedule or the script may have changed a setting since. With a torch LRScheduler,
     which has its own state, "lr" stays the checkpoint's. Overrides are logged when a state is loaded.
 
-    Args:
-        optimizer: its current group settings are the manifest's.
-        names: settings, by torch's names.
+    optimizer: its current group settings are the manifest's. names: settings, by torch's names.
     """
     if not names:
         return
@@ -225,8 +206,7 @@ def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 def _options(defaults: Mapping[str, Any], kind: Kind, *, same: bool) -> dict[str, Any]:
-    """Returns the script's options that the constructor accepts; not all defaults are arguments. If the kind
-    changes, only `maximize` stays, which means the same for each kind."""
+    """Returns the script's options that the constructor accepts; of another kind's only `maximize`."""
     taken = set(inspect.signature(kind.make).parameters) - {"params", "lr", "fused"}
     taken &= set(defaults) if same else {"maximize"}
     return {name: value for name, value in defaults.items() if name in taken}
@@ -236,27 +216,13 @@ def _carried(
     group: Mapping[str, Any], defaults: Mapping[str, Any], *, same: bool, rate: float
 ) -> dict[str, Any]:
     ratio = float(group["lr"]) / float(defaults["lr"]) if defaults.get("lr") else 1.0
-    kept: dict[str, Any] = {"params": list(group["params"]), "lr": rate * ratio}
-    if same:
-        kept |= {
-            key: value
-            for key, value in group.items()
-            if key not in (*kept, "fused") and _own(key, value, defaults)
-        }
-        return kept
-    kept |= {
-        key: group[key]
-        for key in ("param_names", "maximize")
-        if key in group and _own(key, group[key], defaults)
-    }
-    if group.get("weight_decay") == 0 and defaults.get("weight_decay") != 0:
-        kept["weight_decay"] = 0.0
-    return kept
-
-
-def _own(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Whether the group's value differs from the optimizer's default."""
-    return key not in defaults or value != defaults[key]
+    own = {key: value for key, value in group.items() if key not in defaults or value != defaults[key]}
+    if not same:
+        own = {key: value for key, value in own.items() if key in ("param_names", "maximize")}
+        if group.get("weight_decay") == 0 and defaults.get("weight_decay") != 0:
+            own["weight_decay"] = 0.0
+    own.pop("fused", None)
+    return own | {"params": list(group["params"]), "lr": rate * ratio}
 
 
 def _kind(name: str) -> Kind:
@@ -266,15 +232,15 @@ def _kind(name: str) -> Kind:
 
 
 def _translated(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    words = _kind(name).words
-    for key in hyper:
-        if key not in words:
-            others = [other for other, kind in KINDS.items() if key in kind.words]
+    """Returns the hyperparameters that are not None, by torch's names."""
+    own = _kind(name).settings
+    given = {key: value for key, value in hyper.items() if value is not None}
+    for key in given:
+        if key not in own:
+            others = [other for other, kind in KINDS.items() if key in kind.settings]
             of = f"; it is a setting of {', '.join(others)}" if others else ""
-            raise ConfigurationError(
-                f"{name} has no {key}{of}: {name} takes learning_rate, {', '.join(words)}"
-            )
-    return {words[key]: value for key, value in hyper.items()}
+            raise ConfigurationError(f"{name} has no {key}{of}: {name} takes learning_rate, {', '.join(own)}")
+    return {TORCH_NAMES.get(key, key): value for key, value in given.items()}
 
 
 def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
@@ -288,7 +254,8 @@ def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
     for group in groups:
         of = group["params"]
         group["params"] = [of] if isinstance(of, torch.Tensor) else list(of)
-    allowed = {"params", "param_names", "lr", "fused", *KINDS[name].words.values()}
+    own = (TORCH_NAMES.get(key, key) for key in KINDS[name].settings)
+    allowed = {"params", "param_names", "lr", "fused", *own}
     for number, group in enumerate(groups):
         if odd := sorted(set(group) - allowed):
             raise ConfigurationError(f"parameter group {number} sets {odd[0]}, which {name} does not have")
@@ -299,12 +266,17 @@ def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
 def _fused(
     kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None, unfit: str | None
 ) -> bool | None:
-    """Returns whether to use fused kernels, and logs why not. unfit: an option that excludes them."""
-    why = "fused=False is set" if wanted is False else None
-    why = why or (unfit and f"{unfit} is set, and torch refuses both")
-    why = why if kind.fuses else f"torch has no fused {name}"
-    places = dict.fromkeys((local(p).device, p.dtype) for group in groups for p in group["params"])
-    why = why or next(filter(None, (_refusal(kind, *each) for each in places)), None)
+    """Returns True for fused kernels, else None, and logs why. unfit: an option that excludes them."""
+    why: str | None
+    if not kind.fuses:
+        why = f"torch has no fused {name}"
+    elif wanted is False:
+        why = "fused=False is set"
+    elif unfit:
+        why = f"{unfit} is set, and torch refuses both"
+    else:
+        places = dict.fromkeys((local(p).device, p.dtype) for group in groups for p in group["params"])
+        why = next(filter(None, (_refusal(kind, *each) for each in places)), None)
     if why is not None and wanted:
         raise ConfigurationError(f"fused=True is not possible for {name}: {why}")
     log.event("optimizer", name=name, fused=why is None, why=why)

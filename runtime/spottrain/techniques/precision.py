@@ -34,6 +34,10 @@ CPU_BF16: Final = ("avx512_bf16", "amx_bf16", "sve_bf16")
 """Keys of `torch.cpu.get_capabilities()`, of which each platform has only some (torch 2.15)."""
 LEAST_SCALE: Final = 2.0**-14
 """Smallest loss scale: thirty halvings of torch's initial scale, 2^16."""
+FP16_NEEDS: Final = (
+    "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a custom loop use "
+    "spottrain.techniques.Amp for backward and step, or torch.amp.GradScaler, and pass it as Run(scaler=...)"
+)
 AMPERE: Final = (8, 0)
 """CUDA compute capability with bf16 and TF32 in hardware. Below, torch emulates bf16 by fp32, and
 `torch.cuda.is_bf16_supported()` says True all the same (torch 2.15)."""
@@ -79,11 +83,6 @@ class Precision:
 
         "fp32" forbids it for both, although cuDNN convolutions use TF32 by default in torch. "tf32" allows it
         for both. bf16 and fp16 change nothing. If this overrides a setting of the script, it logs that.
-
-        `torch.set_float32_matmul_precision` sets the old and the new flags consistently. Assigning "tf32" to
-        `torch.backends.cuda.matmul.fp32_precision` or `torch.backends.fp32_precision` alone breaks code that
-        uses the old ones: reading `torch.backends.cuda.matmul.allow_tf32` or calling
-        `torch.get_float32_matmul_precision()` then raises RuntimeError (torch 2.15).
         """
         if self.dtype is not None:
             return
@@ -91,6 +90,8 @@ class Precision:
         before = torch.backends.cuda.matmul.fp32_precision
         if before not in ("none", "tf32" if tf32 else "ieee"):  # none: not set by the script
             log.event("override", setting="float32 matmul", ours=self.name, script=before)
+        # It sets old and new flags alike; with the new ones alone, reading the old ones raises RuntimeError
+        # (torch 2.15).
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         cudnn: Any = torch.backends.cudnn  # its annotations lack conv and rnn
@@ -125,17 +126,8 @@ def choose(
     the same format, because otherwise scaled and unscaled gradients would be averaged. If the device is slow
     in the wanted format, it is still chosen, and an advice is logged. The needs of fp16 are logged too.
 
-    Args:
-        wanted: "auto", "bf16", "fp16", "fp32" or "tf32".
-        device: where the model is.
-        facts: capabilities of the device; None: queried.
-        world: rank and number of ranks; None: those of torch's process group, if there is one.
-
-    Returns:
-        The format.
-
-    Raises:
-        ConfigurationError: `wanted` is not known.
+    facts: capabilities of the device; None: queried. world: None: that of torch's process group, if there is
+    one. Raises ConfigurationError if `wanted` is not known.
     """
     if wanted not in (AUTO, *NAMES):
         raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
@@ -150,8 +142,8 @@ def choose(
         if (sentence := doubt(wanted, facts)) is not None:
             log.event("advice", about="precision", text=sentence)
     chosen = _KINDS[name]
-    if (sentence := doubt_without_scaler(chosen)) is not None:
-        log.event("loss-scale", text=sentence)
+    if chosen.needs_scaler:
+        log.event("loss-scale", text=FP16_NEEDS)
     return chosen
 
 
@@ -175,10 +167,9 @@ def _best(*, bf16: bool, gpu: bool) -> str:
 
 
 def _of_all(facts: DeviceFacts, device: torch.device, world: World) -> str:
-    least = [
-        process_group.earliest(float(each), world, device) for each in (facts.bf16, facts.type == "cuda")
-    ]
-    return _best(bf16=bool(least[0]), gpu=bool(least[1]))
+    own = (facts.bf16, facts.type == "cuda")
+    bf16, gpu = (bool(process_group.earliest(float(each), world, device)) for each in own)
+    return _best(bf16=bf16, gpu=gpu)
 
 
 def doubt(name: str, facts: DeviceFacts) -> str | None:
@@ -202,32 +193,11 @@ def doubt(name: str, facts: DeviceFacts) -> str | None:
     return None
 
 
-def doubt_without_scaler(precision: Precision) -> str | None:
-    """Returns what fp16 needs of the loop, as a sentence; None for other formats."""
-    if not precision.needs_scaler:
-        return None
-    return (
-        "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a "
-        "custom loop use spottrain.techniques.Amp for backward and step, or torch.amp.GradScaler, "
-        "and pass it as Run(scaler=...)"
-    )
-
-
 def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bool:
-    """Steps the optimizers, and updates the loss scale once for all of them.
+    """Steps the optimizers, and updates the loss scale once for all of them. Returns whether all stepped.
 
     fp16 skips a step whose gradients overflowed; then skip schedulers and weight averages too. Only with fp16
-    it waits for the device.
-
-    Args:
-        scaler: scaler of the loss; it may be disabled.
-        optimizers: all that the backward pass made gradients for.
-
-    Returns:
-        Whether all optimizers stepped.
-
-    Raises:
-        TrainingFailed: gradients overflow even at the smallest loss scale.
+    it waits for the device. Raises TrainingFailed if gradients overflow even at the smallest loss scale.
     """
     if not scaler.is_enabled():
         for optimizer in optimizers:
@@ -266,8 +236,11 @@ class Amp:
 
     def __init__(self, precision: Precision | str, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        if precision == AUTO:
-            _require_group()
+        if precision == AUTO and World.from_env(os.environ).distributed and not joined().distributed:
+            raise ConfigurationError(  # each rank would choose for itself
+                'Amp("auto") compares the hardware of all ranks, but the process group is not '
+                "initialised: make it after torch.distributed.init_process_group(), or name a format"
+            )
         self.precision = choose(precision, self.device) if isinstance(precision, str) else precision
         self.precision.apply()
         self.scaler = self.precision.scaler(self.device)
@@ -324,7 +297,10 @@ class Amp:
         if clip_grad_norm is not None:
             for each in optimizers:
                 self.scaler.unscale_(each)  # else the limit applies to scaled gradients
-            torch.nn.utils.clip_grad_norm_(_all(optimizers, parameters), clip_grad_norm)
+            if parameters is None:
+                groups = [group for each in optimizers for group in each.param_groups]
+                parameters = [parameter for group in groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
         moved = step(self.scaler, *optimizers)
         for each in optimizers:
             each.zero_grad(set_to_none=True)
@@ -344,22 +320,5 @@ class Amp:
         self.scaler.load_state_dict(state)
 
 
-def _require_group() -> None:
-    """Raises ConfigurationError before the process group exists: each rank would choose for itself."""
-    if World.from_env(os.environ).distributed and not joined().distributed:
-        raise ConfigurationError(
-            'Amp("auto") compares the hardware of all ranks, but the process group is not '
-            "initialised: make it after torch.distributed.init_process_group(), or name a format"
-        )
-
-
 def _listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, Sequence) else [given]
-
-
-def _all(
-    optimizers: list[torch.optim.Optimizer], parameters: Iterable[torch.Tensor] | None
-) -> list[torch.Tensor]:
-    if parameters is not None:
-        return list(parameters)
-    return [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]

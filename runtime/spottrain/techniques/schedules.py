@@ -6,6 +6,7 @@ LRScheduler also works, with its own state.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,15 +72,10 @@ def lr_schedule(
         total_steps: optimizer steps of the run.
         override_checkpoint: whether the optimizer's current rates override those of a checkpoint.
 
-    Returns:
-        A torch LRScheduler.
-
     Raises:
         ConfigurationError: the kind is not known, or the warm-up is not shorter than the run.
     """
-    factor: Shape = (
-        kind if callable(kind) else shape(kind, warmup_steps=warmup_steps, total_steps=total_steps)
-    )
+    factor = kind if callable(kind) else shape(kind, warmup_steps=warmup_steps, total_steps=total_steps)
     # A plain function: of any other callable torch saves the __dict__.
     return _Rates(
         optimizer, lambda step: _finite(factor(step), step), override_checkpoint=override_checkpoint
@@ -105,8 +101,7 @@ class _Rates(LambdaLR):
         if not self._override_checkpoint:
             return
         self.base_lrs = list(now)
-        groups = zip(self.optimizer.param_groups, now, self.lr_lambdas, strict=True)
-        for group, base, factor in groups:
+        for group, base, factor in zip(self.optimizer.param_groups, now, self.lr_lambdas, strict=True):
             _set(group, "initial_lr", base)
             _set(group, "lr", base * factor(self.last_epoch))
         self._last_lr = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -115,13 +110,8 @@ class _Rates(LambdaLR):
 class Schedule:
     """Sets the rates before each step by a function, or steps a torch LRScheduler after it.
 
-    Args:
-        optimizer: its current learning rates are the base rates.
-        kind: a function from the step to a factor, or a torch LRScheduler over the same optimizer.
-        override_checkpoint: whether the optimizer's current rates override those of a checkpoint.
-
-    Raises:
-        ConfigurationError: `kind` is a ReduceLROnPlateau, or is not callable.
+    The optimizer's current learning rates are the base rates; with `override_checkpoint` they override those
+    of a checkpoint. Raises ConfigurationError if `kind` is a ReduceLROnPlateau, or is not callable.
     """
 
     def __init__(
@@ -173,15 +163,13 @@ class Schedule:
         return self._kind.name if isinstance(self._kind, Usual) else "function"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns kind, base rates and the state of the torch LRScheduler."""
         torch_state = self._kind.state_dict() if isinstance(self._kind, LRScheduler) else {}
         return {"kind": self.kind, "base": list(self._base), "torch": torch_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state. The checkpoint's rates hold, unless `override_checkpoint`.
 
-        Raises:
-            ValueError: the state is of another kind of schedule.
+        Raises ValueError if the state is of another kind of schedule.
         """
         saved = state.get("kind", self.kind)  # older states have no kind
         if saved != self.kind:
@@ -202,16 +190,14 @@ def _unknown(given: object) -> ConfigurationError:
 
 def _finite(factor: object, step: int) -> float:
     """Converts the result of the script's function to a finite float; else raises ConfigurationError."""
-    try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
         number = math.nan if isinstance(factor, str) else float(factor)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigurationError(
-            f"Trainer(schedule=...): the function returned {factor!r} for step {step} (the first is "
-            "0); it must return a finite factor on the learning rate"
-        )
-    return number
+        if math.isfinite(number):
+            return number
+    raise ConfigurationError(
+        f"Trainer(schedule=...): the function returned {factor!r} for step {step} (the first is 0); it must "
+        "return a finite factor on the learning rate"
+    )
 
 
 def _set(group: dict[str, Any], name: str, value: float) -> None:
@@ -223,10 +209,6 @@ def _set(group: dict[str, Any], name: str, value: float) -> None:
 
 
 def _tell_rates(saved: list[float], now: list[float], *, override_checkpoint: bool) -> None:
-    words = {"checkpoint": _rates(saved), "now": _rates(now)}
+    # With all digits: the log rounds numbers to three decimals.
+    words = {name: ",".join(map(repr, rates)) for name, rates in (("checkpoint", saved), ("now", now))}
     log.event("override", setting="lr", holds="now" if override_checkpoint else "checkpoint", **words)
-
-
-def _rates(base: list[float]) -> str:
-    """Formats the rates with all digits: the log rounds numbers to three decimals."""
-    return ",".join(map(repr, base))

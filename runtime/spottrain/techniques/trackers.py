@@ -14,7 +14,7 @@ sent again. There the first attempt's values stay; in deterministic mode both ar
 
 A tracker neither stops nor delays training. Each has its own thread and a bounded queue. Its first exception
 is logged (`event=tracker-failed`), and after `GIVE_UP` failures in a row it is no longer called. Only rank 0
-logs. The packages are imported in `begin`; a missing package raises ConfigurationError in the constructor.
+logs. A missing package raises ConfigurationError in the constructor.
 """
 
 from __future__ import annotations
@@ -77,14 +77,8 @@ class Tracker(Protocol):
 def run_id(job_uid: str) -> str:
     """Makes a run id of the job's UID, which is the same in all attempts.
 
-    Args:
-        job_uid: UID of the job.
-
-    Returns:
-        At most 64 letters, digits, `_` and `-`, which W&B and file names allow.
-
-    Raises:
-        ConfigurationError: the UID has no letter or digit.
+    Returns at most 64 letters, digits, `_` and `-`, which W&B and file names allow. Raises
+    ConfigurationError if the UID has no letter or digit.
     """
     found = re.sub(r"[^A-Za-z0-9_-]+", "-", job_uid).strip("-")[:64]
     if not found:
@@ -108,7 +102,7 @@ def listed(given: Sequence[Tracker] | None, where: str) -> list[Tracker]:
 
 
 class Trackers:
-    """Several trackers as one. Ranks other than 0 log nothing, and only keep the same state.
+    """Several trackers as one. Ranks other than 0 log nothing.
 
     Args:
         trackers: the trackers; None: none.
@@ -131,7 +125,6 @@ class Trackers:
         self._lines = [_Line(each) for each in given] if first else []
         self._close_seconds = close_seconds
         self._run = ""
-        self._last = 0
         self._begun = self._closed = self._late = False
 
     def begin(self, run_id: str, resumed_step: int) -> None:
@@ -148,16 +141,20 @@ class Trackers:
             line.send(partial(line.tracker.begin, run_id, resumed_step))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Queues values for all trackers, and returns at once. All ranks must call it.
+        """Queues values for all trackers, and returns at once.
 
         Args:
             step: optimizer step, counted from 1.
             values: numbers, or tensors of one element, by name. Reading a tensor waits for its device. None,
                 NaN and infinite values are left out.
         """
-        self._last, self._begun = max(self._last, step), True
+        self._begun = True
         if self._closed:
-            return self._tell_late(step)
+            if self._lines and not self._late:
+                why = "the trackers are closed (a Run closes them when it ends): later values are dropped"
+                log.event("tracker-closed", step=step, why=why)
+            self._late = True
+            return
         finite = {name: v for name, each in values.items() if math.isfinite(v := _number(each))}
         for line in self._lines if finite else ():
             line.send(partial(line.tracker.log, step, finite))
@@ -177,19 +174,13 @@ class Trackers:
         for line in self._lines:
             line.join(max(min(self._close_seconds, within), 0.0))
 
-    def _tell_late(self, step: int) -> None:
-        if self._lines and not self._late:
-            why = "the trackers are closed (a Run closes them when it ends): later values are dropped"
-            log.event("tracker-closed", step=step, why=why)
-        self._late = True
-
     def state_dict(self) -> dict[str, Any]:
-        """Returns plain values, the same on all ranks if all call `log`."""
-        return {"run": self._run, "last": self._last}
+        """Returns plain values, the same on all ranks."""
+        return {"run": self._run}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state. Call it before `begin`."""
-        self._run, self._last = state["run"], int(state["last"])
+        self._run = state["run"]
 
 
 def _number(value: Any) -> float:
@@ -226,15 +217,11 @@ class _Line:
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
-        late = self._queue.qsize() if self._thread.is_alive() else 0
-        if self._thread.is_alive() or self._failed or self._dropped:
-            log.event(
-                "tracker-incomplete",
-                tracker=self.tracker.name,
-                failed=self._failed,
-                left_out=self._dropped,
-                waiting=late,
-            )
+        hangs, failed, dropped = self._thread.is_alive(), self._failed, self._dropped
+        if hangs or failed or dropped:
+            waiting = self._queue.qsize() if hangs else 0
+            words = {"failed": failed, "left_out": dropped, "waiting": waiting}
+            log.event("tracker-incomplete", tracker=self.tracker.name, **words)
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:
@@ -245,14 +232,11 @@ class _Line:
                 call()
                 self._in_a_row = 0
             except Exception as error:  # no error of a tracker may stop training
-                self._note(error)
-
-    def _note(self, error: Exception) -> None:
-        self._failed += 1
-        self._in_a_row += 1
-        if self._failed == 1:
-            why = f"{type(error).__name__}: {str(error)[:200]}"
-            log.event("tracker-failed", tracker=self.tracker.name, why=why, then="training continues")
+                self._failed += 1
+                self._in_a_row += 1
+                if self._failed == 1:
+                    why = f"{type(error).__name__}: {str(error)[:200]}"
+                    log.event("tracker-failed", tracker=self.tracker.name, why=why, then="training continues")
 
 
 class Once:
@@ -335,25 +319,20 @@ class WandB:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         _require("wandb")
-        self._words = {
-            "project": project,
-            "entity": entity,
-            "mode": mode,
-            "dir": None if folder is None else str(folder),
-            "config": dict(config or {}),
-        }
+        place = None if folder is None else str(folder)
+        self._words = {"project": project, "entity": entity, "mode": mode, "dir": place}
+        self._config = dict(config or {})
 
     def begin(self, run_id: str, resumed_step: int) -> None:
         wandb = import_module("wandb")
-        settings = wandb.Settings(console="off")
-        self._run = wandb.init(id=run_id, name=run_id, resume="allow", settings=settings, **self._words)
-        self._mark = (
-            Path(self._run.dir).parents[1] / f"spottrain-{run_id}.step" if self._run.offline else None
-        )
-        self._once = Once(max(int(self._run.step) - 1, self._marked()))
-
-    def _marked(self) -> int:
-        return int(self._mark.read_text()) if self._mark is not None and self._mark.exists() else 0
+        words = {"settings": wandb.Settings(console="off"), "config": self._config, **self._words}
+        self._run = wandb.init(id=run_id, name=run_id, resume="allow", **words)
+        self._mark: Path | None = None
+        floor = int(self._run.step) - 1
+        if self._run.offline:
+            self._mark = Path(self._run.dir).parents[1] / f"spottrain-{run_id}.step"
+            floor = max(floor, int(self._mark.read_text()) if self._mark.exists() else 0)
+        self._once = Once(floor)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if new := self._once.fresh(step, values):
@@ -397,7 +376,8 @@ class MLflow:
 
     def begin(self, run_id: str, resumed_step: int) -> None:
         self._client = import_module("mlflow").MlflowClient(tracking_uri=self._uri)
-        experiment = self._id_of_experiment()
+        known = self._client.get_experiment_by_name(self._experiment)
+        experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
         found = self._client.search_runs([experiment], filter_string=f"tags.`{TAG}` = '{run_id}'")
         if found:
             self._id = found[0].info.run_id
@@ -408,10 +388,6 @@ class MLflow:
         self._once = Once()
         for name, value in self._config.items():
             self._client.log_param(self._id, name, value)
-
-    def _id_of_experiment(self) -> str:
-        known = self._client.get_experiment_by_name(self._experiment)
-        return str(self._client.create_experiment(self._experiment) if known is None else known.experiment_id)
 
     def _last_step(self, name: str) -> int:
         return max(int(point.step) for point in self._client.get_metric_history(self._id, name))

@@ -68,7 +68,7 @@ class TrainerPhases:
         except Exception as error:  # out of memory, a kernel without a formula, a loss that counts its calls
             why = f"{type(error).__name__}: {error}"
         log.event("flops-not-counted", why=why, next="MFU and the compute bottleneck are not reported")
-        release(self.device)
+        release()
         return Work()
 
     def _counted(self, source: Batches) -> Work:

@@ -43,8 +43,7 @@ from spottrain.techniques.dry_run import rehearsal
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
 from spottrain.techniques.gradient_compression import Compression
-from spottrain.techniques.memory_fit import MemoryFit
-from spottrain.techniques.oom_history import OOMHistory
+from spottrain.techniques.memory_fit import MemoryFit, OOMHistory
 from spottrain.techniques.trackers import Tracker, Trackers, run_id
 from spottrain.training import components
 from spottrain.training.components import require_kinds, require_own_parameters, require_positive

@@ -11,7 +11,7 @@ import torch
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.techniques import accumulation
-from spottrain.techniques.accumulation import MicroBatch, Reweighed, shares_by_count, weights
+from spottrain.techniques.accumulation import MicroBatch, Reweighed
 
 ALONE = World()
 IGNORED = -100
@@ -72,14 +72,9 @@ def of_windows(
 
 def test_unequal_counts_of_tokens_give_the_gradient_of_one_big_batch() -> None:
     batches = tokens([12, 3, 7, 1])
-    (found,) = of_windows(batches, 4)
+    (found,), (mean_of_means,) = of_windows(batches, 4), of_windows(batches, 4, counted=None)
     torch.testing.assert_close(found, of_one_batch(batches))
-
-
-def test_divided_by_micro_batches_it_would_be_another_gradient() -> None:
-    batches = tokens([12, 3, 7, 1])
-    (wrong,) = of_windows(batches, 4, counted=lambda batch: 1)
-    assert not torch.allclose(wrong, of_one_batch(batches), rtol=0.05)
+    assert not torch.allclose(mean_of_means, found, rtol=0.05)
 
 
 def test_the_last_partial_window_is_a_step_of_its_own() -> None:
@@ -92,13 +87,10 @@ def test_the_last_partial_window_is_a_step_of_its_own() -> None:
 
 def test_without_a_count_all_micro_batches_weigh_the_same_in_their_window() -> None:
     parts = list(accumulation.parts(range(5), 2, world=ALONE))
-    assert [(p.batch, p.weight, p.last) for p in parts] == [
-        (0, 0.5, False),
-        (1, 0.5, True),
-        (2, 0.5, False),
-        (3, 0.5, True),
-        (4, 1.0, True),
-    ]
+    assert [p.batch for p in parts] == [0, 1, 2, 3, 4]
+    assert [p.weight for p in parts] == [0.5, 0.5, 0.5, 0.5, 1.0]
+    assert [p.last for p in parts] == [False, True, False, True, True]
+    assert list(accumulation.parts([], 4, world=ALONE)) == [], "no data, no step"
 
 
 def test_a_micro_batch_without_a_token_that_counts_is_left_out_for_its_mean_is_none() -> None:
@@ -169,32 +161,27 @@ def test_a_filler_is_the_same_in_each_attempt(made: Callable[[Set], tuple[Any, A
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_a_loader_of_torch_s_own_has_a_filler_for_its_first_step() -> None:
-    loader = torch.utils.data.DataLoader(Set([0, 5]), collate_fn=first)
-    assert [part.weight for part in accumulation.parts(loader, 1, count=count, world=ALONE)] == [0.0, 1.0]
-
-
 def test_a_filler_of_another_kind_of_loader_is_the_one_that_is_given() -> None:
     stream = accumulation.parts(tokens([0, 4]), 1, count=count, world=ALONE, spare=lambda: tokens([7])[0])
     assert [(count(part.batch), part.weight) for part in stream] == [(7, 0.0), (4, 1.0)]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "found"),
     [
-        {"batch_sampler": [[1], [2]]},
-        {"sampler": torch.utils.data.SubsetRandomSampler([1, 2])},
+        ({}, [(9, 1.0), (9, 0.0), (4, 1.0)]),
+        ({"batch_sampler": [[1], [2]]}, [(4, 1.0)]),
+        ({"sampler": torch.utils.data.SubsetRandomSampler([1, 2])}, [(4, 1.0)]),
     ],
+    ids=["torch's own", "own batches", "own sampler"],
 )
-def test_a_sampler_of_a_person_s_own_is_asked_for_no_filler(options: dict[str, Any]) -> None:
-    """It alone knows which samples there are, and how many make a batch."""
+def test_only_of_a_loader_over_a_whole_dataset_is_a_filler_found(
+    options: dict[str, Any], found: list[tuple[int, float]]
+) -> None:
+    """A custom sampler alone knows which samples there are, and how many make a batch."""
     loader = torch.utils.data.DataLoader(Set([9, 0, 4]), collate_fn=first, **options)
-    found = list(accumulation.parts(loader, 1, count=count, world=ALONE))
-    assert [(count(part.batch), part.weight) for part in found] == [(4, 1.0)]
-
-
-def test_no_data_is_no_step() -> None:
-    assert list(accumulation.parts([], 4, world=ALONE)) == []
+    stream = accumulation.parts(loader, 1, count=count, world=ALONE)
+    assert [(count(part.batch), part.weight) for part in stream] == found
 
 
 def test_a_loader_is_read_one_window_at_a_time() -> None:
@@ -257,19 +244,13 @@ def test_a_rank_that_never_had_anything_to_count_is_refused() -> None:
         Reweighed[Tokens](count, ALONE)([(tokens([0])[0], 1.0)])
 
 
-# --- the numbers alone ----------------------------------------------------------------------------------
-def test_shares_add_up_to_one_and_weights_to_the_number_of_ranks() -> None:
-    assert shares_by_count([6, 2], ALONE) == [0.75, 0.25] == weights([6, 2], ALONE)
-    assert shares_by_count([0, 0], ALONE) == [0.0, 0.0]
-    assert shares_by_count([], ALONE) == []
-
-
+# --- refused ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_a_count_that_is_none_is_refused(bad: float) -> None:
     with pytest.raises(
         ConfigurationError, match=r"count\(batch\) returned .*: it must return a finite number"
     ):
-        shares_by_count([1, bad], ALONE)
+        Reweighed[int](lambda _: bad, ALONE)([(1, 1.0)])
     with pytest.raises(ConfigurationError, match=r"count\(batch\) returned"):
         list(accumulation.parts([1], 1, count=lambda _: bad, world=ALONE))
 

@@ -88,26 +88,27 @@ def test_what_is_no_policy_is_refused(wanted: str) -> None:
 
 
 # --- the blocks -----------------------------------------------------------------------------------------
-def test_blocks_are_the_repeated_class_with_the_most_parameters() -> None:
-    model = net(depth=3)
-    assert list(blocks(model)) == ["layers.0", "layers.1", "layers.2"]
+def stages() -> torch.nn.Module:
+    """Two stages of a network, and a wider block beside them."""
+    of = [torch.nn.Sequential(Block(), Block()) for _ in range(2)]
+    return torch.nn.ModuleDict({"a": of[0], "b": of[1], "c": torch.nn.Sequential(Block(16), torch.nn.ReLU())})
 
 
-def test_the_stages_of_a_network_count_together() -> None:
-    model = torch.nn.Sequential(torch.nn.Sequential(Block(), Block()), torch.nn.ReLU(), Block(), Block(16))
-    model.insert(0, torch.nn.Sequential(Block(), Block()))
-    stages = torch.nn.ModuleDict({"a": model[0], "b": model[1]})
-    assert list(blocks(stages)) == ["a.0", "a.1", "b.0", "b.1"]
-
-
-def test_plain_layers_are_no_blocks() -> None:
-    assert blocks(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))) == {}
-
-
-def test_named_classes_win_and_those_inside_of_others_are_not_counted_again() -> None:
-    model = net(depth=2)
-    assert list(blocks(model, ["Dropout"])) == ["layers.0.drop", "layers.1.drop"]
-    assert list(blocks(model, ["Block", "Dropout"])) == ["layers.0", "layers.1"]
+@pytest.mark.parametrize(
+    ("make", "classes", "names"),
+    [
+        (lambda: net(depth=3), [], ["layers.0", "layers.1", "layers.2"]),
+        (stages, [], ["a.0", "a.1", "b.0", "b.1"]),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), [], []),
+        (lambda: net(depth=2), ["Dropout"], ["layers.0.drop", "layers.1.drop"]),
+        (lambda: net(depth=2), ["Block", "Dropout"], ["layers.0", "layers.1"]),
+    ],
+    ids=["repeated", "stages together", "no plain layers", "by class", "none inside another"],
+)
+def test_which_modules_are_blocks(
+    make: Callable[[], torch.nn.Module], classes: list[str], names: list[str]
+) -> None:
+    assert list(blocks(make(), classes)) == names
 
 
 def test_an_unknown_class_is_refused_with_those_that_there_are() -> None:
@@ -156,42 +157,20 @@ def test_the_more_blocks_the_less_is_kept() -> None:
     assert every <= inputs_only + 6 * 5100, "the input of each block, and its random state"
 
 
-def test_weights_are_not_counted_as_kept() -> None:
-    model = torch.nn.Linear(64, 1)
-    x = torch.ones(1, 64, requires_grad=True)  # so that autograd needs the weights too
-    assert saved_bytes(lambda: model(x), model) == 64 * 4
-
-
-def test_without_gradients_nothing_is_recomputed() -> None:
+def test_only_with_gradients_a_block_is_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(depth=2)
     apply(model, Policy.of("all"))
-    calls: list[int] = []
-    inside = model.get_submodule("layers.0.wide")
-    inside.register_forward_hook(lambda *_: calls.append(1))
-    with torch.no_grad():
-        model(torch.ones(1, 8))
-    assert len(calls) == 1
+    inside: list[int] = []
+    outside: list[int] = []
+    model.get_submodule("layers.0.wide").register_forward_hook(lambda *_: inside.append(1))
+    model.layers[0].register_forward_hook(lambda *_: outside.append(1))
     gradients(model)
-    assert len(calls) == 3, "once in the forward pass, once for the backward pass"
-
-
-def test_an_evaluation_does_not_even_copy_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = net(depth=2)
-    apply(model, Policy.of("all"))
+    assert len(inside) == 2, "in the forward pass, and for the backward pass"
+    assert len(outside) == 1, "hooks of the block itself run once"
     monkeypatch.setattr("spottrain.techniques.activation_checkpointing.checkpoint", None)
     with torch.no_grad():
-        model(torch.ones(1, 8))
-    with pytest.raises(TypeError, match="NoneType"):
-        model(torch.ones(1, 8))
-
-
-def test_hooks_of_the_block_itself_run_once() -> None:
-    model = net(depth=2)
-    apply(model, Policy.of("all"))
-    calls: list[int] = []
-    model.layers[0].register_forward_hook(lambda *_: calls.append(1))
-    gradients(model)
-    assert len(calls) == 1
+        model(torch.ones(1, 8))  # does not even copy the random state
+    assert len(inside) == 3
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -339,7 +318,9 @@ def test_a_model_with_a_switch_whose_classes_are_named_is_not() -> None:
 
 
 # --- how much it takes ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(("first", "tried"), [("none", 1), ("every-3", 2), ("every-2", 3), ("all", 4)])
+@pytest.mark.parametrize(
+    ("first", "tried"), [("none", 1), ("every-3", 2), ("every-2", 3), ("all", 4), ("nothing", 4)]
+)
 def test_auto_is_the_least_that_fits(first: str, tried: int) -> None:
     asked: list[str] = []
 
@@ -347,12 +328,8 @@ def test_auto_is_the_least_that_fits(first: str, tried: int) -> None:
         asked.append(str(policy))
         return str(policy) == first
 
-    assert str(least(fits)) == first
+    assert str(least(fits)) == (first if first != "nothing" else "None")
     assert asked == ["none", "every-3", "every-2", "all"][:tried]
-
-
-def test_auto_that_never_fits_is_none() -> None:
-    assert least(lambda policy: False) is None
 
 
 def test_auto_is_refused_without_a_trial() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from spottrain.techniques.batch_size_trials import (
     MemoryOfAllRanks,
     OutOfMemoryTogether,
     Trial,
-    agreed,
     divisors,
     find,
     is_out_of_memory,
@@ -47,40 +47,57 @@ def up_to(most: int, tried: list[int] | None = None) -> Callable[[int], None]:
 def test_the_largest_divisor_that_fits_is_found_in_few_trials(share: int, most: int) -> None:
     tried: list[int] = []
     expected = max(size for size in divisors(share) if size <= most)
-    assert find(up_to(most, tried), share) == expected
+    with patch("spottrain.techniques.batch_size_trials.release"):  # it takes most of the time
+        assert find(up_to(most, tried), share) == expected
     assert len(tried) == len(set(tried)) <= 2 * len(divisors(share)).bit_length()
 
 
-def test_sizes_grow_and_then_halve_the_gap() -> None:
+@pytest.mark.parametrize(
+    ("most", "share", "largest", "sizes"),
+    [(40, 128, None, [1, 4, 64, 16, 32]), (1000, 64, 20, [1, 4, 16])],
+    ids=["grows, then halves the gap", "none above the largest wanted"],
+)
+def test_the_order_of_trials(most: int, share: int, largest: int | None, sizes: list[int]) -> None:
     tried: list[int] = []
-    assert find(up_to(40, tried), 128) == 32
-    assert tried == [1, 4, 64, 16, 32]
+    assert find(up_to(most, tried), share, largest=largest) == sizes[-1]
+    assert tried == sizes
 
 
-def test_no_size_above_the_largest_wanted_is_tried() -> None:
-    tried: list[int] = []
-    assert find(up_to(1000, tried), 64, largest=20) == 16
-    assert max(tried) == 16
-
-
-def test_where_nothing_fits_the_ways_out_are_named() -> None:
+def test_if_nothing_fits_the_error_names_what_to_do() -> None:
     with pytest.raises(
         ConfigurationError, match=r"one sample does not fit.*activation checkpointing.*bf16.*smaller"
     ):
         find(up_to(0), 8)
 
 
-def test_a_fault_of_another_kind_is_nobodys_memory() -> None:
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes"), KeyError("labels")])
+def test_other_errors_than_out_of_memory_propagate(error: Exception) -> None:
     def trial(size: int) -> None:
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+        raise error
 
-    with pytest.raises(RuntimeError, match="mat1"):
+    with pytest.raises(type(error)) as caught:
         find(trial, 8)
+    assert caught.value is error
 
 
-def test_what_a_failed_trial_held_is_gone_when_it_is_cleared() -> None:
+def test_a_size_that_the_model_does_not_support_is_left_out() -> None:
+    tried: list[int] = []
+
+    def trial(size: int) -> None:
+        tried.append(size)
+        if size == 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        if size > 4:
+            raise torch.OutOfMemoryError
+
+    assert find(trial, 16) == 4 and tried[0] == 1
+
+
+def test_the_memory_of_a_failed_trial_is_free_when_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
     alive: list[bool] = []
+    released = "spottrain.techniques.batch_size_trials.release"
+    monkeypatch.setattr(released, lambda: alive.append(held[-1]() is not None))
 
     def trial(size: int) -> None:
         big = torch.ones(size)
@@ -88,24 +105,16 @@ def test_what_a_failed_trial_held_is_gone_when_it_is_cleared() -> None:
         if size > 2:
             raise MemoryError
 
-    assert find(trial, 4, clear=lambda: alive.append(held[-1]() is not None)) == 2
+    assert find(trial, 4) == 2
     assert alive == [False]
 
 
-@pytest.mark.parametrize(("size", "share", "expected"), [(8, 8, 4), (6, 12, 4), (5, 12, 4), (2, 9, 1)])
-def test_the_next_smaller_one_divides_too(size: int, share: int, expected: int) -> None:
-    assert smaller(size, share) == expected
-
-
-def test_below_one_there_is_none() -> None:
+def test_the_next_smaller_size_divides_too_and_below_one_there_is_none() -> None:
+    assert [smaller(8, 8), smaller(6, 12), smaller(5, 12), smaller(2, 9)] == [4, 4, 4, 1]
     with pytest.raises(
         ConfigurationError, match="micro-batches of 1 samples do not fit into memory, and no smaller size"
     ):
         smaller(1, 8)
-
-
-def test_alone_a_rank_agrees_with_itself() -> None:
-    assert agreed(12, World(), CPU) == 12
 
 
 # --- what an error of memory is -------------------------------------------------------------------------
@@ -136,23 +145,22 @@ def test_what_torch_raises_on_a_cpu_is_one() -> None:
 # --- a trial --------------------------------------------------------------------------------------------
 @dataclass
 class Metered:
-    """A memory in which a sample takes 10 bytes beside 100 for the rest."""
+    """A memory in which a sample takes 10 bytes beside 100 for the rest; at least `least`."""
 
     limit: int = 1000
     fails_softly: bool = True
     device: torch.device = CPU
     size: int = 0
-    begun: list[int] = field(default_factory=list)
+    least: int = 0
 
-    def begin(self) -> None:
-        self.begun.append(self.size)
+    def begin(self) -> None: ...
 
     def peak(self) -> int:
-        return 100 + 10 * self.size
+        return max(self.least, 100 + 10 * self.size)
 
 
 class Scene:
-    def __init__(self, memory: Metered, share: int = 64, **options: Any) -> None:
+    def __init__(self, memory: Metered, share: int = 64) -> None:
         self.memory = memory
         self.model = torch.nn.Sequential(
             torch.nn.Linear(4, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2)
@@ -166,7 +174,6 @@ class Scene:
             batch_of=self.batch_of,
             share=share,
             memory=memory,
-            **options,
         )
 
     def batch_of(self, size: int) -> torch.Tensor:
@@ -183,12 +190,12 @@ def test_a_trial_leaves_room_and_no_trace() -> None:
     scene = Scene(Metered(limit=1000))
     before = {name: value.clone() for name, value in scene.model.state_dict().items()}
     random = torch.get_rng_state()
-    assert find(scene.trial, 64, clear=scene.trial.clear) == 64
+    assert find(scene.trial, 64) == 64
     assert torch.equal(torch.get_rng_state(), random)
     softly = Scene(Metered(limit=800))
     assert find(softly.trial, 64) == 32, "740 of 800 is above 90 %"
     assert 64 in softly.passes, "tried, since an error is the worst that could come of it"
-    assert find(Scene(Metered(limit=800), head_room=0.0).trial, 64) == 64
+    assert find(Scene(Metered(limit=825)).trial, 64) == 64
     after = scene.model.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert not scene.optimizer.state and all(p.grad is None for p in scene.model.parameters())
@@ -209,16 +216,8 @@ def test_where_going_above_ends_the_process_a_size_foreseen_to_is_not_tried() ->
         scene.trial(64)
 
 
-@dataclass
-class Bent(Metered):
-    """Up to 8 samples it is the optimizer's step that takes most."""
-
-    def peak(self) -> int:
-        return max(180, 100 + 10 * self.size)
-
-
-def test_what_grows_only_from_some_size_on_is_not_run_into() -> None:
-    scene = Scene(Bent(limit=300, fails_softly=False))
+def test_a_peak_that_grows_only_from_some_size_on_is_foreseen() -> None:
+    scene = Scene(Metered(limit=300, fails_softly=False, least=180))  # the optimizer's step takes most
     assert find(scene.trial, 64) == 16 and max(scene.passes) == 16
 
 
@@ -320,24 +319,3 @@ def test_the_peak_is_the_processs_own_and_begins_anew(tmp_path: Path) -> None:
 def test_a_peak_that_cannot_begin_anew_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     HostMemory(1, tmp_path / "absent").begin()
     assert 'peak="of all trials so far"' in capsys.readouterr().out
-
-
-def test_a_size_that_the_model_cannot_do_at_all_is_left_out() -> None:
-    tried: list[int] = []
-
-    def trial(size: int) -> None:
-        tried.append(size)
-        if size == 1:
-            raise ValueError("Expected more than 1 value per channel when training")
-        if size > 4:
-            raise torch.OutOfMemoryError
-
-    assert find(trial, 16) == 4 and tried[0] == 1
-
-
-def test_an_error_of_the_model_s_own_is_no_lack_of_memory() -> None:
-    def trial(size: int) -> None:
-        raise KeyError("labels")
-
-    with pytest.raises(KeyError, match="labels"):
-        find(trial, 4)

@@ -12,36 +12,28 @@ from spottrain import techniques
 from tests.support.fresh import Fresh
 
 
-def test_every_name_is_there_and_no_other() -> None:
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     package: Any = techniques
-    for name in techniques.__all__:
-        assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = package.nothing
 
 
-def test_importing_the_package_costs_no_torch() -> None:
-    code = (
-        "import sys, spottrain.techniques, spottrain.techniques.lr_scaling; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_one_import_reaches_every_technique(fresh: Fresh) -> None:
+def test_one_import_reaches_every_name(fresh: Fresh) -> None:
     code = (
         "import sys, spottrain\n"
         "from spottrain.diagnostics import Profiler, Watch\n"
         "for name in spottrain.__all__ + ['techniques.' + n for n in spottrain.techniques.__all__]:\n"
-        "    eval('spottrain.' + name)\n"
+        "    assert eval('spottrain.' + name) is not None\n"
         "assert spottrain.diagnostics.Watch is Watch and spottrain.techniques.schedules.shape"
     )
-    fresh.run(code)
+    fresh.run(code, seconds=120)
 
 
 def test_the_packages_themselves_cost_no_torch() -> None:
     code = (
         "import sys, spottrain\n"
-        "spottrain.techniques.lr_scaling, spottrain.techniques.early_stopping\n"
+        "import spottrain.techniques.lr_scaling\n"
+        "spottrain.techniques.early_stopping\n"
         "spottrain.ActivationCheckpointing(policy='all')\n"
         "import spottrain.lifecycle.session\n"
         "assert 'torch' not in sys.modules"

@@ -16,7 +16,6 @@ from spottrain.techniques.precision import (
     DeviceFacts,
     Precision,
     choose,
-    doubt_without_scaler,
     facts_of,
 )
 
@@ -25,15 +24,12 @@ from tests.support.fresh import Fresh
 CPU = torch.device("cpu")
 
 
-def facts(kind: str) -> DeviceFacts:
-    match kind:
-        case "H200":
-            return DeviceFacts(type="cuda", name="H200", bf16=True, tf32=True)
-        case "V100":
-            return DeviceFacts(type="cuda", name="V100", bf16=False, tf32=False)
-        case "Zen4":
-            return DeviceFacts(type="cpu", name="Zen4", bf16=True, tf32=False)
-    return DeviceFacts(type="cpu", name="old CPU", bf16=False, tf32=False)
+DEVICES = {
+    "H200": DeviceFacts(type="cuda", name="H200", bf16=True, tf32=True),
+    "V100": DeviceFacts(type="cuda", name="V100", bf16=False, tf32=False),
+    "Zen4": DeviceFacts(type="cpu", name="Zen4", bf16=True, tf32=False),
+    "old": DeviceFacts(type="cpu", name="old CPU", bf16=False, tf32=False),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +45,7 @@ def flags_as_before() -> Iterator[None]:
     ("device", "name"), [("H200", "bf16"), ("V100", "fp16"), ("Zen4", "bf16"), ("old", "fp32")]
 )
 def test_auto_is_what_the_device_has_in_hardware(device: str, name: str, capsys: Any) -> None:
-    assert choose("auto", CPU, facts(device)).name == name
+    assert choose("auto", CPU, DEVICES[device]).name == name
     out = capsys.readouterr().out
     assert f"chosen={name}" in out and "advice" not in out
     assert ("fp16 needs loss scaling" in out) is (name == "fp16")
@@ -69,25 +65,30 @@ def test_auto_is_what_the_device_has_in_hardware(device: str, name: str, capsys:
 def test_what_the_device_is_bad_at_is_done_and_told(
     wanted: str, device: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert choose(wanted, CPU, facts(device)).name == wanted
+    assert choose(wanted, CPU, DEVICES[device]).name == wanted
     line, *more = capsys.readouterr().out.splitlines()
     assert "event=advice about=precision" in line
     assert re.search(words, line), line
-    assert [each for each in more if "event=loss-scale" not in each] == []
+    assert ["event=loss-scale" in each for each in more] == [True] * (wanted == "fp16")
 
 
 @pytest.mark.parametrize(
     ("wanted", "device"),
     [("bf16", "H200"), ("fp32", "H200"), ("tf32", "H200"), ("fp16", "V100"), ("fp32", "old")],
 )
-def test_no_advice_where_the_choice_is_good(wanted: str, device: str, capsys: Any) -> None:
-    choose(wanted, CPU, facts(device))
-    assert "advice" not in capsys.readouterr().out
+def test_a_good_choice_gets_no_advice_and_only_fp16_says_who_scales_the_loss(
+    wanted: str, device: str, capsys: Any
+) -> None:
+    choose(wanted, CPU, DEVICES[device])
+    out = capsys.readouterr().out
+    assert "advice" not in out
+    words = ("event=loss-scale", "Trainer does it by itself", "spottrain.techniques.Amp", "scaler=")
+    assert [each in out for each in words] == [wanted == "fp16"] * 4
 
 
 def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigurationError, match="'int8' is not known: use auto, bf16, fp16, fp32, tf32"):
-        choose("int8", CPU, facts("old"))
+        choose("int8", CPU, DEVICES["old"])
 
 
 def test_the_facts_of_this_machine_are_those_torch_tells() -> None:
@@ -95,23 +96,6 @@ def test_the_facts_of_this_machine_are_those_torch_tells() -> None:
     assert here.type == "cpu" and not here.tf32
     has = torch.cpu.get_capabilities()
     assert here.bf16 == bool(has.get("avx512_bf16") or has.get("amx_bf16") or has.get("sve_bf16"))
-
-
-def test_fp16_alone_needs_the_scaler_and_says_so_to_a_loop_of_ones_own() -> None:
-    of = {name: choose(name, CPU, facts("H200")) for name in ("bf16", "fp16", "fp32", "tf32")}
-    assert [name for name, it in of.items() if doubt_without_scaler(it)] == ["fp16"]
-    assert "scaler=" in str(doubt_without_scaler(of["fp16"]))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "device"), [("auto", "V100"), ("fp16", "V100"), ("fp16", "H200"), ("fp16", "old")]
-)
-def test_where_fp16_is_chosen_it_is_told_who_scales_the_loss(wanted: str, device: str, capsys: Any) -> None:
-    choose(wanted, CPU, facts(device))
-    (line,) = [each for each in capsys.readouterr().out.splitlines() if "event=loss-scale" in each]
-    assert "Trainer does it by itself" in line and "spottrain.techniques.Amp" in line
-    choose("bf16", CPU, facts(device))
-    assert "loss-scale" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -156,23 +140,24 @@ def test_flags_that_a_script_left_in_conflict_are_put_right(name: str) -> None:
     assert torch.backends.cuda.matmul.allow_tf32 is (name == "tf32")
 
 
-@pytest.mark.parametrize("above", ["torch.backends", "torch.backends.cudnn"])
-@pytest.mark.parametrize("name", ["fp32", "tf32"])
-def test_convolutions_too_are_in_the_format_that_was_chosen_whatever_was_set_above(
-    above: str, name: str, fresh: Fresh
-) -> None:
-    """In a process of its own: a setting of all backends is the process's."""
-    code = f"""
-import torch
+def test_convolutions_have_the_chosen_format_whatever_was_set_for_all_backends(fresh: Fresh) -> None:
+    """In processes of their own: a setting of all backends is the process's."""
+    code = """
+import os, torch
 from spottrain.techniques.precision import Precision
-{above}.fp32_precision = "tf32"
-Precision(name={name!r}).apply()
-cudnn = torch.backends.cudnn
-print(cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, cudnn.allow_tf32)
-print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cuda.matmul.allow_tf32)
+cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+for above in (torch.backends, cudnn):
+    for name in ("fp32", "tf32"):
+        if os.fork() == 0:
+            above.fp32_precision = "tf32"
+            Precision(name=name).apply()
+            kinds = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, matmul.fp32_precision
+            print("found", name, *kinds, cudnn.allow_tf32, matmul.allow_tf32, flush=True)
+            os._exit(0)
+        assert os.wait()[1] == 0
 """
-    kind, allowed = ("tf32", True) if name == "tf32" else ("ieee", False)
-    assert fresh.run(code).splitlines()[-2:] == [f"{kind} {kind} {allowed}", f"{kind} {allowed}"]
+    found = [line for line in fresh.run(code).splitlines() if line.startswith("found")]
+    assert found == ["found fp32 ieee ieee ieee False False", "found tf32 tf32 tf32 tf32 True True"] * 2
 
 
 def test_a_setting_of_the_script_that_is_overridden_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +182,7 @@ class Scene:
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
-        self.amp = Amp(choose(name, CPU, facts("Zen4")), CPU)
+        self.amp = Amp(choose(name, CPU, DEVICES["Zen4"]), CPU)
 
     def step(self, gradient: float, **options: Any) -> bool:
         self.amp.backward(self.weight * -gradient)
@@ -312,7 +297,7 @@ def test_a_state_without_scale_is_taken_by_fp16_and_told(capsys: pytest.CaptureF
     ("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)]
 )
 def test_a_forward_pass_computes_in_it_and_weights_stay_fp32(name: str, dtype: torch.dtype) -> None:
-    amp = Amp(choose(name, CPU, facts("Zen4")), CPU)
+    amp = Amp(choose(name, CPU, DEVICES["Zen4"]), CPU)
     layer = torch.nn.Linear(2, 2)
     with amp.autocast():
         assert layer(torch.ones(1, 2)).dtype == dtype

@@ -77,10 +77,14 @@ def test_only_a_schedule_of_the_same_kind_goes_on(saved: str, script: str) -> No
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_state_saved_before_kinds_were_is_taken(name: str) -> None:
-    state = scheduled(name).state_dict()
-    del state["kind"]
-    scheduled(name).load_state_dict(state)
+def test_the_same_schedule_and_rate_is_no_override_also_of_a_state_without_kind(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = scheduled(name, 0.3).state_dict()
+    scheduled(name, 0.3).load_state_dict(state)
+    del state["kind"]  # as older ones
+    scheduled(name, 0.3).load_state_dict(state)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_longer_training_with_the_same_schedule_goes_on() -> None:
@@ -97,12 +101,6 @@ def test_a_rate_changed_in_the_script_is_overridden_and_told_once(capsys: pytest
     assert told == ["event=override setting=lr holds=checkpoint checkpoint=0.0003,0.1 now=0.0001,0.1"]
     it.before_step(5)
     assert it.rate == 0.0003
-
-
-def test_an_equal_rate_is_no_override(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in KINDS:
-        scheduled(name, 0.3).load_state_dict(scheduled(name, 0.3).state_dict())
-    assert capsys.readouterr().out == ""
 
 
 def test_a_torch_scheduler_goes_on_with_its_own_state() -> None:
