@@ -16,6 +16,8 @@ LOGS = ("event", "unhindered", "text")
 IN_VARIABLES = {
     "preemption.py": ("sigterm", "deadline", "stop"),
     "session.py": ("waiting-for-store", "store-unreachable"),
+    "cache.py": ("compile-cache-restored", "compile-cache-saved"),
+    "worker_memory.py": ("advice", "loader-memory"),
 }
 """Names of events that a call in these files has in a variable."""
 
