@@ -25,8 +25,7 @@ import torch.distributed as dist
 from spottrain.diagnostics.bottleneck import LEAST, InUse, Measurements, Name, Verdict, diagnose
 from spottrain.diagnostics.flops import counted
 from spottrain.diagnostics.hardware import machine
-from spottrain.diagnostics.rank_times import gathered
-from spottrain.diagnostics.step_timer import Shares, StepTimer
+from spottrain.diagnostics.step_timer import Shares, StepTimer, gathered
 from spottrain.distributed.world import World
 from spottrain.techniques.compilation import compilations
 

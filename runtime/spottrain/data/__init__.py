@@ -13,8 +13,7 @@
     sampler.py         `Sampler`, `BatchSampler`, `loader`: for custom loops with a DataLoader
     download_cache.py  `spottrain.cached`: downloads once for all attempts. No torch
     cache_locks.py     locks for filling the cache; detects folders left by dead processes
-    durable_folder.py  syncs a folder to its volume before it is published
-    mounts.py          file system type and mount options of a path
+    cache_volume.py    how the cache's volume is mounted; syncs a folder to it before it is published
 
 `Batches` and `StreamBatches` are both a `Source`:
 

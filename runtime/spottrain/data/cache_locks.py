@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from spottrain.core import log
-from spottrain.data import mounts
+from spottrain.data import cache_volume
 
 NO_LOCKS: Final = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 BUSY: Final = {errno.EWOULDBLOCK, errno.EACCES}
@@ -76,7 +76,7 @@ def held(path: Path, wait: Callable[[], None]) -> Iterator[LockScope]:
 
 def _take(path: Path, wait: Callable[[], None]) -> tuple[int | None, LockScope]:
     """Waits for the lock. Returns the open file, or None if the holder seems to be dead."""
-    silence = _Silence(path)
+    silence = _silence_of(path)
     while True:
         handle = _open(path)  # reopened each time: only then NFS asks the server for the file's times
         if handle is not None:
@@ -89,7 +89,7 @@ def _take(path: Path, wait: Callable[[], None]) -> tuple[int | None, LockScope]:
                 os.close(handle)
                 if error.errno not in BUSY:
                     raise
-        if silence.seconds() >= SILENT_SECONDS:
+        if silence() >= SILENT_SECONDS:
             _say_silent(path)
             return None, LockScope.NOBODY
         wait()
@@ -100,25 +100,24 @@ def _open(path: Path) -> int | None:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except PermissionError:
-        if not path.exists() or not any(each.kind.startswith(SMB) for each in mounts.below(path)):
+        if not path.exists() or not any(each.kind.startswith(SMB) for each in cache_volume.mounts(path)):
             raise
         return None
 
 
-class _Silence:
-    """Measures how long the holder's file has not changed, by this process's clock."""
+def _silence_of(path: Path) -> Callable[[], float]:
+    """Returns a function: seconds for which the holder's file has not changed, by this process's clock."""
+    seen, since = -1, time.monotonic()
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = -1
-        self._since = time.monotonic()
-
-    def seconds(self) -> float:
+    def seconds() -> float:
+        nonlocal seen, since
         with contextlib.suppress(OSError):
-            changed = self._path.stat().st_mtime_ns
-            if changed != self._seen:
-                self._seen, self._since = changed, time.monotonic()
-        return time.monotonic() - self._since
+            changed = path.stat().st_mtime_ns
+            if changed != seen:
+                seen, since = changed, time.monotonic()
+        return time.monotonic() - since
+
+    return seconds
 
 
 @contextlib.contextmanager
@@ -163,9 +162,9 @@ def _say_silent(path: Path) -> None:
     log.event("data-cache-lock-ignored", path=path, why=why)
 
 
-def only_here(path: Path, table: Path = mounts.MOUNTS) -> bool:
+def only_here(path: Path, table: Path = cache_volume.MOUNTS) -> bool:
     """Whether locks on `path` may be invisible to other nodes, judging by the mount."""
     return any(
         each.kind.startswith(LOCAL_KINDS) or not LOCAL_OPTIONS.isdisjoint(each.options)
-        for each in mounts.below(path, table)
+        for each in cache_volume.mounts(path, table)
     )

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from spottrain.contract import LIBRARY_HOMES
 from spottrain.core import log
 from spottrain.core.run_config import data_cache_folder
-from spottrain.data import cache_locks, durable_folder
+from spottrain.data import cache_locks, cache_volume
 from spottrain.errors import ConfigurationError, DataCacheFull
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ def _filled(path: Path, draft: Path, make: Callable[[Path], object]) -> Path:
     began = time.monotonic()
     _begin(draft)
     try:
-        with _room_for(path), durable_folder.Volume(draft) as volume:
+        with _room_for(path), cache_volume.syncing(draft) as sync:
             make(draft)
             made = time.monotonic()
-            content = volume.sync()
+            files, size = sync()
             synced = time.monotonic() - made
             own = _published(draft, path)
     except BaseException:
@@ -180,8 +180,8 @@ def _filled(path: Path, draft: Path, make: Callable[[Path], object]) -> Path:
         "data-cache-filled",
         name=path.name,
         seconds=time.monotonic() - began,
-        bytes=content.size,
-        files=content.files,
+        bytes=size,
+        files=files,
         sync_seconds=synced,
         path=path,
     )
@@ -216,7 +216,7 @@ def _published(draft: Path, path: Path) -> bool:
         if error.errno not in TAKEN:
             raise
         return False
-    durable_folder.sync(path.parent)
+    cache_volume.sync(path.parent)
     return True
 
 

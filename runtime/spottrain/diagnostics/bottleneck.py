@@ -18,9 +18,8 @@ from typing import Final
 
 from spottrain.diagnostics import recommendations
 from spottrain.diagnostics.flops import Roofline
-from spottrain.diagnostics.rank_times import Rank
 from spottrain.diagnostics.recommendations import InUse as InUse
-from spottrain.diagnostics.step_timer import Shares
+from spottrain.diagnostics.step_timer import Rank, Shares
 
 LOW: Final = 0.70
 """Utilisation below which the loader may be the problem rather than the arithmetic."""

@@ -19,8 +19,6 @@ from typing import Final
 
 from spottrain.core import log
 from spottrain.core.container import ContainerMemory, gib, memory_here
-from spottrain.core.progress import ProgressBoard
-from spottrain.distributed.world import World
 
 FIRST: Final = 1.0
 """Seconds before the first measurement. Pauses double up to EVERY: copies grow fastest in the first epoch."""
@@ -112,14 +110,15 @@ class LoaderMemory:
         pause = self._first
         while not self._over.wait(pause):
             pids = tuple(self._pids())
-            if pids and not (self._proc / "self" / "smaps").exists():
+            if not pids:
+                continue
+            if not (self._proc / "self" / "smaps").exists():
                 why = "this system has no /proc/<pid>/smaps"
                 log.event("loader-memory", why=why, next="the memory of the workers is not measured")
                 return
-            if pids:
-                longer = min(2 * pause, self._every)
-                self._look(pids, pause, longer)
-                pause = longer
+            longer = min(2 * pause, self._every)
+            self._look(pids, pause, longer)
+            pause = longer
 
     def _look(self, pids: Iterable[int], seconds: float, following: float) -> None:
         """Measures once. `seconds`: since the last measurement; `following`: until the next one."""
@@ -140,13 +139,6 @@ class LoaderMemory:
             self._found = max(self._found, IN_A_ROW)
         if not warned and self._found >= IN_A_ROW:
             log.event("advice", about="data", text=text)
-
-
-def watched(world: World, board: ProgressBoard, pids: Callable[[], Iterable[int]]) -> LoaderMemory | None:
-    """Returns a monitor on the first rank of a pod, which serves /metrics; None on the others."""
-    if not world.first_here:
-        return None
-    return LoaderMemory(pids, lambda found: board.update(loader_bytes=found), ranks=world.local_size)
 
 
 def private_bytes(pid: int, proc: Path = PROC) -> int | None:

@@ -34,9 +34,8 @@ from spottrain.diagnostics.bottleneck import (
 from spottrain.diagnostics.flops import Work, counted, mfu
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
 from spottrain.diagnostics.hardware import machine
-from spottrain.diagnostics.rank_times import gathered
 from spottrain.diagnostics.recommendations import too_many_workers
-from spottrain.diagnostics.step_timer import Shares, StepTimer
+from spottrain.diagnostics.step_timer import Shares, StepTimer, gathered
 from spottrain.distributed.world import World
 from spottrain.techniques.compilation import compilations
 
@@ -117,12 +116,8 @@ class Watch:
             self._sampler.settled()
             self._compiled = compilations()
 
-    def facts(self) -> Measurements:
-        """Returns measurements since the last `look`. A collective if there are several ranks."""
-        return self._facts(self.timer.window(clear=False))
-
     def alone(self) -> Measurements:
-        """Returns measurements of this rank alone, without a collective."""
+        """Returns measurements of this rank alone since the last `look`, without a collective."""
         return self._facts(self.timer.window(clear=False), together=False)
 
     def look(self) -> Verdict | None:
@@ -175,7 +170,7 @@ class Watch:
             products=work.products,
             compilations=compiled.count if settled else 0,
             compile_seconds=compiled.seconds if settled else 0.0,
-            ranks=gathered(shares, self._world) if self._world.distributed and together else (),
+            ranks=gathered(shares, self._world) if together else (),
             busy=tuple(sample.utilisation for sample in samples),
             bandwidth=tuple(sample.bandwidth for sample in samples),
             mfu=mfu(work, shares.step_seconds, self._device),

@@ -16,7 +16,7 @@ from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
-from spottrain.diagnostics.loader_memory import watched
+from spottrain.diagnostics.loader_memory import LoaderMemory
 from spottrain.diagnostics.loop_watch import Watch
 from spottrain.diagnostics.profiler import of_run
 from spottrain.lifecycle.session import Session
@@ -83,7 +83,13 @@ class Monitor:
             device=device,
             facts=(lambda: None) if self._watch is None else self._watch.alone,
         )
-        self._memory = watched(session.world, session.board, worker_pids)
+        self._memory: LoaderMemory | None = None
+        if session.world.first_here:  # the rank of a pod that serves /metrics
+            self._memory = LoaderMemory(
+                worker_pids,
+                lambda found: session.board.update(loader_bytes=found),
+                ranks=session.world.local_size,
+            )
         self._steps = 0
 
     def step_done(self) -> None:

@@ -22,12 +22,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
-M = TypeVar("M")
+from spottrain.distributed.world import World
 
 DATA, H2D, COMPUTE, COMMUNICATION, CHECKPOINT = range(5)
 PENDING: Final = 256
@@ -85,14 +85,43 @@ class Shares:
         return (self.seconds.total - self.seconds.communication) / self.steps if self.steps else 0.0
 
 
-class Marks(Protocol[M]):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """Mean step time of one rank, in seconds, to find the slowest one.
+
+    `own`: without communication, which is waiting for others.
+    """
+
+    own: float
+    data: float
+    communication: float
+
+    @classmethod
+    def of(cls, shares: Shares) -> Rank:
+        steps, seconds = max(1, shares.steps), shares.seconds
+        communication = seconds.communication / steps
+        return cls(own=shares.own_seconds, data=seconds.data / steps, communication=communication)
+
+
+def gathered(shares: Shares, world: World) -> tuple[Rank, ...]:
+    """Returns step times by rank. A CPU collective: all ranks must call it after the same step."""
+    mine = Rank.of(shares)
+    if not world.distributed:
+        return (mine,)
+    value = torch.tensor([mine.own, mine.data, mine.communication], dtype=torch.float64)
+    found = [torch.empty_like(value) for _ in range(world.size)]
+    dist.all_gather(found, value)
+    return tuple(
+        Rank(own=float(own), data=float(data), communication=float(wait)) for own, data, wait in found
+    )
+
+
+class Marks(Protocol):
     """Marks in time. `completed`: whether a mark has completed; `between`: seconds between two that have."""
 
-    def mark(self) -> M: ...
-
-    def completed(self, mark: M) -> bool: ...
-
-    def between(self, first: M, second: M) -> float: ...
+    def mark(self) -> Any: ...
+    def completed(self, mark: Any) -> bool: ...
+    def between(self, first: Any, second: Any) -> float: ...
 
 
 class ClockMarks:
@@ -116,7 +145,7 @@ class EventMarks:
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
-        self._event = event or (_timing_event)
+        self._event = event or _timing_event
 
     def mark(self) -> Any:
         event = self._event()
@@ -135,12 +164,12 @@ def _timing_event() -> Any:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Step(Generic[M]):
+class _Step:
     """Marks of one step. Intervals are (phase, begin, end), without overlap."""
 
-    begin: M
-    end: M
-    intervals: list[tuple[int, M, M]]
+    begin: Any
+    end: Any
+    intervals: list[tuple[int, Any, Any]]
 
 
 class _Phase:
@@ -186,14 +215,14 @@ class StepTimer:
         device: torch.device,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        marks: Marks[Any] | None = None,
+        marks: Marks | None = None,
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
-        usual: Marks[Any] = EventMarks() if device.type == "cuda" else ClockMarks(clock)
+        usual: Marks = EventMarks() if device.type == "cuda" else ClockMarks(clock)
         self._marks = marks or usual
         self._open: list[tuple[int, Any]] = []
         self._intervals: list[tuple[int, Any, Any]] = []
-        self._pending: deque[_Step[Any]] = deque()
+        self._pending: deque[_Step] = deque()
         self._whole, self._window = _Sums(), _Sums()
         self._reduced: Any = None
         phases = [_Phase(self, number) for number in range(CHECKPOINT + 1)]
@@ -317,7 +346,7 @@ class StepTimer:
             self._whole.unread += 1
             self._window.unread += 1
 
-    def _add(self, step: _Step[Any]) -> None:
+    def _add(self, step: _Step) -> None:
         between = self._marks.between
         total = between(step.begin, step.end)
         parts = [0.0] * (CHECKPOINT + 1)

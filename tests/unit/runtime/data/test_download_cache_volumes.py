@@ -17,7 +17,7 @@ import pytest
 import spottrain
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
-from spottrain.data import cache_locks, download_cache, durable_folder, mounts
+from spottrain.data import cache_locks, cache_volume, download_cache
 from spottrain.errors import ConfigurationError, DataCacheFull
 from spottrain.lifecycle import session as session_module
 from spottrain.lifecycle.session import Session
@@ -44,7 +44,7 @@ def _leftover(root: Path) -> Path:
 
 def _kind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on every path lies on such a file system."""
-    monkeypatch.setattr(mounts, "below", lambda *_: [mounts.Mount(kind, frozenset())])
+    monkeypatch.setattr(cache_volume, "mounts", lambda *_: [cache_volume.Mount(kind, frozenset())])
 
 
 # --- locks that do not reach ---------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class _Library:
 
 
 def _broken(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable_folder, "_reliable", lambda folder: True)
+    monkeypatch.setattr(cache_volume, "_reliable", lambda folder: True)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: _Library(code))
 
 

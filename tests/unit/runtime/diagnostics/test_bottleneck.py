@@ -17,9 +17,8 @@ from spottrain.diagnostics.bottleneck import (
     swing,
 )
 from spottrain.diagnostics.flops import Roofline
-from spottrain.diagnostics.rank_times import Rank
 from spottrain.diagnostics.recommendations import too_many_workers
-from spottrain.diagnostics.step_timer import Seconds, Shares
+from spottrain.diagnostics.step_timer import Rank, Seconds, Shares
 
 SWINGING = (0.0, 1.0) * 8
 V100 = InUse(cuda=True, bf16=False)

@@ -224,22 +224,20 @@ def test_memory_is_told_apart_where_the_name_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "expected"),
+    "setting",
     [
-        ("pass", "False"),
-        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "True"),
-        ("torch.backends.fp32_precision = 'tf32'", "True"),
-        ("torch.set_float32_matmul_precision('high')", "True"),
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.set_float32_matmul_precision('high')",
     ],
 )
-def test_whether_fp32_is_tf32_is_known_whichever_way_a_script_said_so(
-    setting: str, expected: str, fresh: Fresh
-) -> None:
+def test_whether_fp32_is_tf32_is_known_whichever_way_a_script_said_so(setting: str, fresh: Fresh) -> None:
     """In a process of its own: the settings are the process's, and some cannot be taken back."""
     code = (
-        f"import torch\n{setting}\nfrom spottrain.diagnostics.hardware import uses_tf32\nprint(uses_tf32())"
+        "import torch\nfrom spottrain.diagnostics.hardware import uses_tf32\n"
+        f"print(uses_tf32())\n{setting}\nprint(uses_tf32())"
     )
-    assert fresh.run(code).split() == [expected]
+    assert fresh.run(code).split() == ["False", "True"]
 
 
 def test_every_gpu_has_a_source_and_no_figure_of_sparsity() -> None:

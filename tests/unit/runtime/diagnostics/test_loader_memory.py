@@ -117,26 +117,22 @@ class Watched:
         return [line for line in capfd.readouterr().out.splitlines() if "about=data" in line]
 
 
+@pytest.mark.parametrize(
+    ("each", "told"),
+    [
+        pytest.param((1, 2, 3, 4, 5, 6, 7), "10.00 GiB of private memory, 2.00 GiB more", id="once-in-time"),
+        pytest.param((1, 5), "10.00 GiB of private memory, 8.00 GiB more", id="at-once"),
+        pytest.param((1, 4, 4.1, 4.1, 4.1), None, id="copies-that-fill-quickly-and-then-stop"),
+    ],
+)
 def test_it_is_told_once_and_before_the_limit_is_reached(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    each: tuple[float, ...], told: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    watched = Watched(tmp_path, 1, 2, 3, 4, 5, 6, 7)
-    (line,) = watched.lines(capfd)
-    assert watched.given[1:7] == [2 * GIB * number for number in range(1, 7)]
-    assert "2 loader worker(s) hold 10.00 GiB of private memory" in line and "6.00 GiB of" in line
-
-
-def test_copies_that_fill_quickly_and_then_stop_are_not_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert Watched(tmp_path, 1, 4, 4.1, 4.1, 4.1).lines(capfd) == []
-
-
-def test_where_the_next_look_would_come_too_late_it_is_told_at_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (line,) = Watched(tmp_path, 1, 5).lines(capfd)
-    assert "hold 10.00 GiB of private memory, 8.00 GiB more than" in line
+    watched = Watched(tmp_path, *each)
+    lines = watched.lines(capfd)
+    assert watched.given[1 : len(each) + 1] == [2 * int(size * 2**20) * 1024 for size in each]
+    assert len(lines) == (told is not None) and all(f"worker(s) hold {told}" in line for line in lines)
+    assert all("6.00 GiB of" in line for line in lines), "what is left"
 
 
 def test_what_has_recovered_and_comes_again_is_told_again(
