@@ -407,14 +407,14 @@ def term_of_key(key: str) -> int | None:
 
 
 # --- inside the pod ---------------------------------------------------------------------------------
-AGAIN_FILE: Final = "SPOTTRAIN_AGAIN_FILE"
-"""Environment variable of ranks whose launcher can restart them: a rank writes to this file to ask for that.
-
-Only spottrain's launcher sets it. No exit code is reserved for it, since a script may exit with any code."""
 OUTCOMES_FILE: Final = "SPOTTRAIN_OUTCOMES_FILE"
 """Environment variable of ranks started by spottrain's launcher: each writes its outcome to this file.
 
 So what happens to the process afterwards does not change the outcome."""
+AGAIN_FILE: Final = "SPOTTRAIN_AGAIN_FILE"
+"""The same file, if the launcher can restart the ranks: a rank writes to it to ask for that.
+
+No exit code is reserved for it, since a script may exit with any code."""
 PROGRESS_PORT: Final = 9477
 STOP_PATH: Final = "/stop"
 PODINFO_DIR: Final = "/etc/spottrain"

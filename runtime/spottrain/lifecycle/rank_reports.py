@@ -15,11 +15,12 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
+from typing import Final
 
 from spottrain.contract import AGAIN_FILE, OUTCOMES_FILE, Outcome
 from spottrain.core import log
 
-AGAIN = "again"
+AGAIN: Final = "again"
 
 
 class RankReports:
@@ -46,10 +47,8 @@ class RankReports:
 
     def outcome_of(self, pid: int) -> Outcome | None:
         """Returns the outcome of the rank with this process ID; None if it has reported none."""
-        told = (line.partition(" ") for line in self._lines())
-        return next(
-            (Outcome(word) for who, _, word in told if who == str(pid) and word in set(Outcome)), None
-        )
+        lines = self._lines()
+        return next((outcome for outcome in Outcome if f"{pid} {outcome}" in lines), None)
 
     @property
     def restart_requested(self) -> bool:
