@@ -215,7 +215,7 @@ def test_a_filler_and_one_without_tokens_stay_passes_but_count_nothing() -> None
     assert a is b is c is batches[0], "nothing with a mean of 0 / 0 comes to the model"
 
 
-def test_a_whole_step_without_tokens_moves_nothing_and_is_no_nan() -> None:
+def test_of_a_step_in_which_nothing_counts_the_gradient_is_zero_and_not_nan() -> None:
     reweighed, net = Reweighed[Tokens](count, ALONE), model()
     reweighed([(tokens([5])[0], 1.0)])
     for batch, share in reweighed([(tokens([0])[0], 1.0)]):

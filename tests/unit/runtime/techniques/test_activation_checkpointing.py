@@ -298,23 +298,16 @@ def test_a_model_with_a_switch_of_its_own_is_switched_by_it() -> None:
     assert not any(layer.gradient_checkpointing for layer in model.h)
 
 
-def test_a_model_with_batch_norm_is_not_for_that_switch_would_update_it_twice() -> None:
-    model = Theirs()
+def test_with_batch_norm_or_named_classes_ours_is_used_and_theirs_stays_as_it_was() -> None:
+    """The model's own checkpointing would update running statistics twice in a step."""
+    model, named, by_script = Theirs(), Theirs(), Theirs()
     model.h.append(torch.nn.BatchNorm1d(2))
     assert apply(model, Policy.of("all")).by == "spottrain" and model.given == []
     assert [isinstance(layer.forward, Recomputed) for layer in model.h] == [True] * 4 + [False]
-
-
-def test_a_switch_that_the_script_turned_on_itself_is_left_on() -> None:
-    model = Theirs()
-    model.activation_checkpointing_enable()
-    apply(model, Policy.of("none"))
-    assert all(layer.gradient_checkpointing for layer in model.h)
-
-
-def test_a_model_with_a_switch_whose_classes_are_named_is_not() -> None:
-    model = Theirs()
-    assert apply(model, Policy.of("Layer")).by == "spottrain" and model.given == []
+    assert apply(named, Policy.of("Layer")).by == "spottrain" and named.given == []
+    by_script.activation_checkpointing_enable()
+    apply(by_script, Policy.of("none"))
+    assert all(layer.gradient_checkpointing for layer in by_script.h), "the script switched it on itself"
 
 
 # --- how much it takes ----------------------------------------------------------------------------------

@@ -96,13 +96,10 @@ def test_an_evaluation_that_is_done_again_after_a_stop_counts_once() -> None:
     stopping = EarlyStopping(patience=2)
     assert not any([stopping.note(10, {"loss": 1.0}), stopping.note(20, {"loss": 2.0})])
     assert stopping.note(20, {"loss": 2.0}) is None and stopping.bad == 1
-
-
-def test_a_run_that_had_stopped_still_has_after_a_resume() -> None:
     first, second = EarlyStopping(target=1.0), EarlyStopping(target=1.0)
     reason = first.note(10, {"loss": 0.5})
     second.load_state_dict(first.state_dict())
-    assert second.reason == reason and second.note(10, {"loss": 0.5}) == reason
+    assert second.reason == reason and second.note(10, {"loss": 0.5}) == reason, "also a reason to stop"
 
 
 def test_the_best_of_another_metric_says_nothing_and_is_not_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,14 +54,11 @@ def test_none_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own of a mesh of one
-def test_a_model_that_is_sharded_is_refused() -> None:
+def test_a_model_without_ddp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded = torch.nn.Linear(2, 2)
+    fully_shard(sharded)
     with pytest.raises(ConfigurationError, match=r"needs DDP, .* sharded by FSDP2, which .*reduce_dtype"):
-        model = torch.nn.Linear(2, 2)
-        fully_shard(model)
-        attach(model, "bf16")
-
-
-def test_with_several_ranks_a_model_that_is_not_wrapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+        attach(sharded, "bf16")
     monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
     with pytest.raises(ConfigurationError, match=r"not a Linear: call it after DistributedDataParallel"):
         attach(torch.nn.Linear(2, 2), "bf16")
