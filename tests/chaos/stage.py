@@ -57,6 +57,8 @@ class Stage:
             zygotes = [start_zygote(seed, **kernels) for seed in range(self._lanes + 1)]
             for zygote in zygotes:
                 stack.callback(zygote.close)
+                if self._compiled:
+                    zygote.preload("torch._inductor.compile_fx")
             self.players = [
                 Player(self._folder / f"lane-{lane}", zygotes[lane : lane + 2], server)
                 for lane in range(self._lanes)

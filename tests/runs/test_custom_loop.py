@@ -103,7 +103,7 @@ def test_a_loop_that_was_interrupted_inside_a_step_ends_with_the_same_weights(la
     plain = lab.run(SCRIPT, at="plain", attempt=1, env=env).done()
     first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=9/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == first.message.step
-    second = lab.run(SCRIPT, attempt=2, interval="4steps", env=env | {"PAUSE": "0.02"})
+    second = lab.run(SCRIPT, attempt=2, interval="4steps", env=env | {"PAUSE": "0.05"})
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
     second.killed()
     third = lab.run(SCRIPT, attempt=3, env=env).done()

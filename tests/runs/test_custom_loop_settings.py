@@ -129,7 +129,7 @@ COMING = ASKING.replace('extra={"ema": ema} if ema else None,', 'extra={"ema": e
 def test_what_a_new_manifest_says_holds_and_techniques_come_and_go_from_attempt_to_attempt(lab: Lab) -> None:
     sgd = {"name": "sgd", "learningRate": 0.1, "momentum": 0.9}
     paused = {"PAUSE": "0.05"}
-    (lab.run(COMING, training=json.dumps({"optimizer": sgd}), env=paused).until("step=3/").stopped())
+    lab.run(COMING, training=json.dumps({"optimizer": sgd}), env=paused).until("step=3/").stopped()
     averaged = json.dumps({"optimizer": sgd | {"momentum": 0.5}, "emaDecay": 0.5})
     second = lab.run(COMING, training=averaged, env=paused, attempt=2).until("step=9/").stopped()
     assert "setting=optimizer.momentum group=0 holds=now checkpoint=0.9 now=0.5" in second.log

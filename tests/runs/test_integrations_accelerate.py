@@ -94,10 +94,10 @@ def zygote() -> Iterator[Zygote]:
 
 def test_an_interrupted_loop_ends_with_the_weights_of_one_that_was_not(lab: Lab) -> None:
     plain = lab.run(SCRIPT, at="plain", attempt=1).done()
-    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=7/").stopped()
+    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=7/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
-    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.02"})
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.05"})
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
     second.killed()
     third = lab.run(SCRIPT, attempt=3).done()
@@ -167,13 +167,13 @@ def _after(*runs: Run) -> list[str]:
 
 
 def test_a_checkpoint_of_another_model_is_refused(lab: Lab) -> None:
-    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/").stopped()
+    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=3/").stopped()
     again = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert "does not match this training" in again.message.message
 
 
 def test_a_checkpoint_of_another_interface_is_refused(lab: Lab) -> None:
-    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=3/").stopped()
+    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=3/").stopped()
     again = lab.run(HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n", attempt=2).ends(
         ExitCode.BAD_CONFIGURATION
     )

@@ -104,10 +104,10 @@ def zygote() -> Iterator[Zygote]:
 def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: Lab, workers: str) -> None:
     env = {"WORKERS": workers}
     plain = lab.run(SCRIPT, at="plain", attempt=1, env=env).done()
-    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.02"}).until("step=7/").stopped()
+    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=7/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
-    second = lab.run(SCRIPT, attempt=2, interval="3steps", env=env | {"PAUSE": "0.02"})
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env=env | {"PAUSE": "0.05"})
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
     second.killed()
     third = lab.run(SCRIPT, attempt=3, env=env).done()

@@ -90,10 +90,10 @@ def zygote() -> Iterator[Zygote]:
 
 def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: Lab) -> None:
     plain = lab.run(SCRIPT, at="plain", attempt=1).done()
-    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.02"}).until("step=6/").stopped()
+    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=6/").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
-    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.02"})
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.05"})
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
     second.killed()
     third = lab.run(SCRIPT, attempt=3).done()
@@ -199,7 +199,7 @@ def test_an_evaluation_that_was_left_out_may_end_the_training(lab: Lab) -> None:
 
 def test_a_resume_that_is_not_given_the_trainer_says_what_stays_undone(lab: Lab) -> None:
     script = SCRIPT.replace("spot.resume(theirs)", "spot.resume()")
-    (lab.run(script, attempt=1, env={"PAUSE": "0.02"}).until("step=6/").stopped())
+    lab.run(script, attempt=1, env={"PAUSE": "0.05"}).until("step=6/").stopped()
     second = lab.run(script, attempt=2).done()
     assert "event=advice about=resume" in second.log and "spot.resume(trainer)" in second.log
 
@@ -225,7 +225,7 @@ def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -
 
 
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(lab: Lab) -> None:
-    (lab.run(SCRIPT, attempt=1, interval="3steps", env={"PAUSE": "0.02"}).until("step=8/").stopped())
+    lab.run(SCRIPT, attempt=1, interval="3steps", env={"PAUSE": "0.05"}).until("step=8/").stopped()
     store = lab.folder / "store"
     key = json.loads((store / "HEAD").read_text())["checkpoints"][0]["key"]
     file = store / key / "f00000-00001"

@@ -180,7 +180,7 @@ run.finish()
 
 def test_what_a_guard_trains_beside_the_model_goes_on_and_is_left_with_the_final_weights(lab: Lab) -> None:
     plain = ends([lab.run(GUARD, at="plain", attempt=1)], ExitCode.DONE)
-    first = lab.run(GUARD, attempt=1, env={"PAUSE": "0.02"}).until(" step=6/")
+    first = lab.run(GUARD, attempt=1, env={"PAUSE": "0.05"}).until(" step=6/")
     ends([first.send()], ExitCode.INTERRUPTED)
     second = ends([lab.run(GUARD, attempt=2)], ExitCode.DONE)
     assert first.losses | second.losses == plain.losses

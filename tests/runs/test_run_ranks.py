@@ -74,7 +74,7 @@ print("after fit")
 """
 NOISE = {"NOISE": "0.1"}
 """Random numbers in the data and in the model: they are each rank's own."""
-SLOW = {"PAUSE": "0.02"}
+SLOW = {"PAUSE": "0.05"}
 KINDS = {"DDP": {}, "FSDP2": {"SHARD": "1"}}
 TECHNIQUES = {
     "DDP": {"emaDecay": 0.9, "gradientCompression": "bf16", "microBatchSize": "auto"},

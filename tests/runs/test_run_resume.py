@@ -16,6 +16,7 @@ from tests.runs.conftest import (
     Lab,
     weights_that_could_not_be_left_are_left_by_the_next_attempt,
 )
+from tests.support.zygote import Zygote
 
 CELLS = {
     "fp32": ({}, {}),
@@ -45,7 +46,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: st
     training, env = CELLS[cell]
     plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env).done()
 
-    slow = env | {"PAUSE": "0.02"}
+    slow = env | {"PAUSE": "0.05"}
     first = lab.run(attempt=1, training=json.dumps(training), env=slow).until("step=9/").stopped()
     second = lab.run(attempt=2, training=json.dumps(training), interval="4steps", env=slow)
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
@@ -60,8 +61,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: st
     assert third.digest == plain.digest
 
 
-def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab) -> None:
-    training, env = '{"compile": true}', {"DROP_LAST": "1", "PAUSE": "0.01"}
+def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None:
+    zygote.preload("torch._inductor.compile_fx")
+    training, env = '{"compile": true}', {"DROP_LAST": "1", "PAUSE": "0.05"}
     plain = lab.run(at="plain", attempt=1, training=training, env=env).done(300)
     first = lab.run(attempt=1, training=training, env=env).until("step=9/", seconds=300).stopped()
     second = lab.run(attempt=2, training=training, env=env).done(300)
@@ -117,7 +119,7 @@ def test_nothing_is_saved_before_the_first_step(lab: Lab) -> None:
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab) -> None:
-    lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=16/").stopped()
+    lab.run(attempt=1, env={"PAUSE": "0.05"}).until("step=16/").stopped()
     newest = _newest(lab)
     shard = newest / "r00000-00.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + bytes([shard.read_bytes()[-1] ^ 1]))
@@ -130,25 +132,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab) -> 
 
 @pytest.mark.parametrize("harm", ["shard cut", "shard gone", "manifest gone", "manifest changed"])
 def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(lab: Lab, harm: str) -> None:
-    lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").stopped()
-    for folder in lab.folder.glob("store/checkpoints/*"):
-        _harm(folder, harm)
-    before = {path: path.read_bytes() for path in lab.folder.glob("store/checkpoints/**/*") if path.is_file()}
+    lab.run(attempt=1, env={"PAUSE": "0.05"}).until("step=9/").stopped()
+    for manifest in list(lab.folder.glob("store/checkpoints/*/manifest.json")):
+        _harm(manifest.parent, harm)
+    before = {path: path.read_bytes() for path in lab.folder.glob("store/checkpoints/**/*.*")}
     again = lab.run(attempt=2).ends(ExitCode.BAD_CONFIGURATION)
     assert again.message.reason == "CheckpointDamaged"
     assert "Nothing was overwritten" in again.message.message
-    assert before == {p: p.read_bytes() for p in lab.folder.glob("store/checkpoints/**/*") if p.is_file()}
+    assert before == {path: path.read_bytes() for path in lab.folder.glob("store/checkpoints/**/*.*")}
 
 
 def test_another_model_is_refused_with_the_tensor_and_both_shapes(lab: Lab) -> None:
-    lab.run(attempt=1, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    lab.run(attempt=1, env={"PAUSE": "0.05"}).until("step=9/").stopped()
     again = lab.run(attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert again.message.reason == "CheckpointIncompatible"
     assert "first.weight has shape (16, 4) in the checkpoint and (8, 4) in the model" in again.message.message
 
 
 def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab) -> None:
-    lab.run(env={"PAUSE": "0.02"}).until("step=3/").stopped()
+    lab.run(env={"PAUSE": "0.05"}).until("step=3/").stopped()
     other = lab.run(SCRIPT.replace("    max_steps=24,", "    max_steps=24, schedule='constant',")).ends(
         ExitCode.BAD_CONFIGURATION
     )
@@ -159,7 +161,7 @@ def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab) -> None:
 
 
 def test_a_late_attempt_is_fenced_out(lab: Lab) -> None:
-    lab.run(attempt=2, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    lab.run(attempt=2, env={"PAUSE": "0.05"}).until("step=9/").stopped()
     late = lab.run(attempt=1).ends(ExitCode.SUPERSEDED)
     assert late.message.outcome is Outcome.SUPERSEDED
 

@@ -114,7 +114,7 @@ def test_an_outage_is_outlived_wherever_it_comes(
 ) -> None:
     proxy, env = store
     if attempt == 2:
-        (lab.run(env=env | {"PAUSE": "0.1"}).until("event=committed step=7").stopped())
+        lab.run(env=env | {"PAUSE": "0.1"}).until("event=committed step=7").stopped()
     cut = Cut(method, path)
     proxy.reset(cut)
     run = lab.run(env=env | {Env.PROGRESS_PORT: "0"}, attempt=attempt)

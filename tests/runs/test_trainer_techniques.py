@@ -46,7 +46,7 @@ def test_an_unknown_metric_is_refused_before_the_first_step(lab: Lab) -> None:
 def test_a_metric_that_is_changed_to_an_unknown_one_is_refused_before_a_later_attempt_s_first_step(
     lab: Lab,
 ) -> None:
-    patience, env = {"patience": 9}, {"EVAL": "1", "PAUSE": "0.02"}
+    patience, env = {"patience": 9}, {"EVAL": "1", "PAUSE": "0.05"}
     run(lab, {"earlyStopping": patience}, env=env).until("step=9/").stopped()
     second = run(lab, {"earlyStopping": patience | {"metric": "auc"}}, env=env, attempt=2)
     assert second.end() == ExitCode.BAD_CONFIGURATION and not second.losses
@@ -93,7 +93,7 @@ def test_the_average_of_the_weights_is_what_is_stored(lab: Lab) -> None:
 
 
 def test_an_average_that_is_new_in_an_attempt_begins_with_the_restored_weights(lab: Lab) -> None:
-    run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    run(lab, {}, env={"PAUSE": "0.05"}).until("step=9/").stopped()
     second = run(lab, {"emaDecay": 0.9}, attempt=2).done()
     assert 'event=ema source="the restored weights"' in second.log
 
@@ -162,7 +162,7 @@ def test_a_run_in_which_whole_steps_count_nothing_ends_and_goes_on_bit_by_bit(la
     """Ten of 50 samples count, in steps of 2: most steps have none, and batch norm sees what stands in."""
     plain = run(lab, {"globalBatchSize": 2}, script=MASKED, at="plain").done()
     assert [number(loss) for loss in plain.losses.values()].count(0.0) > 5, plain.losses
-    slow = {"PAUSE": "0.02"}
+    slow = {"PAUSE": "0.05"}
     first = run(lab, {"globalBatchSize": 2}, script=MASKED, env=slow, attempt=1).until("step=9/").stopped()
     second = run(lab, {"globalBatchSize": 2}, script=MASKED, attempt=2).done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
@@ -182,7 +182,7 @@ def test_an_optimizer_may_be_named_and_the_manifest_may_name_another(lab: Lab) -
 
 def test_what_the_manifest_says_of_the_optimizer_holds_against_the_checkpoint_s(lab: Lab) -> None:
     said = {"name": "adamw", "weightDecay": 0.1}
-    (run(lab, {"optimizer": said}, env={"PAUSE": "0.02"}).until("step=9/").stopped())
+    run(lab, {"optimizer": said}, env={"PAUSE": "0.05"}).until("step=9/").stopped()
     second = run(lab, {"optimizer": said | {"weightDecay": 100.0}}, attempt=2).done()
     assert "setting=optimizer.weight_decay group=0 holds=now checkpoint=0.1 now=100.0" in second.log
     same = run(lab, {"optimizer": said}, at="plain").done()
@@ -190,7 +190,7 @@ def test_what_the_manifest_says_of_the_optimizer_holds_against_the_checkpoint_s(
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused_in_a_sentence(lab: Lab) -> None:
-    run(lab, {}, env={"PAUSE": "0.02"}).until("step=9/").stopped()
+    run(lab, {}, env={"PAUSE": "0.05"}).until("step=9/").stopped()
     second = run(lab, {"optimizer": {"name": "sgd", "learningRate": 0.1}}, attempt=2).ends(
         ExitCode.BAD_CONFIGURATION
     )
@@ -276,7 +276,7 @@ def test_a_schedule_of_the_manifest_takes_the_rate_from_before_the_script_s_sche
 def test_a_rate_that_follows_from_the_batch_size_holds_against_the_checkpoint_s(lab: Lab) -> None:
     scaling = {"rule": "linear", "baseBatchSize": 8}
     (
-        run(lab, {"learningRateScaling": scaling, "schedule": "constant"}, env={"PAUSE": "0.02"})
+        run(lab, {"learningRateScaling": scaling, "schedule": "constant"}, env={"PAUSE": "0.05"})
         .until("step=9/")
         .stopped()
     )
@@ -389,13 +389,13 @@ def test_on_a_larger_device_the_size_is_found_anew_unless_bits_are_to_stay(
 ) -> None:
     wanted = {"microBatchSize": "auto", "deterministic": deterministic}
     first = (
-        run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "4", "PAUSE": "0.02"})
+        run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "4", "PAUSE": "0.05"})
         .until("step=9/")
         .stopped()
     )
     assert "event=batch-size micro_batch_size=4 share=8" in first.log
     same = (
-        run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "8", "PAUSE": "0.02"})
+        run(lab, wanted, script=ROOM, env={"ROOM": "8", "MOST": "8", "PAUSE": "0.05"})
         .until("step=15/")
         .stopped()
     )

@@ -31,7 +31,7 @@ PRELOADED: Final = (
     "spottrain.training.trainer",
     "spottrain.distributed.process_group",
     "spottrain.storage.s3",
-    "torch._inductor.compile_fx",
+    "torch._dynamo",
     "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
