@@ -8,7 +8,8 @@ test notices has survived.
     python bench/mutation.py --output before.json
     python bench/mutation.py --like before.json --output after.json    # the corresponding changes
 
-The last line is JSON. Every change, and which survived, is in the output file.
+The last line is JSON. Every change, and which survived, is in the output file. The same command goes on
+where a run was ended.
 """
 
 from __future__ import annotations
@@ -146,10 +147,15 @@ def statement_changes(node: ast.AST, text: Callable[[ast.AST], str]) -> Iterator
             isinstance(value, ast.Constant) and value.value is None
         ):
             yield "return-none", value, "None"
-        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise() | ast.Continue() | ast.Break():
+        case ast.Continue() | ast.Break():
             yield "delete", node, "pass"
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield "delete", node, "pass"
+        case (
+            ast.Expr(value=ast.Call())
+            | ast.AugAssign()
+            | ast.Raise()
+            | ast.Assign(targets=[ast.Attribute() | ast.Subscript()])
+        ):  # not "pass": a function keeps its closure only while its text names the outer variables
+            yield "delete", node, f"if 0: {text(node)}"
 
 
 def children(node: ast.AST) -> Iterator[ast.AST]:
@@ -398,18 +404,22 @@ def judge(session: Any, mutant: Mutant, reaches: dict[str, Reach]) -> None:
 class Loop:
     """A pytest plugin: in place of running the collected tests, it judges the changes."""
 
-    def __init__(self, judged: list[Mutant]) -> None:
+    def __init__(self, judged: list[Mutant], write: Callable[[], None]) -> None:
         self.judged = judged
+        self.write = write
 
     def pytest_runtestloop(self, session: Any) -> bool:
         reaches = traced(session)
         say(f"{len(reaches)} tests, {sum(r.seconds for r in reaches.values()):.0f} s")
         for number, mutant in enumerate(self.judged, 1):
+            if mutant.outcome:
+                continue
             started = time.monotonic()
             judge(session, mutant, reaches)
             shutil.rmtree(".hypothesis", ignore_errors=True)  # each change is met with the same examples
             seconds = time.monotonic() - started
             say(f"{number}/{len(self.judged)} {seconds:.1f} s {mutant.outcome} {mutant.key}")
+            self.write()
         return True
 
 
@@ -437,6 +447,24 @@ def figures(judged: list[Mutant], seed: int, commit: str, lost: list[str]) -> di
         "modules": {name: of(name) for name in SOURCES},
         "lost": len(lost),
     }
+
+
+def whole(judged: list[Mutant], seed: int, commit: str, lost: list[str]) -> dict[str, Any]:
+    """What the output file holds."""
+    rows = [{k: v for k, v in asdict(m).items() if k not in ("start", "end")} for m in judged]
+    alive = [row for row in rows if row["outcome"] == "survived"]
+    summary = figures([m for m in judged if m.outcome], seed, commit, lost)
+    return {"summary": summary, "survivors": alive, "lost": lost, "all": rows}
+
+
+def take_over(judged: list[Mutant], earlier: dict[str, Any], commit: str) -> None:
+    """Takes the outcomes of a run that was ended before its last change."""
+    if (was := earlier["summary"]["commit"]) != commit:
+        sys.exit(f"the output file is of commit {was}, this is {commit}: name another --output")
+    rows = {(row["file"], row["function"], row["operator"], row["ordinal"]): row for row in earlier["all"]}
+    for mutant in judged:
+        if row := rows.get(mutant.key):
+            mutant.outcome, mutant.killer = row["outcome"], row["killer"]
 
 
 def chosen_mutants(options: argparse.Namespace) -> tuple[list[Mutant], list[str]]:
@@ -483,18 +511,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         enter_copy(os.path.realpath(folder), commit)
         judged, lost = chosen_mutants(options)
+        output = Path(options.output)
+        if output.exists():
+            take_over(judged, json.loads(output.read_text()), commit)
+
+        def write() -> None:
+            output.write_text(json.dumps(whole(judged, options.seed, commit, lost), indent=1) + "\n")
+
         words = ["-p", "no:cacheprovider", "--hypothesis-seed=0", *SEARCHES, *options.tests]
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            code = pytest.main(words, plugins=[Loop(judged)])
+            code = pytest.main(words, plugins=[Loop(judged, write)])
         os.chdir(REPOSITORY)
     if code != 0:
-        sys.exit(f"pytest ended with {code}")
-    summary = figures(judged, options.seed, commit, lost)
-    rows = [{k: v for k, v in asdict(m).items() if k not in ("start", "end")} for m in judged]
-    alive = [row for row in rows if row["outcome"] == "survived"]
-    whole = {"summary": summary, "survivors": alive, "lost": lost, "all": rows}
-    Path(options.output).write_text(json.dumps(whole, indent=1) + "\n")
-    print(json.dumps(summary))
+        sys.exit(f"pytest ended with {code}; the same command goes on from {output}")
+    print(json.dumps(figures(judged, options.seed, commit, lost)))
     return 0
 
 
