@@ -126,6 +126,12 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         title="Random faults around the operator",
         goals=dict.fromkeys(("duplicate_ranks", "stuck_jobs", "miscounted", "resurrected"), "= 0"),
     ),
+    "mutation": Benchmark(
+        title="Do the tests notice a changed expression",
+        about="A seeded sample of changes to the operator's plan and cause, HEAD and the data sampler; "
+        "`score` is the share that a test notices. `before`: the same at the commit of the sample.",
+        goals={"score": ">= 0.9"},
+    ),
 }
 """In the order of the page. Other folders of bench/results/ follow, by name."""
 
