@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable
 from spottrain.storage.base import AlreadyExists, Cancelled
-from spottrain.storage.s3 import S3Store
-from spottrain.storage.s3_upload import MAX_PARTS, part_bytes
+from spottrain.storage.s3 import MAX_PARTS, S3Store, part_bytes
 
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment, error
 from tests.support.s3bodies import (
@@ -67,7 +66,7 @@ def test_the_parts_of_a_huge_body_hold_several_chunks_each() -> None:
 def test_digests_stay_by_chunk_where_parts_are_larger(
     direct: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spottrain.storage.s3_upload.MAX_PARTS", 2)
+    monkeypatch.setattr("spottrain.storage.s3.MAX_PARTS", 2)
     assert direct.upload("k", memoryview(BODY)) == DIGESTS
     assert_whole(direct)
 
