@@ -145,10 +145,21 @@ def _level(text: str) -> str:
     return text.upper()
 
 
-_BY_TYPE: Final[Mapping[str, Callable[[str], object]]] = {"int": _whole, "float": _seconds, "bool": _yes}
+_BY_NAME: Final[Mapping[str, Callable[[str], object]]] = {
+    "namespaces": _namespaces,
+    "default_pool": _default_pool,
+    "pools": _pools,
+    "log_level": _level,
+}
+_BY_TYPE: Final[Mapping[str, Callable[[str], object]]] = {
+    "str": str,
+    "int": _whole,
+    "float": _seconds,
+    "bool": _yes,
+}
 _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
-    field.name.upper(): _BY_TYPE.get(str(field.type), str) for field in fields(Settings)
-} | {"NAMESPACES": _namespaces, "DEFAULT_POOL": _default_pool, "POOLS": _pools, "LOG_LEVEL": _level}
+    field.name.upper(): _BY_NAME.get(field.name) or _BY_TYPE[str(field.type)] for field in fields(Settings)
+}
 _SERVICE_LINK: Final = re.compile(
     rf"{PREFIX}(\w+_)?"
     r"(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=(tcp|udp|sctp)://.*)"

@@ -118,8 +118,11 @@ class PodCache(Newest[str, PodView]):
 
     def other_lives(self, key: JobKey) -> tuple[JobKey, ...]:
         """Returns deleted jobs of the same name that still have pods in the cache."""
-        same_name = (k for k in self._by_job if (k.namespace, k.name) == (key.namespace, key.name))
-        return tuple(life for life in same_name if life != key)
+        return tuple(
+            k
+            for k in self._by_job
+            if k.name == key.name and k.namespace == key.namespace and k.uid != key.uid
+        )
 
     def jobs_on(self, node: str) -> set[JobKey]:
         return {pod.job for pod in self._live.values() if pod.node == node}

@@ -179,10 +179,10 @@ async def _nodes(
     """
     avoided = {name for pod in pods if placement.is_kept_off(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
+    named = {p.node for p in pods if p.node}
+    named |= placement.pinned_nodes(job) | placement.faulty_nodes(job.status)
     fetched = []
-    for name in (
-        {p.node for p in pods if p.node} | placement.pinned_nodes(job) | placement.faulty_nodes(job.status)
-    ):
+    for name in named:
         node = caches.nodes.get(name)
         if node is None and (raw := await cluster.get_node(name)) is not None:
             node = node_view(raw)

@@ -58,7 +58,7 @@ async def _list(
             cache.put(found)
     for old in before:
         key = cache.key(old)
-        if key not in live and cache.get(key) is old:  # else it was made again meanwhile
+        if key not in live and cache.get(key) is old:  # else it changed meanwhile: the next LIST tells
             cache.remove(key)
             GHOSTS.labels(kind).inc()
 
