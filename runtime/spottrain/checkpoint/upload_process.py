@@ -143,7 +143,12 @@ def main(fd: int) -> None:
     messages = ((name, json.loads(body)) for name, body in link)
     first = next(messages, None)
     if first is not None:
-        store = functools.cache(functools.partial(open_store, **first[1]))  # a failure is not cached
+        turn, opened = threading.Lock(), functools.cache(functools.partial(open_store, **first[1]))
+
+        def store() -> Store:
+            with turn:
+                return opened()  # a failure is not cached
+
         threading.Thread(target=_warm, args=[store], daemon=True).start()
         uploader = Uploader(store, send)
         for name, facts in messages:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile
-from spottrain.contract import EXIT_CODE_OF, LOG_FORMAT, Env, OnExisting, Outcome, Reason
+from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.core.startup_signals import hold_signals, release_signals
@@ -223,7 +223,7 @@ def _failed(session: Session, error: BaseException, script: str) -> int:
 def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     """Returns the exit code after SystemExit: of our own end, or of the script's sys.exit."""
     if session.message is not None:
-        return EXIT_CODE_OF[session.message.outcome]
+        return session.conclude(Ending(session.message.outcome, ""))  # waits for a thread that writes it
     if exit_.code is None or exit_.code == 0:
         return session.end_of_script()
     if session.broken_by_stop(exit_):

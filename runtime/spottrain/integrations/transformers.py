@@ -59,7 +59,7 @@ class TransformersCallback(TrainerCallback):
         """Whether to upload the Trainer's next checkpoint, and whether to stop after it."""
         self._paused_at: float | None = None
         """`perf_counter` when training paused for that checkpoint."""
-        self._output: Path | None = None
+        self._args: TrainingArguments | None = None
         """The Trainer's output_dir, once the Trainer is made."""
         self._ours: int | None = None
         """Step of a checkpoint that only this callback requested."""
@@ -91,14 +91,14 @@ class TransformersCallback(TrainerCallback):
         Raises:
             RunError: it is called twice or too early, or the checkpoint cannot be claimed or read.
         """
-        if self._output is None:
+        if self._args is None:
             raise ConfigurationError(
                 "spot.resume() was called before the Trainer was made: make Trainer(callbacks=[spot]) first"
             )
         self._trainer = trainer
         checkpoints = FolderCheckpoints(
             TrainingState(shared=self._shared, own=self._own, load=self._load),
-            place=self._output,
+            place=Path(self._args.output_dir or "."),
             write=self._link,
             target=self._folder,
             written=lambda step: self._folder(step).is_dir(),  # not after an early end by a callback
@@ -125,7 +125,7 @@ class TransformersCallback(TrainerCallback):
                 "TrainingArguments(save_only_model=True) leaves the optimizer out of checkpoints, so no run "
                 "could resume from them; remove it"
             )
-        self._output = Path(args.output_dir or ".").resolve()
+        self._args = args
         self._take_max_steps(args, lr_scheduler)
 
     def on_train_begin(
@@ -319,8 +319,8 @@ class TransformersCallback(TrainerCallback):
         return f"a callback of the Trainer stopped it after the evaluation at step {step}"
 
     def _folder(self, step: int) -> Path:
-        assert self._output is not None
-        return self._output / f"checkpoint-{step}"
+        assert self._args is not None
+        return Path(self._args.output_dir or ".").resolve() / f"checkpoint-{step}"
 
     def _link(self, folder: Path) -> None:
         coordinator = self._engine.coordinator

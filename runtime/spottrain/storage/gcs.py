@@ -134,11 +134,16 @@ class GCSStore:
             return self._etag_of_own(key, write_id)
 
     def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        # HEAD is tried once; `checkpoint.head` handles a lost response itself.
+        write_id = "" if key == HEAD_KEY else secrets.token_hex(8)
         try:
-            return self._put(key, body, int(etag))
+            return self._put(key, body, int(etag), write_id)
         except PreconditionFailed:
-            if self._look(key) is None:
+            found = self._look(key)
+            if found is None:
                 raise KeyMissing(self._place(key)) from None
+            if write_id and (found.metadata or {}).get(WRITE_ID) == write_id:
+                return str(found.generation)
             raise
 
     def upload(

@@ -78,22 +78,22 @@ def probe_conditions(
     `absent`, `match`: what the conditions are called there. `instead`: what the user can use.
     """
     key = f"probe-{secrets.token_hex(8)}"
+
+    def require_refused(condition: str, write: Callable[[], str]) -> None:
+        try:
+            write()
+        except (AlreadyExists, PreconditionFailed):
+            return
+        raise StoreUnsuitable(
+            f"{place(key)} ignores {condition}, so two attempts could overwrite each other's "
+            f"checkpoints; use {instead}"
+        )
+
     try:
         first = store.put_if_absent(key, b"1")
-        store.put_if_match(key, b"2", first)
-        writes: dict[str, Callable[[], str]] = {
-            absent: lambda: store.put_if_absent(key, b"3"),
-            match: lambda: store.put_if_match(key, b"4", first),
-        }
-        for condition, write in writes.items():
-            try:
-                write()
-            except (AlreadyExists, PreconditionFailed):
-                continue
-            raise StoreUnsuitable(
-                f"{place(key)} ignores {condition}, so two attempts could overwrite each other's "
-                f"checkpoints; use {instead}"
-            )
+        require_refused(absent, lambda: store.put_if_absent(key, b"2"))
+        store.put_if_match(key, b"3", first)  # not at once after the first: GCS limits writes of one object
+        require_refused(match, lambda: store.put_if_match(key, b"4", first))
     finally:
         store.delete([key])
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Format version of the stored objects."""
 MODEL_WORDS: Final = (
     *("vendor_id", "cpu family", "model", "model name"),  # x86

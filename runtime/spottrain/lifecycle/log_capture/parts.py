@@ -59,6 +59,8 @@ class RankLog:
         room = self._limits.most - self._added
         if room <= 0:
             return ""
+        if len(self._open) >= self._limits.part:  # nobody takes parts while one is being stored
+            self.close_parts(now)
         if not self._open:
             self._since = now
         self._open += data[:room]

@@ -53,6 +53,16 @@ def test_a_part_that_is_full_is_closed_at_the_end_of_a_line() -> None:
     assert bodies(it, 0.0) == [b"x" * 10]
 
 
+def test_while_a_part_is_being_stored_the_newest_ones_wait_and_the_others_are_dropped() -> None:
+    it = book(b"1234567\n", part=8, waiting=2)
+    part(it, 0.0)
+    for number in range(6):
+        it.add(f"of {number:>4}\n".encode(), 1.0)
+    last = it.rest()[0].body
+    assert b"bytes=24" in last, last
+    assert last.endswith(b"of    3\nof    4\nof    5\n") and b"of    2" not in last
+
+
 def test_a_part_that_failed_is_tried_again_unchanged_when_the_next_would_come() -> None:
     it = book(b"a\n", every=30.0)
     first = part(it, 30.0)
