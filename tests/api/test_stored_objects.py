@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,19 @@ def _schema_that_accepts_anything(kube: Kube) -> Iterator[None]:
         kube.install(CRD)
 
 
+def _create_once_accepted(kube: Kube, namespace: str, body: Json) -> None:
+    """The API server takes a new schema a moment after it was PATCHed."""
+    give_up = time.monotonic() + 30
+    while True:
+        try:
+            kube.create_job(namespace, body)
+            return
+        except Refused:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+
+
 def test_it_is_refused_by_name_until_it_is_rewritten(kube: Kube, server: ApiServer, namespace: str) -> None:
     body = job_body("old", **OLD)
     with pytest.raises(Refused) as refusal:
@@ -78,7 +92,7 @@ def test_it_is_refused_by_name_until_it_is_rewritten(kube: Kube, server: ApiServ
     for field in ("capacity.type", "checkpoint.onExisting", "checkpoint.compileCache", "checkpoint.logs"):
         assert f"spec.{field}: Unsupported value" in str(refusal.value)
     with _schema_that_accepts_anything(kube):
-        kube.create_job(namespace, body)
+        _create_once_accepted(kube, namespace, body)
     scene = Scene(kube=kube, namespace=namespace, job="old")
     with OperatorProcess(kubeconfig=server.kubeconfig, namespace=namespace) as operator:
         operator.wait_ready()

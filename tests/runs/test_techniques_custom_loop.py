@@ -93,7 +93,7 @@ def test_interrupted_they_are_as_if_never_interrupted(lab: Lab, ranks: int) -> N
     ended(lab.ranks(ranks, SCRIPT, at="cut", attempt=1, env={"STOP": "6"}), ExitCode.INTERRUPTED)
     second = ended(lab.ranks(ranks, SCRIPT, at="cut", attempt=2), ExitCode.DONE)
     (begun,), (end,) = said(second, "begin"), said(second, "end")
-    assert 6 <= begun["step"] < 60 and begun["trackers"]["last"] == begun["step"]
+    assert 6 <= begun["step"] < 60
     assert [end] == said(whole, "end")
     assert "did not improve by more than 10 in 14 evaluation(s)" in end["stopping"]["reason"]
 

