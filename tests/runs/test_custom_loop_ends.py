@@ -66,7 +66,7 @@ run.finish()
 """
 )
 THERE = "checkpoint=there script=none"
-ANEW = 'checkpoint=none script="begins anew"'
+ANEW = 'checkpoint=none script="begins again"'
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_what_a_new_manifest_says_holds_and_techniques_come_and_go_from_attempt_
     averaged = json.dumps({"optimizer": sgd | {"momentum": 0.5}, "emaDecay": 0.5})
     second = lab.run(COMING, training=averaged, env=paused, attempt=2).until("step=9/").stopped()
     assert "setting=optimizer.momentum group=0 holds=now checkpoint=0.9 now=0.5" in second.log
-    assert 'setting=extra.ema checkpoint=none script="begins anew"' in second.log
+    assert 'setting=extra.ema checkpoint=none script="begins again"' in second.log
     third = lab.run(COMING, training=json.dumps({"optimizer": sgd}), attempt=3).done()
     assert "setting=optimizer.momentum group=0 holds=now checkpoint=0.5 now=0.9" in third.log
     assert "setting=extra.ema checkpoint=there script=none" in third.log and max(third.losses) == 20

@@ -211,7 +211,7 @@ def unschedulable(o: Observed) -> Decision | None:
 
 
 def _useless_pods(o: Observed) -> Iterator[Ending]:
-    """Yields why pods of the attempt cannot be scheduled as they are, and must be created anew."""
+    """Yields why pods of the attempt cannot be scheduled as they are, and must be created again."""
     team, allowed, healthy = gang.team(o), placement.allowed(o), placement.healthy(o)
     for pod in team:
         free = [name for name in pod.avoids if name in allowed] if placement.is_kept_off(pod) else []

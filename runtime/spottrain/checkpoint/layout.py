@@ -124,14 +124,15 @@ def plan(
     base = 0
     for group in grouped({n: local(leaves[n].tensor).nbytes for n in order}, shard_bytes):
         name = f"r{rank:05d}-{len(shards):02d}.safetensors"
-        boxes = [box_of(leaves[number].tensor) for number in group]
-        parts = zip(_names(leaves, group), (local(leaves[n].tensor) for n in group), strict=True)
-        header, offsets = file_header((key, part.dtype, part.shape) for key, part in parts)
-        for number, box, offset in zip(group, boxes, offsets, strict=False):
+        tensors = [leaves[number].tensor for number in group]
+        parts = zip(_names(leaves, group), map(local, tensors), strict=True)
+        header, (*offsets, end) = file_header((key, part.dtype, part.shape) for key, part in parts)
+        for number, tensor, offset in zip(group, tensors, offsets, strict=True):
+            box = box_of(tensor)
             piece = Piece(shard=name, offset=offset, start=box.start, shape=box.shape)
             places.append(ShardPlace(number=number, offset=base + offset, piece=piece))
-        shards.append(ShardFile(name=name, offset=base, bytes=offsets[-1], header=header))
-        base = -(-(base + offsets[-1]) // PAGE) * PAGE
+        shards.append(ShardFile(name=name, offset=base, bytes=end, header=header))
+        base = -(-(base + end) // PAGE) * PAGE
     return Layout(signature=signature(leaves, mine), places=tuple(places), shards=tuple(shards), bytes=base)
 
 

@@ -115,8 +115,8 @@ class CheckpointManager:
         """Waits for the predecessor to release HEAD, then claims it. Raises RunError."""
         self.context.board.update(state="Gated")
         if not self.context.world.first:
-            heard = receive_facts(self._control, "claim")  # may take long; a stop ends this process meanwhile
-            return Claim(**heard | {"resume": tuple(Entry(**each) for each in heard["resume"])})
+            # May take long; a stop ends this process meanwhile.
+            return Claim.from_facts(receive_facts(self._control, "claim"))
         run, preemption = self.context.run, self.context.preemption
         self._owner.wait_at_gate(run.gate_until, lambda: preemption.stopping)
         preemption.let_end(None)  # a signal must not end the process between the claim and its response

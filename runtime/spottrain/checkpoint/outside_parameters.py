@@ -106,7 +106,8 @@ def require_owned(
     if found:
         raise ConfigurationError(
             f"the optimizer trains {describe(found)}, which no module of the checkpoint has: after an "
-            f"interruption it would begin anew, and the final weights would lack it. {what_to_do}"
+            f"interruption it would begin from its first values, and the final weights would lack it. "
+            f"{what_to_do}"
         )
 
 

@@ -46,7 +46,7 @@ def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, wan
     """
     try:
         own = manifest.ranks[rank if rank < len(manifest.ranks) else 0]
-        needed: set[int] = set()
+        needed: set[int] = set()  # numbers of the tensors that either tree refers to
         unflatten([manifest.tree, own], needed.add)
         reading = _Reading(store, key, manifest, want or (lambda stored: None))
         tensors = reading.tensors(sorted(needed))

@@ -50,7 +50,7 @@ def done_before(uri: str, trained: int, *, total: int, wanted: int) -> Ending:
     """
     text = f"The job is done already: {trained} steps were trained, and its weights are at {uri}."
     if wanted <= max(total, trained):
-        return Ending(Outcome.DONE, f"{text} To train anew use another checkpoint URI.")
+        return Ending(Outcome.DONE, f"{text} To train again, use another checkpoint URI.")
     return Ending(
         Outcome.DONE,
         f"{text} {wanted} steps are requested now, but a job that is done does not train again. To continue "

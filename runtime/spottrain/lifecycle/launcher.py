@@ -32,8 +32,10 @@ FORCED_SHARE: Final = 0.95
 """Share of the notice after which ranks are killed: after their own 0.9, before the kubelet's SIGKILL."""
 PEER_SECONDS: Final = 10.0
 """Seconds for the other ranks after one has failed: they cannot save, but report and release HEAD."""
-REAP_SECONDS: Final = 0.5
-"""Seconds for the kernel to end killed processes; a process stuck in a driver is left behind."""
+REAP_SECONDS: Final = 5.0
+"""Seconds for the kernel to end killed processes, if the deadline leaves them: at most half of the time until
+then. A process stuck in a driver is left behind, and then the ranks are not started again."""
+LEAST_REAP_SECONDS: Final = 0.5
 SIGNALLED: Final = 128
 """Plus the signal number: the exit code that shells report for a process killed by a signal."""
 OUTCOME_OF: Final = {
@@ -172,7 +174,7 @@ class Launcher:
                 self._alive[pid] = self._gang.rank(local_rank)
             if not self._alone:
                 log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
-            while self._alive and time.time() < self._kill_at + REAP_SECONDS:
+            while self._alive and time.time() < self._leave_behind_at:
                 self._wait()
                 self._reap()
                 self._watch_time()
@@ -313,6 +315,13 @@ class Launcher:
             return float("inf")
         budget = max(self._deadline - self._stopping_since, LEAST_BUDGET)
         return min(self._stopping_since + FORCED_SHARE * budget, self._peers_until)
+
+    @property
+    def _leave_behind_at(self) -> float:
+        """When to end without waiting further for killed ranks."""
+        kill_at = self._kill_at
+        left = max((self._deadline - kill_at) / 2, LEAST_REAP_SECONDS)
+        return kill_at + min(left, REAP_SECONDS) if kill_at < float("inf") else kill_at
 
     def _watch_time(self) -> None:
         """Kills the ranks when their time is up. The ranks read the deadline file themselves."""

@@ -419,14 +419,14 @@ _current: Session | None = None
 
 def current() -> Session:
     """Returns the session of this process, and creates it if there is none. Raises RunError."""
-    global _current
-    if _current is None:
-        _current = use(Session(os.environ))
-        see_out(_current)
-        _capture_outputs(_current)
-        _current.prepare(sys.argv[0])
-    _current.preemption.take_back(_current.end_idle)
-    return _current
+    session = _current
+    if session is None:
+        session = use(Session(os.environ))
+        see_out(session)
+        _capture_outputs(session)
+        session.prepare(sys.argv[0])
+    session.preemption.take_back(session.end_idle)
+    return session
 
 
 def existing() -> Session | None:

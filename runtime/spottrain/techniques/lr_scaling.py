@@ -27,7 +27,7 @@ TESTED: Final = {
     "sqrt": (
         32768,
         "You et al. 2020 (arXiv:1904.00962), table 1: BERT with LAMB; Adam at such sizes matched it only "
-        "with a rate tuned anew (Nado et al. 2021, arXiv:2102.06356)",
+        "with a rate tuned again (Nado et al. 2021, arXiv:2102.06356)",
     ),
 }
 """Global batch size, in samples, up to which each rule was tested, and the source."""

@@ -170,7 +170,7 @@ class MemoryFit:
         """
         most = self._most() if self._sized else None
         if self.policy.auto:
-            self.policy = self._least(most)
+            self.policy = self._least_recomputation(most)
         apply(self._model, self.policy)
         if self._batches is not None and most is not None:
             self._batches.resized(self._largest(most))
@@ -293,7 +293,7 @@ class MemoryFit:
         failed = float(self._oom_history.failed_policies()) if self._world.first else math.inf
         return STEPS[round(process_group.earliest(failed, self._world, self._device)) :]
 
-    def _least(self, most: int | None) -> Policy:
+    def _least_recomputation(self, most: int | None) -> Policy:
         """Returns the policy with the least recomputation that lets the micro-batch fit.
 
         The micro-batch has the given size, else the largest allowed one. With a sharded model each trial
@@ -305,7 +305,7 @@ class MemoryFit:
         def suffices(policy: Policy) -> bool:
             self._tried = policy
             apply(self._model, policy)
-            return self._fits(self._trial(), size)
+            return self._fits_everywhere(self._trial(), size)
 
         found = least(suffices, self._untried())
         self._tried = None
@@ -322,12 +322,12 @@ class MemoryFit:
         limit = self.memory_limit = agreed(trial.memory.limit, self._world, self._device)
         grown = self.saved_memory_limit is not None and limit > GROWN * self.saved_memory_limit
         keep = saved is not None and share % saved == 0 and saved <= most and (self._exact or not grown)
-        if saved is not None and keep and self._fits(trial, saved):
+        if saved is not None and keep and self._fits_everywhere(trial, saved):
             log.event("batch-size", micro_batch_size=saved, share=share, source="the checkpoint")
             return saved
         return agreed(find(trial, share, largest=most), self._world, self._device)
 
-    def _fits(self, trial: Trial, size: int) -> bool:
+    def _fits_everywhere(self, trial: Trial, size: int) -> bool:
         """Whether the size fits on all ranks."""
         return agreed(int(fits(trial, size)), self._world, self._device) == 1
 

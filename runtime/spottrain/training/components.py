@@ -54,8 +54,8 @@ def optimizer(
             **hyper,
         )
     elif named is not None:
-        anew = {} if named.learningRate is None else {"learning_rate": named.learningRate}
-        made = optimizers.rebuilt(given, named.name, fused=fused, **hyper, **anew)
+        chosen = {} if named.learningRate is None else {"learning_rate": named.learningRate}
+        made = optimizers.rebuilt(given, named.name, fused=fused, **hyper, **chosen)
     else:
         made = given
     optimizers.override_checkpoint(made, hyper)

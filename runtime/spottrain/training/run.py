@@ -207,8 +207,8 @@ class Run(Loop):
             raise self._engine.incompatible("spottrain.Trainer has made it, and this is a spottrain.Run")
         self._require_same_names(tree["optimizers"], self._optimizers)
         self._require_same_names(tree["loose"], self._loose)
-        self._require_same_names(tree["modules"], self._modules, strict=False)
-        self._require_same_names(tree["objects"], self._objects, strict=False)
+        self._require_same_names(tree["modules"], self._modules, optional=True)
+        self._require_same_names(tree["objects"], self._objects, optional=True)
         for name, parameter in self._loose.items():
             self._load_loose(name, parameter, tree["loose"][name])
         self._require(plain_state.load_model(self._model, tree[plain_state.MODEL]))
@@ -221,7 +221,7 @@ class Run(Loop):
             if name in tree["objects"]:
                 self._load_object(name, each, tree["objects"][name], of_rank)
             else:
-                _begin_anew(name, each)
+                _begin_again(name, each)
         self._load_progress(tree["progress"], own, new_rank)
 
     def _own(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Run(Loop):
     def _load_object(self, name: str, each: Any, saved: Any, own: Mapping[str, Any] | None) -> None:
         """Restores one object. `own`: this rank's part of all objects; None for a new rank."""
         if _is_scaler(name) and not (saved and each.state_dict()):  # a disabled one has no state
-            return _tell_dropped(name) if saved else _begin_anew(name, each)
+            return _tell_dropped(name) if saved else _begin_again(name, each)
         try:
             if hasattr(each, "own_state_dict"):
                 each.load_state_dict(saved, own.get(name) if own is not None else None)
@@ -252,19 +252,19 @@ class Run(Loop):
             raise self._engine.incompatible(mismatch)
 
     def _require_same_names(
-        self, saved: Mapping[str, Any], here: Mapping[str, Any], *, strict: bool = True
+        self, saved: Mapping[str, Any], here: Mapping[str, Any], *, optional: bool = False
     ) -> None:
         """Raises CheckpointError for a name that only one of them has.
 
-        `strict`: False allows a technique that the checkpoint lacks, and a name that is given as None here.
+        `optional`: allows a technique that the checkpoint lacks, and a name that is given as None here.
         """
         for name, each in here.items():
             new = isinstance(each, TECHNIQUES) or _is_scaler(name)
-            if name not in saved and (strict or not new):
+            if name not in saved and not (optional and new):
                 raise self._engine.incompatible(f"it has no state of {name}, which this Run is given")
         for name in sorted(set(saved) - set(here)):
             left_out = name in self._left_out or (_is_scaler(name) and SCALER in self._left_out)
-            if strict or not left_out:
+            if not (optional and left_out):
                 raise self._engine.incompatible(
                     f"it has a state of {name}, which this Run is not given: {_to_do_about(name)}"
                 )
@@ -339,10 +339,10 @@ def _tell_dropped(name: str) -> None:
     log.event("override", setting=name, checkpoint="there", script="none")
 
 
-def _begin_anew(name: str, technique: Any) -> None:
+def _begin_again(name: str, technique: Any) -> None:
     if _is_scaler(name) and not technique.state_dict():
         return  # disabled
-    log.event("override", setting=name, checkpoint="none", script="begins anew")
+    log.event("override", setting=name, checkpoint="none", script="begins again")
     if isinstance(technique, EMA):  # it holds the weights from before the restore
         technique.begin()
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from spottrain.checkpoint.head.admin import leftovers
 from spottrain.checkpoint.head.compare_and_swap import (
@@ -74,6 +74,13 @@ class Claim:
     """Checkpoints to resume from, newest first; empty for a fresh start."""
     done: bool = False
     """The job has already finished, so nothing was claimed."""
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Claim:
+        """Returns what another rank sent as `asdict(claim)`."""
+        return cls(
+            term=facts["term"], resume=tuple(Entry(**each) for each in facts["resume"]), done=facts["done"]
+        )
 
 
 class Walker:
