@@ -36,8 +36,7 @@ format: .venv/.synced ## let ruff rewrite the code
 
 test: .venv/.synced ## all levels: unit, contract, runs, s3, api, cluster (root and Linux for the last; see dev/README.md)
 	@$(PY) dev/cluster.py binaries
-	$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/contract tests/runs tests/s3 tests/api
-	$(PY) -m pytest tests/cluster
+	@$(PY) dev/run_tests.py
 
 test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 2 minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/contract
