@@ -1,7 +1,7 @@
 """`make test`: all levels, the cluster level beside the others, because it mostly waits.
 
-A test that fails is run a second time, alone, after everything else. If it then passes it is named as flaky at
-the end, and the whole passes: mend it. More than FEW failures are not flaky tests, and nothing is run again.
+A test that fails is run a second time, alone, after everything else. If it then passes it is named as flaky
+at the end, and the whole passes: mend it. More than FEW failures are not flaky tests, and nothing is run again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main() -> int:
     shutil.rmtree(CACHE, ignore_errors=True)  # it would also name the failures of earlier runs
     CACHE.mkdir()
     output = CACHE / "cluster-level.txt"
-    print(f"The cluster level runs beside the others, its output is in {output.relative_to(ROOT)}.", flush=True)
+    print(
+        f"The cluster level runs beside the others, its output is in {output.relative_to(ROOT)}.", flush=True
+    )
     with output.open("w") as file, started("cluster", ["tests/cluster"], stdout=file) as cluster:
         with started("others", OTHERS) as others:
             codes = {"others": others.wait()}

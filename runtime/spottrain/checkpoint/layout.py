@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import torch
@@ -78,12 +79,24 @@ class Layout:
 
 
 def describe(leaf: Leaf, pieces: tuple[Piece, ...] = ()) -> StoredTensor:
-    dtype = str(leaf.tensor.dtype).removeprefix("torch.")
-    return StoredTensor(name=leaf.path, dtype=dtype, shape=tuple(leaf.tensor.shape), pieces=pieces)
+    tensor = leaf.tensor
+    return StoredTensor(
+        name=leaf.path, dtype=_dtype_name(tensor.dtype), shape=tuple(tensor.shape), pieces=pieces
+    )
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def signature(leaves: Sequence[Leaf], mine: Sequence[int]) -> tuple[Any, ...]:
-    return tuple((n, leaves[n].path, leaves[n].tensor.dtype, box_of(leaves[n].tensor)) for n in mine)
+    return tuple((n, leaves[n].path, leaves[n].tensor.dtype, _part(leaves[n].tensor)) for n in mine)
+
+
+def _part(tensor: torch.Tensor) -> Any:
+    """What this rank holds of a tensor, in a form to compare; cheap, because each save compares it."""
+    return box_of(tensor) if is_sharded(tensor) else tensor.shape
 
 
 def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -> list[list[int]]:
@@ -93,6 +106,8 @@ def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -
     them; of replicas of a part, the first stores it. A whole tensor goes to the rank with the least bytes so
     far, or to rank 0 if `of_first` has its path, or a prefix of its path that ends in a dot.
     """
+    if ranks == 1:
+        return [list(range(len(leaves)))]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     beginnings = tuple(each for each in of_first if each.endswith("."))

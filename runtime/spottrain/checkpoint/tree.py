@@ -10,13 +10,15 @@ import base64
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from spottrain.contract import Reason
 from spottrain.distributed import dtensor
 from spottrain.errors import CheckpointError
+
+PLAIN: Final = (bool, int, str)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,7 +37,8 @@ class Flattened:
 
     def __init__(self, tree: Any) -> None:
         self.leaves: list[Leaf] = []
-        self._number_of: dict[tuple[Any, ...], int] = {}
+        self._at: dict[int, list[int]] = {}
+        """Numbers of the leaves by the address of their elements; few share one."""
         self._objects: dict[int, tuple[int, torch.Tensor]] = {}
         """By id; the tensor is kept alive so that its id is not reused."""
         self.plain = self._plain(tree, "")
@@ -43,7 +46,7 @@ class Flattened:
     def _plain(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
             return {"$tensor": self._number(value, path)}
-        if value is None or isinstance(value, bool | int | str):
+        if value is None or isinstance(value, PLAIN):
             return value
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {"$float": str(float(value))}
@@ -68,21 +71,35 @@ class Flattened:
     def _number(self, tensor: torch.Tensor, path: str) -> int:
         """Returns the number, equal on all ranks: by object id, as a rank may hold no part of a tied one."""
         if id(tensor) not in self._objects:
-            identity = _identity(tensor.detach())
-            if identity not in self._number_of:
-                self._number_of[identity] = len(self.leaves)
-                self.leaves.append(Leaf(path=path, tensor=tensor.detach()))
-            self._objects[id(tensor)] = (self._number_of[identity], tensor)
+            self._objects[id(tensor)] = (self._number_of_elements(tensor.detach(), path), tensor)
         return self._objects[id(tensor)][0]
 
+    def _number_of_elements(self, tensor: torch.Tensor, path: str) -> int:
+        address = _address(tensor)
+        same = self._at.setdefault(address, []) if address else []
+        for number in same:
+            if _same_view(self.leaves[number].tensor, tensor):
+                return number
+        same.append(len(self.leaves))
+        self.leaves.append(Leaf(path=path, tensor=tensor))
+        return same[-1]
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns a key that is equal for two views of the same elements."""
+
+def _address(tensor: torch.Tensor) -> int:
+    """Returns the address of the first element on this rank; 0 if there is none."""
     local = dtensor.local(tensor)
-    if not local.numel() or local.device.type == "meta" or local.layout is not torch.strided:
-        return (id(tensor), tensor)  # holds the tensor, so that its id is not reused
+    return local.data_ptr() if local.layout is torch.strided and local.numel() else 0
+
+
+def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors with one address are the same elements, read in the same way."""
+    return _view(a) == _view(b)
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    local = dtensor.local(tensor)
     turned = (local.is_conj(), local.is_neg())  # such views read the same bytes as other values
-    return (local.device, local.data_ptr(), local.dtype, tensor.shape, local.shape, local.stride(), turned)
+    return (local.device, local.dtype, tensor.shape, local.shape, local.stride(), turned)
 
 
 def unflatten(plain: Any, tensor: Callable[[int], Any]) -> Any:
