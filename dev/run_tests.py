@@ -1,7 +1,7 @@
 """`make test`: all levels, the cluster level beside the others, because it mostly waits.
 
 A test that fails is run a second time, alone, after everything else. If it then passes it is named as flaky
-at the end, and the whole passes: mend it. More than FEW failures are not flaky tests, and nothing is run again.
+at the end, and the whole passes: mend it. More than FEW failures are not flaky, and nothing is run again.
 """
 
 from __future__ import annotations
