@@ -131,21 +131,28 @@ class ProgressBoard:
     def __init__(self, attempt: int = 0) -> None:
         self.heartbeat = Heartbeat()
         self._facts = ProgressFacts(attempt=attempt)
+        self._step = 0
+        """Newer than the facts' step: a copy of the facts for each step would cost more than counting it."""
         self._lock = threading.Lock()
 
     @property
     def facts(self) -> ProgressFacts:
+        if self._facts.step != self._step:
+            self.update()
         return self._facts
 
     def update(self, **changes: Any) -> None:
         if changes.get("state", self._facts.state) != self._facts.state:
             self.heartbeat.beat()
         with self._lock:
-            self._facts = replace(self._facts, **changes)
+            self._step = changes.pop("step", self._step)
+            self._facts = replace(self._facts, step=self._step, **changes)
 
     def stepped(self, step: int) -> None:
         """Records that `step` optimizer steps are done."""
-        self.update(step=step, state="Training")
+        if self._facts.state != "Training":
+            self.update(state="Training")
+        self._step = step
         self.heartbeat.stepped()
 
     def save_failed(self, error: str) -> None:
@@ -154,7 +161,7 @@ class ProgressBoard:
             self._facts = replace(self._facts, save_failures=failures, last_failure=error)
 
     def progress(self) -> Progress:
-        facts = self._facts
+        facts = self.facts
         left = facts.total_steps - facts.step
         finite = facts.loss is not None and math.isfinite(facts.loss)
         return Progress(
@@ -192,7 +199,7 @@ class ProgressBoard:
         durable_seconds: float | None = None,
     ) -> TerminationMessage:
         """Builds the termination message from `text` and the current facts."""
-        facts = self._facts
+        facts = self.facts
         if facts.save_failures:
             text += f" {facts.save_failures} save(s) failed on the way, the last with: {facts.last_failure}"
         return TerminationMessage(
@@ -218,7 +225,7 @@ class ProgressBoard:
 
     def metrics(self) -> str:
         """Returns the metrics in Prometheus text format."""
-        facts = self._facts
+        facts = self.facts
         gauges: dict[str, float | None] = {
             "spottrain_attempt": facts.attempt,
             "spottrain_step": facts.step,

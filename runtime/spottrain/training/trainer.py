@@ -381,8 +381,9 @@ class Trainer:
                 batch = devices.to_device(batch, self.device)
             with timer.compute(), self.precision.autocast(self.device):
                 part = self.loss_fn(self._compiled, batch) * share
-            with timer.backward():  # DDP and FSDP take the mean over ranks
-                self.scaler.scale(part * size).backward()  # type: ignore[no-untyped-call]
+            with timer.backward():
+                whole = part if size == 1 else part * size  # DDP and FSDP take the mean over ranks
+                self.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
         return part.detach()
 
     def _update(self) -> bool:
