@@ -62,6 +62,11 @@ def main(argv: list[str] | None = None) -> int:
         from spottrain.cli import checkpoints
 
         return checkpoints.main(words[1:])
+    if words[:1] == ["plan"]:
+        release_signals()
+        from spottrain.cli import plan
+
+        return plan.main(words[1:])
     hold_signals()  # blocked already, unless the caller is not `entry`
     try:
         command = _read_command(words)
@@ -106,6 +111,7 @@ def _read_command(argv: list[str]) -> Command:
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
     about = "run a training script and profile some of its steps"
     profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
+    commands.add_parser("plan", help="what a training needs and costs: time, memory, network, hardware")
     commands.add_parser("checkpoints", help="inspect and manage checkpoints: list, verify, prune, copy, ...")
     names = _add_flags(run)
     profile.add_flags(profiled)

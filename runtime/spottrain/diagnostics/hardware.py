@@ -1,14 +1,13 @@
 """Peak performance of this machine: arithmetic, memory and launches.
 
-Figures of GPUs are the vendor's, by name and number format; dense, without the factor 2 of structured
-sparsity. A CPU has no such figure, so its MFU is unknown. For a verdict, which needs only ratios, the CPU is
+Figures of GPUs are the vendor's (`core.gpu_catalogue`). A CPU has no such figure, so its MFU
+is unknown. For a verdict, which needs only ratios, the CPU is
 measured in less than half a second.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Final
 import torch
 
 from spottrain.core import log
+from spottrain.core.gpu_catalogue import known_gpu
 
 FORMATS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TYPES: Final = FORMATS | {"tf32": torch.float32}
@@ -25,57 +25,6 @@ CACHE_BYTES: Final = 32 * 2**20
 """Size of the last-level cache, if the system does not report it."""
 CUDA_LAUNCH_SECONDS: Final = 6e-6
 """Seconds for Python and torch to dispatch one small operation; an assumption, not measured here."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GPU:
-    """A GPU model. `flops`: peak FLOP/s by number format; `bandwidth`: memory bandwidth in bytes/s."""
-
-    pattern: str
-    flops: Mapping[str, float]
-    bandwidth: float
-    source: str
-
-
-def _gpu(pattern: str, bandwidth: float, source: str, **teraflops: float) -> GPU:
-    flops = {name: value * 1e12 for name, value in teraflops.items()}
-    return GPU(pattern=pattern, flops=flops, bandwidth=bandwidth * 1e9, source=source)
-
-
-_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
-_H100 = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
-_A100_SHEET, _V100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet", "NVIDIA V100 Tensor Core GPU datasheet"
-_H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet"
-_H100_PAPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper; bandwidth: its datasheet"
-_H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet; FLOP/s with the digits of the H100's whitepaper"
-GPUS: Final = (
-    # The first pattern found in torch.cuda.get_device_name() counts. "\b" keeps an L40S from matching L4, and
-    # "$" keeps a slice of a virtual GPU ("A10-8Q") from matching the whole one. Left out, because figures
-    # differ or are unknown: H100 with HBM2 or HBM2e (the name does not say PCIe or SXM), A100 with 64 GB
-    # (Leonardo), and the low-power V100 FHHL.
-    _gpu(r"\bH200 NVL\b", 4800, "NVIDIA H200 datasheet", fp32=60, tf32=417.5, bf16=835.5, fp16=835.5),
-    _gpu(r"\bH200\b", 4800, _H200_SHEET, **_H100),
-    _gpu(r"\bH100 PCIe\b", 2000, _H100_PAPER, fp32=51.2, tf32=378, bf16=756, fp16=756),
-    _gpu(r"\bH100 NVL\b", 3900, _H100_SHEET, fp32=60, tf32=417.5, bf16=835.5, fp16=835.5),
-    _gpu(r"\bH100\b(?!.*HBM2)", 3350, _H100_PAPER, **_H100),
-    _gpu(r"\bA100.80GB PCIe\b", 1935, _A100_SHEET, **_A100),
-    _gpu(r"\bA100.*80GB\b", 2039, _A100_SHEET, **_A100),
-    _gpu(r"\bA100\b(?!.*64GB)", 1555, _A100_SHEET, **_A100),
-    _gpu(r"\bA10$", 600, "NVIDIA A10 Tensor Core GPU datasheet", fp32=31.2, tf32=62.5, bf16=125, fp16=125),
-    _gpu(r"\bA10G\b", 600, "NVIDIA A10G datasheet, as of AWS G5", fp32=31.5, tf32=35, bf16=70, fp16=70),
-    _gpu(r"\bL40S$", 864, "NVIDIA L40S GPU datasheet", fp32=91.6, tf32=183, bf16=362, fp16=362),
-    _gpu(r"\bL4\b", 300, "NVIDIA L4 Tensor Core GPU datasheet", fp32=30.3, tf32=60, bf16=121, fp16=121),
-    _gpu(r"\bT4\b", 320, "NVIDIA T4 Tensor Core GPU datasheet", fp32=8.1, fp16=65),
-    _gpu(r"\bV100-PCIE\b", 900, _V100_SHEET, fp32=14, fp16=112),
-    _gpu(r"\bV100-(SXM|DGXS)", 900, _V100_SHEET, fp32=15.7, fp16=125),
-)
-
-
-def known_gpu(name: str) -> GPU | None:
-    """Returns the GPU of that name; None if it is not in GPUS, or a MIG slice, whose share is unknown."""
-    if "MIG" in name:
-        return None
-    return next((gpu for gpu in GPUS if re.search(gpu.pattern, name)), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

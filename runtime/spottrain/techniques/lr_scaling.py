@@ -36,7 +36,7 @@ TESTED: Final = {
 def scaled(
     learning_rate: float, *, global_batch_size: int, base_batch_size: int, rule: str = "none"
 ) -> float:
-    """Scales a learning rate to another batch size.
+    """Scales a learning rate to another batch size, and logs it.
 
     If the batch is larger than the rule was tested with, it logs `event=advice` and still scales.
 
@@ -49,17 +49,12 @@ def scaled(
     Raises:
         ConfigurationError: an argument is not valid.
     """
-    if rule not in RULES:
-        raise ConfigurationError(f"the learning-rate rule {rule!r} is not known: use {', '.join(RULES)}")
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise ConfigurationError(f"the learning rate {learning_rate} must be a finite number above 0")
-    for name, size in (("global batch size", global_batch_size), ("base batch size", base_batch_size)):
-        if size < 1:
-            raise ConfigurationError(f"the {name} {size} must be at least 1")
+    found = scaled_rate(
+        learning_rate, global_batch_size=global_batch_size, base_batch_size=base_batch_size, rule=rule
+    )
     if rule == "none":
-        return learning_rate
+        return found
     ratio = global_batch_size / base_batch_size
-    found = learning_rate * (ratio if rule == "linear" else math.sqrt(ratio))
     log.event(
         "learning-rate", rule=rule, base=f"{learning_rate:.6g}", scaled=f"{found:.6g}", ratio=f"{ratio:.6g}"
     )
@@ -71,6 +66,19 @@ def scaled(
             fix="tune the learning rate at this batch size, or use a smaller batch",
         )
     return found
+
+
+def scaled_rate(learning_rate: float, *, global_batch_size: int, base_batch_size: int, rule: str) -> float:
+    """Returns the same as `scaled`, without a log line."""
+    if rule not in RULES:
+        raise ConfigurationError(f"the learning-rate rule {rule!r} is not known: use {', '.join(RULES)}")
+    if not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise ConfigurationError(f"the learning rate {learning_rate} must be a finite number above 0")
+    for name, size in (("global batch size", global_batch_size), ("base batch size", base_batch_size)):
+        if size < 1:
+            raise ConfigurationError(f"the {name} {size} must be at least 1")
+    ratio = global_batch_size / base_batch_size
+    return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
 
 
 def advise_on_rule(rule: str, optimizer: str, *, warms_up: bool) -> None:

@@ -1,0 +1,147 @@
+"""`spottrain plan`: answers, and what is said about a mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from spottrain.cli import plan
+
+
+def ask(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The facts. The text is printed as well, so that it is known to work."""
+    assert plan.main(words.split()) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert text.strip()
+    assert plan.main([*words.split(), "-o", "json"]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_compute_takes_flops_or_a_model_or_money(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("compute --flops 1e21", capsys)["allocations"]["20 tokens per parameter"]["tokens"] > 5e10
+    given = ask("compute --params 7B --tokens 500B", capsys)
+    assert given["flops"] == 2.1e22 and "as given" in given["allocations"]
+    money = ask("compute --budget $50k --gpu A100-40GB --price 1.22875 --mfu 0.3", capsys)
+    assert money["flops"] == pytest.approx(50_000 / 9.83 * 3600 * 8 * 312e12 * 0.3)
+
+
+def test_time_is_paid_for_by_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "time --params 2.887B --tokens 57.74B --gpu A100-40GB --gpus 8 --mfu 0.3 --price 1.22875"
+    assert ask(words, capsys)["dollars"] == pytest.approx(3650, rel=0.005), "and not 29,000"
+    listed = ask(
+        "time --model gpt2 --tokens 10B --gpu H100 --gpus 8 --mfu 0.4 --instance p5.48xlarge", capsys
+    )
+    assert listed["dollars"] == pytest.approx(listed["hours"] * 55.04)
+    unknown = ask("time --model gpt2 --tokens 10B --gpu B200 --mfu 0.4 --instance a4-highgpu-8g", capsys)
+    assert unknown["dollars"] is None and "no on-demand price" in unknown["assumptions"][-1]
+
+
+def test_memory_network_checkpoint_and_learning_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    modes = ask("memory --model llama-2-7b --gpu A100-80GB --gpus 8", capsys)["modes"]
+    assert [mode["largest_micro_batch"] > 0 for mode in modes.values()] == [False, False, True, True]
+    words = "network --params 1.3B --gpu A100-40GB --gpus 8 --step-seconds 0.03765s --link 600GB/s"
+    assert ask(words, capsys)["efficiency_without_overlap"] == pytest.approx(0.711, abs=0.001), "and latency"
+    two = ask(
+        "network --params 7B --gpu H100 --gpus 16 --nodes 2 --network 200Gbit/s --step-seconds 1s", capsys
+    )
+    assert two["efficiency"] < 1 and "bf16" in two["advice"][0]
+    fits = ask("checkpoint --params 7B --nodes 8 --bandwidth 1GB/s --step-seconds 2s", capsys)
+    assert fits["bytes"] == 84e9
+    assert {name: each["fits"] for name, each in fits["notices"].items()} == {
+        "AWS": True,
+        "Google Cloud": True,
+        "GKE pods": False,
+        "Azure": True,
+    }
+    rate = ask(
+        "learning-rate --lr 3e-4 --base-batch 256 --batch 1024 --steps 1000 --warmup-steps 100", capsys
+    )
+    assert rate == {"learning_rate": 6e-4, "warmup_steps": 100, "assumptions": rate["assumptions"]}
+
+
+def test_hardware_names_the_cheapest_and_the_runners_up(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "hardware --model gpt2 --tokens 2.5B --batch 480 --mfu 0.35 --mfu cpu=0.3 --deadline 48h --cloud aws"
+    )
+    found = ask(words, capsys)["options"]
+    costs = [each["dollars"] for each in found]
+    assert len(found) > 3 and costs == sorted(costs)
+    assert all(each["hours"] <= 48 and each["instance"]["cloud"] == "aws" for each in found)
+    assert found[0]["price"]["source"] and found[0]["price"]["date"]
+
+
+TIME = "time --params 7B --tokens 1B --mfu 0.4"
+NETWORK = "network --params 7B --gpu T4 --nodes 2 --step-seconds 1s"
+HARDWARE = "hardware --model gpt2 --tokens 1T --batch 512 --mfu 0.4"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("compute", "the budget is not given: --flops 1e21"),
+        (f"{TIME} --gpu A9000", "GPU 'A9000' is not in the catalogue: use MI300X"),
+        ("time --params 7B --tokens 1B --gpu T4 --mfu H100=0.4", "the MFU on T4 is not given: --mfu 0.4"),
+        (f"{TIME} --gpu T4 --instance p5.48xlarge", "p5.48xlarge has H100, not T4"),
+        (
+            f"{TIME} --gpu T4 --instance p9",
+            "instance type 'p9' is not in the catalogue: give --gpu and --price",
+        ),
+        ("memory --gpu T4", "the shape is not known: give --model"),
+        ("memory --gpu T4 --layers 2 --hidden 8", "--heads, --vocabulary, --sequence as well"),
+        ("memory --gpu T4 --model gpt5", "model 'gpt5' is not known: use gpt2"),
+        ("memory --gpu T4 --model gpt2 --heads 7", "hidden 768 is not a multiple of the heads 7"),
+        (f"{NETWORK} --gpus 3", "3 GPUs cannot be divided among 2 nodes"),
+        (f"{NETWORK} --gpus 4", "the network between the nodes is not given: --network 100Gbit/s"),
+        (
+            "learning-rate --lr 1 --base-batch 1 --batch 2 --steps 5 --warmup-steps 9",
+            "is 9 steps, but the run",
+        ),
+        (
+            f"{HARDWARE} --model llama-3-70b --cloud aws --max-nodes 1 --batch 8",
+            "fits on none of the instances",
+        ),
+        (f"{HARDWARE} --deadline 1h", "no instance type does it within 1.0 h: the fastest takes"),
+        (f"{HARDWARE} --budget 1 --deadline 1h", "within 1.0 h and for $1.00: the fastest takes"),
+    ],
+)
+def test_a_mistake_gets_a_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(words.split()) == 1
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.err.count("\n") == 1 and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("compute --flops many", "'many' is not a number above 0"),
+        ("compute --flops -1", "is not a number above 0"),
+        ("compute --flops 1e999", "is not a number above 0"),
+        ("time --tokens 1B --gpu T4 --mfu 1.4", "'1.4' is not a share between 0 and 1"),
+        ("time --tokens 1B --gpu T4 --mfu A=0.4", "'A' is not known: use"),
+        ("time --tokens 1B --gpu T4", "required: --mfu"),
+        ("time --gpus 1.5", "'1.5' is not a whole number"),
+        ("hardware --deadline 72", "'72' is not a time, such as 90s"),
+        ("checkpoint --bandwidth 1", "'1' is not a rate"),
+        ("everything", "invalid choice: 'everything'"),
+    ],
+)
+def test_a_word_that_cannot_be_read_is_named(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        plan.main(words.split())
+    assert error.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from spottrain.cli.entry import main\n"
+        "sys.argv = ['spottrain', 'plan', 'compute', '--flops', '1e21']\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "tokens/parameter" in done.stdout, done.stderr
