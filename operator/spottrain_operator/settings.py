@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from spottrain_operator.api import wire
@@ -50,6 +51,8 @@ class Settings:
     """Seconds after a container's start until a silent runtime is missing. RUNTIME_PATIENCE_SECONDS."""
     health_port: int = 8080
     """Port of /livez, /readyz and /metrics. HEALTH_PORT; 0 = any free port."""
+    price_file: Path = Path("/etc/spottrain/prices/prices.json")
+    """File with the price list (`api.prices`). Where there is none, all prices are unknown. PRICE_FILE."""
     log_level: str = "INFO"
     """LOG_LEVEL."""
 
@@ -150,6 +153,7 @@ _BY_NAME: Final[Mapping[str, Callable[[str], object]]] = {
     "default_pool": _default_pool,
     "pools": _pools,
     "log_level": _level,
+    "price_file": Path,
 }
 _BY_TYPE: Final[Mapping[str, Callable[[str], object]]] = {
     "str": str,

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from spottrain_operator.agent.settings import AgentEnv, AgentSettings
 from spottrain_operator.api.node_pools import CAPACITY_LABELS, CapacityType, Pool
+from spottrain_operator.api.prices import parse
 from spottrain_operator.names import Platform
 from spottrain_operator.settings import Settings as OperatorSettings
 
@@ -63,9 +65,30 @@ def test_values_of_each_kind_render(settings: list[str]) -> None:
     assert render(*settings)
 
 
+def test_the_operator_can_read_the_prices_that_the_values_give() -> None:
+    rate = {"instanceType": "p4d.24xlarge", "capacityType": "Reserved", "usdPerHour": 12.5}
+    found = find(render(f"prices={json.dumps([rate])}"), "ConfigMap", "spottrain-prices")
+    prices = parse(found["data"]["prices.json"])
+    (history,) = prices.rates.values()
+    assert history[0].usd_per_hour == 12.5 and not prices.problems
+    pod = pod_templates(render('priceConfigMap="ours"'))["operator"]["spec"]
+    assert {"name": "ours", "optional": True} in [v.get("configMap") for v in pod["volumes"]]
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "prices"]
+    assert Path(mount["mountPath"]) == OperatorSettings().price_file.parent
+
+
+def test_two_price_lists_are_refused_with_a_sentence() -> None:
+    rate = '[{"instanceType":"a","capacityType":"Spot","usdPerHour":1}]'
+    done = template(f"prices={rate}", 'priceConfigMap="ours"')
+    assert done.returncode and "prices and priceConfigMap exclude each other" in done.stderr
+
+
 @pytest.mark.parametrize(
     "setting",
     [
+        'prices=[{"instanceType":"a","capacityType":"Spot","usdPerHour":0}]',
+        'prices=[{"instanceType":"a","capacityType":"SpotFirst","usdPerHour":1}]',
+        'prices=[{"instanceType":"a","capacityType":"Spot"}]',
         "agnet.enabled=false",
         "agent.enable=false",
         'image.operator.repo="x"',
@@ -148,7 +171,7 @@ def test_every_pod_of_ours_is_restricted(objects: list[Object], name: str) -> No
     }
     assert not {"hostPID", "hostIPC"} & spec.keys()
     assert spec.get("hostNetwork", False) is (name == "agent")
-    assert all(v.keys() == {"name", "emptyDir"} for v in spec.get("volumes", []))
+    assert all(v.keys() - {"name"} <= {"emptyDir", "configMap"} for v in spec.get("volumes", []))
     assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"]
 
 

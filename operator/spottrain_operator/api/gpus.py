@@ -48,6 +48,12 @@ def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
     return Gpus(count=count, added=count)
 
 
+def counted(resources: Mapping[str, Any]) -> int:
+    """Returns how many GPUs a container's limits, or a node's allocatable resources, name."""
+    amounts = (str(amount) for name, amount in resources.items() if KNOWN.fullmatch(name))
+    return sum(int(amount) for amount in amounts if amount.isdecimal())
+
+
 def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:
     """Returns a sentence about an invalid combination of template and spec.gpusPerWorker; "" if valid."""
     trainer, where = judged(pod["containers"]), f"{trainer_path(pod)}.resources"

@@ -11,6 +11,7 @@ from spottrain.contract import Progress
 
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool
+from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import Job, JobKey, Status
 from spottrain_operator.names import TRAINER_CONTAINER, Cause, Reason
 
@@ -98,6 +99,8 @@ class PodView:
     """Whether a container other than the trainer runs."""
     memory_limit: str = ""
     """Memory limit of the trainer's container."""
+    gpus: int = 0
+    """GPUs of the trainer's container."""
     deleted: datetime | None = None
     """deletionTimestamp: time of the delete request plus `deletion_grace` (seconds)."""
     deletion_grace: int = 0
@@ -143,6 +146,9 @@ class NodeView:
     hostname: str = ""
     zone: str = ""
     instance_type: str = ""
+    created: datetime | None = None
+    gpus: int = 0
+    """GPUs that pods can request there, whole or in parts."""
     notice: Notice | None = None
     save_advised: str = ""
     """Time of a rebalance recommendation."""
@@ -210,6 +216,8 @@ class Limits:
     """After a pod's deletion deadline, until a node that is not ready counts as dead."""
     progress_interval: timedelta = timedelta(seconds=60)
     """Between two status writes that carry nothing but progress."""
+    cost_interval: timedelta = timedelta(minutes=5)
+    """Between two status writes that carry nothing but costs."""
     runtime_patience: timedelta = timedelta(minutes=5)
     """For a script's imports and preparation, before an unseen runtime is reported as missing."""
 
@@ -280,6 +288,7 @@ class Observed:
     found: Found = NOTHING
     """Detected so far from all nodes and Karpenter's NodePools."""
     limits: Limits = Limits()
+    prices: PriceList = NO_PRICES
 
 
 # --- actions ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
@@ -232,6 +233,65 @@ class OutputStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCost:
+    """A node that has, or had, pods of the job, and how far it is accounted.
+
+    It is kept until its time is over and its pods are gone, so that nothing is counted twice.
+    """
+
+    name: str
+    created: datetime | None = None
+    """None: the node was gone before it was seen."""
+    instance_type: str = ""
+    zone: str = ""
+    capacity_type: str = ""
+    platform: str = ""
+    gpus: int = 0
+    """GPUs of the node; 0: a CPU node, which is paid for whole."""
+    used: int = 0
+    """GPUs of the job's pods there."""
+    start: datetime
+    """Since when the job pays for it."""
+    bound: datetime
+    """When the job's first pod was bound to it."""
+    ended: datetime | None = None
+    """When the last of the job's pods there ended; None while one runs."""
+    accounted: datetime
+    """Up to when it is in the sums."""
+    spent: Decimal = Decimal(0)
+    """The job's share up to then, in case the cloud does not bill it."""
+    reclaimed: bool = False
+    """Whether the cloud announced to take it back."""
+    closed: bool = False
+    """Whether its time is over: no more is added while it is kept."""
+
+    @property
+    def share(self) -> Decimal:
+        return min(Decimal(1), Decimal(self.used) / self.gpus) if self.gpus else Decimal(1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostStatus:
+    """Sums of a job, in US dollars."""
+
+    state: str = ""
+    spent: Decimal = Decimal(0)
+    """use + boot + idle - refunded."""
+    use: Decimal = Decimal(0)
+    boot: Decimal = Decimal(0)
+    idle: Decimal = Decimal(0)
+    refunded: Decimal = Decimal(0)
+    """Of the three, what AWS does not bill."""
+    whole_nodes: Decimal = Decimal(0)
+    """The three, without shares of nodes."""
+    unknown_seconds: Decimal = Decimal(0)
+    """Node-seconds whose price is not known; they are in none of the sums."""
+    time: datetime | None = None
+    """Up to when the sums are."""
+    nodes: tuple[NodeCost, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     observed_generation: int | None = None
     phase: str = ""
@@ -252,6 +312,7 @@ class Status:
     attempts: tuple[AttemptRecord, ...] = ()
     progress: ProgressStatus | None = None
     output: OutputStatus | None = None
+    cost: CostStatus | None = None
 
     def to_json(self) -> dict[str, Any]:
         encoded: dict[str, Any] = wire.encode(self)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from spottrain_operator import names
-from spottrain_operator.api import native_gangs, node_signals
+from spottrain_operator.api import gpus, native_gangs, node_signals
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import ClaimView, Ended, NodeView, Notice, PodEvents, PodView, Waiting
 from spottrain_operator.api.template import judged
@@ -45,6 +45,7 @@ def pod_view(raw: Raw) -> PodView | None:
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
+        gpus=gpus.counted((trainer.get("resources") or {}).get("limits") or {}),
         memory_limit=str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", "")),
         trainer=name,
         probed=bool(trainer.get("livenessProbe") or trainer.get("startupProbe")),
@@ -291,6 +292,8 @@ def node_view(raw: Raw) -> NodeView:
         hostname=labels.get(names.HOSTNAME_LABEL, meta["name"]),
         zone=labels.get(names.ZONE_LABEL, ""),
         instance_type=labels.get(names.INSTANCE_TYPE_LABEL, ""),
+        created=optional_timestamp(meta.get("creationTimestamp")),
+        gpus=gpus.counted((raw.get("status") or {}).get("allocatable") or {}),
         notice=_annotated_notice(annotations) or _tainted_notice(raw) or node_signals.notice(raw),
         save_advised=_advice(annotations) or node_signals.advice(raw),
         leaving=node_signals.leaving(raw),

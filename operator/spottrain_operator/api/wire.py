@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final, TypeVar, cast
 
 from spottrain_operator import names
@@ -63,6 +64,8 @@ def encode(value: Any) -> Any:
         return {name: item for name, item in pairs if item not in (None, "", [], {})}
     if isinstance(value, datetime):
         return rfc3339(value)
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     if isinstance(value, Mapping):
         return dict(value)
     return [encode(item) for item in value] if isinstance(value, tuple) else value

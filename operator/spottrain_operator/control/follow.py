@@ -31,6 +31,7 @@ from spottrain_operator.policies import (
     cleanup,
     gang,
     hang,
+    ledger,
     lifecycle,
     placement,
     runtime,
@@ -72,9 +73,13 @@ NODES_RECHECK: Final = timedelta(seconds=30)
 
 # --- the status -----------------------------------------------------------------------------------------
 def settled(o: Observed, status: Status) -> Status:
-    """Returns the status with all facts from pods and progress; progress alone is written at intervals."""
+    """Returns the status with all facts from pods and progress; those alone are written at intervals."""
     if o.job.deleting or _being_checked(o, status):
         return status
+    return ledger.with_costs(_with_progress(o, status), o)
+
+
+def _with_progress(o: Observed, status: Status) -> Status:
     quiet = _with_facts(o, with_unknown_progress(status, o))
     sample = o.sample
     if sample is None or status.terminal or sample.progress.attempt != status.attempt:
@@ -249,6 +254,7 @@ def recheck_after(o: Observed, status: Status, actions: tuple[Action, ...] = ())
 def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
     if o.job.deleting and o.job.holds_checkpoints:
         yield o.now + cleanup.RECHECK
+    yield ledger.recheck(status, o)
     if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
         yield max(end, o.now + AT_ONCE)
     if not status.terminal:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodView
+from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
@@ -18,7 +19,7 @@ from spottrain_operator.control.memory import EventsRead, Learned, Memory
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
-from spottrain_operator.policies import claims, placement, starting
+from spottrain_operator.policies import claims, ledger, placement, starting
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 EVENTS_AT_ONCE: Final = 8
@@ -55,6 +56,7 @@ async def observe(
     pools: Mapping[str, Pool],
     limits: Limits,
     now: datetime,
+    prices: PriceList = NO_PRICES,
 ) -> tuple[Observed, Learned]:
     """Returns the observation, and what was learned beyond it. Changes neither the caches nor the memory."""
     own = [await list_pods(job.key, caches, cluster)] if _seems_lost(job, caches.pods.of(job.key)) else []
@@ -90,6 +92,7 @@ async def observe(
         karpenter=caches.nodes.karpenter(fetched),
         found=found,
         limits=limits,
+        prices=prices,
     )
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
     observed = replace(observed, heard={uid: read.events for uid, read in events.items()})
@@ -180,6 +183,7 @@ async def _nodes(
     avoided = {name for pod in pods if placement.is_kept_off(pod) for name in pod.avoids}
     nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
     named = {p.node for p in pods if p.node}
+    named |= ledger.open_nodes(job.status)
     named |= placement.pinned_nodes(job) | placement.faulty_nodes(job.status)
     fetched = []
     for name in named:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
+from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.control.apply import Changed, Context, Done, Unfinished, apply
 from spottrain_operator.control.caches import Caches
@@ -34,6 +35,7 @@ class Reconciler:
     pools: Mapping[str, Pool]
     limits: Limits
     now: Callable[[], datetime]
+    prices: Callable[[], PriceList] = lambda: NO_PRICES
 
     async def __call__(self, key: JobKey) -> timedelta | None:
         """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
@@ -49,6 +51,7 @@ class Reconciler:
             default_pool=self.default_pool,
             pools=self.pools,
             limits=self.limits,
+            prices=self.prices(),
             now=self.now(),
         )
         made = self._planned(observed)

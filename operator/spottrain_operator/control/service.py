@@ -24,6 +24,7 @@ from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, KubeCluster
 from spottrain_operator.io.health import Health
+from spottrain_operator.io.price_file import PriceFile
 from spottrain_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Service:
             pools={pool.name: pool for pool in self.settings.pools},
             limits=self.settings.limits,
             now=self._now,
+            prices=PriceFile(self.settings.price_file),
         )
         poller = Poller(
             caches=self.caches,

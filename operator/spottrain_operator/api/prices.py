@@ -1,0 +1,167 @@
+"""The price list: what an instance type costs in a zone at a time. Pure.
+
+A list is a JSON array of rates, as a person, Helm values or a CronJob writes it:
+
+    [{"instanceType": "p4d.24xlarge", "capacityType": "OnDemand", "usdPerHour": 21.957642},
+     {"instanceType": "p4d.24xlarge", "capacityType": "Spot", "zone": "us-east-1b", "usdPerHour": 8.19,
+      "since": "2026-11-23T10:00:00Z", "checked": "2026-11-23T12:00:00Z"}]
+
+`since`: when the rate came into force; a list may hold several of one kind, which are its history. `checked`:
+when somebody last saw that it holds; a day later it is unknown. A rate without it is a contract, such as the
+user's own rate of reserved capacity, and does not age. A rate for a zone counts before one without.
+
+What is not known is never taken for free: zero and negative rates are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from spottrain_operator.api.node_pools import CapacityType
+from spottrain_operator.api.wire import timestamp
+
+VALID_FOR: Final = timedelta(days=1)
+"""After `checked`, a rate holds for so long."""
+HOUR: Final = Decimal(3600)
+ALWAYS: Final = datetime(1970, 1, 1, tzinfo=UTC)
+KINDS: Final = (CapacityType.SPOT, CapacityType.ON_DEMAND, CapacityType.RESERVED)
+FIELDS: Final = ("instanceType", "capacityType", "zone", "usdPerHour", "since", "checked")
+
+Kind = tuple[str, str, str]
+"""Instance type, capacity type, zone ("" for all zones)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    usd_per_hour: Decimal
+    since: datetime = ALWAYS
+    checked: datetime | None = None
+    """None: it does not age."""
+
+    def holds(self, at: datetime) -> bool:
+        return self.checked is None or at <= self.checked + VALID_FOR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amount:
+    """What a node cost over some time."""
+
+    usd: Decimal = Decimal(0)
+    unknown_seconds: Decimal = Decimal(0)
+    """Seconds of that time whose price is not known; they are not in `usd`."""
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(usd=self.usd + other.usd, unknown_seconds=self.unknown_seconds + other.unknown_seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceList:
+    rates: Mapping[Kind, tuple[Rate, ...]] = field(default_factory=dict)
+    """By kind: oldest first."""
+    problems: tuple[str, ...] = ()
+    """A sentence for each entry that was left out."""
+
+    def rate(self, instance_type: str, capacity_type: str, zone: str, at: datetime) -> Rate | None:
+        """Returns the rate in force at that time; None if it is not known."""
+        for place in dict.fromkeys((zone, "")):
+            history = self.rates.get((instance_type, capacity_type, place), ())
+            found = next((rate for rate in reversed(history) if rate.since <= at), None)
+            if found is not None:
+                return found if found.holds(at) else None
+        return None
+
+    def cost(
+        self, instance_type: str, capacity_type: str, zone: str, start: datetime, end: datetime
+    ) -> Amount:
+        """Returns what one node costs from `start` to `end`, over changes of its price."""
+        total = Amount()
+        kind = (instance_type, capacity_type, zone)
+        for begin, until in self._pieces(kind, start, end):
+            seconds = Decimal((until - begin) // timedelta(microseconds=1)) / 1_000_000
+            rate = self.rate(*kind, begin)
+            if rate is None:
+                total += Amount(unknown_seconds=seconds)
+            else:
+                total += Amount(usd=rate.usd_per_hour * seconds / HOUR)
+        return total
+
+    def _pieces(self, kind: Kind, start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+        """Yields the parts of the time in which no rate begins or becomes too old."""
+        instance_type, capacity_type, zone = kind
+        cuts = {end}
+        for place in (zone, ""):
+            for rate in self.rates.get((instance_type, capacity_type, place), ()):
+                cuts.add(rate.since)
+                if rate.checked is not None:
+                    cuts.add(rate.checked + VALID_FOR + timedelta(microseconds=1))
+        begin = start
+        for cut in sorted(cut for cut in cuts if start < cut <= end):
+            yield begin, cut
+            begin = cut
+
+
+NO_PRICES: Final = PriceList()
+
+
+def parse(text: str) -> PriceList:
+    """Parses a price list. What cannot be read is left out, so unknown, and named in `problems`."""
+    try:
+        entries = json.loads(text, parse_float=Decimal, parse_int=Decimal) if text.strip() else []
+    except ValueError as error:
+        return PriceList(problems=(f"the price list is not JSON: {error}",))
+    if not isinstance(entries, list):
+        return PriceList(problems=("the price list is not a JSON array of rates",))
+    found: dict[Kind, list[Rate]] = {}
+    problems = []
+    for number, entry in enumerate(entries):
+        try:
+            kind, rate = _entry(entry)
+            found.setdefault(kind, []).append(rate)
+        except ValueError as error:
+            problems.append(f"rate {number} is left out: {error}")
+    rates = {kind: tuple(sorted(history, key=lambda rate: rate.since)) for kind, history in found.items()}
+    return PriceList(rates=rates, problems=tuple(problems))
+
+
+def _entry(entry: Any) -> tuple[Kind, Rate]:
+    """Raises ValueError."""
+    if not isinstance(entry, dict):
+        raise ValueError("it is not an object")
+    if unknown := sorted(set(entry) - set(FIELDS)):
+        raise ValueError(f"{unknown[0]} is not a field; use {', '.join(FIELDS)}")
+    instance_type, kind = entry.get("instanceType"), entry.get("capacityType")
+    if not isinstance(instance_type, str) or not instance_type:
+        raise ValueError("instanceType is missing")
+    if kind not in KINDS:
+        raise ValueError(f"capacityType must be {', '.join(KINDS)}, not {kind!r}")
+    zone = entry.get("zone", "")
+    if not isinstance(zone, str):
+        raise ValueError(f"zone must be a name, not {zone!r}")
+    usd = _dollars(entry.get("usdPerHour"))
+    since, checked = _time(entry, "since"), _time(entry, "checked")
+    return (instance_type, kind, zone), Rate(usd_per_hour=usd, since=since or ALWAYS, checked=checked)
+
+
+def _dollars(value: Any) -> Decimal:
+    try:
+        usd = Decimal(value) if isinstance(value, Decimal | str) else Decimal("NaN")
+    except InvalidOperation:
+        usd = Decimal("NaN")
+    if not usd.is_finite() or usd <= 0:
+        raise ValueError(f"usdPerHour must be a number above 0, not {value}: an unknown price is left out")
+    return usd
+
+
+def _time(entry: Mapping[str, Any], name: str) -> datetime | None:
+    value = entry.get(name)
+    if value is None:
+        return None
+    try:
+        return timestamp(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a time such as 2026-11-23T10:00:00Z, not {value!r}") from error

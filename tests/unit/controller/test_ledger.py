@@ -1,0 +1,138 @@
+"""Sums of a job's nodes, each beside a calculation by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from spottrain_operator.api.prices import PriceList, parse
+from spottrain_operator.api.training_job import CostStatus
+from spottrain_operator.policies.ledger import NodeFacts, accounted
+
+T0 = datetime(2026, 11, 23, 12, tzinfo=UTC)
+SPOT = {"instanceType": "p4d", "capacityType": "Spot", "usdPerHour": 6.00}
+PRICES = parse(json.dumps([SPOT, SPOT | {"capacityType": "OnDemand", "usdPerHour": 18.00}]))
+
+
+def at(minutes: float) -> datetime:
+    return T0 + timedelta(minutes=minutes)
+
+
+NODE = NodeFacts(
+    name="one", created=at(2), instance_type="p4d", zone="a", capacity_type="Spot", platform="AWS", gpus=8,
+    used=8, pod_created=at(0), bound=at(5), last_bound=at(5),
+)  # fmt: skip
+
+
+def summed(*steps: tuple[float, list[NodeFacts]], prices: PriceList = PRICES) -> CostStatus:
+    costs = CostStatus()
+    for minutes, facts in steps:
+        costs = accounted(costs, facts, prices, at(minutes))
+    return costs
+
+
+def cents(value: Decimal) -> str:
+    return f"{value:.2f}"
+
+
+def lines(costs: CostStatus) -> tuple[str, str, str, str]:
+    return cents(costs.boot), cents(costs.use), cents(costs.idle), cents(costs.spent)
+
+
+def test_a_node_is_paid_for_from_its_creation_to_its_deletion() -> None:
+    """Boot 3 min, use 60 min, idle 10 min, at 6 dollars an hour."""
+    ended = replace(NODE, ended=at(65))
+    costs = summed((30, [NODE]), (65, [ended]), (75, [replace(ended, gone=at(75), pods=0)]))
+    assert (
+        lines(costs) == ("0.30", "6.00", "1.00", "7.30") and costs.nodes == () and costs.state == "Estimated"
+    )
+
+
+def test_however_often_it_is_summed_the_sums_are_the_same() -> None:
+    ended = replace(NODE, ended=at(65), gone=at(75))
+    often = summed(*((minutes, [NODE]) for minutes in range(6, 65)), (75, [ended]))
+    assert lines(often) == lines(summed((75, [ended]))) == ("0.30", "6.00", "1.00", "7.30")
+
+
+def test_an_operator_that_was_down_adds_what_it_missed_once() -> None:
+    before = summed((30, [NODE]))
+    after = accounted(before, [NODE], PRICES, at(300))
+    assert cents(after.use) == "29.50" and after == accounted(after, [NODE], PRICES, at(300))
+    assert replace(after, time=at(200)) == accounted(after, [NODE], PRICES, at(200)), (
+        "a clock that goes back takes nothing away"
+    )
+
+
+def test_a_node_that_was_there_before_the_pod_was_not_booted_for_it() -> None:
+    old = replace(NODE, created=at(-600))
+    assert lines(summed((65, [old]))) == ("0.00", "6.00", "0.00", "6.00")
+
+
+def test_a_pod_on_a_shared_node_pays_its_share_of_the_gpus() -> None:
+    costs = summed((65, [replace(NODE, used=2)]))
+    assert lines(costs) == ("0.08", "1.50", "0.00", "1.58") and cents(costs.whole_nodes) == "6.30"
+    cpu = summed((65, [replace(NODE, gpus=0, used=0)]))
+    assert lines(cpu) == ("0.30", "6.00", "0.00", "6.30"), "a CPU node is paid for whole"
+
+
+def test_ec2_does_not_bill_a_spot_node_that_it_takes_back_in_its_first_hour() -> None:
+    taken = replace(NODE, reclaimed=True, ended=at(40), gone=at(42))
+    costs = summed((20, [NODE]), (42, [taken]))
+    assert cents(costs.refunded) == "4.00" == cents(costs.boot + costs.use + costs.idle)
+    assert cents(costs.spent) == "0.00"
+    for other in (
+        replace(taken, ended=at(61), gone=at(63)),
+        replace(taken, reclaimed=False),
+        replace(taken, platform="GCP"),
+        replace(taken, capacity_type="OnDemand"),
+    ):
+        assert not summed((20, [NODE]), (70, [other])).refunded
+
+
+def test_what_has_no_price_is_unknown_and_in_no_sum() -> None:
+    costs = summed((65, [NODE, replace(NODE, name="two", instance_type="p5")]))
+    assert lines(costs) == ("0.30", "6.00", "0.00", "6.30")
+    assert costs.unknown_seconds == 63 * 60 and costs.state == "Unknown"
+
+
+def test_a_node_that_goes_on_without_the_job_is_paid_for_an_hour() -> None:
+    ended = replace(NODE, ended=at(65))
+    costs = summed((65, [NODE]), (500, [ended]), (600, [ended]))
+    assert cents(costs.idle) == "6.00" and costs.nodes[0].closed, "kept while its pod exists"
+    assert accounted(costs, [replace(ended, pods=0)], PRICES, at(700)).nodes == ()
+    again = accounted(costs, [replace(NODE, last_bound=at(690))], PRICES, at(700))
+    assert cents(again.use) == "7.00" and cents(again.idle) == "6.00", "and paid for again from a next pod on"
+
+
+def test_a_next_attempt_on_the_same_node_ends_the_idle_time() -> None:
+    costs = summed((65, [replace(NODE, ended=at(65))]), (75, [replace(NODE, ended=at(65))]), (85, [NODE]))
+    assert lines(costs) == ("0.30", "7.00", "1.00", "8.30")
+
+
+def test_a_gang_over_many_attempts_is_the_sum_of_its_nodes() -> None:
+    costs = CostStatus()
+    for attempt in range(50):  # more than status.attempts keeps
+        start = attempt * 60
+        nodes = [
+            replace(
+                NODE,
+                name=f"{attempt}-{rank}",
+                created=at(start),
+                pod_created=at(start),
+                bound=at(start + 3),
+                last_bound=at(start + 3),
+            )
+            for rank in range(4)
+        ]
+        costs = accounted(costs, nodes, PRICES, at(start + 30))
+        ended = [replace(node, ended=at(start + 50), gone=at(start + 50), pods=0) for node in nodes]
+        costs = accounted(costs, ended, PRICES, at(start + 55))
+    assert cents(costs.spent) == cents(Decimal(50 * 4 * 6) * 50 / 60) and costs.nodes == ()
+
+
+def test_a_node_that_is_gone_is_counted_once_however_long_its_pod_stays() -> None:
+    gone = replace(NODE, ended=at(65), gone=at(65))
+    costs = summed((65, [gone]), (90, [replace(gone, gone=at(90))]), (95, [replace(gone, gone=at(95))]))
+    assert lines(costs) == ("0.30", "6.00", "0.00", "6.30") and costs.nodes[0].closed

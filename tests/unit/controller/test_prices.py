@@ -1,0 +1,98 @@
+"""What an instance costs at a time, and that nothing unknown is free."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from spottrain_operator.api.prices import PriceList, parse
+
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def prices(*entries: dict[str, Any]) -> PriceList:
+    base = {"instanceType": "p4d", "capacityType": "Spot", "usdPerHour": 6}
+    found = parse(json.dumps([base | entry for entry in entries]))
+    assert not found.problems
+    return found
+
+
+def usd(found: PriceList, hours: float, *, zone: str = "a", start: datetime = NOON) -> str:
+    amount = found.cost("p4d", "Spot", zone, start, start + hours * HOUR)
+    return f"{amount.usd:.2f}" if not amount.unknown_seconds else f"unknown {amount.unknown_seconds:.0f} s"
+
+
+def test_a_rate_without_a_date_is_a_contract_and_does_not_age() -> None:
+    assert usd(prices({}), 1.5) == "9.00"
+    assert usd(prices({}), 24 * 365) == "52560.00"
+
+
+def test_the_zone_s_own_rate_counts_before_that_of_all_zones() -> None:
+    found = prices({}, {"zone": "a", "usdPerHour": 2.5})
+    assert (usd(found, 1), usd(found, 1, zone="b")) == ("2.50", "6.00")
+    assert usd(prices({"zone": "b"}), 1) == "unknown 3600 s"
+
+
+def test_a_change_of_price_counts_from_when_it_came() -> None:
+    found = prices({}, {"since": "2026-11-23T12:30:00Z", "usdPerHour": 12})
+    assert usd(found, 1) == "9.00" and usd(found, 1, start=NOON + HOUR) == "12.00"
+    late = prices({"since": "2026-11-23T12:30:00Z"})
+    assert usd(late, 1) == "unknown 1800 s", "before its first rate nothing is known"
+
+
+def test_a_day_after_somebody_looked_a_price_is_unknown() -> None:
+    found = prices({"checked": "2026-11-22T12:30:00Z"})
+    assert usd(found, 0.5) == "3.00"
+    amount = found.cost("p4d", "Spot", "a", NOON, NOON + HOUR)
+    assert f"{amount.usd:.2f}" == "3.00" and round(amount.unknown_seconds) == 1800
+    newer = prices({"checked": "2026-11-22T12:30:00Z"}, {"checked": "2026-11-23T12:30:00Z"})
+    assert usd(newer, 1) == "6.00", "the newest entry of one kind counts"
+
+
+def test_another_type_or_kind_of_capacity_is_unknown() -> None:
+    found = prices({})
+    for instance_type, kind in (("p5", "Spot"), ("p4d", "OnDemand"), ("", ""), ("p4d", "")):
+        assert found.cost(instance_type, kind, "a", NOON, NOON + HOUR).unknown_seconds == 3600
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"usdPerHour": 0}, "usdPerHour must be a number above 0, not 0: an unknown price is left out"),
+        ({"usdPerHour": -1}, "above 0, not -1"),
+        ({"usdPerHour": None}, "above 0, not None"),
+        ({"usdPerHour": "cheap"}, "above 0, not cheap"),
+        ({"usdPerHour": True}, "above 0, not True"),
+        ({"capacityType": "SpotFirst"}, "capacityType must be Spot, OnDemand, Reserved, not 'SpotFirst'"),
+        ({"instanceType": ""}, "instanceType is missing"),
+        ({"zone": 1}, "zone must be a name"),
+        ({"since": "noon"}, "since must be a time such as 2026-11-23T10:00:00Z, not 'noon'"),
+        ({"checked": 5}, "checked must be a time"),
+        ({"price": 5}, "price is not a field; use instanceType"),
+    ],
+)
+def test_a_rate_that_cannot_be_read_is_left_out_and_named(entry: dict[str, Any], said: str) -> None:
+    base = {"instanceType": "p4d", "capacityType": "Spot", "usdPerHour": 6}
+    found = parse(json.dumps([base | entry, base | {"instanceType": "p5"}]))
+    assert len(found.problems) == 1 and found.problems[0].startswith("rate 0 is left out: ")
+    assert said in found.problems[0] and len(found.rates) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "is not JSON"), ("{}", "not a JSON array"), ("[5]", "rate 0 is left out: it is not an object")],
+)
+def test_a_list_that_cannot_be_read_leaves_all_prices_unknown(text: str, said: str) -> None:
+    found = parse(text)
+    assert said in found.problems[0] and not found.rates
+    assert not parse("").problems, "an empty list is one without prices"
+
+
+def test_prices_are_exact_decimals() -> None:
+    found = prices({"usdPerHour": 0.1})
+    total = sum((found.cost("p4d", "Spot", "a", NOON, NOON + HOUR).usd for _ in range(30)), Decimal(0))
+    assert total == 3
