@@ -267,7 +267,8 @@ class NodeCost:
 
     @property
     def share(self) -> Decimal:
-        return min(Decimal(1), Decimal(self.used) / self.gpus) if self.gpus else Decimal(1)
+        """The job's share of the node, by GPUs; all of it where the job or the node has none to count."""
+        return min(Decimal(1), Decimal(self.used) / self.gpus) if self.gpus and self.used else Decimal(1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,15 +81,10 @@ def with_costs(status: Status, o: Observed) -> Status:
     if not facts:
         return status
     cost = accounted(old or CostStatus(), facts, o.prices, o.now.replace(microsecond=0))
-    late = old is None or old.time is None or o.now - old.time >= o.limits.cost_interval
-    if (
-        (late and open_nodes(o.job.status))
-        or old is None
-        or status != o.job.status
-        or _states(cost) != _states(old)
-    ):
-        return replace(status, cost=cost)
-    return status
+    late = old is not None and old.time is not None and o.now - old.time >= o.limits.cost_interval
+    changed = status != o.job.status or _states(cost) != _states(old)
+    due = old is None or changed or (late and bool(open_nodes(o.job.status)))
+    return replace(status, cost=cost) if due else status
 
 
 def recheck(status: Status, o: Observed) -> datetime | None:

@@ -75,6 +75,8 @@ def test_a_pod_on_a_shared_node_pays_its_share_of_the_gpus() -> None:
     assert lines(costs) == ("0.08", "1.50", "0.00", "1.58") and cents(costs.whole_nodes) == "6.30"
     cpu = summed((65, [replace(NODE, gpus=0, used=0)]))
     assert lines(cpu) == ("0.30", "6.00", "0.00", "6.30"), "a CPU node is paid for whole"
+    claimed = summed((65, [replace(NODE, used=0)]))
+    assert lines(claimed) == lines(cpu), "and so is one whose GPUs nobody can count, as with DRA"
 
 
 def test_ec2_does_not_bill_a_spot_node_that_it_takes_back_in_its_first_hour() -> None:
