@@ -105,10 +105,14 @@ def gigabytes(value: float) -> str:
 
 
 def dollars(value: float | None) -> str:
-    return "unknown" if value is None else f"${value:,.0f}" if value >= 100 else f"${value:,.2f}"
+    if value is None:
+        return "unknown"
+    return f"${value:,.0f}" if value >= 100 else f"${value:,.2f}" if value >= 0.01 else f"${value:.2g}"
 
 
 def hours(value: float) -> str:
+    if value < 1:
+        return f"{60 * value:.2g} min"
     return f"{value:,.1f} h" if value < 100 else f"{value:,.0f} h"
 
 
@@ -314,6 +318,7 @@ def choose(given: argparse.Namespace) -> Answer:
         global_batch=given.batch,
         mfu=dict(given.mfu),
         optimizer=given.optimizer,
+        startup_hours=given.startup / 3600,
     )
     wanted = [each for each in instances() if not given.cloud or each.cloud.lower() == given.cloud]
     counts = [2**power for power in range(int(math.log2(given.max_nodes)) + 1)]
@@ -328,7 +333,8 @@ def choose(given: argparse.Namespace) -> Answer:
     kind = "spot" if given.spot else "on-demand"
     notes = [
         f"Prices are {kind}, of the region and date in the catalogue (-o json); unknown is not free.",
-        f"Goodput {given.goodput:.0%} of the paid time. Waiting for capacity is not counted.",
+        f"Start-up {hours(given.startup / 3600)}, then goodput {given.goodput:.0%} of the paid time. "
+        "Waiting for capacity is not counted.",
         f"{work.optimizer}; scaling by the model of `spottrain plan network`; every MFU is your input.",
     ]
     return _answer({"options": [_option_facts(each) for each in found]}, lines, notes)
@@ -488,7 +494,7 @@ def _parser() -> argparse.ArgumentParser:
     _require(added, "lr", "base-batch", "batch", "steps")
     added = question(
         "hardware", choose, *MODEL[1:], "tokens", "batch", "mfu", "optimizer", "deadline", "budget", "spot",
-        "goodput", "cloud", "max-nodes", "top",
+        "goodput", "startup", "cloud", "max-nodes", "top",
     )  # fmt: skip
     _require(added, "tokens", "batch", "mfu")
     return parser
@@ -589,6 +595,12 @@ FLAGS: Final[dict[str, dict[str, Any]]] = {
     "warmup-epochs": {"type": amount, "metavar": "N", "help": "the same in epochs"},
     "steps-per-epoch": {"type": whole, "metavar": "N", "help": "needed for --warmup-epochs"},
     "deadline": {"type": seconds, "metavar": "TIME", "help": "paid time at most, such as 72h"},
+    "startup": {
+        "type": seconds,
+        "default": 300.0,
+        "metavar": "TIME",
+        "help": "paid before the first step: boot, image, compilation (default 5m)",
+    },
     "cloud": {"choices": ("aws", "gcp", "azure"), "help": "default: all"},
     "max-nodes": {"type": whole, "default": 16, "metavar": "N", "help": "default 16"},
     "top": {"type": whole, "default": 10, "metavar": "N", "help": "rows to print (default 10)"},

@@ -35,6 +35,8 @@ class Workload:
     global_batch: int
     mfu: Mapping[str, float]
     optimizer: str = "adamw"
+    startup_hours: float = 0.0
+    """Paid before the first step: boot of the nodes, image, compilation."""
 
     @property
     def steps(self) -> int:
@@ -55,7 +57,7 @@ class Option:
     efficiency: float
     """Throughput beside that of as many GPUs without communication, 0 to 1."""
     hours: float
-    """Paid hours of each node: of all steps, and of what goodput loses."""
+    """Paid hours of each node: the start-up, all steps, and what goodput loses."""
     price: Price | None
     """Of one node for one hour."""
 
@@ -141,7 +143,7 @@ def _option(work: Workload, instance: Instance, nodes: int, *, spot: bool, goodp
         accumulation=accumulation,
         step_seconds=compute / efficiency,
         efficiency=efficiency,
-        hours=work.steps * compute / efficiency / 3600 / goodput,
+        hours=work.startup_hours + work.steps * compute / efficiency / 3600 / goodput,
         price=instance.spot if spot else instance.on_demand,
     )
 
