@@ -7,11 +7,13 @@ while the operator runs. A failed query of features blocks nothing; the last res
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from decimal import Decimal
 from typing import Any
 
 from spottrain_operator.api.native_gangs import API_GROUP, GangApi
 from spottrain_operator.api.node_pools import of_node_pool
+from spottrain_operator.api.training_job import Job
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.control.caches import Caches, K, Newest, V
@@ -19,7 +21,7 @@ from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.io.metrics import GHOSTS, JOBS, RESYNCS
+from spottrain_operator.io.metrics import GHOSTS, JOBS, RESYNCS, SPENT, UNPRICED
 from spottrain_operator.names import NODE_POOLS, PLURAL, Phase
 
 logger = logging.getLogger(__name__)
@@ -33,10 +35,27 @@ async def resync(cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces:
     await _list(cluster.every(PLURAL, namespaces), caches.jobs, parse_job, "TrainingJob")
     for key in {*caches.jobs.keys(), *caches.pods.jobs()}:
         queue.add(key)
-    phases = [job.status.phase for job in caches.jobs]
+    show_jobs(caches.jobs)
+    RESYNCS.inc()
+
+
+def show_jobs(jobs: Iterable[Job]) -> None:
+    """Sets the metrics that are sums over all jobs: phases, and costs by namespace."""
+    jobs = list(jobs)
+    phases = [job.status.phase for job in jobs]
     for phase in Phase:
         JOBS.labels(phase).set(phases.count(phase))
-    RESYNCS.inc()
+    spent: dict[str, Decimal] = {}
+    unknown: dict[str, Decimal] = {}
+    for job in jobs:
+        if (cost := job.status.cost) is not None:
+            namespace = job.key.namespace
+            spent[namespace] = spent.get(namespace, Decimal(0)) + cost.spent
+            unknown[namespace] = unknown.get(namespace, Decimal(0)) + cost.unknown_seconds
+    for gauge, sums in ((SPENT, spent), (UNPRICED, unknown)):
+        gauge.clear()  # namespaces whose jobs are gone
+        for namespace, value in sums.items():
+            gauge.labels(namespace).set(float(value))
 
 
 async def _list(

@@ -14,3 +14,11 @@ GHOSTS = Counter("spottrain_ghosts_dropped", "Cached objects that a fresh LIST d
 RESYNCS = Counter("spottrain_resyncs", "Complete LISTs of jobs, pods and nodes.")
 LOOP_LAG = Gauge("spottrain_event_loop_lag_seconds", "How late the event loop runs a timer.")
 JOBS = Gauge("spottrain_jobs", "Jobs known, by phase.", ["phase"])
+SPENT = Gauge(
+    "spottrain_spent_dollars", "What the nodes of the jobs that exist have cost, by namespace.", ["namespace"]
+)
+UNPRICED = Gauge(
+    "spottrain_unpriced_node_seconds",
+    "Node-seconds of these jobs whose price is not known, by namespace.",
+    ["namespace"],
+)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from spottrain.contract import Outcome
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import NodeView, PodView
@@ -18,6 +19,7 @@ from spottrain_operator.api.training_job import CostStatus, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.plan import plan
+from spottrain_operator.control.resync import show_jobs
 from spottrain_operator.io.price_file import PriceFile
 
 from tests.builders import (
@@ -158,6 +160,23 @@ def test_a_node_s_gpus_and_creation_are_read() -> None:
     }
     view = node_view(raw)
     assert view.gpus == 10 and view.created is not None and view.created.hour == 12
+
+
+def test_costs_are_summed_by_namespace_and_a_namespace_without_jobs_goes() -> None:
+    priced, unpriced = look(started(), make_pod(**POD)), look(started(), make_pod(**POD), prices=NO_PRICES)
+    jobs = [make_job(status=priced), make_job(status=priced), make_job(status=unpriced), make_job()]
+    other = make_job(status=priced)
+    other = replace(other, key=replace(other.key, namespace="team-b"))
+    show_jobs([*jobs, other])
+    assert _metric("spottrain_spent_dollars") == {"ns": 18.0, "team-b": 9.0}
+    assert _metric("spottrain_unpriced_node_seconds") == {"ns": 540.0, "team-b": 0.0}
+    show_jobs(jobs)
+    assert _metric("spottrain_spent_dollars") == {"ns": 18.0}
+
+
+def _metric(name: str) -> dict[str, float]:
+    found = [sample for family in REGISTRY.collect() for sample in family.samples if sample.name == name]
+    return {sample.labels["namespace"]: sample.value for sample in found}
 
 
 # --- the file -------------------------------------------------------------------------------------------
