@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from localcluster.api import Cluster
 from localcluster.layout import OPERATOR_IMAGE, RUNTIME_IMAGE, default_paths
@@ -124,6 +124,10 @@ def local_pool(node: str | None = None) -> Raw:
     return {"name": "local-spot", "platform": "AWS", "nodeSelector": selector}
 
 
+LOCAL_DOLLARS_PER_HOUR: Final = 36
+"""Made up: a cent a second, so that the cost of a run of minutes can be seen."""
+
+
 def install_local_chart(kubectl: Kubectl) -> None:
     """The tag is always `dev`, so it is the image's id that restarts operator and agents after a change."""
     image_id = loaded(default_paths())[OPERATOR_IMAGE]
@@ -132,6 +136,8 @@ def install_local_chart(kubectl: Kubectl) -> None:
         *image_values(OPERATOR_IMAGE),
         "image.operator.pullPolicy=Never",
         f"podAnnotations.image={image_id}",
+        "prices[0].instanceType=local.gpu,prices[0].capacityType=Spot",
+        f"prices[0].usdPerHour={LOCAL_DOLLARS_PER_HOUR}",
     )
 
 
