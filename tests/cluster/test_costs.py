@@ -23,8 +23,10 @@ def test_a_job_costs_what_its_times_say_to_the_cent(lab: Lab) -> None:
     bound = next(c["lastTransitionTime"] for c in pod["conditions"] if c["type"] == "PodScheduled")
     ended = pod["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
     spent, use, boot = (Decimal(cost[name]) for name in ("spent", "use", "boot"))
-    assert spent == dollars(bound, cost["time"]) and boot == 0, "its node was there before it"
-    assert dollars(bound, ended) <= use <= dollars(bound, ended) + Decimal("0.05")
-    assert cost["state"] == "Estimated"
     node = cost["nodes"][0]
-    assert (node["instanceType"], node["capacityType"]) == ("local.gpu", "Spot")
+    assert (node["instanceType"], node["capacityType"], node["used"]) == ("local.gpu", "Spot", 1)
+    share = Decimal(1) / node["gpus"]
+    assert spent == share * dollars(bound, cost["time"]) and boot == 0, "its node was there before it"
+    assert Decimal(cost["wholeNodes"]) == dollars(bound, cost["time"])
+    assert dollars(bound, ended) <= use / share <= dollars(bound, ended) + Decimal("0.05")
+    assert cost["state"] == "Estimated"
