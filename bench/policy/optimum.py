@@ -1,0 +1,67 @@
+"""The least cost of a job on a trace that is known in advance, by dynamic programming."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from bench.policy.simulate import TINY, Job
+
+PLACES: Final = ("spot", "on-demand")
+
+
+def least_cost(job: Job, available: Sequence[bool], tick: float) -> float:
+    """Returns the cost of the best schedule under the rules of `simulate`; infinite if each one is late.
+
+    Works backwards over the ticks. An array holds the cost from here on by units of work done. There is one
+    array for a job that waits, and for each place one by `phase`: the ticks since the start of its node, up
+    to the first tick without overhead.
+    """
+    unit = math.gcd(_whole(tick), _whole(job.overhead), _whole(job.work))
+    work, per_tick, overhead = (_whole(seconds) // unit for seconds in (job.work, tick, job.overhead))
+    gains = _gains(overhead, per_tick)
+    prices = {"spot": job.spot_price * tick / 3600, "on-demand": job.on_demand_price * tick / 3600}
+    late = np.full(work + 1, math.inf)
+    late[work] = 0.0
+    waiting, running = late, {place: [late] * len(gains) for place in PLACES}
+    for spot in reversed(available[: int((job.deadline + TINY) // tick)]):
+        usable = PLACES if spot else ("on-demand",)
+        runs = {place: _run(running[place], gains, prices[place]) for place in usable}
+        fresh = {place: np.minimum(waiting, runs[place][0]) for place in usable}
+        waiting = np.minimum.reduce(list(fresh.values()))
+        running = {
+            place: [np.minimum(waiting, run) for run in runs.get(place, [waiting] * len(gains))]
+            for place in PLACES
+        }
+    return float(waiting[0])
+
+
+def _run(after: list[Any], gains: list[int], price: float) -> list[Any]:
+    """Returns the costs of one more tick in a place, by phase. Work that is done costs nothing."""
+    costs = []
+    for phase, gain in enumerate(gains):
+        following = after[min(phase + 1, len(gains) - 1)]
+        cost = np.full_like(following, price)
+        cost[: len(cost) - gain] += following[gain:]
+        cost[-1] = 0.0
+        costs.append(cost)
+    return costs
+
+
+def _gains(overhead: int, per_tick: int) -> list[int]:
+    """Returns the units of work of the first tick after a start, of the second, and so on, until whole ones."""
+    gains = []
+    while overhead > 0:
+        idle = min(overhead, per_tick)
+        gains.append(per_tick - idle)
+        overhead -= idle
+    return [*gains, per_tick]
+
+
+def _whole(seconds: float) -> int:
+    if seconds != int(seconds):
+        raise ValueError(f"the optimum needs whole seconds, not {seconds}")
+    return int(seconds)
