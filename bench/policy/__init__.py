@@ -1,1 +1,1 @@
-"""Replays spot traces under the rules that choose between spot and on-demand: `make bench-policy TRACES=...`."""
+"""Replays spot traces under rules that choose between spot and on-demand: `make bench-policy TRACES=...`."""

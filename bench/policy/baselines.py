@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 from bench.policy.simulate import TINY, Choice, Rule, View
 

@@ -52,7 +52,7 @@ def _run(after: list[Any], gains: list[int], price: float) -> list[Any]:
 
 
 def _gains(overhead: int, per_tick: int) -> list[int]:
-    """Returns the units of work of the first tick after a start, of the second, and so on, until whole ones."""
+    """Returns the units of work of the first tick after a start, of the second, and so on, to a whole one."""
     gains = []
     while overhead > 0:
         idle = min(overhead, per_tick)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from bench.policy.simulate import Choice, View
 from spottrain_operator.policies.spot_or_on_demand import Overheads, Prices, Situation, choose
 from spottrain_operator.policies.spot_runs import SpotRun
 
+from bench.policy.simulate import Choice, View
+
 
 class Ours:
-    """Keeps the history that the operator would keep, and asks `choose`.
+    """Keeps the history that the operator would keep, and asks `choose`."""
 
-    Args:
-        asks: Whether availability is learned by requests only (paid sight).
-    """
-
-    def __init__(self, *, asks: bool = False) -> None:
-        self._asks = asks
+    def __init__(self) -> None:
         self._history: tuple[SpotRun, ...] = ()
         self._recorded = 0
 
@@ -34,8 +30,7 @@ class Ours:
             history=self._history,
         )
         prices = Prices(spot=job.spot_price, on_demand=job.on_demand_price)
-        restart = job.overhead + (job.boot if self._asks else 0.0)
-        overheads = Overheads(restart=restart, on_demand_p99=0.0, decision=view.tick)
+        overheads = Overheads(restart=job.overhead, on_demand_p99=0.0, decision=view.tick)
         return choose(situation, prices, overheads).choice
 
     def _record(self, tick: int, available: bool | None, seconds: float) -> None:

@@ -32,8 +32,6 @@ class Job:
     overhead: float
     on_demand_price: float
     spot_price: float
-    boot: float = 0.0
-    """Paid seconds from a granted spot request until the node can start the job. Part of paid sight."""
 
 
 @dataclass(slots=True)
@@ -89,8 +87,8 @@ class Replay:
 
     Paid sight: nothing is known about a tick until a spot node is asked for. A rule is first asked as if spot
     were available. Only if it chooses spot is a request made. A refused request costs nothing, and the rule
-    decides again, now without spot. A granted one is paid from then on: `job.boot` seconds and the overhead
-    of a start.
+    decides again, now without spot. A granted one is paid from then on, boot and restart included: give both
+    as `job.overhead`.
     """
 
     def __init__(self, job: Job, available: Sequence[bool], tick: float, sight: Sight = "free") -> None:
@@ -133,8 +131,6 @@ class Replay:
         if chosen not in (view.running, "wait"):
             self._starts += 1
             view.overhead_left = self._job.overhead
-            if self._paid and chosen == "spot":
-                view.overhead_left += self._job.boot
         view.running = chosen
         if chosen == "wait":
             return

@@ -1,4 +1,4 @@
-"""Loads recorded spot availability, and refuses a file whose polarity is inverted. 1 (or a count) = available.
+"""Loads recorded spot availability, and refuses inverted files. 1 (or a count) = available.
 
 Other copies of these traces on the internet store 1 = NOT available. The index of windows names a group for
 each window; the mean availability of a window must agree with its group.
@@ -91,10 +91,12 @@ def check_polarity(windows: list[Window]) -> None:
     for window in windows:
         found[window.group].append(mean(window.available))
     if set(found) != {SCARCE, PLENTIFUL}:
-        raise TraceError(f"the index of windows must have the groups {SCARCE} and {PLENTIFUL}, not {set(found)}")
+        raise TraceError(
+            f"the index of windows must have the groups {SCARCE} and {PLENTIFUL}, not {set(found)}"
+        )
     scarce, plentiful = mean(found[SCARCE]), mean(found[PLENTIFUL])
     if scarce >= plentiful:
         raise TraceError(
             f"windows named {SCARCE} have mean availability {scarce:.2f}, those named {PLENTIFUL} "
-            f"{plentiful:.2f}: this copy of the traces stores 1 = NOT available. Use a copy with 1 = available."
+            f"{plentiful:.2f}: this copy of the traces stores 1 = NOT available. Use one with 1 = available."
         )

@@ -158,7 +158,7 @@ class _Solver:
 
     def _fill(self, layer: Layer, after: Layer, works: Costs, hours: float, up: bool, group: int) -> None:
         """Adds the costs of one age group. A choice is the place of the next STEP."""
-        never = [IMPOSSIBLE] * len(works)
+        never: Costs = [IMPOSSIBLE] * len(works)
         idle = self._expect(after.waiting[up], after.waiting[not up], up, group)
         owned = self._expect(after.on_demand[up], after.on_demand[not up], up, group)
         stay = [cost + work for cost, work in zip(owned, works, strict=True)]
@@ -176,7 +176,10 @@ class _Solver:
     def _expect(self, same: list[Costs], changed: list[Costs], up: bool, group: int) -> Costs:
         younger, older, ends = self._moves[up][group]
         following = same[min(group + 1, len(same) - 1)]
-        return [younger * a + older * b + ends * c for a, b, c in zip(same[group], following, changed[0], strict=True)]
+        return [
+            younger * a + older * b + ends * c
+            for a, b, c in zip(same[group], following, changed[0], strict=True)
+        ]
 
 
 def _moves(kind: RunLengths, group: int) -> tuple[float, float, float]:

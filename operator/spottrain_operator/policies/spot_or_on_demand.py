@@ -103,7 +103,9 @@ def choose(situation: Situation, prices: Prices, overheads: Overheads) -> Decisi
         return _cheapest(situation, prices, overheads)
     if situation.work_left is None:
         choice: Choice = "on-demand" if situation.spot is False else "spot"
-        return Decision(choice, "the remaining work is unknown, so meeting the deadline cannot be planned; never waits")
+        return Decision(
+            choice, "the remaining work is unknown, so meeting the deadline cannot be planned; never waits"
+        )
     slack = _slack(situation, overheads)
     allowed = _allowed(situation, overheads, slack)
     if allowed == ["on-demand"]:
@@ -140,7 +142,7 @@ def _out_of_slack(situation: Situation, overheads: Overheads, slack: float) -> s
     if situation.running == "on-demand":
         slack, on_demand = slack + on_demand, 0.0
     if slack < -on_demand:
-        return f"the deadline cannot be met any more: {-slack / HOUR:.2f} h too late at worst; on-demand is fastest"
+        return f"the deadline cannot be met: on-demand ends up to {(-slack - on_demand) / HOUR:.2f} h late"
     return f"only on-demand is sure to meet the deadline; slack {slack / HOUR:.2f} h"
 
 
@@ -177,7 +179,9 @@ def _cheapest(situation: Situation, prices: Prices, overheads: Overheads) -> Dec
     lost = (overheads.restart + overheads.lost_work) / HOUR
     share = learn(situation.history, True).useful_share(lost)
     if share <= 0 or prices.spot / share >= prices.on_demand:
-        return Decision("on-demand", "without a deadline: interruptions or prices make spot dearer than on-demand")
+        return Decision(
+            "on-demand", "without a deadline: interruptions or prices make spot dearer than on-demand"
+        )
     price = f"{prices.spot / share:.2f} per hour of work, on-demand {prices.on_demand:.2f}"
     choice: Choice = "wait" if situation.spot is False else "spot"
     return Decision(choice, f"without a deadline: spot costs {price}")

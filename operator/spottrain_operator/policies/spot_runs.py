@@ -1,4 +1,4 @@
-"""How long spot stays available, and how long it stays away: a model of run lengths, learned from history. Pure.
+"""How long spot stays available or away: a model of run lengths, learned from history. Pure.
 
 A run is a time without a change of availability. Its survival function is Weibull's, S(t) = exp(-(t / scale)
 ** SHAPE). A shape below 1 means that the chance of an end falls with the age of a run: most runs are short,
@@ -25,7 +25,7 @@ FORGET: Final = 0.85
 """Weight of a run relative to the next one of its kind: availability drifts."""
 RECENT: Final = 20
 """Runs of each kind that are read, newest first; older ones have no weight left."""
-LEVEL: Final = 0.6
+LEVEL: Final = 0.4
 """Learned scales are rounded to powers of exp(LEVEL), so that few distinct models occur."""
 
 
@@ -55,7 +55,7 @@ class RunLengths:
 
     def cumulative(self, hours: float) -> float:
         """Returns the cumulative hazard at an age."""
-        return (hours / self.scale) ** self.shape
+        return math.pow(hours / self.scale, self.shape)
 
     def end_within(self, hours: float, age: float = 0.0) -> float:
         """Returns the probability that a run of `age` ends within the next `hours`."""
