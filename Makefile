@@ -9,7 +9,7 @@ RECORD := $(PY) bench/record.py
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
-	bench-head bench-techniques bench-gpu bench-diagnosis bench-notice test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
+	bench-head bench-techniques bench-gpu bench-diagnosis bench-notice bench-policy bench-goodput test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,14 @@ bench-diagnosis: .venv/.synced ## how often the verdict on what is slow is right
 
 bench-notice: .venv/.synced ## notice -> the runtime knows -> durable -> next attempt, N=100 times on real nodes
 	$(RECORD) notice -- $(PY) bench/notice.py --rounds $(or $(N),100)
+
+bench-policy: .venv/.synced ## cost of choosing between spot and on-demand, on recorded traces: TRACES=FOLDER
+	@test -n "$(TRACES)" || { echo "name the folder of the spot traces: make $@ TRACES=FOLDER"; exit 2; }
+	SPOTTRAIN_TRACES="$(TRACES)" $(RECORD) policy -- $(PY) -m bench.policy
+
+bench-goodput: .venv/.synced ## saved work per paid time, on recorded spot runs: TRACES=FOLDER
+	@test -n "$(TRACES)" || { echo "name the folder of the spot traces: make $@ TRACES=FOLDER"; exit 2; }
+	SPOTTRAIN_TRACES="$(TRACES)" $(RECORD) goodput -- $(PY) -m bench.goodput
 
 bench-head: .venv/.synced ## 1000 races for HEAD on the real S3 server behind a fault proxy
 	$(RECORD) head_race -- $(PY) bench/head_race.py --rounds 1000

@@ -4,7 +4,7 @@ A run begins with a restart, then alternates work and saves that pause it; work 
 its end. Goodput is saved work / paid time. The interval is the runtime's own (`save_interval`): Young's and
 Daly's, with the time between losses learned online from a Gamma prior, zone by zone.
 
-    interval_over_best_fixed   goodput / that of the best fixed interval of each zone, which hindsight alone knows
+    interval_over_best_fixed   goodput / that of each zone's best fixed interval, which only hindsight knows
     goodput_with_notices       of RECALL of the interruptions a notice tells in time for a last save
 
 Both are means over the zones, with a save of 30 s and a restart of 180 s; `settings` has others, and those
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
+from spottrain.lifecycle.save_interval import (
+    FIRST_SECONDS,
+    MOST_SECONDS,
+    auto_seconds,
+    seconds_between_losses,
+    young,
+)
+from spottrain_operator.policies.spot_runs import SHAPE, UP_HOURS
+
 from bench.policy.traces import Trace, TraceError, read_trace, read_windows
-from spottrain.lifecycle.save_interval import auto_seconds, seconds_between_losses
 
 RECALL: Final = 0.95
 SETS: Final = ("availability/1-node/aws-10-26-2022", "preemption/1-node/aws-04-22-2023")
@@ -52,7 +61,7 @@ SETTINGS: Final = {
     "measured: 1 GiB, cold compile cache": Setting(0.079, 53.9, 6.2),
     "measured: 1 GiB, warm compile cache": Setting(0.079, 12.4, 6.2),
 }
-"""The measured ones are `stall_s`, `durable_s_ours` and `to_first_step` of bench/RESULTS.md, without a node's boot."""
+"""Measured: `stall_s`, `durable_s_ours` and `to_first_step` of bench/RESULTS.md, without a node's boot."""
 
 
 class Learned:
@@ -64,12 +73,40 @@ class Learned:
 
     def seconds(self, running: float) -> float:
         """Returns the interval after `running` seconds of the current run."""
-        between = seconds_between_losses(self._trained + running, self._losses)
+        between = seconds_between_losses(self._trained + running, self._losses)  # type: ignore[arg-type]
         return auto_seconds(stall=self._setting.save, upload=self._setting.upload, loss_seconds=between)
 
     def ended(self, seconds: float, losses: float) -> None:
         self._trained += seconds
         self._losses += losses
+
+
+class ByAge:
+    """A candidate: the older a run, the rarer its end, and the longer the interval.
+
+    The time between losses is that of a Weibull hazard, as in the operator's `spot_runs`, over the coming
+    interval. Its scale is learned from a prior that weighs as much as three runs.
+    """
+
+    PRIOR_RUNS: Final = 3.0
+
+    def __init__(self, setting: Setting, recall: float) -> None:
+        self._setting, self._lost = setting, 1 - recall
+        self._count = self.PRIOR_RUNS
+        self._total = self.PRIOR_RUNS * (UP_HOURS * 3600) ** SHAPE
+
+    def seconds(self, running: float) -> float:
+        """Returns the interval after `running` seconds of the current run."""
+        age, found = running + self._setting.restart, FIRST_SECONDS
+        rate = self._lost * self._count / (self._total + age**SHAPE)
+        for _ in range(6):
+            hazard = rate * ((age + found) ** SHAPE - age**SHAPE) / found
+            found = min(max(young(self._setting.save, 1 / hazard), self._setting.upload), MOST_SECONDS)
+        return float(found)
+
+    def ended(self, seconds: float) -> None:
+        self._count += 1
+        self._total += seconds**SHAPE
 
 
 def saved(length: float, setting: Setting, interval: Callable[[float], float], recall: float) -> float:
@@ -88,19 +125,31 @@ def saved(length: float, setting: Setting, interval: Callable[[float], float], r
     return kept + recall * unsaved
 
 
-def goodput_learned(runs: Sequence[float], setting: Setting, recall: float) -> float:
-    """Returns saved / paid with the runtime's interval. A noticed interruption is recall of no loss."""
+def goodput_learned(runs: Sequence[float], setting: Setting, recall: float, loss: float) -> float:
+    """Returns saved / paid with the runtime's interval; an interruption counts as `loss` losses."""
     learned, total = Learned(setting), 0.0
     for length in runs:
         total += saved(length, setting, learned.seconds, recall)
-        learned.ended(max(0.0, length - setting.restart), 1 - recall)
+        learned.ended(max(0.0, length - setting.restart), loss)
     return total / sum(runs)
 
 
-def goodput_fixed(runs: Sequence[float], setting: Setting, interval: float) -> float:
-    """Returns saved / paid with one interval, without notices."""
-    whole = (max(0.0, length - setting.restart) // (interval + setting.save) for length in runs)
-    return interval * sum(whole) / sum(runs)
+def goodput_by_age(runs: Sequence[float], setting: Setting, recall: float) -> float:
+    """Returns saved / paid with the candidate's interval."""
+    candidate, total = ByAge(setting, recall), 0.0
+    for length in runs:
+        total += saved(length, setting, candidate.seconds, recall)
+        candidate.ended(length)
+    return total / sum(runs)
+
+
+def best_fixed(runs: Sequence[float], setting: Setting, recall: float) -> float:
+    """Returns saved / paid with the interval that hindsight finds best."""
+
+    def kept(interval: float) -> float:
+        return sum(saved(length, setting, lambda _: interval, recall) for length in runs)
+
+    return max(map(kept, FIXED)) / sum(runs)
 
 
 def runs_of(trace: Trace) -> list[float]:
@@ -110,15 +159,20 @@ def runs_of(trace: Trace) -> list[float]:
 
 
 def zone_row(runs: Sequence[float], setting: Setting) -> dict[str, float]:
-    best = max(goodput_fixed(runs, setting, interval) for interval in FIXED)
-    learned = goodput_learned(runs, setting, 0.0)
+    """Returns the figures of one zone."""
+    best = best_fixed(runs, setting, 0.0)
+    learned = goodput_learned(runs, setting, 0.0, 1.0)
     ceiling = sum(max(0.0, length - setting.restart) for length in runs) / sum(runs)
     return {
         "mean_run_hours": mean(runs) / 3600,
-        "best_fixed": best,
-        "learned": learned,
+        "goodput": learned,
+        "goodput_best_fixed": best,
         "interval_over_best_fixed": learned / best,
-        "goodput_with_notices": goodput_learned(runs, setting, RECALL),
+        "interval_by_age_over_best_fixed": goodput_by_age(runs, setting, 0.0) / best,
+        "goodput_with_notices": goodput_learned(runs, setting, RECALL, 1 - RECALL),
+        "goodput_with_notices_by_age": goodput_by_age(runs, setting, RECALL),
+        "goodput_with_notices_all_losses": goodput_learned(runs, setting, RECALL, 1.0),
+        "goodput_with_notices_best_fixed": best_fixed(runs, setting, RECALL),
         "ceiling": ceiling,
     }
 
@@ -132,11 +186,16 @@ def figures_of(folder: Path) -> dict[str, Any]:
     paths = [path for place in (*SETS, MISSING) for path in sorted((folder / place).glob("*.json"))]
     zones = {f"{path.parent.name} {path.stem}": runs_of(read_trace(path)) for path in paths}
     zones = {name: runs for name, runs in zones.items() if runs}
-    rows = {name: {zone: zone_row(runs, each) for zone, runs in zones.items()} for name, each in SETTINGS.items()}
+    rows = {
+        name: {zone: zone_row(runs, each) for zone, runs in zones.items()} for name, each in SETTINGS.items()
+    }
     standard = means(list(rows[STANDARD].values()))
     return {
         "interval_over_best_fixed": standard["interval_over_best_fixed"],
+        "interval_by_age_over_best_fixed": standard["interval_by_age_over_best_fixed"],
         "goodput_with_notices": standard["goodput_with_notices"],
+        "goodput_with_notices_best_fixed": standard["goodput_with_notices_best_fixed"],
+        "ceiling": standard["ceiling"],
         "zones": len(zones),
         "runs": sum(len(runs) for runs in zones.values()),
         "settings": {name: means(list(each.values())) for name, each in rows.items()},
@@ -149,13 +208,13 @@ def figures_of(folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("traces", nargs="?", type=Path, help="the folder of the traces")
+    parser.add_argument("traces", nargs="?", default=os.environ.get("SPOTTRAIN_TRACES"), help="their folder")
     options = parser.parse_args()
-    if options.traces is None:
+    if not options.traces:
         print("name the folder of the spot traces: make bench-goodput TRACES=FOLDER", file=sys.stderr)
         return 2
     try:
-        figures = figures_of(options.traces)
+        figures = figures_of(Path(options.traces))
     except TraceError as error:
         print(error, file=sys.stderr)
         return 2

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -215,16 +216,16 @@ def figures_of(folder: Path, every: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("traces", nargs="?", type=Path, help="the folder of the traces")
+    parser.add_argument("traces", nargs="?", default=os.environ.get("SPOTTRAIN_TRACES"), help="their folder")
     parser.add_argument(
         "--paid-every", type=int, default=4, help="replay every so-many-th window with paid sight"
     )
     options = parser.parse_args()
-    if options.traces is None:
+    if not options.traces:
         print("name the folder of the spot traces: make bench-policy TRACES=FOLDER", file=sys.stderr)
         return 2
     try:
-        figures = figures_of(options.traces, options.paid_every)
+        figures = figures_of(Path(options.traces), options.paid_every)
     except TraceError as error:
         print(error, file=sys.stderr)
         return 2
