@@ -12,6 +12,12 @@ How it decides, with a deadline:
    The allowed choice with the least expected cost is taken.
 
 Without a deadline, waiting is free: spot, unless its interruptions make it dearer than on-demand.
+With a deadline but unknown work, it never waits, and says that the deadline cannot be planned for.
+
+Availability may be known (`spot` is True or False) or not (None). Then the choice "spot" means a request. A
+refused request costs nothing, a granted one is paid from then on, and the next call has the answer. A run of
+unknown age is taken to have begun midway since somebody last looked, so that a job on on-demand asks again
+when a move would probably be worth its restart.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from spottrain_operator.policies.cost_table import Problem, table_for
+from spottrain_operator.policies.cost_table import IMPOSSIBLE, Problem, table_for
 from spottrain_operator.policies.spot_runs import SpotRun, learn
 
 Choice = Literal["spot", "on-demand", "wait"]
@@ -112,7 +118,8 @@ def choose(situation: Situation, prices: Prices, overheads: Overheads) -> Decisi
         return Decision("on-demand", _out_of_slack(situation, overheads, slack))
     costs = _costs(situation, prices, overheads, slack)
     best = min(allowed, key=lambda choice: costs[choice])
-    words = ", ".join(f"{choice} {costs[choice] * prices.on_demand:.2f}" for choice in allowed)
+    sums = {choice: costs[choice] for choice in allowed if costs[choice] < IMPOSSIBLE / 2}
+    words = ", ".join(f"{choice} {cost * prices.on_demand:.2f}" for choice, cost in sums.items())
     return Decision(best, f"expected cost of the rest: {words}; slack {slack / HOUR:.2f} h")
 
 

@@ -84,6 +84,23 @@ def test_the_reason_names_the_expected_costs_and_the_slack() -> None:
     assert all(word in reason for word in ("expected cost", "spot ", "on-demand ", "wait ", "slack 21.87 h"))
 
 
+def test_the_reason_leaves_out_what_the_table_rules_out() -> None:
+    decision = decide(deadline=48 * HOUR + 480 + 700, spot=False)
+    assert decision.choice == "on-demand"
+    assert "wait" not in decision.reason and "on-demand 1" in decision.reason
+
+
+def test_a_job_on_demand_asks_for_spot_only_some_time_after_it_last_looked() -> None:
+    away = (SpotRun(available=False, start=0, end=10 * HOUR),)
+    costly = replace(OVERHEADS, restart=1500)
+    asked = []
+    for later in (0.0, 0.5, 8.0):
+        now = (10 + later) * HOUR
+        on_demand = replace(RELAXED, now=now, deadline=now + 56 * HOUR, running="on-demand")
+        asked.append(choose(replace(on_demand, spot=None, history=away), PRICES, costly).choice)
+    assert asked == ["on-demand", "on-demand", "spot"]
+
+
 def test_without_a_deadline_it_waits_for_spot() -> None:
     assert decide(deadline=None).choice == "spot"
     assert decide(deadline=None, spot=False).choice == "wait"
