@@ -92,7 +92,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         about="A job of 48 h on 240 windows of real spot availability (K80 and V100, us-west-2, 2022), by "
         "deadline, overhead of a start, and group of windows; dollars. `uniform_progress` is NSDI'24's rule, "
         "`optimum` knows the future. `paid_sight`: availability is learned by requests, and a start takes 2 "
-        "minutes more. The constants of our rule were fitted to the windows of `fitted`.",
+        "minutes more; every fourth window. The run lengths of our rule were fitted to `fitted`; "
+        "`other_traces` played no part. Run with `make bench-policy TRACES=FOLDER`.",
         goals={
             "cost_over_optimum": "<= 1.06",
             "worst_over_uniform_progress": "<= 1.01",
@@ -104,7 +105,9 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         title="Saved work per paid time on real spot runs",
         about="`interval_over_best_fixed`: the runtime's learned interval beside the best fixed one of each "
         "zone, known by hindsight. `goodput_with_notices`: 95 % of interruptions are told in time for a last "
-        "save of 30 s; a restart takes 180 s. `ceiling`: if only restarts cost time.",
+        "save of 30 s; a restart takes 180 s. `ceiling`: if only restarts cost time. `by_age` is a candidate "
+        "that is not in the runtime; `all_losses` counts noticed interruptions as losses, as the runtime does. "
+        "Run with `make bench-goodput TRACES=FOLDER`.",
         goals={"interval_over_best_fixed": ">= 0.99", "goodput_with_notices": ">= 0.955"},
     ),
     "gpu": Benchmark(title="Techniques on a GPU, and the 124M GPT beside a hand-written loop"),

@@ -25,8 +25,8 @@ HORIZONS: Final = (6, 24, 54, 72)
 """Hours that a table may cover. A longer job is judged by 72 hours with their share of its slack."""
 WIDTHS: Final = (1, 4, 11, 36)
 """Hours of slack that a table may cover; more slack than that counts as much. All are in SLACKS."""
-TABLES: Final = 128
-"""Tables that are kept: each takes 20 to 100 ms and up to a megabyte."""
+TABLES: Final = 64
+"""Tables that are kept: each takes up to 0.1 s to compute, and up to a megabyte."""
 IMPOSSIBLE: Final = 1e9
 
 Costs = Sequence[float]
@@ -128,10 +128,10 @@ def _solve(problem: Problem, horizon: int, width: int) -> CostTable:
 
 
 def _packed(layer: Layer) -> Layer:
-    """Returns the layer in a fifth of the memory."""
+    """Returns the layer in an eighth of the memory."""
 
     def pack(rows: Sequence[Costs]) -> list[Costs]:
-        return [array("d", row) for row in rows]
+        return [array("f", row) for row in rows]
 
     waiting, on_demand = ((pack(without), pack(with_)) for without, with_ in (layer.waiting, layer.on_demand))
     return Layer(waiting, on_demand, pack(layer.spot))
