@@ -106,8 +106,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         about="`interval_over_best_fixed`: the runtime's learned interval beside the best fixed one of each "
         "zone, known by hindsight. `goodput_with_notices`: 95 % of interruptions are told in time for a last "
         "save of 30 s; a restart takes 180 s. `ceiling`: if only restarts cost time. `by_age` is a candidate "
-        "that is not in the runtime; `all_losses` counts noticed interruptions as losses, as the runtime does. "
-        "Run with `make bench-goodput TRACES=FOLDER`.",
+        "that is not in the runtime; `all_losses` counts noticed interruptions as losses, as the runtime "
+        "does. Run with `make bench-goodput TRACES=FOLDER`.",
         goals={"interval_over_best_fixed": ">= 0.99", "goodput_with_notices": ">= 0.955"},
     ),
     "gpu": Benchmark(title="Techniques on a GPU, and the 124M GPT beside a hand-written loop"),

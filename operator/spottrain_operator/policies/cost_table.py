@@ -73,8 +73,8 @@ class CostTable:
             age: Hours since availability last changed.
             spot: Whether spot is available.
         """
-        if hours > HORIZONS[-1]:
-            slack, hours = slack * HORIZONS[-1] / hours, HORIZONS[-1]
+        scale = max(1.0, hours / HORIZONS[-1])
+        slack, hours = slack / scale, hours / scale
         step = min(max(1, round(hours / STEP)), len(self.layers) - 1)
         after, work = self.layers[step - 1], min(STEP, max(0.0, hours - slack))
         problem, kind = self.problem, (self.problem.down, self.problem.up)[spot]
@@ -95,7 +95,7 @@ class CostTable:
         if spot:
             loss = 0.0 if running == "spot" else problem.overhead
             costs["spot"] = work * problem.spot_price + expected(after.spot, after.waiting[False], loss)
-        return costs
+        return {choice: scale * cost for choice, cost in costs.items()}
 
     def _at(self, costs: Costs, slack: float) -> float:
         at = min(bisect_right(self.slacks, slack), len(self.slacks) - 1) - 1
