@@ -81,9 +81,12 @@ def with_costs(status: Status, o: Observed) -> Status:
     if not facts:
         return status
     cost = accounted(old or CostStatus(), facts, o.prices, o.now.replace(microsecond=0))
-    late = old is not None and old.time is not None and o.now - old.time >= o.limits.cost_interval
-    changed = status != o.job.status or _states(cost) != _states(old)
-    due = old is None or changed or (late and bool(open_nodes(o.job.status)))
+    if old is None:
+        return replace(status, cost=cost)
+    if replace(cost, time=old.time) == old:
+        return status  # every node is accounted to its end
+    late = old.time is not None and o.now - old.time >= o.limits.cost_interval
+    due = late or status != o.job.status or _states(cost) != _states(old)
     return replace(status, cost=cost) if due else status
 
 
@@ -99,9 +102,8 @@ def open_nodes(status: Status) -> set[str]:
     return {node.name for node in status.cost.nodes if not node.closed} if status.cost else set()
 
 
-def _states(cost: CostStatus | None) -> list[tuple[object, ...]]:
-    nodes = cost.nodes if cost else ()
-    return [(n.name, n.used, n.ended, n.reclaimed, n.closed) for n in nodes]
+def _states(cost: CostStatus) -> list[tuple[object, ...]]:
+    return [(n.name, n.used, n.ended, n.reclaimed, n.closed) for n in cost.nodes]
 
 
 def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:

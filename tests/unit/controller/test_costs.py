@@ -99,6 +99,7 @@ def test_the_end_of_an_attempt_and_of_its_node_are_written_at_once() -> None:
     gone = look(ended, done, nodes=(), at=NOW + timedelta(minutes=3))
     assert dollars(gone) == {"boot": "1.00", "use": "8.00", "idle": "3.00", "spent": "12.00"}
     assert gone is not None and look(gone, done, nodes=(), at=NOW + timedelta(minutes=60)) is None
+    assert costs(gone).time == NOW + timedelta(minutes=3), "and stays the time of the sums"
     forgotten = look(gone, nodes=(), at=NOW + timedelta(minutes=61))
     assert costs(forgotten).nodes == () and dollars(forgotten)["spent"] == "12.00"
 
