@@ -59,6 +59,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: st
     assert min(third.losses) == committed + 1, "a kill costs what was done since the last commit"
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.digest == plain.digest
+    newest = json.loads((lab.folder / "store" / "HEAD").read_text())["checkpoints"][0]["key"]
+    kept = json.loads((lab.folder / "store" / newest / "manifest.json").read_text())["tree"]["progress"]
+    assert kept["losses"] == 1, "the first saved its last step; only the second lost some"
 
 
 def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None:

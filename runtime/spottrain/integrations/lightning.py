@@ -202,13 +202,13 @@ class LightningCallback(pl.Callback):
         assert self._trainer is not None
         logged = self._trainer.callback_metrics
         metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
-        return {"trained": self._engine.coordinator.trained, "metrics": metrics}
+        return self._engine.coordinator.record() | {"metrics": metrics}
 
     def _own(self) -> dict[str, Any]:
         return {"random": packed(devices.random_state())}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._engine.coordinator.trained = shared["trained"]
+        self._engine.coordinator.load_record(shared)
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         self._random_due, self._random = True, None if new_rank else unpacked(own["random"])
 

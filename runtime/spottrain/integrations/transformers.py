@@ -333,7 +333,7 @@ class TransformersCallback(TrainerCallback):
                 shutil.rmtree(written, ignore_errors=True)
 
     def _shared(self) -> dict[str, Any]:
-        return {"trained": self._engine.coordinator.trained, "owed": asdict(self._owed)}
+        return self._engine.coordinator.record() | {"owed": asdict(self._owed)}
 
     def _own(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -343,6 +343,6 @@ class TransformersCallback(TrainerCallback):
         return {"window": window, "rate": self._rate}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._engine.coordinator.trained = shared["trained"]
+        self._engine.coordinator.load_record(shared)
         self._owed = _Owed(**shared.get("owed", {}))
         self._restored = {} if new_rank else own

@@ -65,6 +65,8 @@ class Coordinator:
         self.agreement: StopAgreement = alone(lambda: session.preemption.stopping)
         self.trained = 0.0
         """Seconds of training of all attempts so far."""
+        self.losses = max(session.attempt - 1, 0)
+        """Attempts so far that lost steps; without a checkpoint all of them did."""
         self._interval = SaveInterval(session.run.interval, self._auto_seconds)
         self._advice = RebalanceAdvice(lambda: session.preemption.advised)
         self._steps_here = 0
@@ -170,6 +172,16 @@ class Coordinator:
             self.session.preemption.stop_by(self.agreement.stop_deadline, self.agreement.stop_reason)
         return orders
 
+    def record(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the attempts so far."""
+        last = self.session.preemption.stopping
+        return {"trained": self.trained, "losses": self.losses, "saved_at_stop": last}
+
+    def load_record(self, saved: Mapping[str, Any]) -> None:
+        """Restores it. The attempt that saved it lost steps, unless it saved at its stop."""
+        self.trained = saved["trained"]
+        self.losses = saved.get("losses", 0) + (0 if saved.get("saved_at_stop") else 1)
+
     @property
     def busy(self) -> bool:
         """Whether no save can begin now: one is in progress, or no checkpoints are configured."""
@@ -237,7 +249,7 @@ class Coordinator:
         return auto_seconds(
             stall=self.session.board.facts.stall_seconds,
             upload=self.session.board.facts.save_seconds,
-            loss_seconds=seconds_between_losses(self.trained, losses=max(self.session.attempt - 1, 0)),
+            loss_seconds=seconds_between_losses(self.trained, losses=self.losses),
         )
 
     # --- measures -----------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ MOST_SECONDS: Final = 1800.0
 def seconds_between_losses(trained: float, losses: int) -> float:
     """Mean seconds between losses: the posterior mean for a prior of one loss in PRIOR_SECONDS.
 
-    `trained`: seconds of training of all attempts; `losses`: attempts that ended early.
+    `trained`: seconds of training of all attempts. `losses`: attempts that lost steps; one that saved at its
+    notice lost none, and needs no periodic save.
     """
     return (trained + PRIOR_SECONDS) / (losses + 1)
 

@@ -564,7 +564,7 @@ class Loop:
             "passes": self._passes,
             "epoch": self._epoch,
             "epoch_began": self._epoch_began,
-            "trained": self._engine.coordinator.trained,
+            **self._engine.coordinator.record(),
             "data": self._data.state() if self._data.shared else None,
         }
 
@@ -581,7 +581,7 @@ class Loop:
         self._epoch, self._epoch_began = saved.get("epoch", 0), saved.get("epoch_began", self._step)
         self._goes_on = self._step > 0
         self._drawn = [] if new_rank else _onto_devices(own.get("ahead", []))
-        self._engine.coordinator.trained = saved["trained"]
+        self._engine.coordinator.load_record(saved)
         self._engine.restore_random(None if new_rank else own["random"], self._step)
 
     # --- private --------------------------------------------------------------------------------------

@@ -494,7 +494,7 @@ class Trainer:
             "data": None if self.batches.per_rank else self.batches.state_dict(),
             "progress": {
                 "step": self.step,
-                "trained": self._engine.coordinator.trained,
+                **self._engine.coordinator.record(),
                 "trackers": self.trackers.state_dict(),
                 "micro_batch_size": self.memory_fit.size,
                 "micro_batch_room": self.memory_fit.memory_limit,
@@ -530,7 +530,8 @@ class Trainer:
         self._load_techniques(tree, own, new_rank)
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
-        self.step, self._engine.coordinator.trained = progress["step"], progress["trained"]
+        self.step = progress["step"]
+        self._engine.coordinator.load_record(progress)
         self.evaluations.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.memory_fit.saved_size = progress.get("micro_batch_size")
