@@ -90,7 +90,7 @@ def test_the_deadline_file_alone_ends_all_ranks(lab: Lab) -> None:
     run = start(lab, WAITS, **{Env.DEADLINE_FILE: str(deadline)}).until("ready-0", "ready-1")
     deadline.write_text((datetime.now(UTC) + timedelta(seconds=20)).isoformat())
     assert run.end() == ExitCode.INTERRUPTED, run.log
-    assert "event=deadline rank=" in run.log, "the first that reads it ends, and so the launcher ends the other"
+    assert "event=deadline rank=" in run.log, "one that reads it ends, then the launcher ends the other"
 
 
 def test_a_signal_to_one_rank_ends_the_others_too(lab: Lab) -> None:
