@@ -18,6 +18,7 @@ from typing import Any, Final
 from spottrain.cli.output import Answer, table
 from spottrain.core.gpu_catalogue import GPU, GPUS
 from spottrain.errors import ConfigurationError, RunError
+from spottrain.lifecycle.notice_budget import FULL_SHARE
 from spottrain.planner import checkpoint, communication, compute_optimal, hardware, memory
 from spottrain.planner.compute_optimal import Allocation
 from spottrain.planner.instances import Instance, instances
@@ -165,7 +166,7 @@ def _flops(given: argparse.Namespace, asked: Allocation | None) -> tuple[float, 
             "--budget 50k --gpu A100-80GB --price 2.2 --mfu 0.4 (dollars per GPU-hour)"
         )
     gpu, rate = _gpu(given.gpu), _single_mfu(given)
-    peak = gpu.flops[_precision(gpu)]
+    peak = gpu.flops[gpu.precision]
     gpu_hours = given.budget / given.price
     of_peak = f"{rate:.0%} of {peak / 1e12:g} TFLOP/s"
     text = f": {plain(gpu_hours)} hours of {given.gpu} at ${given.price:g}, {of_peak}"
@@ -176,7 +177,7 @@ def time(given: argparse.Namespace) -> Answer:
     """Hours and money of a training on a number of GPUs."""
     gpu, rate = _gpu(given.gpu), _single_mfu(given)
     flops, model = _training_flops(given)
-    peak = gpu.flops[_precision(gpu)]
+    peak = gpu.flops[gpu.precision]
     paid = flops / (given.gpus * peak * rate) / 3600 / given.goodput
     price, origin = _gpu_price(given)
     cost = None if price is None else paid * given.gpus * price
@@ -188,7 +189,7 @@ def time(given: argparse.Namespace) -> Answer:
     ]
     notes = [
         model,
-        f"MFU {rate:.0%} of {peak / 1e12:g} TFLOP/s ({_precision(gpu)}, dense; {gpu.source}).",
+        f"MFU {rate:.0%} of {peak / 1e12:g} TFLOP/s ({gpu.precision}, dense; {gpu.source}).",
         "The MFU is your input: spottrain logs the one it measures.",
         f"Goodput {given.goodput:.0%} of the paid time: what interruptions, start-up and saves leave.",
         origin,
@@ -199,9 +200,9 @@ def time(given: argparse.Namespace) -> Answer:
 def memory_of(given: argparse.Namespace) -> Answer:
     """What a GPU holds, and the largest micro-batch, by mode."""
     gpu, model = _gpu(given.gpu), _model(given)
-    precision = given.precision or _precision(gpu)
+    precision = given.precision or gpu.precision
     rows, facts = [], {}
-    for mode in memory.MODES if given.gpus > 1 else memory.MODES[:2]:
+    for mode in memory.modes(given.gpus):
         need = memory.estimate(
             model,
             precision=precision,
@@ -242,13 +243,18 @@ def network(given: argparse.Namespace) -> Answer:
     )
     if given.nodes > 1 and not given.network:
         raise ConfigurationError("the network between the nodes is not given: --network 100Gbit/s")
-    size = given.gradient_bytes * _parameters(given)
-    exchange = communication.all_reduce_seconds(size, topology)
-    hidden = communication.OVERLAP * communication.BACKWARD_SHARE / given.accumulation
+    parameters = _parameters(given)
+    exchange, hidden = communication.step_exchange(
+        parameters,
+        topology,
+        mode="plain",
+        accumulation=given.accumulation,
+        gradient_bytes=given.gradient_bytes,
+    )
     alone = communication.efficiency(given.step_seconds, exchange, hidden_share=0)
     beside = communication.efficiency(given.step_seconds, exchange, hidden_share=hidden)
     rows = [
-        ["all-reduce of", gigabytes(size)],
+        ["all-reduce of", gigabytes(given.gradient_bytes * parameters)],
         ["seconds", f"{exchange:.4f}"],
         ["efficiency, nothing overlapped", f"{alone:.1%}"],
         ["efficiency, overlapped", f"{beside:.1%}"],
@@ -271,21 +277,21 @@ def network(given: argparse.Namespace) -> Answer:
 def checkpoint_of(given: argparse.Namespace) -> Answer:
     """Size of a checkpoint, and whether it is saved within each cloud's notice."""
     size = checkpoint.size(_parameters(given), memory.OPTIMIZERS[given.optimizer])
-    needed = checkpoint.save_seconds(size, given.nodes, given.bandwidth, given.step_seconds)
-    rows, facts = [], {}
+    rows, facts, seconds_needed = [], {}, 0.0
     for name, notice in checkpoint.NOTICES.items():
-        fits = needed <= checkpoint.SHARE_OF_NOTICE * notice.seconds
-        rows.append([name, f"{notice.seconds:g} s", "fits" if fits else "does not fit"])
-        facts[name] = {"seconds": notice.seconds, "fits": fits}
-    lines = [f"{gigabytes(size)}, durable {needed:.1f} s after the notice", ""]
-    lines += table([["cloud", "notice", f"within {checkpoint.SHARE_OF_NOTICE:.0%} of it"], *rows])
+        budget = checkpoint.save(size, given.nodes, given.bandwidth, given.step_seconds, notice)
+        seconds_needed = budget.seconds  # the same for all
+        rows.append([name, f"{notice.seconds:g} s", "fits" if budget.fits else "does not fit"])
+        facts[name] = {"seconds": notice.seconds, "fits": budget.fits}
+    lines = [f"{gigabytes(size)}, durable {seconds_needed:.1f} s after the notice", ""]
+    lines += table([["cloud", "notice", f"within {FULL_SHARE:.0%} of it"], *rows])
     notes = [
         f"fp32 weights and {given.optimizer}'s state. Nodes that upload: {given.nodes}, each "
         f"{gigabytes(given.bandwidth)}/s.",
         "Where it does not fit, a reclaim loses the steps since the last periodic save: shorten "
         "checkpoint.interval, or shard the model (FSDP), so that every node uploads a part.",
     ]
-    return _answer({"bytes": size, "seconds": needed, "notices": facts}, lines, notes)
+    return _answer({"bytes": size, "seconds": seconds_needed, "notices": facts}, lines, notes)
 
 
 def learning_rate(given: argparse.Namespace) -> Answer:
@@ -385,10 +391,6 @@ def _gpu(name: str) -> GPU:
     return GPUS[name]
 
 
-def _precision(gpu: GPU) -> str:
-    return "bf16" if "bf16" in gpu.flops else "fp16"
-
-
 def _single_mfu(given: argparse.Namespace) -> float:
     rates: dict[str, float] = dict(given.mfu)
     found = rates.get(given.gpu, rates.get(""))
@@ -404,7 +406,7 @@ def _parameters(given: argparse.Namespace) -> float:
 def _training_flops(given: argparse.Namespace) -> tuple[float, str]:
     if given.params:
         return (
-            6 * given.params * given.tokens,
+            Allocation(parameters=given.params, tokens=given.tokens).flops,
             "6 N D FLOPs, without the products of attention (give --model for them).",
         )
     model = _model(given)

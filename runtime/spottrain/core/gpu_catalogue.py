@@ -28,6 +28,11 @@ class GPU:
     """Bytes/s to another GPU of the node in one direction: NVLink or Infinity Fabric, else PCIe."""
     source: str
 
+    @property
+    def precision(self) -> str:
+        """The 16-bit number format to train in: bf16, or fp16 where the GPU has no bf16."""
+        return "bf16" if "bf16" in self.flops else "fp16"
+
 
 def _gpu(pattern: str, memory: float, bandwidth: float, link: float, source: str, **teraflops: float) -> GPU:
     """`memory` in GiB that the driver reports where that is known, `bandwidth` and `link` in GB/s."""

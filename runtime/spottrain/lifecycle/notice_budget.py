@@ -36,9 +36,13 @@ class NoticeBudget:
         return self.seconds / self.grace
 
     @property
+    def fits(self) -> bool:
+        return self.share <= FULL_SHARE
+
+    @property
     def warning(self) -> str:
         """A sentence if the save may not fit into the notice period, else empty."""
-        if self.share <= FULL_SHARE:
+        if self.fits:
             return ""
         return (
             f"a save at a notice is reckoned to take {self.seconds:.0f} s (a step {self.step_seconds:.1f} s, "

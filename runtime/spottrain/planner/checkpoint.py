@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
+from spottrain.lifecycle.notice_budget import NoticeBudget
+
 WEIGHT_BYTES: Final = 4
 """Weights are stored in fp32, also where the step computes in bf16."""
-MARGIN, FIXED_SECONDS = 1.2, 2.0
-"""Seconds until a save is durable: at most step + 1.2 x bytes / bandwidth + 2 s, which spottrain holds to
-(docs/runtime.md)."""
-SHARE_OF_NOTICE: Final = 0.8
-"""More of the notice than this is refused as too close."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +42,20 @@ def size(parameters: float, optimizer_bytes: int) -> float:
     return parameters * (WEIGHT_BYTES + optimizer_bytes)
 
 
-def save_seconds(size: float, nodes: int, bandwidth: float, step_seconds: float) -> float:
-    """Returns seconds from the notice until the checkpoint is durable.
+def save(size: float, nodes: int, bandwidth: float, step_seconds: float, notice: Notice) -> NoticeBudget:
+    """Returns the time that a save at a notice takes, as the runtime estimates it.
 
     Args:
         size: bytes of the checkpoint.
         nodes: how many nodes upload their part at the same time (with DDP one, with FSDP all).
         bandwidth: bytes per second of one node to the store.
         step_seconds: of one optimizer step, which is finished first.
+        notice: what the cloud gives.
     """
-    return step_seconds + MARGIN * size / nodes / bandwidth + FIXED_SECONDS
+    return NoticeBudget(
+        bytes=math.ceil(size / nodes),
+        bandwidth=bandwidth,
+        step_seconds=step_seconds,
+        copy_seconds=0.0,
+        grace=notice.seconds,
+    )

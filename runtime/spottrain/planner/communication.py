@@ -58,7 +58,12 @@ def all_reduce_seconds(size: float, topology: Topology) -> float:
 
 
 def step_exchange(
-    parameters: float, topology: Topology, *, mode: str, accumulation: int
+    parameters: float,
+    topology: Topology,
+    *,
+    mode: str,
+    accumulation: int,
+    gradient_bytes: int = GRADIENT_BYTES,
 ) -> tuple[float, float]:
     """Returns seconds of the exchange of one step, and the share of the compute that it can hide behind.
 
@@ -67,7 +72,7 @@ def step_exchange(
     all-reduce, and divides the gradients among the ranks once, which is half of one (Zhao et al. 2023,
     arXiv:2304.11277). It sends beside the whole step.
     """
-    once = all_reduce_seconds(GRADIENT_BYTES * parameters, topology)
+    once = all_reduce_seconds(gradient_bytes * parameters, topology)
     if mode.startswith("fsdp"):
         return (accumulation + 0.5) * once, OVERLAP
     return once, OVERLAP * BACKWARD_SHARE / accumulation

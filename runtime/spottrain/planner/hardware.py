@@ -158,15 +158,14 @@ def _device(instance: Instance) -> tuple[float, str, float, float]:
     if instance.gpu is None:
         return instance.cpu_flops, "fp32", instance.memory, math.inf  # it is alone on its node
     gpu = GPUS[instance.gpu]
-    precision = "bf16" if "bf16" in gpu.flops else "fp16"
-    return gpu.flops[precision], precision, gpu.memory, gpu.link
+    return gpu.flops[gpu.precision], gpu.precision, gpu.memory, gpu.link
 
 
 def _first_that_fits(
     work: Workload, precision: str, ranks: int, share: int, gpu_bytes: float
 ) -> tuple[str, int] | None:
     """Returns the fastest mode and its largest micro-batch that divides the share of one rank."""
-    for mode in memory.MODES if ranks > 1 else memory.MODES[:2]:
+    for mode in memory.modes(ranks):
         whole, parts = (
             memory.estimate(
                 work.model,

@@ -31,6 +31,11 @@ RESERVE: Final = 1.5e9
 """Bytes of the CUDA context, cuBLAS workspaces and NCCL buffers: an assumption."""
 
 
+def modes(ranks: int) -> tuple[str, ...]:
+    """Returns the modes that so many GPUs can use: a single one has nothing to shard over."""
+    return MODES if ranks > 1 else MODES[:2]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Bytes on one GPU."""

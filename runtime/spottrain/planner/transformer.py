@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spottrain.errors import ConfigurationError
+from spottrain.planner.compute_optimal import FLOPS_PER_PARAMETER_AND_TOKEN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +83,7 @@ class Transformer:
         """
         looked_up = self.positions + self.token_types + (0 if self.tied else self.vocabulary)
         multiplied = self.parameters - looked_up * self.hidden
-        return 6 * multiplied + 12 * self.layers * self.hidden * self.sequence
+        return FLOPS_PER_PARAMETER_AND_TOKEN * multiplied + 12 * self.layers * self.hidden * self.sequence
 
 
 _GPT2 = "openai-community/gpt2 config.json"
